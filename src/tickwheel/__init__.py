@@ -1,0 +1,1 @@
+"""tickwheel: a replicated, highly available scheduler for delayed messages."""

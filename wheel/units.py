@@ -1,0 +1,53 @@
+"""The unit of a delay index: 96 bytes that say where a message lies, when it is due and whose it is.
+
+`UNIT` is the layout on disk and in memory, little-endian. A batch of units is a numpy array of it.
+Ids of units are `hour << 32 | global index` in one uint64 (`ids_of`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+HOUR_MS = 3_600_000
+NO_INDEX = 0xFFFF_FFFF
+"""`previous_index` of the first unit of a tick in its segment."""
+
+UNIT = np.dtype(
+    [
+        ("offset", "<u8"),  # of the record (meta and payload) in the hour's delay log, given at apply
+        ("due_ms", "<i8"),  # that holds: the requested one, or the cursor's if that was later
+        ("due_requested_ms", "<i8"),
+        ("scheduled_ms", "<i8"),  # stamp of the command that brought it
+        ("tag_mask", "<u8"),
+        ("key_hash", "<u8"),
+        ("size", "<u4"),  # of the record
+        ("index", "<u4"),  # global index
+        ("previous_index", "<u4"),  # previous unit of the same tick, filled at merge; NO_INDEX: none
+        ("local_index", "<u4"),  # units of that tick before it, filled at merge
+        ("run_index", "<u4"),  # place in its run: contiguous units of one tick, filled at merge
+        ("topic_id", "<u4"),
+        ("tag_hash", "<u4"),
+        ("target_group", "<u4"),  # 0: all groups; else the one group a retry goes to
+        ("origin_hour", "<u4"),  # id it was first scheduled under; 0, 0: its own
+        ("origin_index", "<u4"),
+        ("crc", "<u4"),  # CRC32C of the unit with crc = 0, filled at merge
+        ("meta_size", "<u2"),  # of the MessageMeta in front of the payload
+        ("attempts", "u1"),
+        ("flags", "u1"),
+    ]
+)
+UNIT_BYTES = 96
+assert UNIT.itemsize == UNIT_BYTES
+
+Units = NDArray[np.void]
+Ids = NDArray[np.uint64]
+
+
+class CursorKey(NamedTuple):
+    """Key of the next unit not dispatched; units with (due_ms, index) below it are dispatched."""
+
+    due_ms: int
+    index: int
