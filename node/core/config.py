@@ -1,0 +1,136 @@
+"""What the core of a node can be told, with its defaults and the reason of each.
+
+Times and sizes carry their unit in the name. What replicas must agree on is not here but in the
+replicated settings (`node/state/settings.py`). Relations between fields are checked in `check`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, fields
+
+ELECTION_TIMEOUT_MS_LEAST = 100
+
+
+class DeliveryOrder(enum.Enum):
+    """Whether a dispatch is committed before its messages go out, or right after."""
+
+    COMMIT_FIRST = "commit-first"
+    PUSH_FIRST = "push-first"
+
+
+@dataclass(frozen=True, slots=True)
+class CoreConfig:
+    """Frozen, read once; see `check` for the relations."""
+
+    sync_period_ms: int = 50
+    """Tick, local index and new leases go to the slaves this often."""
+
+    election_timeout_min_ms: int = 400
+    election_timeout_max_ms: int = 700
+    lease_ms: int = 300
+    """The master acts only while a majority answered within this; shorter than the shortest election timeout."""
+
+    delivery_order: DeliveryOrder = DeliveryOrder.COMMIT_FIRST
+    dispatch_in_flight_max: int = 16
+    """Dispatch commands proposed and not yet applied; 1 is the synchronous mode."""
+
+    dispatch_messages_max: int = 8_192
+    """Messages one dispatch command moves at most (more only when they arrive between proposal and apply)."""
+
+    dispatch_ahead_ms: int = 5
+    """A dispatch is proposed this long before it is due, so that the majority's fdatasync is hidden."""
+
+    dispatch_period_ms: int = 5
+    """Dispatches are at least this far apart unless they are full: bounds the log's growth."""
+
+    push_behind_ms: int = 40
+    """Push-first: how long the commit may stay behind what was delivered. Kept under 50 ms."""
+
+    propose_in_flight_max: int = 32
+    """Entries proposed and not applied; more wait and are merged (group commit)."""
+
+    propose_bytes_max: int = 8 << 20
+    """Bytes of entries proposed and not applied."""
+
+    entry_bytes_target: int = 1 << 20
+    """An entry takes waiting requests up to about this size; a larger single request makes its own entry."""
+
+    intake_bytes_max: int = 64 << 20
+    """Requests accepted and not yet proposed; above it callers get LIMIT_REACHED."""
+
+    intake_requests_max: int = 50_000
+
+    lease_default_ms: int = 30_000
+    lease_min_ms: int = 100
+    lease_max_ms: int = 43_200_000
+    """Bounds of the lease of a delivery (12 hours)."""
+
+    staged_messages_max: int = 16_384
+    """Messages of one group and topic read from disk and waiting for credit or their time."""
+
+    staged_bytes_max: int = 32 << 20
+
+    batch_messages_max: int = 4_096
+    """Messages in one delivered batch at most."""
+
+    batch_bytes_max: int = 2 << 20
+
+    sessions_max: int = 4_096
+    """Open consumers of one node."""
+
+    checkpoint_log_bytes: int = 512 << 20
+    """A checkpoint is written when a restart would replay more log than this."""
+
+    checkpoint_period_ms: int = 300_000
+    """And at least this often while the log grows."""
+
+    buffer_bytes_max: int = 128 << 20
+    """Arrivals kept in memory before they are merged into hour files."""
+
+    preload_ms: int = 10_000
+    """Ticks this far ahead of the clock are kept loaded."""
+
+    segment_bytes: int = 64 << 20
+    """Size of a journal file."""
+
+    apply_slice_ms: int = 10
+    """Longest time that apply may hold the loop before other work gets its turn."""
+
+    def check(self) -> list[str]:
+        """All violated relations, in words; empty if the config is sound."""
+        problems: list[str] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name in _MAY_BE_ZERO else 1
+            if isinstance(value, int) and value < least:
+                problems.append(f"{field.name}: {value}: at least {least}")
+        relations = [
+            (
+                self.election_timeout_min_ms >= ELECTION_TIMEOUT_MS_LEAST,
+                f"election_timeout_min_ms: {self.election_timeout_min_ms}: at least {ELECTION_TIMEOUT_MS_LEAST}",
+            ),
+            (
+                self.election_timeout_max_ms > self.election_timeout_min_ms,
+                f"election_timeout_max_ms: {self.election_timeout_max_ms}: "
+                f"above election_timeout_min_ms ({self.election_timeout_min_ms})",
+            ),
+            (
+                self.lease_ms < self.election_timeout_min_ms,
+                f"lease_ms: {self.lease_ms}: below election_timeout_min_ms ({self.election_timeout_min_ms})",
+            ),
+            (
+                self.lease_ms >= 2 * self.sync_period_ms,
+                f"lease_ms: {self.lease_ms}: at least twice sync_period_ms ({self.sync_period_ms})",
+            ),
+            (self.push_behind_ms < 50, f"push_behind_ms: {self.push_behind_ms}: below 50"),
+            (
+                self.lease_min_ms <= self.lease_default_ms <= self.lease_max_ms,
+                f"lease_default_ms: {self.lease_default_ms}: "
+                f"between lease_min_ms ({self.lease_min_ms}) and lease_max_ms ({self.lease_max_ms})",
+            ),
+        ]
+        return problems + [message for holds, message in relations if not holds]
+
+
+_MAY_BE_ZERO = frozenset({"dispatch_ahead_ms", "dispatch_period_ms"})

@@ -1,0 +1,88 @@
+"""What a caller is told when a request cannot be done: a reason for programs, words for people.
+
+Every refusal of the core is a `Failure`; the gRPC services turn it into a status with details.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tickwheel.proto import common_pb2 as pb
+
+_CODES = {
+    pb.INVALID_FIELD: "INVALID_ARGUMENT",
+    pb.NOT_MASTER: "UNAVAILABLE",
+    pb.NO_MASTER: "UNAVAILABLE",
+    pb.OUTCOME_UNKNOWN: "UNAVAILABLE",
+    pb.LIMIT_REACHED: "RESOURCE_EXHAUSTED",
+    pb.SEQUENCE_GAP: "FAILED_PRECONDITION",
+    pb.SEQUENCE_FORGOTTEN: "ALREADY_EXISTS",
+    pb.UNKNOWN_NAME: "NOT_FOUND",
+    pb.NAME_TAKEN: "ALREADY_EXISTS",
+    pb.DISK_FULL: "RESOURCE_EXHAUSTED",
+    pb.ROLE_REQUIRED: "PERMISSION_DENIED",
+    pb.RECOVERING: "UNAVAILABLE",
+    pb.WRONG_STATE: "FAILED_PRECONDITION",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A typed refusal. `metadata` holds what a program needs (see ErrorReason in common.proto)."""
+
+    reason: pb.ErrorReason
+    message: str
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def grpc_code_name(self) -> str:
+        """Name of the gRPC status code that goes with the reason."""
+        return _CODES[self.reason]
+
+
+class RequestError(Exception):
+    """A request is refused; carries the Failure. Raised and caught inside the core only."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def invalid(name: str, value: object, limit: str) -> RequestError:
+    """A field with a value that is not allowed: which, what, and what would be."""
+    shown = str(value)
+    if len(shown) > 100:
+        shown = shown[:97] + "..."
+    return RequestError(
+        Failure(pb.INVALID_FIELD, f"{name}: {shown}: {limit}", {"field": name, "value": shown, "limit": limit})
+    )
+
+
+def limit_reached(what: str, limit: object, retry_after_ms: int = 100) -> Failure:
+    """A queue or quota is full for now."""
+    return Failure(
+        pb.LIMIT_REACHED,
+        f"{what}: limit {limit} reached; retry after {retry_after_ms} ms",
+        {"field": what, "limit": str(limit), "retry_after_ms": str(retry_after_ms)},
+    )
+
+
+def not_master(master_id: str | None, master_address: str | None) -> Failure:
+    """This node is not the master; names it if it is known."""
+    if master_id and master_address:
+        return Failure(
+            pb.NOT_MASTER,
+            f"not the master; that is {master_id} at {master_address}",
+            {"master_id": master_id, "master_address": master_address},
+        )
+    return Failure(pb.NO_MASTER, "no master is known at the moment; retry", {"retry_after_ms": "100"})
+
+
+def outcome_unknown() -> Failure:
+    """Mastership was lost while the request was on its way."""
+    return Failure(
+        pb.OUTCOME_UNKNOWN,
+        "mastership changed on the way: the request may have been carried out; "
+        "repeat it with the same producer id and sequence, or look it up",
+        {"retry_after_ms": "100"},
+    )
