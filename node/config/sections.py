@@ -1,0 +1,327 @@
+"""The configuration tree of a node: one frozen dataclass a TOML section, every field with bounds and words.
+
+Owns names, defaults and bounds. `read.py` fills it, `relations.py` checks what fields promise each other,
+`reference.py` turns it into docs/CONFIG.md. Read once at start and never changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tickwheel.node.config import fields
+from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.proto.admin_pb2 import Settings
+from tickwheel.replication.log import Member
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSection:
+    """Which cluster this node belongs to."""
+
+    id: str = fields.name("Name of the cluster. Data of another cluster is refused. Required.")
+    join: str = fields.choice(
+        "new",
+        ("new", "existing"),
+        "`new`: found the cluster together with `members`. `existing`: wait until an operator adds this node to a "
+        "running cluster (`tickwheel member add`). Only looked at when the data directory is empty.",
+    )
+    members: tuple[Member, ...] = fields.members(
+        "Members the new cluster starts with, the same list on each of them. Empty: this node alone."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSection:
+    """Who this node is and where its data lies."""
+
+    id: str = fields.name("Name of this node in the cluster; never used again for another disk. Required.")
+    data_dir: str = fields.text("", "Directory for journal, segments and checkpoints. Required.", allowed="a path")
+
+
+@dataclass(frozen=True, slots=True)
+class ListenSection:
+    """Where the node listens, and what it tells others to dial."""
+
+    client_bind: str = fields.address("127.0.0.1:7700", "Address the client and admin services listen on.", port_min=0)
+    client_advertised: str = fields.address(
+        "", "Address under which clients reach this node.", empty="the same as client_bind"
+    )
+    peer_bind: str = fields.address("127.0.0.1:7701", "Address the other nodes are served on.", port_min=0)
+    peer_advertised: str = fields.address(
+        "", "Address under which the other nodes reach this one.", empty="the same as peer_bind"
+    )
+    metrics_bind: str = fields.address(
+        "127.0.0.1:7702",
+        "Address of the Prometheus metrics (plain HTTP, `/metrics`). Shows numbers only, never messages.",
+        empty="no metrics",
+        port_min=0,
+    )
+    insecure: bool = fields.flag(
+        False, "Allow other than loopback addresses without TLS. Anybody who reaches the ports may then do anything."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RaftSection:
+    """Elections, lease, the 50 ms sync, and how much may be in flight in the replicated log."""
+
+    election_timeout_min_ms: int = fields.core_number(
+        "election_timeout_min_ms",
+        100,
+        60_000,
+        "Shortest silence of the master after which a slave stands for election.",
+    )
+    election_timeout_max_ms: int = fields.core_number(
+        "election_timeout_max_ms", 101, 120_000, "Longest such silence; each node draws between the two."
+    )
+    lease_ms: int = fields.core_number(
+        "lease_ms",
+        20,
+        60_000,
+        "How long the master may act after a majority was last heard. Below election_timeout_min_ms, so that an "
+        "isolated master has stopped before another one starts.",
+    )
+    sync_period_ms: int = fields.core_number(
+        "sync_period_ms", 10, 1_000, "Pause between syncs of cursor and leases to each slave."
+    )
+    propose_in_flight_max: int = fields.core_number(
+        "propose_in_flight_max", 1, 4_096, "Log entries proposed and not yet applied; more wait and are merged."
+    )
+    propose_bytes_max: int = fields.core_number(
+        "propose_bytes_max", MIB, GIB, "Bytes of log entries proposed and not yet applied."
+    )
+    entry_bytes_target: int = fields.core_number(
+        "entry_bytes_target", 64 * KIB, 4 * MIB, "Waiting requests are merged into one log entry up to about this size."
+    )
+    apply_slice_ms: int = fields.core_number(
+        "apply_slice_ms", 1, 50, "How long applying entries may hold the loop before other work gets its turn."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchSection:
+    """Moving due messages from the wheel to ready queues."""
+
+    in_flight_max: int = fields.core_number(
+        "dispatch_in_flight_max", 1, 256, "Dispatch commands on their way at once; 1 is the synchronous mode."
+    )
+    messages_max: int = fields.core_number(
+        "dispatch_messages_max", 1, 1_000_000, "Messages one dispatch command moves at most."
+    )
+    ahead_ms: int = fields.core_number(
+        "dispatch_ahead_ms",
+        0,
+        50,
+        "How long before its due time a dispatch may be proposed in commit-first; its messages are held until due.",
+    )
+    period_ms: int = fields.core_number(
+        "dispatch_period_ms", 0, 1_000, "Least pause between dispatches that are not full; bounds the log's growth."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverySection:
+    """Handing ready messages to consumers."""
+
+    order: str = fields.choice(
+        "commit-first",
+        ("commit-first", "push-first"),
+        "`commit-first`: a dispatch is committed before its messages are delivered. `push-first`: deliver at once, "
+        "commit up to 50 ms behind; a failover may then repeat that much.",
+    )
+    push_behind_ms: int = fields.core_number(
+        "push_behind_ms", 1, 49, "push-first: how long the commit may stay behind what was delivered."
+    )
+    lease_ms: int = fields.core_number(
+        "lease_default_ms", 100, 43_200_000, "How long a delivery may stay unsettled when the consumer does not say."
+    )
+    staged_messages_max: int = fields.core_number(
+        "staged_messages_max", 64, 1_000_000, "Messages of one group and topic that are read and wait for credits."
+    )
+    staged_bytes_max: int = fields.core_number(
+        "staged_bytes_max", 8 * MIB, 4 * GIB, "Bytes of such messages of one group and topic."
+    )
+    batch_messages_max: int = fields.core_number(
+        "batch_messages_max", 1, 10_000, "Messages in one batch to a consumer."
+    )
+    batch_bytes_max: int = fields.core_number(
+        "batch_bytes_max", 64 * KIB, 64 * MIB, "Bytes in one batch; a single larger message still goes."
+    )
+    stream_bytes_max: int = fields.number(
+        16 * MIB, 8 * MIB, GIB, "Deliveries that wait for the connection of one slow consumer."
+    )
+    sessions_max: int = fields.core_number("sessions_max", 1, 1_000_000, "Consumers open on this node.")
+
+
+@dataclass(frozen=True, slots=True)
+class WheelSection:
+    """Memory of the wheel. Neither value shows in any id, order or answer."""
+
+    buffer_bytes_max: int = fields.core_number(
+        "buffer_bytes_max", 8 * MIB, 64 * GIB, "Arrivals kept in memory before they are merged into hour files."
+    )
+    preload_ms: int = fields.core_number("preload_ms", 1_000, 600_000, "How far ahead of the clock ticks are loaded.")
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSection:
+    """Journal, checkpoints, disk space."""
+
+    journal_segment_bytes: int = fields.core_number(
+        "segment_bytes", MIB, GIB, "Size of one journal file, preallocated."
+    )
+    checkpoint_log_bytes: int = fields.core_number(
+        "checkpoint_log_bytes", MIB, 64 * GIB, "A checkpoint is written once a restart would replay more log than this."
+    )
+    checkpoint_period_ms: int = fields.core_number(
+        "checkpoint_period_ms", 1_000, 86_400_000, "Longest time between checkpoints while the log grows."
+    )
+    space_reserve_bytes: int = fields.number(
+        256 * MIB, 0, 1024 * GIB, "With less free space than this the node serves reads only."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsSection:
+    """Bounds on what connections may ask of this node. At each of them callers get a retryable LIMIT_REACHED."""
+
+    request_bytes_max: int = fields.number(8 * MIB, 5 * MIB, 64 * MIB, "Size of one gRPC message in either direction.")
+    intake_bytes_max: int = fields.core_number(
+        "intake_bytes_max", 8 * MIB, 4 * GIB, "Bytes of requests accepted and not yet proposed."
+    )
+    intake_requests_max: int = fields.core_number(
+        "intake_requests_max", 16, 10_000_000, "Number of requests accepted and not yet proposed."
+    )
+    stream_batches_max: int = fields.number(
+        32, 1, 4_096, "Batches of one ScheduleStream that are in work; further ones are not read."
+    )
+    calls_max: int = fields.number(10_000, 16, 1_000_000, "Calls and streams served at once on the client port.")
+    status_streams_max: int = fields.number(64, 1, 10_000, "WatchStatus streams at once.")
+    stop_ms: int = fields.number(
+        10_000, 100, 600_000, "How long a stop may take: handover, open calls, last sync; then it is forced."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSection:
+    """Certificates (PEM files). Each port has TLS once its certificate is named."""
+
+    client_cert_file: str = fields.text("", "Server certificate of the client port.", allowed="a path, or empty")
+    client_key_file: str = fields.text("", "Its private key.", allowed="a path, or empty")
+    client_ca_file: str = fields.text("", "Who may sign certificates of clients.", allowed="a path, or empty")
+    require_client_cert: bool = fields.flag(
+        True, "Refuse clients without a certificate. If false they get the client role, never the admin role."
+    )
+    admin_names: tuple[str, ...] = fields.names(
+        "Common names of certificates with the admin role, beside those whose organisational unit is `tickwheel-admin`."
+    )
+    peer_cert_file: str = fields.text(
+        "", "This node's certificate on the peer port, both as server and as client.", allowed="a path, or empty"
+    )
+    peer_key_file: str = fields.text("", "Its private key.", allowed="a path, or empty")
+    peer_ca_file: str = fields.text("", "Who may sign certificates of nodes.", allowed="a path, or empty")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSection:
+    """What the process writes to standard error."""
+
+    level: str = fields.choice("info", ("debug", "info", "warning", "error"), "Least level that is written.")
+    format: str = fields.choice("json", ("json", "console"), "One JSON object a line, or text for people.")
+
+
+@dataclass(frozen=True, slots=True)
+class SeedSection:
+    """First values of the replicated settings of a new cluster; later changes go by `UpdateSettings` only."""
+
+    delay_levels: str | None = fields.text(
+        None, "Delay levels, shortest first.", allowed="up to 64 of a number and s, m, h or d, with blanks; or absent"
+    )
+    slot_ms: int | None = fields.optional_number(100, 1_000, "Width of a tick, for ever: 1000, 500, 200 or 100.")
+    attempts_max: int | None = fields.optional_number(1, 255, "Deliveries of a message before it is a dead letter.")
+    delay_ms_max: int | None = fields.optional_number(1_000, 3_650 * 86_400_000, "How far ahead a message may be due.")
+    payload_bytes_max: int | None = fields.optional_number(1, 4 * MIB, "Size of a payload.")
+    batch_messages_max: int | None = fields.optional_number(1, 100_000, "Messages in a batch.")
+    retention_ms: int | None = fields.optional_number(
+        60_000, 3_650 * 86_400_000, "How long dispatched messages that no group has settled are kept."
+    )
+    topics_auto_create: bool | None = fields.optional_flag("Create a topic when it is first scheduled to.")
+    groups_auto_create: bool | None = fields.optional_flag("Create a group when it first consumes.")
+    window_messages_max: int | None = fields.optional_number(
+        1_000, 100_000_000, "Unsettled messages between a group's floor and its newest delivery."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Everything one node is told. Get it from `read_config`; the parts have been checked against each other."""
+
+    cluster: ClusterSection = field(default_factory=ClusterSection)
+    node: NodeSection = field(default_factory=NodeSection)
+    listen: ListenSection = field(default_factory=ListenSection)
+    raft: RaftSection = field(default_factory=RaftSection)
+    dispatch: DispatchSection = field(default_factory=DispatchSection)
+    delivery: DeliverySection = field(default_factory=DeliverySection)
+    wheel: WheelSection = field(default_factory=WheelSection)
+    storage: StorageSection = field(default_factory=StorageSection)
+    limits: LimitsSection = field(default_factory=LimitsSection)
+    tls: TlsSection = field(default_factory=TlsSection)
+    log: LogSection = field(default_factory=LogSection)
+    seed: SeedSection = field(default_factory=SeedSection)
+
+    @property
+    def client_address(self) -> str:
+        """host:port told to clients."""
+        return self.listen.client_advertised or self.listen.client_bind
+
+    @property
+    def peer_address(self) -> str:
+        """host:port told to the other nodes."""
+        return self.listen.peer_advertised or self.listen.peer_bind
+
+    @property
+    def data_path(self) -> Path:
+        return Path(self.node.data_dir)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """First members of a new cluster: the list, or this node alone."""
+        if self.cluster.join == "existing":
+            return ()
+        return self.cluster.members or (Member(self.node.id, self.peer_address, self.client_address),)
+
+    @property
+    def seed_settings(self) -> Settings:
+        """First replicated settings of a new cluster; absent fields take the state machine's defaults."""
+        seed = self.seed
+        return Settings(
+            delay_levels=seed.delay_levels,
+            slot_ms=seed.slot_ms,
+            attempts_max=seed.attempts_max,
+            delay_ms_max=seed.delay_ms_max,
+            payload_bytes_max=seed.payload_bytes_max,
+            batch_messages_max=seed.batch_messages_max,
+            retention_ms=seed.retention_ms,
+            topics_auto_create=seed.topics_auto_create,
+            groups_auto_create=seed.groups_auto_create,
+            window_messages_max=seed.window_messages_max,
+        )
+
+    @property
+    def core(self) -> CoreConfig:
+        """The part that NodeCore is built from: every field made by `fields.core_number`, and the delivery order."""
+        values: dict[str, Any] = {}
+        for section in dataclasses.fields(self):
+            content = getattr(self, section.name)
+            for item in dataclasses.fields(content):
+                spec: fields.FieldSpec = item.metadata[fields.KEY]
+                if spec.core:
+                    values[spec.core] = getattr(content, item.name)
+        return CoreConfig(delivery_order=DeliveryOrder(self.delivery.order), **values)
