@@ -1,0 +1,68 @@
+# Needs Python 3.11 and make; everything else is installed into .venv, once. `make help` explains the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Exact versions of everything; `make constraints` renews them.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
+LISTS := pyproject.toml constraints.txt
+RUN_STAMP := $(VENV)/.installed-run
+DEV_STAMP := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format bench stubs docs dist constraints install clean
+
+help:  ## Say what there is (this)
+	@printf 'tickwheel: a replicated scheduler for delayed messages\n\n'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-20s%s\n", $$1, $$2 }'
+	@printf '\nThe first run makes $(VENV) and takes a minute. Another interpreter: make PYTHON=python3.12 ...\n'
+
+demo: $(RUN_STAMP)  ## Three nodes, real flights, the master killed half way: was anything lost?
+	@$(BIN)/tickwheel demo $(ARGS)
+
+test: $(DEV_STAMP)  ## Run all tests; ARGS="tests/wheel -k cursor" narrows them
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEV_STAMP)  ## Style, formatting, strict types, freshness of the generated stubs
+	@echo 'ruff check'; $(BIN)/ruff check --quiet
+	@echo 'ruff format'; $(BIN)/ruff format --check --quiet || { $(BIN)/ruff format --check; exit 1; }
+	@echo 'mypy'; $(BIN)/mypy --no-error-summary
+	@echo 'stubs'; $(BIN)/python scripts/generate_stubs.py --check
+
+format: $(DEV_STAMP)  ## Sort imports and format every file
+	@$(BIN)/ruff check --quiet --fix --select I; $(BIN)/ruff format --quiet
+
+bench: $(DEV_STAMP)  ## Measure; CASE=T3 runs one case, QUICK=1 a small version
+	@$(BIN)/python -m tickwheel.bench $(if $(CASE),--case $(CASE)) $(if $(QUICK),--quick) $(ARGS)
+
+stubs: $(DEV_STAMP)  ## Generate the Python stubs of proto/*.proto (they are committed)
+	@$(BIN)/python scripts/generate_stubs.py
+
+docs: $(DEV_STAMP)  ## Generate the references docs/CONFIG.md and docs/METRICS.md
+	@$(BIN)/python scripts/generate_docs.py
+
+dist: $(DEV_STAMP)  ## Build sdist and wheel into dist/
+	@$(BIN)/python -m build --outdir dist .
+
+constraints: $(DEV_STAMP)  ## Write constraints.txt anew from what is installed
+	@$(BIN)/python scripts/freeze_constraints.py > constraints.new && mv constraints.new constraints.txt
+
+install: $(DEV_STAMP)  ## Only install, for development
+
+clean:  ## Remove the environment, caches and builds; never data directories
+	@rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@scripts/make_venv.sh $(PYTHON) $(VENV)
+
+$(RUN_STAMP): $(LISTS) | $(BIN)/python
+	@echo 'Installing tickwheel into $(VENV) ...'
+	@$(INSTALL) -e '.[demo]'
+	@touch $@
+
+$(DEV_STAMP): $(LISTS) | $(BIN)/python
+	@echo 'Installing tickwheel and its development tools into $(VENV) ...'
+	@$(INSTALL) -e '.[demo,bench,dev]'
+	@touch $@ $(RUN_STAMP)

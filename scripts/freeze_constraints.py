@@ -1,0 +1,57 @@
+"""Prints what constraints.txt should hold: the exact version of all that an installation brings.
+
+Walks from tickwheel's own requirements (all extras), so that other things that happen to lie in the
+environment stay out. Whoever raises a version: install it, `make constraints`, run the tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+EXTRAS = ("", "demo", "bench", "dev")
+HEADER = "# Exact versions for a repeatable installation; written by `make constraints`."
+
+
+def wanted(name: str, extras: set[str]) -> list[Requirement]:
+    """What an installed distribution requires here, with the given extras."""
+    requirements = [Requirement(line) for line in distribution(name).requires or []]
+    return [
+        item
+        for item in requirements
+        if item.marker is None or any(item.marker.evaluate({"extra": extra}) for extra in extras)
+    ]
+
+
+def closure(root: str, extras: set[str]) -> dict[str, str]:
+    """Name and version of everything that `root` leads to, without itself."""
+    found: dict[str, str] = {}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [(root, frozenset(extras))]
+    while waiting:
+        name, chosen = waiting.pop()
+        if (name, chosen) in seen:
+            continue
+        seen.add((name, chosen))
+        for item in wanted(name, {"", *chosen}):
+            key = canonicalize_name(item.name)
+            try:
+                found[key] = distribution(key).version
+            except PackageNotFoundError:
+                sys.exit(f"{key}, which {name} needs, is not installed: run `make install` first")
+            waiting.append((key, frozenset(item.extras)))
+    return found
+
+
+def main() -> None:
+    """Write to standard output."""
+    print(HEADER)
+    for name, version in sorted(closure("tickwheel", set(EXTRAS)).items()):
+        print(f"{name}=={version}")
+
+
+if __name__ == "__main__":
+    main()

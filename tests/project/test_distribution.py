@@ -1,0 +1,61 @@
+"""What is built runs far from the clone: sdist, the wheel built from it, a fresh environment."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.project.imports import FOLDERS, ROOT, modules
+
+LEFT_BEHIND = shutil.ignore_patterns(
+    ".git", ".venv*", "__pycache__", "*.egg-info", "build", "dist", "node_modules", ".*_cache", ".hypothesis"
+)
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Output of a command; its failure shows both streams."""
+    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_wheel_and_sdist_install_and_run_outside_the_clone(tmp_path: Path) -> None:
+    """Builds both as a release would, installs the wheel with its dependencies, runs it, imports everything."""
+    source = tmp_path / "source"
+    shutil.copytree(ROOT, source, symlinks=True, ignore=LEFT_BEHIND)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", source, cwd=tmp_path)
+    [sdist] = (tmp_path / "dist").glob("*.tar.gz")
+    [wheel] = (tmp_path / "dist").glob("*.whl")
+
+    names = [(name, path) for folder in FOLDERS for name, path in modules(folder)]
+    expected = {
+        f"tickwheel/{'/'.join(name.split('.')[1:])}{'/__init__' if path.name == '__init__.py' else ''}.py"
+        for name, path in names
+    } | {f"tickwheel/proto/{path.name}" for path in (ROOT / "proto").iterdir() if path.is_file()}
+    with zipfile.ZipFile(wheel) as archive:
+        assert not expected - set(archive.namelist())
+    with tarfile.open(sdist) as unpacked:
+        held = {name.split("/", 1)[-1] for name in unpacked.getnames()}
+    assert not {f"src/{name}" for name in expected} - held
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "constraints.txt"} <= held
+
+    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    constraints = ROOT / "constraints.txt"
+    run(python, "-m", "pip", "install", "-q", "--no-compile", "-c", constraints, wheel, cwd=tmp_path)
+    assert run(tmp_path / "venv" / "bin" / "tickwheel", "--version", cwd=tmp_path).strip().endswith(version_of(wheel))
+    # bench and the demo draw on extras; everything else must come up with the plain installation.
+    importable = [name for name, _ in names if not name.startswith("tickwheel.bench")]
+    run(python, "-c", "\n".join(f"import {name}" for name in importable if not name.endswith("__main__")), cwd=tmp_path)
+
+
+def version_of(wheel: Path) -> str:
+    """0.1.0 of tickwheel-0.1.0-py3-none-any.whl."""
+    return wheel.name.split("-")[1]

@@ -1,0 +1,128 @@
+"""Who may know whom. The tables here are the rule; docs/ARCHITECTURE.md explains it."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.project.imports import FOLDERS, ROOT, Import, all_imports, below
+
+MAY_KNOW = {
+    "proto": set(),
+    "storage": {"proto"},
+    "wheel": {"storage"},
+    "replication": {"proto", "storage"},
+    "client": {"proto"},
+    "node": {"proto", "storage", "wheel", "replication"},
+    "chaos": {"proto", "storage", "wheel", "replication", "client", "node"},
+    "bench": {"proto", "storage", "wheel", "replication", "client", "node", "chaos"},
+}
+"""Folder -> the other folders it may import. Only bench imports chaos: the command line finds it by entry point."""
+
+MAY_KNOW_CLIENT = ("tickwheel.node.cli", "tickwheel.node.demo", "tickwheel.node.local_cluster")
+"""Parts of node/ that are users of a cluster, not parts of a server."""
+
+SANS_IO = ("tickwheel.wheel", "tickwheel.node.state", "tickwheel.node.core", "tickwheel.replication")
+"""They decide; time, randomness, files and peers reach them as arguments and ports."""
+
+SANS_IO_EXCEPT = ("tickwheel.replication.grpc_network",)
+"""The real network behind the port: asyncio and gRPC are its trade."""
+
+WORLD = (
+    *("asyncio", "threading", "concurrent", "multiprocessing", "subprocess", "selectors", "select", "signal", "queue"),
+    *("time", "datetime", "random", "secrets", "uuid", "os", "socket", "ssl", "pathlib", "tempfile", "shutil"),
+    *("grpc", "uvloop"),
+)
+"""What a module of SANS_IO must not import: clocks, chance, threads, files and sockets."""
+
+PYSYNCOBJ_ONLY_IN = ("tickwheel.replication.pysyncobj_seam",)
+UNSAFE = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve")
+
+OTHER_NAMES = {"google": {"protobuf", "googleapis-common-protos", "google-crc32c"}}
+"""Import names that several distributions share."""
+
+
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    """All imports of the package."""
+    found = all_imports()
+    assert len(found) > 100, "the package was not found"
+    return found
+
+
+def folder_of(name: str) -> str:
+    """`wheel` of `tickwheel.wheel.cursor`; empty for the top."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "tickwheel" and len(parts) > 1 else ""
+
+
+def test_folders_know_only_whom_they_may(imports: list[Import]) -> None:
+    """Imports between folders follow the table, which has a row for every folder."""
+    assert sorted(MAY_KNOW) == FOLDERS
+    wrong = [
+        item
+        for item in imports
+        if (target := folder_of(item.name)) in MAY_KNOW
+        and target != (source := folder_of(item.importer))
+        and target not in MAY_KNOW[source]
+        and not (target == "client" and item.importer.startswith(MAY_KNOW_CLIENT))
+    ]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_what_decides_imports_nothing_of_the_world(imports: list[Import]) -> None:
+    """Engine, state machine, core and replication hold no clock, chance, thread, file or socket."""
+    wrong = [
+        item
+        for item in imports
+        if below(item.importer, SANS_IO) and not below(item.importer, SANS_IO_EXCEPT) and below(item.name, WORLD)
+    ]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_storage_knows_no_network_and_no_loop(imports: list[Import]) -> None:
+    """Files only: what waits for a disk is run in a worker by others."""
+    wrong = [
+        item
+        for item in imports
+        if folder_of(item.importer) == "storage" and below(item.name, ("asyncio", "grpc", "socket", "uvloop"))
+    ]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_only_the_seam_knows_pysyncobj(imports: list[Import]) -> None:
+    """One file knows the library's internals, so one file changes with its version."""
+    wrong = [
+        item for item in imports if below(item.name, ("pysyncobj",)) and not below(item.importer, PYSYNCOBJ_ONLY_IN)
+    ]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_nothing_unpickles(imports: list[Import]) -> None:
+    """No byte from a socket or a file reaches a module that can run code from it."""
+    wrong = [item for item in imports if below(item.name, UNSAFE)]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_all_that_is_imported_is_declared(imports: list[Import]) -> None:
+    """Each foreign module comes from a distribution that pyproject.toml names, so an installation is complete."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = project["dependencies"] + [
+        line for extra in ("demo", "bench") for line in project["optional-dependencies"][extra]
+    ]
+    declared = {canonicalize_name(Requirement(line).name) for line in lines}
+    known = packages_distributions()
+    wrong = []
+    for item in imports:
+        top = item.name.split(".")[0]
+        if top == "tickwheel" or top in sys.stdlib_module_names:
+            continue
+        sources = OTHER_NAMES.get(top) or {canonicalize_name(name) for name in known.get(top, [])}
+        if not sources & declared:
+            wrong.append(f"{item} (of {', '.join(sorted(sources)) or 'nothing installed'})")
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,121 @@
+"""The layout: links, generated stubs, licence, version, documents."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+
+from tests.project.imports import FOLDERS, PACKAGE, ROOT, modules
+
+LINES_MAX = 500
+"""Beyond this a module holds two nouns. Reported, not refused: cutting needs judgement."""
+
+
+def test_every_package_folder_has_its_link() -> None:
+    """A folder at the top with an __init__.py is reached as tickwheel.<folder>, through a relative link."""
+    folders = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+    assert folders == FOLDERS
+    for name in folders:
+        link = PACKAGE / name
+        assert link.is_symlink(), f"src/tickwheel/{name} is no link"
+        assert str(link.readlink()) == f"../../{name}"
+
+
+def test_every_package_folder_is_banned_under_its_bare_name() -> None:
+    """`import wheel` instead of `tickwheel.wheel` would make a second copy of every class."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    banned = settings["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
+    assert sorted(banned) == FOLDERS
+
+
+def test_nested_folders_are_packages() -> None:
+    """setuptools leaves a folder without __init__.py out of the wheel."""
+    missing = sorted(
+        str(path.parent.relative_to(ROOT))
+        for name in FOLDERS
+        for _, path in modules(name)
+        if not (path.parent / "__init__.py").exists()
+    )
+    assert not missing
+
+
+def test_tests_mirror_folders_without_being_packages() -> None:
+    """Test folders carry no __init__.py: pytest and mypy then agree on the name of every test module."""
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_stubs_are_fresh() -> None:
+    """The committed stubs are what the .proto files give."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "generate_stubs.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_licence() -> None:
+    """The licence that pyproject.toml names is the one that lies there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["license"] == "Apache-2.0"
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+
+
+def test_changelog_has_the_version() -> None:
+    """The newest entry of the changelog is the version that is built and installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == project["version"] == version("tickwheel")
+
+
+def test_every_module_says_what_it_is() -> None:
+    """Each module that holds anything starts with a docstring."""
+    silent = [
+        name
+        for folder in FOLDERS
+        for name, path in modules(folder)
+        if (text := path.read_text(encoding="utf-8").strip()) and not text.lstrip("#! ").startswith(('"""', 'r"""'))
+    ]
+    assert not silent
+
+
+def test_links_in_documents_lead_somewhere() -> None:
+    """Relative links of README and docs/ point at files and at headings that exist."""
+    broken = []
+    for document in [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if target.startswith(("http:", "https:", "mailto:")):
+                continue
+            path, _, heading = target.partition("#")
+            file = (document.parent / path) if path else document
+            if not file.exists():
+                broken.append(f"{document.relative_to(ROOT)}: {target}")
+            elif heading and file.suffix == ".md" and heading not in anchors(file.read_text(encoding="utf-8")):
+                broken.append(f"{document.relative_to(ROOT)}: {target} (no such heading)")
+    assert not broken
+
+
+def anchors(text: str) -> set[str]:
+    """The fragment names that headings of a document get."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_module_sizes_are_reported() -> None:
+    """Writes the sizes to the test's output (`-rP` shows it) and names those that hold two nouns."""
+    sizes = sorted(
+        ((len(path.read_text(encoding="utf-8").splitlines()), name) for f in FOLDERS for name, path in modules(f)),
+        reverse=True,
+    )
+    for lines, name in sizes:
+        if lines > LINES_MAX:
+            print(f"{lines:5} lines, more than {LINES_MAX}: {name}")
+    assert sum(lines for lines, _ in sizes) > 0
