@@ -37,7 +37,7 @@ class Executor(Protocol):
 
 
 class Network(Protocol):
-    """Frames to peers. Delivery is in order per connection or not at all; a lost connection loses what was in flight."""
+    """Frames to peers: in order per connection or not at all; a lost connection loses what was in flight."""
 
     def send(self, peer_id: str, frame: PeerFrame) -> bool:
         """Queue a frame; False if there is no connection or its bounded queue is full."""

@@ -50,4 +50,4 @@ class CursorKey(NamedTuple):
     """Key of the next unit not dispatched; units with (due_ms, index) below it are dispatched."""
 
     due_ms: int
-    index: int
+    index: int  # type: ignore[assignment]  # the word for it everywhere; tuple.index is not missed

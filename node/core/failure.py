@@ -30,7 +30,7 @@ _CODES = {
 class Failure:
     """A typed refusal. `metadata` holds what a program needs (see ErrorReason in common.proto)."""
 
-    reason: pb.ErrorReason
+    reason: pb.ErrorReason.ValueType
     message: str
     metadata: dict[str, str] = field(default_factory=dict)
 
