@@ -1,0 +1,312 @@
+"""The disk port over a directory of the machine.
+
+Owns: one directory below which every path lies, the lock on it, and open files' descriptors.
+Invariants:
+- A short write is continued until all is written; a write that fails half way is cut off again.
+- Once `sync_dir` of a directory has returned, the directory itself is found after a crash too: its
+  ancestors below the root are synced along with it the first time.
+- An error of the system reaches the caller as a DiskError that names the path and the cause.
+
+One handle may be read, and synced, from any thread; appends to one handle come from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, SyncFailedError
+from tickwheel.storage.paths import LOCK_NAME, parent_of, path_parts
+
+_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+_WRITE_PARTS_MAX = 1024
+"""IOV_MAX of Linux: how many buffers one pwritev takes."""
+
+
+def _translated(error: OSError, action: str, path: str) -> DiskError:
+    kind = DiskFullError if error.errno in _FULL_ERRNOS else DiskError
+    return kind(f"cannot {action} {path!r}: {error.strerror or error}")
+
+
+class LocalFile:
+    """An open file of a LocalDisk; see `storage.disk.File`."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        # Set while space is reserved beyond the end: the file is longer for the system than for us.
+        self._reserved_end: int | None = None
+        self._views: list[tuple[memoryview, mmap.mmap]] = []
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def size(self) -> int:
+        if self._reserved_end is not None:
+            return self._reserved_end
+        try:
+            return os.fstat(self._open_descriptor()).st_size
+        except OSError as error:
+            raise _translated(error, "examine", self._path) from error
+
+    def append(self, data: Buffer) -> int:
+        return self.append_many((data,))
+
+    def append_many(self, parts: Sequence[Buffer]) -> int:
+        start = self.size()
+        try:
+            end = self._write(start, parts)
+        except OSError as error:
+            self._cut_back(start)
+            raise _translated(error, "append to", self._path) from error
+        if self._reserved_end is not None:
+            self._reserved_end = end
+        return start
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        try:
+            end = self._write(offset, (data,))
+        except OSError as error:
+            raise _translated(error, "write to", self._path) from error
+        if self._reserved_end is not None:
+            self._reserved_end = max(self._reserved_end, end)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        if self._reserved_end is not None:
+            size = max(0, min(size, self._reserved_end - offset))
+        descriptor = self._open_descriptor()
+        try:
+            data = os.pread(descriptor, size, offset)
+            if len(data) == size or not data:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < size:
+                data = os.pread(descriptor, size - got, offset + got)
+                if not data:
+                    break
+                parts.append(data)
+                got += len(data)
+        except OSError as error:
+            raise _translated(error, "read", self._path) from error
+        return b"".join(parts)
+
+    def truncate(self, size: int) -> None:
+        try:
+            os.ftruncate(self._open_descriptor(), size)
+        except OSError as error:
+            raise _translated(error, "truncate", self._path) from error
+        self._reserved_end = None
+
+    def preallocate(self, size: int) -> None:
+        # The length known to the system grows as well: a later fdatasync then has no new length to write.
+        end = self.size()
+        if size <= end:
+            return
+        descriptor = self._open_descriptor()
+        before = os.fstat(descriptor).st_size
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            self._cut_back(before)
+            raise _translated(error, "reserve space for", self._path) from error
+        self._reserved_end = end
+
+    def map(self) -> memoryview:
+        size = self.size()
+        if size == 0:
+            return memoryview(b"")
+        try:
+            mapped = mmap.mmap(self._open_descriptor(), size, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise _translated(error, "map", self._path) from error
+        view = memoryview(mapped)
+        self._views.append((view, mapped))
+        return view
+
+    def sync(self) -> None:
+        try:
+            os.fdatasync(self._open_descriptor())
+        except OSError as error:
+            raise SyncFailedError(f"fdatasync of {self._path!r} failed: {error.strerror}") from error
+
+    def close(self) -> None:
+        if self._descriptor < 0:
+            return
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
+        for view, mapped in self._views:
+            try:
+                view.release()
+                mapped.close()
+            except BufferError:
+                # An array still looks at it: the mapping goes with the last of them.
+                continue
+        self._views.clear()
+
+    def _open_descriptor(self) -> int:
+        if self._descriptor < 0:
+            raise DiskError(f"file {self._path!r} is closed")
+        return self._descriptor
+
+    def _write(self, offset: int, parts: Sequence[Buffer]) -> int:
+        """Write the parts one after the other from `offset` on; returns where they end."""
+        descriptor = self._open_descriptor()
+        waiting = iter([memoryview(part).cast("B") for part in parts if len(part)])
+        while batch := list(islice(waiting, _WRITE_PARTS_MAX)):
+            while batch:
+                written = os.pwritev(descriptor, batch, offset)
+                offset += written
+                done = 0
+                while done < len(batch) and written >= len(batch[done]):
+                    written -= len(batch[done])
+                    done += 1
+                del batch[:done]
+                if written:
+                    batch[0] = batch[0][written:]
+        return offset
+
+    def _cut_back(self, size: int) -> None:
+        """After a failed write: no part of it may stay, nor what it would have left in reserved space."""
+        try:
+            os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            raise DiskError(f"cannot cut {self._path!r} back to {size} bytes: {error.strerror}") from error
+        self._reserved_end = None
+
+
+class LocalDisk:
+    """A directory of the machine; see `storage.disk.Disk`.
+
+    `space_reserve` bytes are left out of `space_left`, so that who heeds it stops while there is
+    still room to stop in order.
+    """
+
+    def __init__(self, root: str | Path, *, space_reserve: int = 0) -> None:
+        self._root = Path(root)
+        self._space_reserve_bytes = space_reserve
+        self._lock_descriptor = -1
+        self._anchored: set[str] = set()
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _translated(error, "make the directory", str(root)) from error
+
+    def open(self, path: str, *, create: bool = False) -> LocalFile:
+        target = self._below_root(path)
+        if not path:
+            raise DiskError("cannot open '': it is the root")
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            if create:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                flags |= os.O_CREAT
+            return LocalFile(path, os.open(target, flags, 0o640))
+        except OSError as error:
+            raise _translated(error, "open", path) from error
+
+    def exists(self, path: str) -> bool:
+        return self._below_root(path).exists()
+
+    def size(self, path: str) -> int:
+        try:
+            return self._below_root(path).stat().st_size
+        except OSError as error:
+            raise _translated(error, "examine", path) from error
+
+    def list(self, path: str) -> list[str]:
+        try:
+            names = sorted(entry.name for entry in self._below_root(path).iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _translated(error, "list", path) from error
+        return names if path else [name for name in names if name != LOCK_NAME]
+
+    def make_dir(self, path: str) -> None:
+        try:
+            self._below_root(path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _translated(error, "make the directory", path) from error
+
+    def remove(self, path: str) -> None:
+        target = self._below_root(path)
+        if not path:
+            raise DiskError("cannot remove '': it is the root")
+        try:
+            if target.is_dir() and not target.is_symlink():
+                self._anchored.clear()
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
+        except OSError as error:
+            raise _translated(error, "remove", path) from error
+
+    def rename(self, source: str, target: str) -> None:
+        if not source or not target:
+            raise DiskError("cannot rename '': it is the root")
+        origin = self._below_root(source)
+        if origin.is_dir():
+            self._anchored.clear()
+        try:
+            origin.replace(self._below_root(target))
+        except OSError as error:
+            raise _translated(error, f"rename to {target!r}", source) from error
+
+    def sync_dir(self, path: str) -> None:
+        self._sync_one_dir(path)
+        # A process that was killed may have left directories that are in no synced parent yet.
+        while path and path not in self._anchored:
+            parent = parent_of(path)
+            self._sync_one_dir(parent)
+            self._anchored.add(path)
+            path = parent
+
+    def space_left(self) -> int:
+        try:
+            state = os.statvfs(self._root)
+        except OSError as error:
+            raise _translated(error, "examine", str(self._root)) from error
+        return max(0, state.f_bavail * state.f_frsize - self._space_reserve_bytes)
+
+    def lock(self) -> None:
+        if self._lock_descriptor >= 0:
+            return
+        try:
+            descriptor = os.open(self._root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise _translated(error, "open the lock of", str(self._root)) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            raise DiskError(f"directory {str(self._root)!r} is in use by another process") from error
+        self._lock_descriptor = descriptor
+
+    def unlock(self) -> None:
+        """Give the directory free before the process ends. Idempotent."""
+        if self._lock_descriptor >= 0:
+            descriptor, self._lock_descriptor = self._lock_descriptor, -1
+            os.close(descriptor)
+
+    def _below_root(self, path: str) -> Path:
+        return self._root.joinpath(*path_parts(path))
+
+    def _sync_one_dir(self, path: str) -> None:
+        try:
+            descriptor = os.open(self._below_root(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _translated(error, "open the directory", path) from error
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            raise SyncFailedError(f"fsync of directory {path!r} failed: {error.strerror}") from error
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,430 @@
+"""The disk port in memory, with a power switch: what was not synced may be lost.
+
+Owns: a tree of directories and files as a process sees it, beside what is on stable storage of it.
+Invariants:
+- `File.sync` covers that file's bytes only, `sync_dir` that directory's entries (and those that
+  lead to it) only.
+- After `crash` a file holds at least what was synced; of the rest any page may have reached the
+  disk. Of the directory operations that were not synced a prefix is kept, in order.
+- The same calls with the same `rng` have the same results.
+
+The object outlives crashes: a restarted node opens it again. Handles and mapped views from before
+are of the process that died; handles raise. Single-threaded, as the simulation is.
+
+Called by the simulation and by tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, SyncFailedError
+from tickwheel.storage.paths import path_parts
+from tickwheel.storage.simulated_file import PagedContent
+
+UNLIMITED_BYTES = 1 << 50
+PathTest = Callable[[str], bool]
+
+
+class _Directory:
+    """A directory: entries as seen, and entries on stable storage."""
+
+    __slots__ = ("durable", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[str, _Node] = {}
+        self.durable: dict[str, _Node] = {}
+
+
+_Node = _Directory | PagedContent
+_Change = tuple[_Directory, str, _Node | None]
+_Changes = list[_Change]
+
+
+@dataclass(slots=True)
+class DiskCounters:
+    """What a disk was asked for, and the evidence of faults that took effect."""
+
+    bytes_written: int = 0
+    bytes_read: int = 0
+    writes: int = 0
+    reads: int = 0
+    syncs: int = 0
+    dir_syncs: int = 0
+    syncs_failed: int = 0
+    syncs_ignored: int = 0
+    reads_failed: int = 0
+    writes_refused: int = 0
+    crashes: int = 0
+    pages_lost: int = 0
+    pages_written_back: int = 0
+    pages_torn: int = 0
+    dir_changes_lost: int = 0
+
+
+class SimulatedFile:
+    """An open file of a SimulatedDisk; see `storage.disk.File`."""
+
+    __slots__ = ("_closed", "_content", "_disk", "_life", "_path", "_reserved_end")
+
+    def __init__(self, disk: SimulatedDisk, path: str, content: PagedContent) -> None:
+        self._disk = disk
+        self._path = path
+        self._content = content
+        self._life = disk.life
+        self._closed = False
+        self._reserved_end: int | None = None
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def size(self) -> int:
+        self._check_open()
+        return self._content.size_bytes if self._reserved_end is None else self._reserved_end
+
+    def append(self, data: Buffer) -> int:
+        return self.append_many((data,))
+
+    def append_many(self, parts: Sequence[Buffer]) -> int:
+        start = self.size()
+        self._write(start, [memoryview(part).cast("B") for part in parts if len(part)])
+        return start
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        self._check_open()
+        self._write(offset, [memoryview(data).cast("B")])
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        end = min(offset + size, self.size())
+        self._disk.note_read(self._path, max(0, end - offset))
+        return self._content.read(offset, end)
+
+    def truncate(self, size: int) -> None:
+        self._check_open()
+        self._disk.take_space(self._path, size - self._content.size_bytes)
+        self._content.truncate(size)
+        self._reserved_end = None
+
+    def preallocate(self, size: int) -> None:
+        end = self.size()
+        if size <= end:
+            return
+        self._disk.take_space(self._path, max(0, size - self._content.size_bytes))
+        self._content.reserve(size)
+        self._reserved_end = end
+
+    def map(self) -> memoryview:
+        """A copy: whether writes after the call show in a view is not promised by the port."""
+        return memoryview(self._content.read(0, self.size()))
+
+    def sync(self) -> None:
+        self._check_open()
+        self._disk.sync_content(self._path, self._content)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _write(self, offset: int, parts: Sequence[memoryview]) -> None:
+        size = sum(len(part) for part in parts)
+        content = self._content
+        end = offset + size
+        self._disk.note_write(self._path, size, max(0, end - content.size_bytes))
+        if size:
+            content.write(offset, parts, size)
+            if self._reserved_end is not None:
+                self._reserved_end = max(self._reserved_end, end)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DiskError(f"file {self._path!r} is closed")
+        if self._life != self._disk.life:
+            raise DiskError(f"file {self._path!r} was opened by a process that is gone")
+
+
+class SimulatedDisk:
+    """A disk in memory; see `storage.disk.Disk`. `rng` decides what a crash leaves."""
+
+    def __init__(self, rng: Random, *, capacity_bytes: int = UNLIMITED_BYTES) -> None:
+        self._rng = rng
+        self._root = _Directory()
+        self._pending: list[_Changes] = []
+        self._capacity_bytes = capacity_bytes
+        self._used_bytes = 0
+        self._locked = False
+        self._counters = DiskCounters()
+        self._sync_failures_left = 0
+        self._sync_fails_for: PathTest = lambda _path: True
+        self._sync_ignored_for: PathTest | None = None
+        self._dir_sync_ignored_for: PathTest | None = None
+        self._unreadable: set[str] = set()
+        self.life = 0
+        """Number of the process that uses the disk; handles of an earlier one raise."""
+
+    # The port.
+
+    def open(self, path: str, *, create: bool = False) -> SimulatedFile:
+        parts = path_parts(path)
+        if not parts:
+            raise DiskError("cannot open '': it is the root")
+        if create:
+            directory = self._make_dirs(parts[:-1], path)
+        else:
+            found = self._find(parts[:-1])
+            if not isinstance(found, _Directory):
+                raise DiskError(f"cannot open {path!r}: No such file or directory")
+            directory = found
+        node = directory.entries.get(parts[-1])
+        if isinstance(node, _Directory):
+            raise DiskError(f"cannot open {path!r}: Is a directory")
+        if node is None:
+            if not create:
+                raise DiskError(f"cannot open {path!r}: No such file or directory")
+            node = PagedContent()
+            self._change([(directory, parts[-1], node)])
+        return SimulatedFile(self, path, node)
+
+    def exists(self, path: str) -> bool:
+        return self._find(path_parts(path)) is not None
+
+    def size(self, path: str) -> int:
+        node = self._find(path_parts(path))
+        if not isinstance(node, PagedContent):
+            raise DiskError(f"cannot examine {path!r}: no such file")
+        return node.size_bytes
+
+    def list(self, path: str) -> list[str]:
+        node = self._find(path_parts(path))
+        if node is None:
+            return []
+        if not isinstance(node, _Directory):
+            raise DiskError(f"cannot list {path!r}: Not a directory")
+        return sorted(node.entries)
+
+    def make_dir(self, path: str) -> None:
+        self._make_dirs(path_parts(path), path)
+
+    def remove(self, path: str) -> None:
+        parts = path_parts(path)
+        if not parts:
+            raise DiskError("cannot remove '': it is the root")
+        parent = self._find(parts[:-1])
+        if isinstance(parent, _Directory) and parts[-1] in parent.entries:
+            self._used_bytes -= _bytes_of(parent.entries[parts[-1]])
+            self._change([(parent, parts[-1], None)])
+
+    def rename(self, source: str, target: str) -> None:
+        source_parts, target_parts = path_parts(source), path_parts(target)
+        if not source_parts or not target_parts:
+            raise DiskError("cannot rename '': it is the root")
+        origin, destination = self._find(source_parts[:-1]), self._find(target_parts[:-1])
+        if not isinstance(origin, _Directory) or source_parts[-1] not in origin.entries:
+            raise DiskError(f"cannot rename to {target!r} {source!r}: No such file or directory")
+        if not isinstance(destination, _Directory):
+            raise DiskError(f"cannot rename to {target!r} {source!r}: No such file or directory")
+        node, replaced = origin.entries[source_parts[-1]], destination.entries.get(target_parts[-1])
+        if node is replaced:
+            return
+        if isinstance(replaced, _Directory) and (replaced.entries or not isinstance(node, _Directory)):
+            raise DiskError(f"cannot rename to {target!r} {source!r}: a directory is there")
+        if isinstance(replaced, PagedContent):
+            if isinstance(node, _Directory):
+                raise DiskError(f"cannot rename to {target!r} {source!r}: Not a directory")
+            self._used_bytes -= replaced.size_bytes
+        self._change([(origin, source_parts[-1], None), (destination, target_parts[-1], node)])
+
+    def sync_dir(self, path: str) -> None:
+        parts = path_parts(path)
+        directory = self._find(parts)
+        if not isinstance(directory, _Directory):
+            raise DiskError(f"cannot open the directory {path!r}: No such file or directory")
+        self._counters.dir_syncs += 1
+        self._fail_sync_if_told(path, None)
+        if self._dir_sync_ignored_for is not None and self._dir_sync_ignored_for(path):
+            self._counters.syncs_ignored += 1
+            return
+        above = self._root
+        for part in parts:
+            self._settle(lambda change, at=above, name=part: change[0] is at and change[1] == name)  # type: ignore[misc]
+            above = above.entries[part]  # type: ignore[assignment]
+        self._settle(lambda change: change[0] is directory)
+
+    def space_left(self) -> int:
+        return max(0, self._capacity_bytes - self._used_bytes)
+
+    def lock(self) -> None:
+        if self._locked:
+            raise DiskError("the simulated disk is in use by another process")
+        self._locked = True
+
+    # Faults.
+
+    def crash(self, rng: Random | None = None) -> None:
+        """Lose power. Of what was not synced, each page and each later directory change may be lost."""
+        rng = rng or self._rng
+        kept = rng.choice((0, len(self._pending), rng.randint(0, len(self._pending))))
+        self._counters.crashes += 1
+        self._counters.dir_changes_lost += len(self._pending) - kept
+        for changes in self._pending[:kept]:
+            _apply_durably(changes)
+        self._pending.clear()
+        self._lose_unsynced(self._root, rng)
+        self._used_bytes = _bytes_of(self._root)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process that uses the disk (SIGKILL, or a clean stop): all that was written stays."""
+        self.life += 1
+        self._locked = False
+
+    def fail_sync(self, times: int = 1, matches: PathTest = lambda _path: True) -> None:
+        """Let the next `times` syncs of matching files or directories fail; what they covered is lost for good."""
+        self._sync_failures_left = times
+        self._sync_fails_for = matches
+
+    def ignore_sync(self, matches: PathTest | None) -> None:
+        """Syncs of matching files do nothing but say they did: a test that needs them must then fail."""
+        self._sync_ignored_for = matches
+
+    def ignore_sync_dir(self, matches: PathTest | None) -> None:
+        """As `ignore_sync`, for directories."""
+        self._dir_sync_ignored_for = matches
+
+    def fill(self, bytes_left: int) -> None:
+        """Leave room for `bytes_left` bytes, as if others had used the rest."""
+        self._capacity_bytes = self._used_bytes + bytes_left
+
+    def make_room(self) -> None:
+        """End a shortage of space."""
+        self._capacity_bytes = UNLIMITED_BYTES
+
+    def read_error(self, path: str) -> None:
+        """Every read of this file fails from now on, until `heal_reads`."""
+        self._unreadable.add(path)
+
+    def heal_reads(self) -> None:
+        self._unreadable.clear()
+
+    def flip(self, path: str, offset: int, mask: int = 0xFF) -> None:
+        """Change one byte behind everybody's back."""
+        node = self._find(path_parts(path))
+        if not isinstance(node, PagedContent) or offset >= node.size_bytes:
+            raise DiskError(f"no byte {offset} in {path!r} to flip")
+        node.flip(offset, mask)
+
+    def counters(self) -> DiskCounters:
+        """A snapshot."""
+        return replace(self._counters)
+
+    # What files ask of their disk.
+
+    def note_write(self, path: str, size: int, growth: int) -> None:
+        if growth:
+            self.take_space(path, growth)
+        self._counters.writes += 1
+        self._counters.bytes_written += size
+
+    def note_read(self, path: str, size: int) -> None:
+        if self._unreadable and path in self._unreadable:
+            self._counters.reads_failed += 1
+            raise DiskError(f"cannot read {path!r}: Input/output error")
+        self._counters.reads += 1
+        self._counters.bytes_read += size
+
+    def take_space(self, path: str, growth: int) -> None:
+        if growth > 0 and self._used_bytes + growth > self._capacity_bytes:
+            self._counters.writes_refused += 1
+            raise DiskFullError(f"cannot write to {path!r}: No space left on device")
+        self._used_bytes += growth
+
+    def sync_content(self, path: str, content: PagedContent) -> None:
+        self._counters.syncs += 1
+        self._fail_sync_if_told(path, content)
+        if self._sync_ignored_for is not None and self._sync_ignored_for(path):
+            self._counters.syncs_ignored += 1
+            return
+        content.sync()
+
+    # The tree.
+
+    def _find(self, parts: Sequence[str]) -> _Node | None:
+        node: _Node | None = self._root
+        for part in parts:
+            if not isinstance(node, _Directory):
+                return None
+            node = node.entries.get(part)
+        return node
+
+    def _make_dirs(self, parts: Sequence[str], path: str) -> _Directory:
+        directory = self._root
+        for part in parts:
+            node = directory.entries.get(part)
+            if node is None:
+                node = _Directory()
+                self._change([(directory, part, node)])
+            elif not isinstance(node, _Directory):
+                raise DiskError(f"cannot make the directories of {path!r}: {part!r} is a file")
+            directory = node
+        return directory
+
+    def _change(self, changes: _Changes) -> None:
+        for directory, name, node in changes:
+            if node is None:
+                directory.entries.pop(name, None)
+            else:
+                directory.entries[name] = node
+        self._pending.append(changes)
+
+    def _settle(self, wanted: Callable[[_Change], bool]) -> None:
+        """Make pending changes durable: those wanted, and earlier ones of the entries that these touch."""
+        places: set[tuple[int, str]] = set()
+        taken: set[int] = set()
+        grew = True
+        while grew:
+            grew = False
+            for number, changes in enumerate(self._pending):
+                if number in taken:
+                    continue
+                if any(wanted(change) or (id(change[0]), change[1]) in places for change in changes):
+                    taken.add(number)
+                    places.update((id(change[0]), change[1]) for change in changes)
+                    grew = True
+        for number in sorted(taken):
+            _apply_durably(self._pending[number])
+        self._pending = [changes for number, changes in enumerate(self._pending) if number not in taken]
+
+    def _lose_unsynced(self, directory: _Directory, rng: Random) -> None:
+        directory.entries = dict(directory.durable)
+        for name in sorted(directory.entries):
+            node = directory.entries[name]
+            if isinstance(node, _Directory):
+                self._lose_unsynced(node, rng)
+            else:
+                lost, kept, torn = node.crash(rng)
+                self._counters.pages_lost += lost
+                self._counters.pages_written_back += kept
+                self._counters.pages_torn += torn
+
+    def _fail_sync_if_told(self, path: str, content: PagedContent | None) -> None:
+        if self._sync_failures_left > 0 and self._sync_fails_for(path):
+            self._sync_failures_left -= 1
+            self._counters.syncs_failed += 1
+            if content is not None:
+                content.fail_sync()
+            raise SyncFailedError(f"fdatasync of {path!r} failed: Input/output error")
+
+
+def _apply_durably(changes: Sequence[_Change]) -> None:
+    for directory, name, node in changes:
+        if node is None:
+            directory.durable.pop(name, None)
+        else:
+            directory.durable[name] = node
+
+
+def _bytes_of(node: _Node) -> int:
+    if isinstance(node, PagedContent):
+        return node.size_bytes
+    return sum(_bytes_of(child) for child in node.entries.values())

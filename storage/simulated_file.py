@@ -1,0 +1,161 @@
+"""What a simulated file holds: its bytes as written, and what a power loss would leave of them.
+
+Owns: one file's content and the old content of every page changed since the last sync.
+Invariants:
+- `old_pages` has, for each page that begins below `durable_bytes` and was changed since the last
+  sync, what is on stable storage; a page that is not there is on stable storage as it is now.
+- Whatever lies beyond `durable_bytes` is not on stable storage.
+- A write costs time for the pages it touches, never for the file.
+
+Called by `simulated.py` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from tickwheel.storage.disk import Buffer
+
+PAGE_BYTES = 4096
+"""The unit in which a kernel writes back."""
+SECTOR_BYTES = 512
+"""The unit that a disk writes whole or not at all: a torn page is cut between two of them."""
+
+
+class PagedContent:
+    """Content of one file. `size_bytes` counts reserved space too, which reads as zeros."""
+
+    __slots__ = ("data", "durable_bytes", "lost_pages", "old_pages", "size_bytes")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.size_bytes = 0
+        self.durable_bytes = 0
+        self.old_pages: dict[int, bytes] = {}
+        # Pages of a failed sync: the kernel calls them clean, yet they never reached the disk.
+        self.lost_pages: dict[int, bytes] = {}
+
+    def write(self, offset: int, parts: Sequence[Buffer], size: int) -> None:
+        """Write `parts`, together `size` bytes, at `offset`."""
+        data = self.data
+        if offset > len(data):
+            self._keep_old(len(data), offset)
+            data.extend(bytes(offset - len(data)))
+        self._keep_old(offset, offset + size)
+        for part in parts:
+            if offset == len(data):
+                data += part
+            else:
+                data[offset : offset + len(part)] = part
+            offset += len(part)
+        self.size_bytes = max(self.size_bytes, offset)
+
+    def read(self, offset: int, end: int) -> bytes:
+        """The bytes from `offset` to `end`, which the caller has bounded by the file's size."""
+        if end <= offset:
+            return b""
+        return bytes(memoryview(self.data)[offset:end]).ljust(end - offset, b"\0")
+
+    def truncate(self, size: int) -> None:
+        """Cut, or lengthen with zeros; reserved space beyond `size` goes."""
+        if size < len(self.data):
+            self._keep_old(size, len(self.data))
+            del self.data[size:]
+        self.size_bytes = size
+
+    def reserve(self, size: int) -> None:
+        self.size_bytes = max(self.size_bytes, size)
+
+    def sync(self) -> None:
+        """All of it is on stable storage, but for pages that a failed sync has given up."""
+        self.old_pages.clear()
+        self.durable_bytes = self.size_bytes
+
+    def fail_sync(self) -> None:
+        """A failed fdatasync: what it covered is lost, and a later one will not write it."""
+        self.lost_pages.update(self._changed_pages())
+        self.sync()
+
+    def flip(self, offset: int, mask: int) -> None:
+        """Change a byte as a decaying medium does: in memory and on stable storage alike."""
+        if offset >= len(self.data):
+            self.data.extend(bytes(offset + 1 - len(self.data)))
+        self.data[offset] ^= mask
+        page, place = divmod(offset, PAGE_BYTES)
+        if page in self.old_pages:
+            old = bytearray(self.old_pages[page].ljust(place + 1, b"\0"))
+            old[place] ^= mask
+            self.old_pages[page] = bytes(old)
+
+    def crash(self, rng: Random) -> tuple[int, int, int]:
+        """Lose power: each changed page is as it was, as it is, or torn; returns how many of each."""
+        written_back_share = rng.choice((0.0, 0.0, 0.5, 0.9, 1.0))
+        size = self._size_after_crash(rng)
+        pages = self._changed_pages()
+        data_end = len(self.data)
+        lost = kept = torn = 0
+        for page in sorted(pages):
+            cut_off = page * PAGE_BYTES >= data_end
+            if not cut_off and rng.random() < written_back_share:
+                kept += 1
+                continue
+            new_bytes = 0
+            if not cut_off and written_back_share and rng.random() < 0.3:
+                new_bytes = rng.randrange(1, PAGE_BYTES // SECTOR_BYTES) * SECTOR_BYTES
+                torn += 1
+            else:
+                lost += 1
+            self._put_back(page, pages[page], new_bytes)
+        for page, old in self.lost_pages.items():
+            if page not in pages:
+                self._put_back(page, old, 0)
+                lost += 1
+        del self.data[size:]
+        self.size_bytes = self.durable_bytes = size
+        self.old_pages.clear()
+        self.lost_pages.clear()
+        return lost, kept, torn
+
+    def _size_after_crash(self, rng: Random) -> int:
+        low, high = sorted((self.durable_bytes, self.size_bytes))
+        if low == high:
+            return low
+        if self.size_bytes < self.durable_bytes:
+            return rng.choice((low, high))
+        return rng.choice((low, high, rng.randint(low, high)))
+
+    def _changed_pages(self) -> dict[int, bytes]:
+        """What is on stable storage of each page that differs from what was written."""
+        pages = dict(self.old_pages)
+        end = len(self.data)
+        if end > self.durable_bytes:
+            first, inside = divmod(self.durable_bytes, PAGE_BYTES)
+            if inside:
+                pages.setdefault(first, bytes(self.data[first * PAGE_BYTES : self.durable_bytes]))
+                first += 1
+            for page in range(first, -(-end // PAGE_BYTES)):
+                pages.setdefault(page, b"")
+        return pages
+
+    def _put_back(self, page: int, old: bytes, new_bytes: int) -> None:
+        """Make a page what it was on stable storage, but for its first `new_bytes`."""
+        start = page * PAGE_BYTES
+        data = self.data
+        if len(data) < start + PAGE_BYTES:
+            data.extend(bytes(start + PAGE_BYTES - len(data)))
+        data[start + new_bytes : start + PAGE_BYTES] = old.ljust(PAGE_BYTES, b"\0")[new_bytes:]
+
+    def _keep_old(self, start: int, end: int) -> None:
+        """Remember what is on stable storage of the pages from `start` to `end`, before they change."""
+        end = min(end, self.durable_bytes)
+        if start >= end:
+            return
+        old_pages = self.old_pages
+        for page in range(start // PAGE_BYTES, -(-end // PAGE_BYTES)):
+            if page not in old_pages:
+                at = page * PAGE_BYTES
+                lost = self.lost_pages.pop(page, None) if self.lost_pages else None
+                old_pages[page] = (
+                    bytes(self.data[at : min(at + PAGE_BYTES, self.durable_bytes)]) if lost is None else lost
+                )

@@ -1,0 +1,127 @@
+"""The real disk: short writes, a full disk, the lock."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, SyncFailedError
+from tickwheel.storage.local import LocalDisk
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may write less than asked; nothing is left out."""
+    real = os.pwrite
+
+    def short(descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+        return real(descriptor, b"".join(bytes(buffer) for buffer in buffers)[:5], offset)
+
+    file = LocalDisk(tmp_path).open("f", create=True)
+    monkeypatch.setattr(os, "pwritev", short)
+    assert file.append_many([b"abc", b"defgh", b"i" * 17]) == 0
+    assert file.read_at(0, 99) == b"abcdefgh" + b"i" * 17
+
+
+@pytest.mark.parametrize("cause", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_cuts_the_append_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: int) -> None:
+    """Half an append is cut off again, and the caller is told which file found no room."""
+    real = os.pwrite
+    calls = []
+
+    def filling(descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+        calls.append(offset)
+        if len(calls) > 1:
+            raise OSError(cause, os.strerror(cause))
+        return real(descriptor, bytes(buffers[0])[:2], offset)
+
+    file = LocalDisk(tmp_path).open("f", create=True)
+    file.append(b"before")
+    file.preallocate(100)
+    monkeypatch.setattr(os, "pwritev", filling)
+    with pytest.raises(DiskFullError, match="'f'"):
+        file.append(b"after")
+    assert file.size() == 6
+    assert (tmp_path / "f").read_bytes() == b"before"
+
+
+def test_failed_fdatasync_has_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the cause, even a full disk: after a failed sync the process must stop."""
+    disk = LocalDisk(tmp_path)
+    file = disk.open("f", create=True)
+
+    def failing(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", failing)
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(SyncFailedError, match="'f'"):
+        file.sync()
+    with pytest.raises(SyncFailedError):
+        disk.sync_dir("")
+
+
+def test_sync_dir_syncs_what_leads_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new directory is in no synced parent yet: its first sync_dir goes up to the root, later ones do not."""
+    disk = LocalDisk(tmp_path)
+    disk.make_dir("a/b")
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(str(Path(f"/proc/self/fd/{number}").readlink())))
+    disk.sync_dir("a/b")
+    assert synced == [str(tmp_path / "a/b"), str(tmp_path / "a"), str(tmp_path)]
+    synced.clear()
+    disk.sync_dir("a/b")
+    assert synced == [str(tmp_path / "a/b")]
+
+
+def test_lock_keeps_others_out(tmp_path: Path) -> None:
+    """A second user of the directory, in this process or another, is told so; the lock ends with the process."""
+    first, second = LocalDisk(tmp_path), LocalDisk(tmp_path)
+    first.lock()
+    first.lock()
+    with pytest.raises(DiskError, match="in use"):
+        second.lock()
+    script = f"from tickwheel.storage.local import LocalDisk; LocalDisk({str(tmp_path)!r}).lock()"
+    attempt = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "in use by another process" in attempt.stderr
+    first.unlock()
+    first.unlock()
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    second.lock()
+    second.unlock()
+
+
+def test_descriptors_are_not_inherited(tmp_path: Path) -> None:
+    """A child process gets none of our files."""
+    disk = LocalDisk(tmp_path)
+    disk.lock()
+    disk.open("f", create=True)
+    script = (
+        "import os, sys; links = [os.path.realpath(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')];"
+        "print([link for link in links if sys.argv[1] in link])"
+    )
+    listing = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, close_fds=False
+    )
+    assert listing.stdout.strip() == "[]"
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """A link in the place of a file could lead out of the root."""
+    (tmp_path / "outside").write_bytes(b"x")
+    disk = LocalDisk(tmp_path / "root")
+    (tmp_path / "root/link").symlink_to(tmp_path / "outside")
+    with pytest.raises(DiskError, match="'link'"):
+        disk.open("link", create=True)
+
+
+def test_reserve_is_not_offered(tmp_path: Path) -> None:
+    """space_left leaves the reserve out and never goes below zero."""
+    free = LocalDisk(tmp_path).space_left()
+    assert LocalDisk(tmp_path, space_reserve=1 << 20).space_left() <= free
+    assert LocalDisk(tmp_path, space_reserve=1 << 60).space_left() == 0
