@@ -328,18 +328,31 @@ class Pong(_message.Message):
 
     ECHO_SENT_NS_FIELD_NUMBER: _builtins.int
     CLOCK_MS_FIELD_NUMBER: _builtins.int
+    HEARS_MASTER_FIELD_NUMBER: _builtins.int
+    LAST_LOG_INDEX_FIELD_NUMBER: _builtins.int
+    LAST_LOG_TERM_FIELD_NUMBER: _builtins.int
     echo_sent_ns: _builtins.int
     clock_ms: _builtins.int
     """The answering node's wall clock."""
+    hears_master: _builtins.bool
+    """It leads, has heard a leader within the shortest election timeout, or started less than that ago:
+    it would refuse a vote, so the asking node does not raise its term for one.
+    """
+    last_log_index: _builtins.int
+    """End of the answering node's log: who is behind it need not stand for election."""
+    last_log_term: _builtins.int
     def __init__(
         self,
         *,
         echo_sent_ns: _builtins.int = ...,
         clock_ms: _builtins.int = ...,
+        hears_master: _builtins.bool = ...,
+        last_log_index: _builtins.int = ...,
+        last_log_term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "echo_sent_ns", b"echo_sent_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "echo_sent_ns", b"echo_sent_ns", "hears_master", b"hears_master", "last_log_index", b"last_log_index", "last_log_term", b"last_log_term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
