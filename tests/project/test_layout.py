@@ -119,3 +119,14 @@ def test_module_sizes_are_reported() -> None:
         if lines > LINES_MAX:
             print(f"{lines:5} lines, more than {LINES_MAX}: {name}")
     assert sum(lines for lines, _ in sizes) > 0
+
+
+def test_generated_documents_are_fresh() -> None:
+    """Pages that come from the code are what the code gives now."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "generate_docs.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
