@@ -1,0 +1,196 @@
+"""One group's way through one topic's ready queue, on the master.
+
+A channel reads ahead: positions are claimed in order, their units and records fetched (from memory if
+they were dispatched just now, else by jobs in a worker), and staged. Staged messages leave to a
+consumer when their time has come and a consumer has credit. Returned messages go first.
+
+All of it is soft state: the subscription in the replicated state says what is settled, and a new
+master builds new channels.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.leases import Attempts, ChannelKey, Positions
+from tickwheel.node.core.recent import RecentUnits
+from tickwheel.node.state.subscription import Subscription
+from tickwheel.wheel.units import Ids, Units
+
+FETCHES_MAX = 8
+"""Fetches of one channel under way at a time."""
+
+
+@dataclass(slots=True)
+class Records:
+    """Records of some messages, one after the other, with where each begins and ends."""
+
+    blob: bytes | memoryview
+    ends: NDArray[np.int64]
+
+    def part(self, first: int, last: int) -> bytes:
+        """Records first to last - 1, joined."""
+        start = int(self.ends[first - 1]) if first else 0
+        return bytes(self.blob[start : int(self.ends[last - 1])])
+
+
+@dataclass(slots=True)
+class Staged:
+    """Messages on their way to a consumer; `records` is None while they are being read."""
+
+    positions: Positions
+    ids: Ids
+    attempts: Attempts
+    due_ms: NDArray[np.int64]
+    units: Units | None = None
+    records: Records | None = None
+    taken: int = 0
+    """How many of them have left."""
+    failed: str = ""
+
+    @property
+    def count(self) -> int:
+        """Messages not yet taken."""
+        return len(self.positions) - self.taken
+
+
+Fetch = Callable[[Staged, Callable[[], None]], None]
+"""Fills units and records of a Staged, then calls back."""
+
+
+@dataclass(slots=True, eq=False)
+class Channel:
+    """See the module. `advance` claims and fetches, `take` hands out."""
+
+    key: ChannelKey
+    group: str
+    topic: str
+    subscription: Subscription
+    recent: RecentUnits
+    config: CoreConfig
+    fetch: Fetch
+    next_position: int = 0
+    hold_until_ms: int = 0
+    """Nothing leaves before: a new master's clock may be behind the cursor."""
+    _staged: deque[Staged] = field(default_factory=deque)
+    _urgent: deque[Staged] = field(default_factory=deque)
+    _claimed_again: set[int] = field(default_factory=set)
+    """Returned positions that are staged or out again."""
+    _held: set[int] = field(default_factory=set)
+    _fetching: int = 0
+    _staged_count: int = 0
+
+    def hold(self, positions: Positions) -> None:
+        """These are out under a lease of an earlier master: do not hand them out."""
+        self._held.update(positions.tolist())
+
+    def release_hold(self, positions: Positions) -> None:
+        """Their lease is over; what is not settled comes back as returned."""
+        self._held.difference_update(positions.tolist())
+
+    @property
+    def staged_count(self) -> int:
+        """Messages staged or being read."""
+        return self._staged_count
+
+    def advance(self, demand: int, ready_count: int) -> None:
+        """Claim and fetch up to `demand` messages more than are staged."""
+        config = self.config
+        wanted = min(demand, config.staged_messages_max) - self._staged_count
+        if wanted <= 0 or self._fetching >= FETCHES_MAX:
+            return
+        wanted -= self._claim_returned(wanted)
+        while wanted > 0 and self._fetching < FETCHES_MAX and self.next_position < ready_count:
+            limit = min(wanted, config.batch_messages_max)
+            positions, ids, attempts = self.subscription.deliverable(self.next_position, limit)
+            if not len(positions):
+                self.next_position = max(self.next_position, self.subscription.scanned_to(self.next_position, limit))
+                return
+            self.next_position = int(positions[-1]) + 1
+            if self._held:
+                keep = np.fromiter((p not in self._held for p in positions.tolist()), bool, len(positions))
+                positions, ids, attempts = positions[keep], ids[keep], attempts[keep]
+            fresh = attempts == 1
+            if not fresh.all():
+                # Returned before: the returned list brings them.
+                positions, ids, attempts = positions[fresh], ids[fresh], attempts[fresh]
+            if len(positions):
+                self._start(self._staged, positions, ids, attempts)
+                wanted -= len(positions)
+
+    def _claim_returned(self, limit: int) -> int:
+        if not self.subscription.returned_count:
+            return 0
+        positions, ids, attempts = self.subscription.returned(limit + len(self._claimed_again) + len(self._held))
+        keep = np.fromiter(
+            (p not in self._claimed_again and p not in self._held for p in positions.tolist()), bool, len(positions)
+        )
+        positions, ids, attempts = positions[keep][:limit], ids[keep][:limit], attempts[keep][:limit]
+        if len(positions):
+            self._claimed_again.update(positions.tolist())
+            self._start(self._urgent, positions, ids, attempts)
+        return len(positions)
+
+    def _start(self, queue: deque[Staged], positions: Positions, ids: Ids, attempts: Attempts) -> None:
+        staged = Staged(positions, ids, attempts, np.zeros(len(positions), np.int64))
+        staged.units = self.recent.find(positions)
+        queue.append(staged)
+        self._staged_count += len(positions)
+        self._fetching += 1
+
+        def fetched() -> None:
+            self._fetching -= 1
+            if staged.units is not None:
+                staged.due_ms = staged.units["due_ms"].astype(np.int64)
+
+        self.fetch(staged, fetched)
+
+    def forget_claims(self, positions: Positions) -> None:
+        """A lease on these is over or they were nacked: when they return they may be claimed again."""
+        self._claimed_again.difference_update(positions.tolist())
+
+    def earliest_ms(self) -> int | None:
+        """When the first staged message may leave; None if nothing that was read waits."""
+        for queue in (self._urgent, self._staged):
+            if queue and queue[0].records is not None:
+                head = queue[0]
+                return max(int(head.due_ms[head.taken]), self.hold_until_ms)
+        return None
+
+    def take(self, now_ms: int, limit: int) -> tuple[Staged, int, int] | None:
+        """Up to `limit` messages whose time has come: a Staged and the part [first, last) of it."""
+        if now_ms < self.hold_until_ms or limit <= 0:
+            return None
+        for queue in (self._urgent, self._staged):
+            while queue:
+                head = queue[0]
+                if head.failed:
+                    queue.popleft()
+                    self._staged_count -= head.count
+                    continue
+                if head.records is None:
+                    break
+                first = head.taken
+                ready = int(np.searchsorted(head.due_ms[first:], now_ms, "right")) if queue is self._staged else head.count
+                count = min(ready, limit, self._fitting(head, first))
+                if count <= 0:
+                    break
+                head.taken = first + count
+                self._staged_count -= count
+                if head.count == 0:
+                    queue.popleft()
+                return head, first, first + count
+        return None
+
+    def _fitting(self, staged: Staged, first: int) -> int:
+        """How many messages from `first` on fit a batch by bytes; at least one."""
+        assert staged.records is not None
+        ends = staged.records.ends
+        start = int(ends[first - 1]) if first else 0
+        return max(1, int(np.searchsorted(ends, start + self.config.batch_bytes_max, "right")) - first)

@@ -1,0 +1,279 @@
+"""Consumers at the door: open (creating group and topics if that is allowed), pull, settle, extend.
+
+Sits between the callers (streams, unary calls) and the delivery, and turns names into ids through the
+log where they do not exist yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tickwheel.node.core.delivery import Closed, Deliver, Session
+from tickwheel.node.core.failure import Failure, RequestError, invalid
+from tickwheel.node.state.names import check_group_name, check_topic_name
+from tickwheel.node.state.results import AdminResult, SettleResult
+from tickwheel.proto import common_pb2, consumer_pb2
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
+from tickwheel.proto.log_pb2 import AdminCommand
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+PULL_MESSAGES_MAX = 1_024
+PULL_WAIT_MS_MAX = 20_000
+PULLS_MAX = 10_000
+TOPICS_PER_GROUP_MAX = 1_024
+
+
+@dataclass(slots=True, eq=False)
+class ConsumerHandle:
+    """An open consumer as its stream sees it."""
+
+    desk: ConsumerDesk
+    session: Session
+    term: int
+
+    def credit(self, credits: int) -> Failure | None:
+        """Take so many messages more."""
+        try:
+            self.desk.core.delivery.credit(self.session, credits)
+        except RequestError as error:
+            return error.failure
+        return None
+
+    def settle(self, batch: consumer_pb2.SettleBatch, done: Callable[[SettleResult | Failure], None]) -> None:
+        """Settle deliveries; `done` when it is committed."""
+        self.desk.settle(batch, done)
+
+    def extend(
+        self, batch: consumer_pb2.ExtendBatch, done: Callable[[consumer_pb2.ExtendReceipt | Failure], None]
+    ) -> None:
+        """Extend leases."""
+        self.desk.extend(batch, done, self.session.session_id)
+
+    def close(self) -> None:
+        """The consumer is gone: what it holds is delivered to others at once. Idempotent."""
+        core = self.desk.core
+        core.delivery.close_session(self.session, core.clock.now_ms(), give_back=True)
+
+
+@dataclass(slots=True, eq=False)
+class _Pull:
+    request: consumer_pb2.PullRequest
+    done: Callable[[consumer_pb2.DeliverBatch | Failure], None]
+    until_ms: int
+    session: Session | None = None
+    answered: bool = False
+
+
+class ConsumerDesk:
+    """One per node."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self.core = core
+        self._pulls: list[_Pull] = []
+
+    def open(
+        self,
+        request: consumer_pb2.OpenConsumer,
+        deliver: Deliver,
+        closed: Closed,
+        opened: Callable[[ConsumerHandle | Failure], None],
+    ) -> None:
+        """Attach a consumer; `opened` gets the handle or why not, before anything is delivered."""
+        try:
+            self._check_names(request.group, request.topics)
+        except RequestError as error:
+            opened(error.failure)
+            return
+
+        def ready(group_id: int | Failure) -> None:
+            if isinstance(group_id, Failure):
+                opened(group_id)
+                return
+            core = self.core
+            try:
+                session = core.delivery.open_session(
+                    request.group,
+                    group_id,
+                    lease_ms=request.lease_ms,
+                    batch_messages_max=request.batch_messages_max,
+                    credits=0,
+                    deliver=deliver,
+                    closed=closed,
+                )
+                opened(ConsumerHandle(self, session, core.term))
+                if request.credits:
+                    core.delivery.credit(session, request.credits)
+            except RequestError as error:
+                opened(error.failure)
+
+        self._with_group(request.group, list(request.topics), request.start_from, request.start_ms, ready)
+
+    def pull(
+        self, request: consumer_pb2.PullRequest, done: Callable[[consumer_pb2.DeliverBatch | Failure], None]
+    ) -> None:
+        """One batch; an empty one after wait_ms without messages."""
+        try:
+            self._check_names(request.group, [*request.topics, *([request.topic] if request.topic else [])])
+            if not 1 <= request.messages_max <= PULL_MESSAGES_MAX:
+                raise invalid("messages_max", request.messages_max, f"1 to {PULL_MESSAGES_MAX}")
+            if request.wait_ms > PULL_WAIT_MS_MAX:
+                raise invalid("wait_ms", request.wait_ms, f"0 to {PULL_WAIT_MS_MAX}")
+            if len(self._pulls) >= PULLS_MAX:
+                raise invalid("pulls", len(self._pulls), f"at most {PULLS_MAX} waiting")
+        except RequestError as error:
+            done(error.failure)
+            return
+        pull = _Pull(request, done, self.core.clock.now_ms() + request.wait_ms)
+        topics = list(request.topics) or ([request.topic] if request.topic else [])
+
+        def ready(group_id: int | Failure) -> None:
+            if isinstance(group_id, Failure):
+                done(group_id)
+                return
+            try:
+                pull.session = self.core.delivery.open_session(
+                    request.group,
+                    group_id,
+                    lease_ms=request.lease_ms,
+                    batch_messages_max=request.messages_max,
+                    credits=0,
+                    deliver=lambda batch: self._finish(pull, batch),
+                    closed=lambda failure: self._finish(pull, failure),
+                    topic=request.topic,
+                )
+                self._pulls.append(pull)
+                self.core.delivery.credit(pull.session, request.messages_max)
+            except RequestError as error:
+                done(error.failure)
+
+        self._with_group(request.group, topics, request.start_from, request.start_ms, ready)
+
+    def _finish(self, pull: _Pull, outcome: consumer_pb2.DeliverBatch | Failure) -> None:
+        if pull.answered:
+            return
+        pull.answered = True
+        if pull in self._pulls:
+            self._pulls.remove(pull)
+        if pull.session is not None:
+            pull.session.credits = 0
+            self.core.delivery.close_session(pull.session, self.core.clock.now_ms(), give_back=False)
+        pull.done(outcome)
+
+    def tick(self, now_ms: int) -> None:
+        """Answer pulls that have waited long enough."""
+        for pull in [p for p in self._pulls if p.until_ms <= now_ms]:
+            self._finish(pull, consumer_pb2.DeliverBatch(group=pull.request.group))
+
+    def wanted_ms(self) -> int | None:
+        """When the next pull has waited long enough."""
+        return min((pull.until_ms for pull in self._pulls), default=None)
+
+    def end(self, failure: Failure | None) -> None:
+        """Mastership is gone; the delivery has closed the sessions, which answered their pulls."""
+        for pull in list(self._pulls):
+            self._finish(pull, failure or consumer_pb2.DeliverBatch())
+
+    def settle(self, batch: consumer_pb2.SettleBatch, done: Callable[[SettleResult | Failure], None]) -> None:
+        """Settle deliveries; `done` when it is committed, or with why not."""
+        failure = self.core.refusal()
+        if failure is not None:
+            done(failure)
+            return
+        try:
+            self.core.delivery.settle(batch, self.core.clock.now_ms(), done)
+        except RequestError as error:
+            done(error.failure)
+
+    def extend(
+        self,
+        batch: consumer_pb2.ExtendBatch,
+        done: Callable[[consumer_pb2.ExtendReceipt | Failure], None],
+        session_id: int = -1,
+    ) -> None:
+        """Extend leases, at once."""
+        failure = self.core.refusal()
+        if failure is not None:
+            done(failure)
+            return
+        try:
+            extended, refused, until_ms = self.core.delivery.extend(session_id, batch, self.core.clock.now_ms())
+        except RequestError as error:
+            done(error.failure)
+            return
+        done(
+            consumer_pb2.ExtendReceipt(
+                sequence=batch.sequence, extended=extended, refused=refused, lease_until_ms=until_ms
+            )
+        )
+
+    def _check_names(self, group: str, topics: list[str]) -> None:
+        problem = check_group_name(group)
+        if problem:
+            raise invalid("group", group, problem)
+        if len(topics) > TOPICS_PER_GROUP_MAX:
+            raise invalid("topics", len(topics), f"at most {TOPICS_PER_GROUP_MAX}")
+        for topic in topics:
+            problem = check_topic_name(topic)
+            if problem:
+                raise invalid("topics", topic, problem)
+
+    def _with_group(
+        self,
+        group: str,
+        topics: list[str],
+        start_from: consumer_pb2.StartFrom,
+        start_ms: int,
+        ready: Callable[[int | Failure], None],
+    ) -> None:
+        """Call `ready` with the group's id once it exists with these topics."""
+        core = self.core
+        failure = core.refusal()
+        if failure is not None:
+            ready(failure)
+            return
+        state = core.state
+        group_id = state.group_id(group)
+        known = {state.topic_name(t) for t in state.group_topics(group_id)} if group_id is not None else set()
+        missing = [topic for topic in topics if topic not in known]
+        if group_id is not None and not missing:
+            ready(group_id)
+            return
+        if group_id is None and not state.settings.groups_auto_create:
+            ready(core.delivery.error_unknown_group(group))
+            return
+        if group_id is None and not topics:
+            ready(invalid("topics", "none", "a new group needs at least one topic").failure)
+            return
+        create = [topic for topic in missing if state.topic_id(topic) is None]
+        if create and not state.settings.topics_auto_create:
+            ready(
+                Failure(
+                    common_pb2.UNKNOWN_NAME, f"topic {create[0]} does not exist", {"field": "topics", "value": create[0]}
+                )
+            )
+            return
+
+        def group_created(result: object) -> None:
+            if isinstance(result, Failure):
+                ready(result)
+                return
+            assert isinstance(result, AdminResult)
+            if result.failure is not None:
+                ready(result.failure)
+                return
+            created_id = state.group_id(group)
+            assert created_id is not None
+            ready(created_id)
+
+        for topic in create:
+            core.requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=topic)), lambda _: None)
+        core.requests.admin(
+            AdminCommand(
+                create_group=CreateGroupRequest(name=group, topics=topics, start_from=start_from, start_ms=start_ms)
+            ),
+            group_created,
+        )

@@ -1,0 +1,350 @@
+"""The core of a node: everything that decides, on one thread, without I/O of its own.
+
+Composes the replicated log, the state machine, the wheel, dispatcher and delivery. Input comes as
+calls (peer frames, client requests with callbacks, `tick`), output leaves through the ports. The
+server process and the simulation drive the same class.
+
+Every callback given to a method is called exactly once, on the thread that drives the core. After any
+input the driver calls `tick`, at the latest when the time comes that `tick` returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
+from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.node.core.consumers import ConsumerDesk
+from tickwheel.node.core.delivery import Delivery
+from tickwheel.node.core.dispatcher import Dispatcher, Phase
+from tickwheel.node.core.failure import Failure, not_master
+from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.core.publisher import Publisher
+from tickwheel.node.core.requests import RequestDesk
+from tickwheel.node.core.sync import SyncState
+from tickwheel.node.core.work import Background
+from tickwheel.node.state.results import AdminResult
+from tickwheel.proto import admin_pb2, common_pb2
+from tickwheel.proto.log_pb2 import Command, Lead, LogEntry
+from tickwheel.proto.peer_pb2 import PeerFrame
+from tickwheel.replication.clock import ClusterClock
+from tickwheel.replication.log import LogStatus, Member, ReplicatedLog, Role
+from tickwheel.replication.ports import Clock, Executor, Network, Random
+from tickwheel.storage.disk import Disk
+
+UPKEEP_PERIOD_MS = 1_000
+IDLE_MS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The world as a node sees it."""
+
+    disk: Disk
+    clock: Clock
+    executor: Executor
+    network: Network
+    random: Random
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """Who this node is."""
+
+    cluster_id: str
+    node_id: str
+    wheel_group: int = 0
+    disk_uuid: str = ""
+
+
+MakeLog = Callable[["NodeCore", Restored], ReplicatedLog]
+
+
+class NodeCore:
+    """One wheel group on one node. Implements LogListener."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        identity: NodeIdentity,
+        ports: Ports,
+        first_command: admin_pb2.Settings | None,
+        members: Sequence[Member],
+        make_log: MakeLog,
+        on_fatal: Callable[[str], None],
+        on_checkpoint_needed: Callable[[str], None],
+    ) -> None:
+        self.config = config
+        self.identity = identity
+        self._ports = ports
+        self._first_settings = first_command
+        self._first_members = list(members)
+        self._on_fatal = on_fatal
+        self._on_checkpoint_needed = on_checkpoint_needed
+        self.clock = ClusterClock(ports.clock)
+        self._restored = restore(ports.disk, config)
+        self.state = self._restored.state
+        self.wheel = self._restored.wheel
+        self.applied_index = self._restored.applied_index
+        self.applied_term = self._restored.applied_term
+        self.background = Background(ports.executor, self.wheel, self._fatal)
+        self.proposer = Proposer(config, identity.wheel_group, self.clock.now_ms)
+        self.publisher = Publisher(config, self.state, self.proposer, self.clock.now_ms)
+        self.dispatcher = Dispatcher(config, self.wheel, self.proposer)
+        self.delivery = Delivery(
+            config, self.state, self.wheel, self.proposer, self.background, self._may_act, self._fatal
+        )
+        self.state.on_dispatched = self.delivery.on_dispatched
+        self.sync = SyncState(
+            self.wheel, self.delivery, self.clock.now_ms, ports.clock.monotonic_ns, lambda: self.applied_index
+        )
+        self.log = make_log(self, self._restored)
+        self.proposer.attach(self.log, self.publisher)
+        self.checkpointer = Checkpointer(
+            config, ports, self.state, self.log, lambda: (self.applied_index, self.applied_term), self._fatal
+        )
+        self.requests = RequestDesk(self)
+        self.consumers = ConsumerDesk(self)
+        self.term = 0
+        self._leading = False
+        self._lead_applied = False
+        self._next_upkeep_ms = 0
+        self._stopped = False
+        self._recover_to = 0
+        self._handing_over = False
+        self.leader_changes = 0
+
+    # -- life
+
+    def start(self) -> None:
+        """Replay the journal and take part."""
+        if self._restored.members:
+            self.log.set_members(self._restored.members)
+        self._recover_to = self.log.status().commit_index
+        self.log.start()
+
+    def stop(self) -> None:
+        """Stop taking part; idempotent. Whoever waits gets an answer."""
+        if self._stopped:
+            return
+        self._step_down()
+        self._stopped = True
+        self.log.stop()
+
+    @property
+    def recovering(self) -> bool:
+        """Not yet replayed to where this node was when it stopped."""
+        return self.applied_index < self._recover_to
+
+    @property
+    def leading(self) -> bool:
+        """Master, with its own lead command applied: requests are served."""
+        return self._leading and self._lead_applied
+
+    def tick(self) -> int:
+        """Do what is due; returns the monotonic_ns at which the next call is needed at the latest."""
+        if self._stopped:
+            return self._ports.clock.monotonic_ns() + IDLE_MS_MAX * 1_000_000
+        log_wants_ns = self.log.tick()
+        now_ms = self.clock.now_ms()
+        if self.leading:
+            if self._may_act():
+                self.dispatcher.tick(now_ms)
+                self.delivery.tick(now_ms)
+            self.proposer.flush()
+            # What was proposed leaves at once, not at the next timer.
+            log_wants_ns = min(log_wants_ns, self.log.tick())
+        elif self._leading:
+            self.proposer.flush()
+            log_wants_ns = min(log_wants_ns, self.log.tick())
+        self.consumers.tick(now_ms)
+        self.background.pump(now_ms)
+        if now_ms >= self._next_upkeep_ms:
+            self._next_upkeep_ms = now_ms + UPKEEP_PERIOD_MS
+            self.delivery.upkeep(now_ms)
+        self.checkpointer.tick(now_ms)
+        return self._wake_at(now_ms, log_wants_ns)
+
+    def _wake_at(self, now_ms: int, log_wants_ns: int) -> int:
+        times = [now_ms + IDLE_MS_MAX, self._next_upkeep_ms]
+        if self.leading:
+            times += [
+                t for t in (self.dispatcher.wanted_ms(now_ms), self.delivery.wanted_ms()) if t is not None
+            ]
+        times += [t for t in (self.consumers.wanted_ms(), self.background.wanted_ms(now_ms)) if t is not None]
+        wait_ms = max(0, min(times) - now_ms)
+        return min(log_wants_ns, self._ports.clock.monotonic_ns() + wait_ms * 1_000_000)
+
+    # -- peers
+
+    def receive(self, peer_id: str, frame: PeerFrame) -> None:
+        """A frame from a peer whose identity was checked."""
+        self.log.receive(peer_id, frame)
+
+    def peer_connected(self, peer_id: str) -> None:
+        """The way to a peer is open."""
+        self.log.peer_connected(peer_id)
+
+    def peer_disconnected(self, peer_id: str) -> None:
+        """It broke; what was in flight is lost."""
+        self.delivery.feed.forget_peer(peer_id)
+        self.log.peer_disconnected(peer_id)
+
+    # -- LogListener
+
+    def apply(self, index: int, term: int, command: bytes) -> object:
+        """See LogListener. Content that cannot be parsed is our own bug or a newer version's: stop."""
+        self.applied_index, self.applied_term = index, term
+        if not command:
+            return []
+        try:
+            entry = LogEntry.FromString(command)
+        except Exception as error:  # protobuf's DecodeError has no stable public base
+            self._fatal(f"log entry {index} cannot be read ({error}): was it written by a newer version?")
+            return []
+        results = self.state.apply(index, term, entry)
+        for command_, result in zip(entry.commands, results, strict=True):
+            kind = command_.WhichOneof("body")
+            if kind == "lead":
+                self._lead_was_applied(command_.lead)
+            elif kind == "admin" and isinstance(result, AdminResult) and result.members_changed:
+                self.log.set_members(self.state.members())
+        return results
+
+    def role_changed(self, status: LogStatus) -> None:
+        """See LogListener."""
+        if self._stopped:
+            return
+        if status.role is Role.MASTER:
+            if self._leading and self.term == status.term:
+                return
+            self._step_down()
+            self.term = status.term
+            self._leading = True
+            self._lead_applied = False
+            self.leader_changes += 1
+            self.proposer.term = status.term
+            self._propose_lead()
+        else:
+            self.term = status.term
+            if self._leading:
+                self._step_down()
+                self.leader_changes += 1
+
+    def _propose_lead(self) -> None:
+        commands = [Command(lead=Lead(term=self.term, node_id=self.identity.node_id))]
+        for command in commands:
+            self.proposer.submit(command, self._lead_answered)
+
+    def _lead_answered(self, result: object) -> None:
+        if isinstance(result, Failure) and self._leading and not self._lead_applied and self.proposer.term:
+            self._propose_lead()
+
+    def _lead_was_applied(self, lead: Lead) -> None:
+        if not self._leading or lead.term != self.term or lead.node_id != self.identity.node_id:
+            return
+        self._lead_applied = True
+        if not self.state.created:
+            self.requests.create_cluster(self._first_settings, self._first_members)
+        now_ms = self.clock.now_ms()
+        self.delivery.begin(self.term, now_ms)
+        self.dispatcher.begin(now_ms)
+
+    def _step_down(self) -> None:
+        """Stop the wheel at once and clear the delivery state."""
+        if not self._leading:
+            return
+        self._leading = False
+        self._lead_applied = False
+        failure = self.refusal()
+        self.dispatcher.end()
+        self.proposer.lose(failure)
+        self.publisher.lose(failure)
+        self.delivery.end(failure)
+        self.consumers.end(failure)
+
+    def sync_out(self, peer_id: str) -> PeerFrame | None:
+        """See LogListener."""
+        return self.sync.outgoing(peer_id)
+
+    def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
+        """See LogListener."""
+        return self.sync.incoming(frame)
+
+    def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
+        """See LogListener."""
+        self.sync.reply(peer_id, frame)
+
+    def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
+        """See LogListener."""
+        self._on_checkpoint_needed(peer_id)
+
+    def fatal(self, reason: str) -> None:
+        """See LogListener."""
+        self._fatal(reason)
+
+    def _fatal(self, reason: str) -> None:
+        self.stop()
+        self._on_fatal(reason)
+
+    # -- what requests ask
+
+    def _may_act(self) -> bool:
+        return self.leading and self.log.lease_held()
+
+    def refusal(self) -> Failure | None:
+        """Why this node cannot serve a request of a client now; None if it can."""
+        if self.leading and not self._handing_over:
+            return None
+        if self.recovering:
+            return Failure(
+                common_pb2.RECOVERING,
+                f"replaying the log: at {self.applied_index} of {self._recover_to}; ask another node or retry",
+                {"retry_after_ms": "200"},
+            )
+        status = self.log.status()
+        if status.halted:
+            return Failure(common_pb2.DISK_FULL, status.halted, {"retry_after_ms": "1000"})
+        master_id = status.master_id
+        if master_id is None or master_id == self.identity.node_id:
+            return not_master(None, None)
+        address = next((m.client_address for m in self.log.members() if m.node_id == master_id), None)
+        return not_master(master_id, address)
+
+    def transfer(self, target_id: str | None, done: Callable[[Failure | None], None]) -> None:
+        """Planned handover: nothing new is proposed, the target catches up, then it is told to lead."""
+        failure = self.refusal()
+        if failure is not None:
+            done(failure)
+            return
+        self._handing_over = True
+
+        def transferred(problem: str | None) -> None:
+            self._handing_over = False
+            if problem is None:
+                done(None)
+            else:
+                done(Failure(common_pb2.WRONG_STATE, problem, {"retry_after_ms": "1000"}))
+
+        self.log.transfer(target_id, transferred)
+
+    @property
+    def push_first(self) -> bool:
+        """Whether deliveries go out before their dispatch is committed."""
+        return self.config.delivery_order is DeliveryOrder.PUSH_FIRST
+
+    @property
+    def phase(self) -> Phase:
+        """Where the dispatcher stands."""
+        return self.dispatcher.phase
+
+    def rng64(self) -> int:
+        """A random 64-bit number from the port."""
+        return self._ports.random.getrandbits(64)
+
+    def empty_ids(self) -> np.ndarray:
+        """No ids."""
+        return np.zeros(0, np.uint64)

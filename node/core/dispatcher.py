@@ -1,0 +1,165 @@
+"""The master's hand on the wheel: decides when the cursor moves, and how far.
+
+States (a table, drawn in docs/ARCHITECTURE.md):
+
+    idle      -> aligning   lead{term} was applied here and the lease holds
+    aligning  -> running    the cursor has met the clock
+    aligning  -> waiting    the cursor is ahead of the clock
+    waiting   -> running    the clock has caught up with it
+    any       -> idle       mastership or the lease is gone
+
+Aligning: the cursor is behind the clock, so overdue messages exist; they are dispatched at once, in
+order, as fast as the limits allow. Waiting: nothing is dispatched until the clock has caught up, so
+that nothing goes early or twice. Running: each dispatch is proposed `dispatch_ahead_ms` before the
+earliest message is due; delivery holds what is not due yet.
+
+Several dispatches are in flight; a later one is never applied before an earlier one (they are in one
+log). One that fails is proposed again after growing pauses, 100 ms steps up to a minute; from the
+third failure on `blocked` says so: the wheel blocks rather than skips.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.proposer import Proposer
+from tickwheel.proto.log_pb2 import Command, Dispatch
+from tickwheel.wheel.engine import Wheel
+from tickwheel.wheel.units import CursorKey
+
+RETRY_STEP_MS = 100
+RETRY_MS_MAX = 60_000
+FAILURES_BEFORE_BLOCKED = 3
+BACKLOG_MESSAGES_MAX = 500_000
+"""Dispatching pauses while so many units wait undelivered in memory: flow control of the alignment."""
+
+
+class Phase(enum.Enum):
+    """See the module's table."""
+
+    IDLE = "idle"
+    ALIGNING = "aligning"
+    WAITING = "waiting"
+    RUNNING = "running"
+
+
+class Dispatcher:
+    """One per node. `tick` runs after every input and when `wanted_ms` comes."""
+
+    def __init__(self, config: CoreConfig, wheel: Wheel, proposer: Proposer) -> None:
+        self._config = config
+        self._wheel = wheel
+        self._proposer = proposer
+        self.phase = Phase.IDLE
+        self._proposed = CursorKey(0, 0)
+        self._in_flight = 0
+        self._failures = 0
+        self._paused_until_ms = 0
+        self._last_proposed_ms = 0
+        self._reign = 0
+        self.dispatches_proposed = 0
+        self.paused: Callable[[], bool] = lambda: False
+        """Set by the core: true while delivery asks for a break (flow control)."""
+
+    @property
+    def blocked(self) -> bool:
+        """The same dispatch has failed three times or more."""
+        return self._failures >= FAILURES_BEFORE_BLOCKED
+
+    @property
+    def in_flight(self) -> int:
+        """Dispatch commands proposed and not answered."""
+        return self._in_flight
+
+    def begin(self, now_ms: int) -> None:
+        """This node leads and has applied everything: align."""
+        self._reign += 1
+        self._proposed = self._wheel.cursor
+        self._in_flight = 0
+        self._failures = 0
+        self._paused_until_ms = 0
+        ahead = self._wheel.cursor.due_ms - 1 > now_ms + self._config.dispatch_ahead_ms
+        self.phase = Phase.WAITING if ahead else Phase.ALIGNING
+
+    def end(self) -> None:
+        """Stop at once; what is in flight is answered into the void."""
+        self._reign += 1
+        self.phase = Phase.IDLE
+        self._in_flight = 0
+
+    def tick(self, now_ms: int) -> None:
+        """Propose every dispatch that is due and allowed."""
+        config = self._config
+        if self.phase is Phase.IDLE:
+            return
+        until_ms = now_ms + config.dispatch_ahead_ms
+        if self.phase is Phase.WAITING:
+            if self._wheel.cursor.due_ms - 1 > until_ms:
+                return
+            self.phase = Phase.RUNNING
+        while (
+            self._in_flight < config.dispatch_in_flight_max
+            and now_ms >= self._paused_until_ms
+            and not self.paused()
+        ):
+            start = max(self._proposed, self._wheel.cursor)
+            target = self._wheel.plan(until_ms, config.dispatch_messages_max, after=start)
+            if target is None:
+                if self.phase is Phase.ALIGNING and self._in_flight == 0:
+                    self.phase = Phase.RUNNING
+                return
+            full = target.due_ms <= until_ms
+            if not full and self.phase is Phase.RUNNING and self._too_soon(now_ms):
+                return
+            self._propose(target, now_ms)
+
+    def _too_soon(self, now_ms: int) -> bool:
+        return now_ms < self._last_proposed_ms + self._config.dispatch_period_ms
+
+    def _propose(self, target: CursorKey, now_ms: int) -> None:
+        reign = self._reign
+        before = self._proposed
+        self._proposed = target
+        self._last_proposed_ms = now_ms
+        self._in_flight += 1
+        self.dispatches_proposed += 1
+        wheel = self._wheel
+        command = Command(
+            dispatch=Dispatch(
+                due_ms=target.due_ms,
+                index=target.index,
+                expected_tick=wheel.tick,
+                expected_local_index=wheel.local_index,
+            )
+        )
+
+        def answered(result: object) -> None:
+            if reign != self._reign:
+                return
+            self._in_flight -= 1
+            if isinstance(result, Failure):
+                self._failures += 1
+                pause_ms = min(RETRY_STEP_MS * self._failures, RETRY_MS_MAX)
+                self._paused_until_ms = max(self._paused_until_ms, now_ms + pause_ms)
+                self._proposed = min(self._proposed, before)
+            else:
+                self._failures = 0
+
+        self._proposer.submit(command, answered)
+
+    def wanted_ms(self, now_ms: int) -> int | None:
+        """When the next call of `tick` is needed at the latest; None: an arrival will wake it."""
+        config = self._config
+        if self.phase is Phase.IDLE:
+            return None
+        if self.phase is Phase.WAITING:
+            return self._wheel.cursor.due_ms - 1 - config.dispatch_ahead_ms
+        if self._in_flight >= config.dispatch_in_flight_max:
+            return None
+        due_ms = self._wheel.next_due_ms(after=max(self._proposed, self._wheel.cursor))
+        if due_ms is None:
+            return None
+        return max(due_ms - config.dispatch_ahead_ms, self._paused_until_ms, self._last_proposed_ms + config.dispatch_period_ms)

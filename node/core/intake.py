@@ -1,0 +1,261 @@
+"""Turns what clients send into checked columns, once, so that nothing behind looks at a message alone.
+
+`from_message`, `from_rows` and `from_columns` raise `RequestError` naming field, value and limit. The
+result is an `IncomingBatch`: numpy columns and one blob. Relative times stay relative here: the
+publisher resolves them by the cluster clock when it proposes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.failure import invalid
+from tickwheel.node.state.names import check_producer_id, check_topic_name
+from tickwheel.node.state.settings import Settings
+from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.wheel.tags import key_hash, tag_hash, tag_mask
+
+KIND_DUE, KIND_DELAY, KIND_LEVEL = 0, 1, 2
+META_BYTES_MAX = 32_768
+"""A unit keeps the size of its meta in 16 bits."""
+DUE_MS_LIMIT = 1 << 50
+"""Far beyond any allowed time: keeps sums in 64 bits."""
+
+_WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
+
+
+@dataclass(slots=True)
+class IncomingBatch:
+    """`count` messages to schedule, as columns in the order of the request."""
+
+    producer_id: str
+    sequence: int
+    count: int
+    topics: list[str]
+    topic_of: NDArray[np.uint32] | None
+    """Index into `topics` of each message; None: all are of the first."""
+    when: NDArray[np.int64]
+    """Absolute time, delay in ms or level, as `kinds` says."""
+    kinds: NDArray[np.uint8] | int
+    sizes: NDArray[np.uint32]
+    """Meta and payload together."""
+    meta_sizes: NDArray[np.uint32] | None
+    records: bytes
+    tag_hashes: NDArray[np.uint32] | None = None
+    tag_masks: NDArray[np.uint64] | None = None
+    key_hashes: NDArray[np.uint64] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Memory it takes, about."""
+        return len(self.records) + 32 * self.count
+
+
+def _producer(producer_id: str, sequence: int) -> None:
+    if producer_id:
+        problem = check_producer_id(producer_id)
+        if problem:
+            raise invalid("producer_id", producer_id, problem)
+        if sequence < 1:
+            raise invalid("sequence", sequence, "1 or more when producer_id is given")
+
+
+def _topic(name: str, field: str) -> str:
+    problem = check_topic_name(name)
+    if problem:
+        raise invalid(field, name, problem)
+    return name
+
+
+def _count(count: int, settings: Settings) -> None:
+    if not 1 <= count <= settings.batch_messages_max:
+        raise invalid("messages", count, f"1 to {settings.batch_messages_max} messages in a batch")
+
+
+def _check_sizes(sizes: NDArray[np.uint32], field: str, settings: Settings) -> None:
+    if not len(sizes):
+        return
+    least, most = int(sizes.min()), int(sizes.max())
+    if least == 0:
+        raise invalid(f"{field}[{int(sizes.argmin())}]", 0, "a payload has at least one byte")
+    if most > settings.payload_bytes_max:
+        raise invalid(f"{field}[{int(sizes.argmax())}]", most, f"at most {settings.payload_bytes_max} bytes")
+
+
+@dataclass(slots=True)
+class _MetaColumns:
+    sizes: NDArray[np.uint32]
+    tag_hashes: NDArray[np.uint32]
+    tag_masks: NDArray[np.uint64]
+    key_hashes: NDArray[np.uint64]
+
+
+def _index_metas(metas: Sequence[common_pb2.MessageMeta], serialized: Sequence[bytes]) -> _MetaColumns:
+    count = len(metas)
+    for row, blob in enumerate(serialized):
+        if len(blob) > META_BYTES_MAX:
+            raise invalid(f"meta[{row}]", len(blob), f"at most {META_BYTES_MAX} bytes of key, tags and headers")
+    return _MetaColumns(
+        sizes=np.fromiter(map(len, serialized), np.uint32, count),
+        tag_hashes=np.fromiter((tag_hash(m.tags[0]) if m.tags else 0 for m in metas), np.uint32, count),
+        tag_masks=np.fromiter((tag_mask(m.tags) if m.tags else 0 for m in metas), np.uint64, count),
+        key_hashes=np.fromiter((key_hash(m.key) if m.key else 0 for m in metas), np.uint64, count),
+    )
+
+
+def from_message(request: scheduler_pb2.ScheduleRequest, settings: Settings) -> IncomingBatch:
+    """One message of the unary call."""
+    return _from_messages([request.message], request.producer_id, request.sequence, settings)
+
+
+def from_batch(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> IncomingBatch:
+    """Rows or columns of the streaming call."""
+    content = batch.WhichOneof("content")
+    if content == "rows":
+        return _from_messages(batch.rows.messages, batch.producer_id, batch.sequence, settings)
+    if content == "columns":
+        return _from_columns(batch, settings)
+    raise invalid("content", "absent", "rows or columns")
+
+
+def _from_messages(
+    messages: Sequence[common_pb2.Message], producer_id: str, sequence: int, settings: Settings
+) -> IncomingBatch:
+    _producer(producer_id, sequence)
+    count = len(messages)
+    _count(count, settings)
+    topics: dict[str, int] = {}
+    topic_numbers = [topics.setdefault(m.topic, len(topics)) for m in messages]
+    for name in topics:
+        _topic(name, "topic")
+    payloads = [m.payload for m in messages]
+    payload_sizes = np.fromiter(map(len, payloads), np.uint32, count)
+    _check_sizes(payload_sizes, "payload", settings)
+
+    when = np.fromiter((m.due_ms for m in messages), np.int64, count)
+    kinds: NDArray[np.uint8] | int = KIND_DUE
+    if not when.all():  # some row has no due_ms, or an explicit 0
+        names = [m.WhichOneof("when") for m in messages]
+        for row, name in enumerate(names):
+            if name is None:
+                raise invalid(f"when[{row}]", "absent", "due_ms, delay_ms or delay_level")
+        kinds = np.fromiter((_WHEN_KINDS[name] for name in names if name), np.uint8, count)
+        when = np.fromiter((getattr(m, name) for m, name in zip(messages, names, strict=True) if name), np.int64, count)
+    _check_when(when, kinds)
+
+    meta: _MetaColumns | None = None
+    if any(m.HasField("meta") for m in messages):
+        metas = [m.meta for m in messages]
+        serialized = [m.SerializeToString() for m in metas]
+        meta = _index_metas(metas, serialized)
+        records = b"".join(part for pair in zip(serialized, payloads, strict=True) for part in pair)
+        sizes = payload_sizes + meta.sizes
+    else:
+        records = b"".join(payloads)
+        sizes = payload_sizes
+    return IncomingBatch(
+        producer_id=producer_id,
+        sequence=sequence,
+        count=count,
+        topics=list(topics),
+        topic_of=np.array(topic_numbers, np.uint32) if len(topics) > 1 else None,
+        when=when,
+        kinds=kinds,
+        sizes=sizes,
+        meta_sizes=meta.sizes if meta else None,
+        records=records,
+        tag_hashes=meta.tag_hashes if meta else None,
+        tag_masks=meta.tag_masks if meta else None,
+        key_hashes=meta.key_hashes if meta else None,
+    )
+
+
+def _check_when(when: NDArray[np.int64], kinds: NDArray[np.uint8] | int) -> None:
+    if int(when.max()) > DUE_MS_LIMIT:
+        raise invalid(f"due_ms[{int(when.argmax())}]", int(when.max()), "not a time in milliseconds since 1970")
+    least = int(when.min())
+    if least >= 0:
+        return
+    relative = (when < 0) & (np.asarray(kinds) != KIND_DUE)
+    if relative.any():
+        row = int(np.flatnonzero(relative)[0])
+        raise invalid(f"delay_ms[{row}]", int(when[row]), "0 or more")
+    if least < -DUE_MS_LIMIT:
+        raise invalid(f"due_ms[{int(when.argmin())}]", least, "not a time in milliseconds since 1970")
+
+
+def _column(data: bytes, name: str, dtype: str, count: int | None) -> NDArray[np.int64]:
+    width = np.dtype(dtype).itemsize
+    if len(data) % width or (count is not None and len(data) != width * count):
+        wanted = f"{count} elements of {width} bytes" if count is not None else f"a multiple of {width} bytes"
+        raise invalid(name, f"{len(data)} bytes", wanted)
+    return np.frombuffer(data, dtype)
+
+
+def _from_columns(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> IncomingBatch:
+    columns = batch.columns
+    _producer(batch.producer_id, batch.sequence)
+    _topic(columns.topic, "topic")
+    if bool(columns.due_ms) == bool(columns.delay_ms):
+        raise invalid("due_ms", f"{len(columns.due_ms)} bytes", "exactly one of due_ms and delay_ms")
+    kind = KIND_DUE if columns.due_ms else KIND_DELAY
+    name = "due_ms" if columns.due_ms else "delay_ms"
+    when = _column(columns.due_ms or columns.delay_ms, name, "<i8", None)
+    count = len(when)
+    _count(count, settings)
+    _check_when(when, kind)
+    payload_sizes = _column(columns.payload_sizes, "payload_sizes", "<u4", count).view(np.uint32)
+    _check_sizes(payload_sizes, "payload_sizes", settings)
+    payloads = columns.payloads
+    total = int(payload_sizes.sum(dtype=np.int64))
+    if total != len(payloads):
+        raise invalid("payloads", f"{len(payloads)} bytes", f"{total} bytes, the sum of payload_sizes")
+    incoming = IncomingBatch(
+        producer_id=batch.producer_id,
+        sequence=batch.sequence,
+        count=count,
+        topics=[columns.topic],
+        topic_of=None,
+        when=when,
+        kinds=kind,
+        sizes=payload_sizes,
+        meta_sizes=None,
+        records=payloads,
+    )
+    if columns.meta_sizes:
+        _add_metas(incoming, columns, count)
+    elif columns.metas:
+        raise invalid("metas", f"{len(columns.metas)} bytes", "empty when meta_sizes is empty")
+    return incoming
+
+
+def _add_metas(incoming: IncomingBatch, columns: scheduler_pb2.ColumnBatch, count: int) -> None:
+    meta_sizes = _column(columns.meta_sizes, "meta_sizes", "<u4", count).view(np.uint32)
+    ends = np.cumsum(meta_sizes, dtype=np.int64).tolist()
+    if ends[-1] != len(columns.metas):
+        raise invalid("metas", f"{len(columns.metas)} bytes", f"{ends[-1]} bytes, the sum of meta_sizes")
+    starts = [0, *ends[:-1]]
+    serialized = [columns.metas[a:b] for a, b in zip(starts, ends, strict=True)]
+    metas: list[common_pb2.MessageMeta] = []
+    for row, blob in enumerate(serialized):
+        try:
+            metas.append(common_pb2.MessageMeta.FromString(blob))
+        except Exception as error:  # protobuf's DecodeError has no stable public base
+            raise invalid(f"metas[{row}]", blob[:16].hex(), "a serialized MessageMeta") from error
+    meta = _index_metas(metas, serialized)
+    payload_ends = np.cumsum(incoming.sizes, dtype=np.int64).tolist()
+    payload_starts = [0, *payload_ends[:-1]]
+    view = memoryview(incoming.records)
+    parts: list[bytes | memoryview] = []
+    for blob, a, b in zip(serialized, payload_starts, payload_ends, strict=True):
+        parts += (blob, view[a:b])
+    incoming.records = b"".join(parts)
+    incoming.sizes = incoming.sizes + meta.sizes
+    incoming.meta_sizes = meta.sizes
+    incoming.tag_hashes = meta.tag_hashes
+    incoming.tag_masks = meta.tag_masks
+    incoming.key_hashes = meta.key_hashes

@@ -1,0 +1,281 @@
+"""Who holds what for how long: the leases of deliveries, on the master and as the slaves heard of them.
+
+The table of the master is soft state: it is rebuilt from nothing by a new master, helped by what the
+50 ms sync told it. A lease names positions of a topic's ready queue; whether a position is settled
+by now only the replicated state knows, so a settlement does not touch this table: an expiring lease
+asks the state which of its positions are still open.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.proto.peer_pb2 import LeaseRange
+
+Positions = NDArray[np.uint64]
+Attempts = NDArray[np.uint32]
+ChannelKey = tuple[int, int]
+"""(group id, topic id)"""
+
+EVENTS_MAX = 20_000
+"""Lease ranges remembered for slaves that have not acknowledged them; beyond it they get the whole table."""
+RANGES_PER_SYNC_MAX = 2_000
+UNANSWERED_MAX = 64
+"""Syncs to one slave whose answers may still count: 3 s at 50 ms."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Positions given out together, in rising order; `attempts` belong to them one by one."""
+
+    channel: ChannelKey
+    positions: Positions
+    attempts: Attempts
+    until_ms: int
+    session_id: int
+    """0: given out by an earlier master."""
+    closed: bool = False
+
+
+@dataclass(slots=True)
+class LeaseTable:
+    """The master's leases by their end."""
+
+    _heap: list[tuple[int, int, Lease]] = field(default_factory=list)
+    _order: Iterator[int] = field(default_factory=itertools.count)
+    _sessions: dict[int, deque[Lease]] = field(default_factory=dict)
+    _extended: dict[tuple[ChannelKey, int], int] = field(default_factory=dict)
+    """Positions whose lease was extended, and until when."""
+
+    def give(self, lease: Lease) -> None:
+        """A delivery went out."""
+        heapq.heappush(self._heap, (lease.until_ms, next(self._order), lease))
+        self._sessions.setdefault(lease.session_id, deque()).append(lease)
+
+    def extend(self, channel: ChannelKey, positions: Positions, attempts: Attempts, until_ms: int, session_id: int) -> None:
+        """Hold these positions longer; their older lease no longer counts."""
+        for position in positions.tolist():
+            self._extended[channel, position] = until_ms
+        self.give(Lease(channel, positions, attempts, until_ms, session_id))
+
+    def next_end_ms(self) -> int | None:
+        """When the next lease ends."""
+        while self._heap and self._heap[0][2].closed:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def expire(self, now_ms: int) -> Iterator[Lease]:
+        """Leases that are over, without positions that were extended beyond."""
+        while (end_ms := self.next_end_ms()) is not None and end_ms <= now_ms:
+            _, _, lease = heapq.heappop(self._heap)
+            lease.closed = True
+            trimmed = self._without_extended(lease, now_ms)
+            if len(trimmed.positions):
+                yield trimmed
+
+    def _without_extended(self, lease: Lease, now_ms: int) -> Lease:
+        if not self._extended:
+            return lease
+        keep = np.ones(len(lease.positions), bool)
+        for place, position in enumerate(lease.positions.tolist()):
+            key = (lease.channel, position)
+            until_ms = self._extended.get(key)
+            if until_ms is None:
+                continue
+            if until_ms > now_ms:
+                keep[place] = False
+            else:
+                del self._extended[key]
+        return Lease(lease.channel, lease.positions[keep], lease.attempts[keep], lease.until_ms, lease.session_id, True)
+
+    def close_session(self, session_id: int) -> list[Lease]:
+        """A consumer went away: its open leases end now. Its extensions end with them."""
+        leases = [lease for lease in self._sessions.pop(session_id, ()) if not lease.closed]
+        for lease in leases:
+            lease.closed = True
+            if self._extended:
+                for position in lease.positions.tolist():
+                    self._extended.pop((lease.channel, position), None)
+        return leases
+
+    def forget_settled(self, floors: dict[ChannelKey, int]) -> None:
+        """Drop leases whose positions all lie below their channel's floor: they are settled."""
+        for session_id in list(self._sessions):
+            leases = self._sessions[session_id]
+            while leases:
+                lease = leases[0]
+                if not lease.closed:
+                    if int(lease.positions[-1]) >= floors.get(lease.channel, 0):
+                        break
+                    lease.closed = True
+                    lease.positions = lease.positions[:0]
+                leases.popleft()
+            if not leases:
+                del self._sessions[session_id]
+        if len(self._heap) > 64:
+            closed = sum(1 for item in self._heap if item[2].closed)
+            if closed * 2 > len(self._heap):
+                self._heap = [item for item in self._heap if not item[2].closed]
+                heapq.heapify(self._heap)
+        if self._extended:
+            for key in [k for k in self._extended if k[1] < floors.get(k[0], 0)]:
+                del self._extended[key]
+
+    def open_leases(self) -> Iterator[Lease]:
+        """All that are out."""
+        return (item[2] for item in self._heap if not item[2].closed)
+
+    def clear(self) -> None:
+        """Mastership is gone."""
+        self._heap.clear()
+        self._sessions.clear()
+        self._extended.clear()
+
+
+def ranges_of(lease: Lease) -> list[LeaseRange]:
+    """A lease as ranges of consecutive positions."""
+    positions = lease.positions
+    if not len(positions):
+        return []
+    cuts = np.flatnonzero(np.diff(positions) != 1) + 1
+    ranges = []
+    for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(positions)], strict=True):
+        attempts = lease.attempts[first:last]
+        ranges.append(
+            LeaseRange(
+                group_id=lease.channel[0],
+                topic_id=lease.channel[1],
+                first_position=int(positions[first]),
+                count=last - first,
+                attempts=b"" if (attempts == 1).all() else attempts.astype("<u4").tobytes(),
+                until_ms=lease.until_ms,
+            )
+        )
+    return ranges
+
+
+class LeaseFeed:
+    """The master's side of the sync: which slave has heard of which lease."""
+
+    def __init__(self) -> None:
+        self._events: deque[LeaseRange] = deque()
+        self._first = 0
+        """Number of the oldest event kept."""
+        self._heard: dict[str, int] = {}
+        self._sent: dict[str, deque[tuple[int, int]]] = {}
+        """Peer to its unanswered syncs: (sync number, event number that this sync reached)."""
+
+    def add(self, lease: Lease) -> None:
+        """A lease was given out or extended."""
+        self._events.extend(ranges_of(lease))
+        while len(self._events) > EVENTS_MAX:
+            self._events.popleft()
+            self._first += 1
+
+    def for_peer(self, peer_id: str, number: int, table: LeaseTable) -> tuple[list[LeaseRange], bool]:
+        """Ranges for sync `number` to a slave, and whether they are the whole table."""
+        heard = self._heard.get(peer_id)
+        end = self._first + len(self._events)
+        if heard is None or heard < self._first:
+            ranges = [r for lease in table.open_leases() for r in ranges_of(lease)]
+            self._note_sent(peer_id, number, end)
+            return ranges, True
+        start = heard - self._first
+        stop = min(len(self._events), start + RANGES_PER_SYNC_MAX)
+        self._note_sent(peer_id, number, self._first + stop)
+        return list(itertools.islice(self._events, start, stop)), False
+
+    def acknowledged(self, peer_id: str, number: int) -> None:
+        """A slave answered sync `number`."""
+        sent = self._sent.get(peer_id)
+        while sent and sent[0][0] <= number:
+            answered, reached = sent.popleft()
+            if answered == number:
+                self._heard[peer_id] = max(self._heard.get(peer_id, 0), reached)
+                self._trim()
+
+    def _note_sent(self, peer_id: str, number: int, reached: int) -> None:
+        sent = self._sent.setdefault(peer_id, deque(maxlen=UNANSWERED_MAX))
+        sent.append((number, reached))
+
+    def _trim(self) -> None:
+        keep_from = min(self._heard.values())
+        while self._first < keep_from and self._events:
+            self._events.popleft()
+            self._first += 1
+
+    def forget_peer(self, peer_id: str) -> None:
+        """Its connection broke: it may have restarted without what it had heard."""
+        self._heard.pop(peer_id, None)
+        self._sent.pop(peer_id, None)
+
+    def clear(self) -> None:
+        """Mastership is gone."""
+        self._events.clear()
+        self._heard.clear()
+        self._sent.clear()
+
+
+class HeardLeases:
+    """A slave's memory of the leases its master told of; what a new master starts with."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[ChannelKey, list[LeaseRange]] = {}
+
+    def hear(self, ranges: Iterable[LeaseRange], complete: bool) -> None:
+        """Take over what a sync brought."""
+        if complete:
+            self._ranges.clear()
+        for r in ranges:
+            self._ranges.setdefault((r.group_id, r.topic_id), []).append(r)
+
+    def prune(self, now_ms: int, floors: dict[ChannelKey, int]) -> None:
+        """Forget what is over or settled."""
+        for key in list(self._ranges):
+            floor = floors.get(key, 0)
+            kept = [r for r in self._ranges[key] if r.until_ms > now_ms and r.first_position + r.count > floor]
+            if kept:
+                self._ranges[key] = kept
+            else:
+                del self._ranges[key]
+
+    def size(self) -> int:
+        """Ranges kept."""
+        return sum(len(ranges) for ranges in self._ranges.values())
+
+    def held(self, now_ms: int) -> list[Lease]:
+        """The leases that still run, as leases of an earlier master; of overlapping ones the latest end wins."""
+        leases: list[Lease] = []
+        for key, ranges in self._ranges.items():
+            running = [r for r in ranges if r.until_ms > now_ms]
+            if running:
+                leases += _merged(key, running)
+        return leases
+
+    def clear(self) -> None:
+        """Start anew."""
+        self._ranges.clear()
+
+
+def _merged(key: ChannelKey, ranges: list[LeaseRange]) -> list[Lease]:
+    positions = np.concatenate([np.arange(r.first_position, r.first_position + r.count, dtype=np.uint64) for r in ranges])
+    attempts = np.concatenate(
+        [np.frombuffer(r.attempts, "<u4") if r.attempts else np.ones(r.count, np.uint32) for r in ranges]
+    )
+    until = np.concatenate([np.full(r.count, r.until_ms, np.int64) for r in ranges])
+    order = np.lexsort((until, attempts, positions))
+    positions, attempts, until = positions[order], attempts[order], until[order]
+    last = np.append(positions[1:] != positions[:-1], True)
+    positions, attempts, until = positions[last], attempts[last], until[last]
+    return [
+        Lease(key, positions[mask], attempts[mask], int(end_ms), session_id=0)
+        for end_ms in np.unique(until)
+        for mask in [until == end_ms]
+    ]

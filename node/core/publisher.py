@@ -1,0 +1,262 @@
+"""The way of a schedule request into the log: waits in order, gets topics and times, becomes a publish.
+
+Owns the bounded queue of accepted requests. Requests are served in the order they came, so that a
+producer's sequences stay in order; a request that needs a new topic waits, and all behind it, until
+the topic has been created through the log.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch
+from tickwheel.node.core.proposer import Done, Proposer
+from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.state.results import AdminResult, PublishResult
+from tickwheel.proto import common_pb2 as pb
+from tickwheel.proto.admin_pb2 import CreateTopicRequest
+from tickwheel.proto.log_pb2 import AdminCommand, Command, Publish, PublishRequest
+
+EMPTY = b""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutcome:
+    """A batch is on stable storage of a majority. Arrays are in the order of the request's messages."""
+
+    ids: NDArray[np.uint64]
+    due_ms: NDArray[np.int64]
+    repeated: bool
+
+
+Answer = Callable[[BatchOutcome | Failure], None]
+
+
+class Clocked(Protocol):
+    def __call__(self) -> int: ...
+
+
+@dataclass(slots=True)
+class _Request:
+    batch: IncomingBatch
+    answer: Answer
+    bytes: int
+
+
+class Publisher:
+    """One per node; its queue is empty while the node is not master."""
+
+    def __init__(self, config: CoreConfig, state: StateMachine, proposer: Proposer, now_ms: Callable[[], int]) -> None:
+        self._config = config
+        self._state = state
+        self._proposer = proposer
+        self._now_ms = now_ms
+        self._queue: deque[_Request] = deque()
+        self._queue_bytes = 0
+        self._creating: set[str] = set()
+
+    @property
+    def waiting(self) -> int:
+        """Requests accepted and not yet proposed."""
+        return len(self._queue)
+
+    def schedule(self, batch: IncomingBatch, answer: Answer) -> None:
+        """Accept a request, or refuse it at once when the queue is full."""
+        config = self._config
+        if self._queue_bytes + batch.bytes > config.intake_bytes_max and self._queue:
+            answer(limit_reached("intake_bytes", config.intake_bytes_max))
+            return
+        if len(self._queue) >= config.intake_requests_max:
+            answer(limit_reached("intake_requests", config.intake_requests_max))
+            return
+        size = batch.bytes
+        self._queue.append(_Request(batch, answer, size))
+        self._queue_bytes += size
+
+    def lose(self, failure: Failure) -> None:
+        """Mastership is gone: nothing that still waits was proposed, so all of it can safely go elsewhere."""
+        queue, self._queue = self._queue, deque()
+        self._queue_bytes = 0
+        self._creating.clear()
+        for request in queue:
+            request.answer(failure)
+
+    def take(self, bytes_max: int) -> tuple[Command, Done, int] | None:
+        """See PublishSource."""
+        taken: list[_Request] = []
+        dues: list[NDArray[np.int64]] = []
+        size = 0
+        now_ms = self._now_ms()
+        while self._queue and (not taken or size + self._queue[0].bytes <= bytes_max):
+            request = self._queue[0]
+            if not self._topics_known(request.batch):
+                break
+            self._queue.popleft()
+            self._queue_bytes -= request.bytes
+            due = self._due(request, now_ms)
+            if due is None:
+                continue
+            taken.append(request)
+            dues.append(due)
+            size += request.bytes
+        if not taken:
+            return None
+        return self._command(taken, dues), self._answers(taken), size
+
+    def _topics_known(self, batch: IncomingBatch) -> bool:
+        missing = [name for name in batch.topics if self._state.topic_id(name) is None]
+        for name in missing:
+            if name in self._creating:
+                continue
+            if not self._state.settings.topics_auto_create:
+                self._refuse_head(Failure(pb.UNKNOWN_NAME, f"topic {name} does not exist", {"field": "topic", "value": name}))
+                return False
+            self._creating.add(name)
+            command = Command(admin=AdminCommand(create_topic=CreateTopicRequest(name=name)))
+
+            def created(result: object, name: str = name) -> None:
+                self._creating.discard(name)
+                if isinstance(result, AdminResult) and result.failure is not None:
+                    self._refuse_topic(name, result.failure)
+
+            self._proposer.submit(command, created)
+        return not missing
+
+    def _refuse_head(self, failure: Failure) -> None:
+        request = self._queue.popleft()
+        self._queue_bytes -= request.bytes
+        request.answer(failure)
+
+    def _refuse_topic(self, name: str, failure: Failure) -> None:
+        kept: deque[_Request] = deque()
+        for request in self._queue:
+            if name in request.batch.topics:
+                self._queue_bytes -= request.bytes
+                request.answer(failure)
+            else:
+                kept.append(request)
+        self._queue = kept
+
+    def _due(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
+        """Absolute due times; None if the request was refused because one is too far ahead."""
+        batch = request.batch
+        due = resolve_when(batch.when, batch.kinds, now_ms, self._state.delay_levels_ms)
+        limit_ms = self._state.settings.delay_ms_max
+        latest = int(due.max())
+        if latest > now_ms + limit_ms:
+            row = int(due.argmax())
+            error = invalid(f"due_ms[{row}]", latest, f"at most {limit_ms} ms ahead of now ({now_ms})")
+            request.answer(error.failure)
+            return None
+        return due
+
+    def _command(self, taken: list[_Request], dues: list[NDArray[np.int64]]) -> Command:
+        batches = [request.batch for request in taken]
+        due = dues[0] if len(dues) == 1 else np.concatenate(dues)
+        order: NDArray[np.int64] | None = None
+        if len(due) > 1 and (due[1:] < due[:-1]).any():
+            order = np.argsort(due, kind="stable")
+        publish = Publish(
+            requests=[
+                PublishRequest(producer_id=b.producer_id, sequence=b.sequence, count=b.count) for b in batches
+            ]
+        )
+        sizes = _joined([b.sizes for b in batches])
+        records = batches[0].records if len(batches) == 1 else b"".join(b.records for b in batches)
+        publish.topic_ids = self._topic_column(batches, order)
+        publish.meta_sizes = _optional([b.meta_sizes for b in batches], batches, order, np.uint32)
+        publish.tag_hashes = _optional([b.tag_hashes for b in batches], batches, order, np.uint32)
+        publish.tag_masks = _optional([b.tag_masks for b in batches], batches, order, np.uint64)
+        publish.key_hashes = _optional([b.key_hashes for b in batches], batches, order, np.uint64)
+        if order is None:
+            publish.due_ms = due.tobytes()
+            publish.sizes = sizes.tobytes()
+            publish.records = records
+        else:
+            publish.due_ms = due[order].tobytes()
+            publish.rows = order.astype("<u4").tobytes()
+            publish.records = reorder_records(records, sizes, order)
+            publish.sizes = sizes[order].tobytes()
+        return Command(publish=publish)
+
+    def _topic_column(self, batches: list[IncomingBatch], order: NDArray[np.int64] | None) -> bytes:
+        ids = [[self._state.topic_id(name) or 0 for name in b.topics] for b in batches]
+        if len({number for numbers in ids for number in numbers}) == 1:
+            return np.array(ids[0][:1], "<u4").tobytes()
+        columns = [
+            np.array(numbers, "<u4")[b.topic_of] if b.topic_of is not None else np.full(b.count, numbers[0], "<u4")
+            for numbers, b in zip(ids, batches, strict=True)
+        ]
+        column = np.concatenate(columns)
+        return (column if order is None else column[order]).tobytes()
+
+    def _answers(self, taken: list[_Request]) -> Done:
+        def answer(result: object) -> None:
+            if isinstance(result, Failure):
+                for request in taken:
+                    request.answer(result)
+                return
+            assert isinstance(result, PublishResult) and len(result.requests) == len(taken)
+            for request, outcome in zip(taken, result.requests, strict=True):
+                if outcome.failure is not None:
+                    request.answer(outcome.failure)
+                else:
+                    request.answer(BatchOutcome(outcome.ids, outcome.due_ms, outcome.repeated))
+
+        return answer
+
+
+def resolve_when(
+    when: NDArray[np.int64], kinds: NDArray[np.uint8] | int, now_ms: int, levels_ms: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Absolute due times of absolute times, delays and levels (0 none, above the maximum the maximum)."""
+    if isinstance(kinds, int):
+        if kinds == KIND_DUE:
+            return when
+        if kinds == KIND_DELAY:
+            return when + now_ms
+        kinds = np.full(len(when), kinds, np.uint8)
+    table = np.concatenate(([0], levels_ms))
+    level = kinds == KIND_LEVEL
+    due = np.where(kinds == KIND_DUE, when, when + now_ms)
+    due[level] = now_ms + table[np.minimum(when[level], len(levels_ms))]
+    return due
+
+
+def reorder_records(records: bytes, sizes: NDArray[np.uint32], order: NDArray[np.int64]) -> bytes:
+    """The concatenated records in another order."""
+    size = int(sizes[0])
+    if (sizes == size).all():
+        return np.frombuffer(records, np.uint8).reshape(len(sizes), size)[order].tobytes()
+    ends = np.cumsum(sizes, dtype=np.int64)
+    starts = ends - sizes
+    view = memoryview(records)
+    return b"".join([view[a:b] for a, b in zip(starts[order].tolist(), ends[order].tolist(), strict=True)])
+
+
+def _joined(columns: list[NDArray[np.uint32]]) -> NDArray[np.uint32]:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def _optional(
+    columns: list[NDArray[np.uint32] | None] | list[NDArray[np.uint64] | None],
+    batches: list[IncomingBatch],
+    order: NDArray[np.int64] | None,
+    dtype: type[np.uint32] | type[np.uint64],
+) -> bytes:
+    if all(column is None for column in columns):
+        return EMPTY
+    filled = [
+        column.astype(dtype, copy=False) if column is not None else np.zeros(batch.count, dtype)
+        for column, batch in zip(columns, batches, strict=True)
+    ]
+    joined = np.concatenate(filled)
+    return (joined if order is None else joined[order]).tobytes()

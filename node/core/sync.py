@@ -1,0 +1,100 @@
+"""What the 50 ms sync carries, on both sides: tick and local index, leases, clock samples.
+
+The sync is soft: it never moves a cursor and never skips a message. A slave keeps what it heard to
+start from when it becomes master, and to show; the pair it heard is written to disk every second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tickwheel.node.core.delivery import Delivery
+from tickwheel.proto.peer_pb2 import PeerFrame, Sync, SyncReply
+from tickwheel.wheel.engine import Wheel
+
+
+@dataclass(slots=True)
+class Heard:
+    """The newest sync a slave got."""
+
+    term: int = 0
+    number: int = 0
+    tick: int = 0
+    local_index: int = 0
+    at_ns: int = 0
+
+
+class SyncState:
+    """Fills outgoing syncs and takes in those that arrive. One per node."""
+
+    def __init__(
+        self,
+        wheel: Wheel,
+        delivery: Delivery,
+        now_ms: Callable[[], int],
+        monotonic_ns: Callable[[], int],
+        applied_index: Callable[[], int],
+    ) -> None:
+        self._wheel = wheel
+        self._delivery = delivery
+        self._now_ms = now_ms
+        self._monotonic_ns = monotonic_ns
+        self._applied_index = applied_index
+        self._number = 0
+        self.heard = Heard()
+        self.enabled = True
+        """Switched off by tests that show what the sync is for."""
+
+    def outgoing(self, peer_id: str) -> PeerFrame | None:
+        """The sync for one slave; the log fills in envelope and term."""
+        if not self.enabled or not self._delivery.reigning:
+            return None
+        self._number += 1
+        ranges, complete = self._delivery.lease_feed_for(peer_id, self._number)
+        return PeerFrame(
+            sync=Sync(
+                number=self._number,
+                tick=self._wheel.tick,
+                local_index=self._wheel.local_index,
+                clock_ms=self._now_ms(),
+                sent_ns=self._monotonic_ns(),
+                leases=ranges,
+                complete=complete,
+            )
+        )
+
+    def incoming(self, frame: PeerFrame) -> PeerFrame:
+        """A sync of this term's master (the log has dropped older terms); a repeated or older one changes nothing."""
+        sync = frame.sync
+        heard = self.heard
+        if frame.term > heard.term or sync.number > heard.number:
+            if frame.term > heard.term:
+                self._delivery.heard.clear()
+                heard.tick, heard.local_index = 0, 0
+            heard.term, heard.number, heard.at_ns = frame.term, sync.number, self._monotonic_ns()
+            heard.tick, heard.local_index = max(
+                (heard.tick, heard.local_index), (sync.tick, sync.local_index)
+            )
+            self._delivery.heard.hear(sync.leases, sync.complete)
+        cursor = self._wheel.cursor
+        return PeerFrame(
+            sync_reply=SyncReply(
+                number=sync.number,
+                applied_index=self._applied_index(),
+                cursor_due_ms=cursor.due_ms,
+                cursor_index=cursor.index,
+                clock_ms=self._now_ms(),
+                echo_sent_ns=sync.sent_ns,
+            )
+        )
+
+    def reply(self, peer_id: str, frame: PeerFrame) -> None:
+        """A slave acknowledged a sync."""
+        self._delivery.feed.acknowledged(peer_id, frame.sync_reply.number)
+
+    def age_ms(self) -> int:
+        """Since the newest sync arrived; 0 if none ever did."""
+        if not self.heard.at_ns:
+            return 0
+        return (self._monotonic_ns() - self.heard.at_ns) // 1_000_000
