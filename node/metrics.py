@@ -1,0 +1,181 @@
+"""Metrics of a node for Prometheus: which exist, and how the core's numbers become them.
+
+Owns the table `METRICS` (docs/METRICS.md is generated from it) and the page. The core counts in plain numbers and
+arrays, never per message in a metrics library; they are read when somebody asks for the page, on the node's loop.
+Names follow Prometheus' conventions: base units (seconds, bytes), `_total` for counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+PREFIX = "tickwheel_"
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramValue:
+    """Counts by bound (not cumulated; the last one is above all bounds), and the sum, in the metric's unit."""
+
+    bounds: Sequence[float]
+    counts: Sequence[int]
+    sum: float
+
+
+MetricValue = float | Mapping[tuple[str, ...], float] | HistogramValue
+"""A number; or numbers by label values; or a histogram."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric. `name` without prefix; counters without `_total`, which is added."""
+
+    name: str
+    kind: str
+    doc: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def exposed_name(self) -> str:
+        """As it stands on the page."""
+        return PREFIX + self.name + ("_total" if self.kind == "counter" else "")
+
+
+METRICS: tuple[MetricSpec, ...] = (
+    MetricSpec("node", "info", "Version, cluster and node id.", ("version", "cluster_id", "node_id")),
+    MetricSpec("wheel_group", "gauge", "Number of the wheel group this page is about."),
+    # Role and log
+    MetricSpec("master", "gauge", "1 while this node is master and holds its lease."),
+    MetricSpec("role", "gauge", "1 for the role the node has.", ("role",)),
+    MetricSpec("state", "gauge", "1 for the state the node is in.", ("state",)),
+    MetricSpec("term", "gauge", "Raft term."),
+    MetricSpec("master_changes", "counter", "Changes of the known master since the process started."),
+    MetricSpec("log_first_index", "gauge", "First entry the log still holds."),
+    MetricSpec("log_last_index", "gauge", "Last entry of the log."),
+    MetricSpec("log_commit_index", "gauge", "Last entry known to be committed."),
+    MetricSpec("log_applied_index", "gauge", "Last entry applied."),
+    MetricSpec("applied_lag_entries", "gauge", "Entries committed and not yet applied on this node."),
+    MetricSpec("peer_connected", "gauge", "1 while the peer is connected.", ("peer",)),
+    MetricSpec("peer_applied_lag_entries", "gauge", "Entries committed here and not yet applied there.", ("peer",)),
+    MetricSpec("peer_sync_age_seconds", "gauge", "Time since the peer's last answer to a sync.", ("peer",)),
+    MetricSpec("sync_age_seconds", "gauge", "Time since the last sync from the master (slaves)."),
+    MetricSpec("clock_skew_seconds", "gauge", "Offset of the peer's clock against this node's.", ("peer",)),
+    MetricSpec("clock_skew_error_seconds", "gauge", "Bound of the error of that offset.", ("peer",)),
+    # Messages
+    MetricSpec("pending_messages", "gauge", "Scheduled, not dispatched, not cancelled."),
+    MetricSpec("ready_messages", "gauge", "Dispatched and not settled by every group."),
+    MetricSpec("in_flight_messages", "gauge", "Out with consumers under a lease (master)."),
+    MetricSpec("cursor_seconds", "gauge", "Due time of the cursor, seconds since the epoch."),
+    MetricSpec("scheduled_messages", "counter", "Messages whose schedule was applied."),
+    MetricSpec("dispatched_messages", "counter", "Messages that entered ready queues."),
+    MetricSpec("delivered_messages", "counter", "Deliveries to consumers by this node."),
+    MetricSpec("redelivered_messages", "counter", "Deliveries that were not the first attempt."),
+    MetricSpec("settled_messages", "counter", "Settlements applied."),
+    MetricSpec("expired_messages", "counter", "Deliveries whose lease ran out."),
+    MetricSpec("cancelled_messages", "counter", "Messages cancelled before their dispatch."),
+    MetricSpec("retention_removed_messages", "counter", "Messages removed by retention without having been settled."),
+    MetricSpec(
+        "lateness_seconds",
+        "histogram",
+        "From due time to delivery, by the cluster clock (master).",
+    ),
+    # Requests and limits
+    MetricSpec("failed_requests", "counter", "Requests answered with an error, by reason.", ("reason",)),
+    MetricSpec("intake_requests", "gauge", "Requests accepted and not yet proposed."),
+    MetricSpec("consumers", "gauge", "Consumers open on this node."),
+    MetricSpec("schedule_streams", "gauge", "ScheduleStream calls open on this node."),
+    MetricSpec("stream_backlog_bytes", "gauge", "Deliveries waiting for slow consumers' connections."),
+    # Disk
+    MetricSpec("fdatasync_duration_seconds", "histogram", "Time an fdatasync of the journal took."),
+    MetricSpec("journal_bytes", "gauge", "Bytes of log that a restart would replay."),
+    MetricSpec("segment_bytes", "gauge", "Bytes of hour segments on disk."),
+    MetricSpec("segment_hours", "gauge", "Hours that have segments."),
+    MetricSpec("arrival_buffer_bytes", "gauge", "Arrivals in memory, not yet merged into hour files."),
+    MetricSpec("checkpoints", "counter", "Checkpoints written."),
+    MetricSpec("disk_free_bytes", "gauge", "Bytes the data directory can still take above the reserve."),
+    # The loop
+    MetricSpec("loop_lag_seconds", "histogram", "How late the loop ran what was due."),
+    MetricSpec("loop_stalls", "counter", "Times the loop was late by more than 20 ms."),
+    MetricSpec("executor_waiting_works", "gauge", "Works handed to worker threads and not finished.", ("pool",)),
+    MetricSpec("suppressed_log_lines", "counter", "Warnings that rate limiting kept out of the log."),
+)
+
+BY_NAME = {spec.name: spec for spec in METRICS}
+
+
+def _family(spec: MetricSpec, value: MetricValue) -> Metric:
+    name = PREFIX + spec.name
+    if spec.kind == "histogram":
+        assert isinstance(value, HistogramValue)
+        cumulated = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip([*value.bounds, float("inf")], value.counts, strict=True):
+            cumulated += count
+            buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(cumulated)))
+        family = HistogramMetricFamily(name, spec.doc)
+        family.add_metric([], buckets, value.sum)
+        return family
+    assert not isinstance(value, HistogramValue)
+    rows: Mapping[tuple[str, ...], float] = value if isinstance(value, Mapping) else {(): value}
+    if spec.kind == "info":
+        info = InfoMetricFamily(name, spec.doc)
+        for labels in rows:
+            info.add_metric([], dict(zip(spec.labels, labels, strict=True)))
+        return info
+    make = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+    family_of_rows = make(name, spec.doc, labels=spec.labels)
+    for labels, number in sorted(rows.items()):
+        assert len(labels) == len(spec.labels), f"{spec.name} has labels {spec.labels}"
+        family_of_rows.add_metric(labels, float(number))
+    return family_of_rows
+
+
+class _SourceCollector(Collector):
+    def __init__(self, read: Callable[[], Mapping[str, MetricValue]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        values = self._read()
+        unknown = set(values) - set(BY_NAME)
+        assert not unknown, f"metrics without an entry in METRICS: {sorted(unknown)}"
+        return [_family(spec, values[spec.name]) for spec in METRICS if spec.name in values]
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+
+def registry_of(read: Callable[[], Mapping[str, MetricValue]]) -> CollectorRegistry:
+    """A registry of its own whose numbers come from `read` whenever it is collected."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_SourceCollector(read))
+    return registry
+
+
+def reference() -> str:
+    """The page docs/METRICS.md."""
+    rows = [
+        "# Metrics",
+        "",
+        "Generated by `tickwheel config metrics`; do not edit.",
+        "",
+        "Served as Prometheus text (or OpenMetrics, if asked for) at `http://<listen.metrics_bind>/metrics`. Counters",
+        "count since the process started. Histograms have the usual `_bucket`, `_sum` and `_count`.",
+        "",
+        "| metric | type | labels | what it is |",
+        "|---|---|---|---|",
+    ]
+    for spec in METRICS:
+        name = spec.exposed_name + ("_info" if spec.kind == "info" else "")
+        labels = ", ".join(f"`{label}`" for label in spec.labels) or "-"
+        rows.append(f"| `{name}` | {spec.kind} | {labels} | {spec.doc} |")
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,1 @@
+"""The process around NodeCore: loop, ports, gRPC services, life from start to stop."""

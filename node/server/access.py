@@ -1,0 +1,84 @@
+"""Who may call what on the client port.
+
+Owns the two roles there: `client` schedules and consumes and looks, `admin` also changes the cluster. Peers have a
+port of their own. Without TLS everybody who reaches the port has both (the port is then on loopback, or the
+operator said --insecure); with TLS the role comes from the certificate.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.tls import ADMIN_UNIT, NODE_UNIT, CertificateIdentity, identity_of
+from tickwheel.proto import common_pb2
+
+CACHE_MAX = 1_024
+
+
+class Permission(enum.Enum):
+    """What a call needs."""
+
+    CLIENT = "client"
+    ADMIN = "admin"
+
+
+class AuthenticatedContext(Protocol):
+    """The part of a servicer context that tells who calls."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
+
+
+class Access:
+    """Decides by certificate. One per node."""
+
+    def __init__(self, *, tls: bool, admin_names: Sequence[str]) -> None:
+        self._tls = tls
+        self._admin_names = frozenset(admin_names)
+        self._known: dict[bytes, CertificateIdentity] = {}
+
+    def _is_admin(self, identity: CertificateIdentity) -> bool:
+        return ADMIN_UNIT in identity.units or identity.common_name in self._admin_names
+
+    def refusal(self, context: AuthenticatedContext, needed: Permission) -> Failure | None:
+        """None if the caller may; the failure to answer otherwise."""
+        if not self._tls:
+            return None
+        identity = self._identity(context)
+        if identity is None:
+            if needed is Permission.CLIENT:
+                return None
+            return self._refuse("a certificate with the admin role is required", needed, "")
+        if self._is_admin(identity):
+            return None
+        if needed is Permission.ADMIN:
+            return self._refuse(
+                f"{identity.common_name} is not an administrator: its certificate needs the organisational unit "
+                f"{ADMIN_UNIT}, or its name in tls.admin_names",
+                needed,
+                identity.common_name,
+            )
+        if NODE_UNIT in identity.units:
+            return self._refuse(
+                f"{identity.common_name} is a node's certificate, which gives no client role",
+                needed,
+                identity.common_name,
+            )
+        return None
+
+    def _identity(self, context: AuthenticatedContext) -> CertificateIdentity | None:
+        pem = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
+        if not pem:
+            return None
+        known = self._known.get(pem)
+        if known is None:
+            if len(self._known) >= CACHE_MAX:
+                self._known.clear()
+            known = self._known[pem] = identity_of(pem)
+        return known
+
+    @staticmethod
+    def _refuse(message: str, needed: Permission, name: str) -> Failure:
+        return Failure(common_pb2.ROLE_REQUIRED, message, {"field": "role", "value": name, "limit": needed.value})

@@ -1,0 +1,196 @@
+"""The Admin service: status, members, topics, groups, settings, digest, backup.
+
+Thin: a change is an AdminCommand given to the core; a look is answered by this node, whatever its role. Changes need
+the admin role, looks the client role.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import google_crc32c
+import grpc
+
+from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.server.access import Permission
+from tickwheel.node.server.calls import Calls
+from tickwheel.node.server.core_port import BackupFile
+from tickwheel.node.server.errors import abort
+from tickwheel.proto import admin_pb2, common_pb2
+from tickwheel.proto.admin_pb2_grpc import AdminServicer
+from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.replication.ports import Executor
+from tickwheel.storage.disk import Disk, DiskError
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+INTERVAL_MS_MIN, INTERVAL_MS_MAX, INTERVAL_MS_DEFAULT = 50, 60_000, 1_000
+CHUNK_BYTES = 1 << 20
+
+
+class AdminService(AdminServicer):
+    """See admin.proto."""
+
+    def __init__(self, calls: Calls, status_streams_max: int, disk: Disk, executor: Executor) -> None:
+        self._calls = calls
+        self._status_streams_max = status_streams_max
+        self._disk = disk
+        self._executor = executor
+        self._watching = 0
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End status streams, so that a stop need not wait for them."""
+        self._stopping.set()
+
+    # -- looks
+
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Context) -> admin_pb2.NodeStatus:
+        await self._calls.allow(context, Permission.CLIENT)
+        return self._calls.core.status()
+
+    async def WatchStatus(self, request: admin_pb2.WatchStatusRequest, context: Context) -> None:
+        await self._calls.allow(context, Permission.CLIENT)
+        interval_ms = request.interval_ms or INTERVAL_MS_DEFAULT
+        if not INTERVAL_MS_MIN <= interval_ms <= INTERVAL_MS_MAX:
+            limit = f"{INTERVAL_MS_MIN} to {INTERVAL_MS_MAX}"
+            await abort(context, invalid("interval_ms", interval_ms, limit).failure)
+        if self._watching >= self._status_streams_max:
+            await abort(context, limit_reached("status_streams", self._status_streams_max))
+        self._watching += 1
+        try:
+            while not self._stopping.is_set():
+                await context.write(self._calls.core.status())
+                try:
+                    await asyncio.wait_for(self._stopping.wait(), interval_ms / 1_000)
+                except TimeoutError:
+                    continue
+        finally:
+            self._watching -= 1
+
+    async def ListTopics(self, request: admin_pb2.ListTopicsRequest, context: Context) -> admin_pb2.ListTopicsResponse:
+        await self._calls.allow(context, Permission.CLIENT)
+        return admin_pb2.ListTopicsResponse(topics=self._calls.core.topics())
+
+    async def ListGroups(self, request: admin_pb2.ListGroupsRequest, context: Context) -> admin_pb2.ListGroupsResponse:
+        await self._calls.allow(context, Permission.CLIENT)
+        return admin_pb2.ListGroupsResponse(groups=self._calls.core.groups())
+
+    async def GetSettings(self, request: admin_pb2.GetSettingsRequest, context: Context) -> admin_pb2.Settings:
+        await self._calls.allow(context, Permission.CLIENT)
+        return self._calls.core.settings_message()
+
+    async def GetDigest(self, request: admin_pb2.GetDigestRequest, context: Context) -> admin_pb2.StateDigest:
+        await self._calls.allow(context, Permission.CLIENT)
+        return self._calls.core.digest()
+
+    # -- changes
+
+    async def _change(self, context: Context, command: AdminCommand) -> None:
+        await self._calls.allow(context, Permission.ADMIN)
+        await self._calls.answer(context, lambda done: self._calls.core.admin(command, done))
+
+    async def TransferMaster(
+        self, request: admin_pb2.TransferMasterRequest, context: Context
+    ) -> admin_pb2.TransferMasterResponse:
+        await self._calls.allow(context, Permission.ADMIN)
+        return await self._calls.answer(context, lambda done: self._calls.core.transfer(request.target_id, done))
+
+    async def AddMember(self, request: admin_pb2.AddMemberRequest, context: Context) -> admin_pb2.MemberList:
+        await self._change(context, AdminCommand(add_member=request.member))
+        return self._calls.core.members()
+
+    async def RemoveMember(self, request: admin_pb2.RemoveMemberRequest, context: Context) -> admin_pb2.MemberList:
+        await self._change(context, AdminCommand(remove_member=request))
+        return self._calls.core.members()
+
+    async def CreateTopic(self, request: admin_pb2.CreateTopicRequest, context: Context) -> admin_pb2.Topic:
+        await self._change(context, AdminCommand(create_topic=request))
+        found = next((topic for topic in self._calls.core.topics() if topic.name == request.name), None)
+        return found if found is not None else await self._gone(context, "topic", request.name)
+
+    async def DeleteTopic(
+        self, request: admin_pb2.DeleteTopicRequest, context: Context
+    ) -> admin_pb2.DeleteTopicResponse:
+        await self._change(context, AdminCommand(delete_topic=request))
+        return admin_pb2.DeleteTopicResponse()
+
+    async def CreateGroup(self, request: admin_pb2.CreateGroupRequest, context: Context) -> admin_pb2.Group:
+        await self._change(context, AdminCommand(create_group=request))
+        found = next((group for group in self._calls.core.groups() if group.name == request.name), None)
+        return found if found is not None else await self._gone(context, "group", request.name)
+
+    async def DeleteGroup(
+        self, request: admin_pb2.DeleteGroupRequest, context: Context
+    ) -> admin_pb2.DeleteGroupResponse:
+        await self._change(context, AdminCommand(delete_group=request))
+        return admin_pb2.DeleteGroupResponse()
+
+    async def UpdateSettings(self, request: admin_pb2.Settings, context: Context) -> admin_pb2.Settings:
+        await self._change(context, AdminCommand(settings=request))
+        return self._calls.core.settings_message()
+
+    async def _gone(self, context: Context, kind: str, name: str) -> Any:
+        """Created, and removed again by another caller before the answer left."""
+        await abort(
+            context, Failure(common_pb2.UNKNOWN_NAME, f"{kind} {name} was removed", {"field": "name", "value": name})
+        )
+
+    # -- backup
+
+    async def Backup(self, request: admin_pb2.BackupRequest, context: Context) -> None:
+        await self._calls.allow(context, Permission.ADMIN)
+        files: list[BackupFile] = await self._calls.answer(context, self._calls.core.backup_files)
+        total_bytes = sum(file.bytes for file in files)
+        for number, file in enumerate(files):
+            await self._send_file(context, file, total_bytes, last_file=number == len(files) - 1)
+
+    async def _send_file(self, context: Context, file: BackupFile, total_bytes: int, *, last_file: bool) -> None:
+        offset = 0
+        while True:
+            size = min(CHUNK_BYTES, file.bytes - offset)
+            data = await self._read(file.path, offset, size)
+            if len(data) < size:
+                await abort(
+                    context,
+                    Failure(common_pb2.WRONG_STATE, f"{file.path} was removed meanwhile; start the backup again"),
+                )
+            end = offset + size
+            chunk = admin_pb2.BackupChunk(
+                path=file.path,
+                offset=offset,
+                data=data,
+                crc32c=google_crc32c.value(data),
+                file_bytes=file.bytes,
+                total_bytes=total_bytes,
+                last=last_file and end >= file.bytes,
+            )
+            await context.write(chunk)
+            offset = end
+            if offset >= file.bytes:
+                return
+
+    async def _read(self, path: str, offset: int, size: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bytes] = loop.create_future()
+
+        def read() -> bytes:
+            try:
+                file = self._disk.open(path)
+            except DiskError:
+                return b""
+            try:
+                return file.read_at(offset, size)
+            finally:
+                file.close()
+
+        def done(data: bytes | None, error: BaseException | None) -> None:
+            if not future.done():
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(data or b"")
+
+        self._executor.submit(read, done)
+        return await future

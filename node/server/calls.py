@@ -1,0 +1,62 @@
+"""What all services share: the core, who may call, and turning a callback into an awaited answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import grpc
+
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.server.access import Access, Permission
+from tickwheel.node.server.core_port import CorePort
+from tickwheel.node.server.errors import abort
+from tickwheel.proto import common_pb2
+
+A = TypeVar("A")
+
+
+class Calls:
+    """One per node; handed to every service."""
+
+    def __init__(self, core: CorePort, access: Access, wake: Callable[[], None]) -> None:
+        self.core = core
+        self.wake = wake
+        """To be called after anything that was given to the core."""
+        self._access = access
+
+    async def allow(self, context: grpc.aio.ServicerContext[object, object], needed: Permission) -> None:
+        """Returns if the caller has the permission; otherwise the call ends with ROLE_REQUIRED."""
+        refusal = self._access.refusal(context, needed)
+        if refusal is not None:
+            await abort(context, refusal)
+
+    async def answer(
+        self,
+        context: grpc.aio.ServicerContext[object, object],
+        start: Callable[[Callable[[A | Failure], None]], None],
+    ) -> A:
+        """Start something with a `done` and wait for its answer; a Failure ends the call."""
+        future: asyncio.Future[A | Failure] = asyncio.get_running_loop().create_future()
+
+        def done(result: A | Failure) -> None:
+            if not future.done():  # the caller may be gone
+                future.set_result(result)
+
+        start(done)
+        self.wake()
+        result = await future
+        if isinstance(result, Failure):
+            await abort(context, result)
+        return result
+
+
+def id64_of(message_id: common_pb2.MessageId) -> int:
+    """A message id as one integer."""
+    return message_id.hour << 32 | message_id.index
+
+
+def message_id_of(id64: int) -> common_pb2.MessageId:
+    """One integer as a message id of wheel group 0."""
+    return common_pb2.MessageId(hour=id64 >> 32, index=id64 & 0xFFFF_FFFF)

@@ -1,0 +1,225 @@
+"""The Consumer service: one stream a consumer, and simple calls for those without one.
+
+Thin: opens a session of the core, passes credits, settlements and extensions in, batches and receipts out. One
+writer a stream. At most SETTLES_MAX settlements of a stream are in work; further ones are not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from tickwheel.node.core.failure import Failure, RequestError, invalid
+from tickwheel.node.server.access import Permission
+from tickwheel.node.server.calls import Calls
+from tickwheel.node.server.core_port import ConsumerSession
+from tickwheel.node.server.errors import abort, serialized_status
+from tickwheel.node.server.outbox import CreditGate, Outbox
+from tickwheel.proto import common_pb2, consumer_pb2
+from tickwheel.proto.consumer_pb2_grpc import ConsumerServicer
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+SETTLES_MAX = 256
+MOVED_REASONS = frozenset({common_pb2.NOT_MASTER, common_pb2.NO_MASTER})
+"""A session that ends for one of these reasons goes on at another node."""
+
+
+class ConsumerStream:
+    """One open consumer."""
+
+    def __init__(self, calls: Calls, stream_bytes_max: int) -> None:
+        self._calls = calls
+        self._gate = CreditGate(stream_bytes_max)
+        self._session: ConsumerSession | None = None
+        self._in_work = 0
+        self._half_closed = False
+        self._closed_by_client = False
+        self._room = asyncio.Event()
+        self._room.set()
+        self.outbox = Outbox()
+        self.failure: Failure | None = None
+
+    async def open(self, request: consumer_pb2.OpenConsumer, context: Context) -> None:
+        """Open the session; a refusal ends the call."""
+        first = consumer_pb2.OpenConsumer()
+        first.CopyFrom(request)
+        first.credits = self._gate.add(request.credits)
+        outcome: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
+
+        def opened(session: ConsumerSession | Failure) -> None:
+            if isinstance(session, Failure):
+                if not outcome.done():
+                    outcome.set_result(session)
+            elif self._closed_by_client:
+                session.close()
+            else:
+                self._session = session
+                outcome.set_result(None)
+
+        self._calls.core.open_consumer(first, self._deliver, self._closed, opened)
+        self._calls.wake()
+        failure = await outcome
+        if failure is not None:
+            await abort(context, failure)
+
+    def close(self) -> None:
+        """The stream is over. Idempotent."""
+        self._closed_by_client = True
+        self.outbox.end()
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+            self._calls.wake()
+
+    def written(self, response: consumer_pb2.ConsumeResponse) -> None:
+        """A response left for the network."""
+        if response.HasField("deliver"):
+            self._pass_credits(self._gate.written(len(response.deliver.ids) // 8))
+
+    async def read(self, requests: AsyncIterator[consumer_pb2.ConsumeRequest]) -> None:
+        """Take what the client sends until it has no more; then end once all settlements are answered."""
+        try:
+            async for request in requests:
+                self._take(request)
+                await self._room.wait()
+        except RequestError as error:
+            self.failure = error.failure
+            self.outbox.end()
+            return
+        self._half_closed = True
+        self._end_if_done()
+
+    def _take(self, request: consumer_pb2.ConsumeRequest) -> None:
+        session = self._session
+        if session is None:
+            return
+        content = request.WhichOneof("content")
+        if content == "credits":
+            self._pass_credits(self._gate.add(request.credits))
+        elif content == "settle":
+            settle = request.settle
+            self._begin_work()
+            session.settle(settle, lambda receipt: self._settled(settle.sequence, receipt))
+            self._calls.wake()
+        elif content == "extend":
+            extend = request.extend
+            self._begin_work()
+            session.extend(extend, lambda receipt: self._extended(extend.sequence, receipt))
+            self._calls.wake()
+        else:
+            raise invalid("content", content or "absent", "after open: credits, settle or extend")
+
+    def _pass_credits(self, credits: int) -> None:
+        if credits and self._session is not None:
+            failure = self._session.credit(credits)
+            if failure is not None:
+                raise RequestError(failure)
+            self._calls.wake()
+
+    def _begin_work(self) -> None:
+        self._in_work += 1
+        if self._in_work >= SETTLES_MAX:
+            self._room.clear()
+
+    def _end_work(self, response: consumer_pb2.ConsumeResponse) -> None:
+        self.outbox.put(response)
+        self._in_work -= 1
+        self._room.set()
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._half_closed and self._in_work == 0:
+            self.outbox.end()
+
+    def _settled(self, sequence: int, receipt: consumer_pb2.SettleReceipt | Failure) -> None:
+        if isinstance(receipt, Failure):
+            receipt = consumer_pb2.SettleReceipt(sequence=sequence, error=serialized_status(receipt))
+        self._end_work(consumer_pb2.ConsumeResponse(settled=receipt))
+
+    def _extended(self, sequence: int, receipt: consumer_pb2.ExtendReceipt | Failure) -> None:
+        if isinstance(receipt, Failure):
+            receipt = consumer_pb2.ExtendReceipt(sequence=sequence, error=serialized_status(receipt))
+        self._end_work(consumer_pb2.ConsumeResponse(extended=receipt))
+
+    def _deliver(self, batch: consumer_pb2.DeliverBatch) -> None:
+        self._gate.queued(len(batch.ids) // 8, len(batch.records))
+        self.outbox.put(consumer_pb2.ConsumeResponse(deliver=batch))
+
+    def _closed(self, failure: Failure) -> None:
+        self._session = None
+        if failure.reason in MOVED_REASONS:
+            metadata = failure.metadata
+            moved = consumer_pb2.Moved(
+                master_id=metadata.get("master_id", ""), master_address=metadata.get("master_address", "")
+            )
+            self.outbox.put(consumer_pb2.ConsumeResponse(moved=moved))
+        else:
+            self.failure = failure
+        self.outbox.end()
+
+    def opened(self) -> consumer_pb2.ConsumeResponse | None:
+        """The first response; None if the session is closed already."""
+        if self._session is None:
+            return None
+        return consumer_pb2.ConsumeResponse(opened=self._session.opened())
+
+
+class ConsumerService(ConsumerServicer):
+    """See consumer.proto."""
+
+    def __init__(self, calls: Calls, stream_bytes_max: int) -> None:
+        self._calls = calls
+        self._stream_bytes_max = stream_bytes_max
+        self._streams: set[ConsumerStream] = set()
+
+    @property
+    def open_streams(self) -> int:
+        """Consumers connected by a stream."""
+        return len(self._streams)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Deliveries that wait for the connections of slow consumers."""
+        return sum(stream.outbox.bytes for stream in self._streams)
+
+    async def Consume(self, request_iterator: AsyncIterator[consumer_pb2.ConsumeRequest], context: Context) -> None:
+        await self._calls.allow(context, Permission.CLIENT)
+        first = await anext(request_iterator, None)
+        if first is None or not first.HasField("open"):
+            content = first.WhichOneof("content") if first is not None else None
+            await abort(context, invalid("content", content or "absent", "the first message must be open").failure)
+        stream = ConsumerStream(self._calls, self._stream_bytes_max)
+        reader: asyncio.Task[None] | None = None
+        self._streams.add(stream)
+        try:
+            await stream.open(first.open, context)
+            opened = stream.opened()
+            if opened is not None:
+                await context.write(opened)
+            reader = asyncio.ensure_future(stream.read(request_iterator))
+            while (response := await stream.outbox.next()) is not None:
+                await context.write(response)
+                stream.written(response)
+            if stream.failure is not None:
+                await abort(context, stream.failure)
+        finally:
+            self._streams.discard(stream)
+            stream.close()
+            if reader is not None:
+                reader.cancel()
+
+    async def Pull(self, request: consumer_pb2.PullRequest, context: Context) -> consumer_pb2.DeliverBatch:
+        await self._calls.allow(context, Permission.CLIENT)
+        return await self._calls.answer(context, lambda done: self._calls.core.pull(request, done))
+
+    async def Settle(self, request: consumer_pb2.SettleBatch, context: Context) -> consumer_pb2.SettleReceipt:
+        await self._calls.allow(context, Permission.CLIENT)
+        return await self._calls.answer(context, lambda done: self._calls.core.settle(request, done))
+
+    async def Extend(self, request: consumer_pb2.ExtendBatch, context: Context) -> consumer_pb2.ExtendReceipt:
+        await self._calls.allow(context, Permission.CLIENT)
+        return await self._calls.answer(context, lambda done: self._calls.core.extend(request, done))

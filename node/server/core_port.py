@@ -1,0 +1,131 @@
+"""What the services ask of NodeCore: its client face, as they see it.
+
+Everything runs on the node's loop. A `done` is called exactly once, at once or later, with the answer or a
+`Failure`. Answers of calls that are not hot are the messages of the wire, ready to be sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.intake import IncomingBatch
+from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.metrics import MetricValue
+from tickwheel.node.state.results import AdminResult
+from tickwheel.node.state.settings import Settings
+from tickwheel.proto import admin_pb2, consumer_pb2, scheduler_pb2
+from tickwheel.proto.log_pb2 import AdminCommand
+
+
+@dataclass(frozen=True, slots=True)
+class BackupFile:
+    """One file of a backup: its path below the data directory and how many bytes of it count."""
+
+    path: str
+    bytes: int
+
+
+class ConsumerSession(Protocol):
+    """One open consumer of a group."""
+
+    def opened(self) -> consumer_pb2.Opened:
+        """Term and lease that hold."""
+        ...
+
+    def credit(self, credits: int) -> Failure | None:
+        """The consumer takes so many messages more; a Failure if that is beyond its bound."""
+        ...
+
+    def settle(
+        self, batch: consumer_pb2.SettleBatch, done: Callable[[consumer_pb2.SettleReceipt | Failure], None]
+    ) -> None: ...
+
+    def extend(
+        self, batch: consumer_pb2.ExtendBatch, done: Callable[[consumer_pb2.ExtendReceipt | Failure], None]
+    ) -> None: ...
+
+    def close(self) -> None:
+        """The consumer is gone; what it holds goes to others. Idempotent."""
+        ...
+
+
+class CorePort(Protocol):
+    """The client face of NodeCore."""
+
+    @property
+    def settings(self) -> Settings:
+        """Replicated settings, for checks of what clients send."""
+        ...
+
+    def schedule(self, batch: IncomingBatch, done: Callable[[BatchOutcome | Failure], None]) -> None: ...
+
+    def cancel(self, id64: int, done: Callable[[scheduler_pb2.CancelResponse | Failure], None]) -> None: ...
+
+    def reschedule(
+        self,
+        request: scheduler_pb2.RescheduleRequest,
+        done: Callable[[scheduler_pb2.RescheduleResponse | Failure], None],
+    ) -> None: ...
+
+    def get(self, id64: int, content: bool, done: Callable[[scheduler_pb2.GetResponse | Failure], None]) -> None: ...
+
+    def list_pending(
+        self,
+        request: scheduler_pb2.ListPendingRequest,
+        done: Callable[[scheduler_pb2.ListPendingResponse | Failure], None],
+    ) -> None: ...
+
+    def count_pending(
+        self,
+        request: scheduler_pb2.CountPendingRequest,
+        done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None],
+    ) -> None: ...
+
+    def open_consumer(
+        self,
+        request: consumer_pb2.OpenConsumer,
+        deliver: Callable[[consumer_pb2.DeliverBatch], None],
+        closed: Callable[[Failure], None],
+        opened: Callable[[ConsumerSession | Failure], None],
+    ) -> None:
+        """`opened` comes before anything is delivered; `closed` ends a session from inside."""
+        ...
+
+    def pull(
+        self, request: consumer_pb2.PullRequest, done: Callable[[consumer_pb2.DeliverBatch | Failure], None]
+    ) -> None:
+        """One batch, or an empty one after wait_ms."""
+        ...
+
+    def settle(
+        self, batch: consumer_pb2.SettleBatch, done: Callable[[consumer_pb2.SettleReceipt | Failure], None]
+    ) -> None: ...
+
+    def extend(
+        self, batch: consumer_pb2.ExtendBatch, done: Callable[[consumer_pb2.ExtendReceipt | Failure], None]
+    ) -> None: ...
+
+    def admin(self, command: AdminCommand, done: Callable[[AdminResult | Failure], None]) -> None: ...
+
+    def transfer(self, target_id: str, done: Callable[[admin_pb2.TransferMasterResponse | Failure], None]) -> None: ...
+
+    def members(self) -> admin_pb2.MemberList: ...
+
+    def topics(self) -> list[admin_pb2.Topic]: ...
+
+    def groups(self) -> list[admin_pb2.Group]: ...
+
+    def settings_message(self) -> admin_pb2.Settings: ...
+
+    def status(self) -> admin_pb2.NodeStatus: ...
+
+    def digest(self) -> admin_pb2.StateDigest: ...
+
+    def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
+        """Write a checkpoint and name what a copy consists of."""
+        ...
+
+    def metrics(self) -> Mapping[str, MetricValue]: ...

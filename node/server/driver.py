@@ -1,0 +1,137 @@
+"""Drives the core from the node's loop: after input, and at the time it asked for.
+
+Owns when `tick` runs. Invariants: at most one tick a pass of the loop, however much input came; after a stall
+(the loop did not run when it should have) input that waits in sockets is taken in before timers run, so that
+a queued heartbeat is seen before the election timeout that it prevents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tickwheel.replication.ports import Clock
+
+STALL_NS = 20_000_000
+"""A deadline missed by more than this was a stall. Above the slice of work that the loop may be busy with."""
+
+DRAIN_PASSES = 6
+"""Passes of the loop after a stall before timers run: socket readable, call resumed, frame handed to the core."""
+
+LAG_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
+
+
+class LoopLag:
+    """How late the loop ran what was due: counts by bound, and the largest of late."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LAG_BOUNDS_MS) + 1)
+        self.sum_ms = 0.0
+        self._recent_ms = 0.0
+        self._before_ms = 0.0
+        self._turned_ns = 0
+
+    def note(self, late_ns: int, now_ns: int) -> None:
+        """Take one measurement."""
+        late_ms = max(0, late_ns) / 1e6
+        place = next((place for place, bound in enumerate(LAG_BOUNDS_MS) if late_ms <= bound), len(LAG_BOUNDS_MS))
+        self.counts[place] += 1
+        self.sum_ms += late_ms
+        if now_ns - self._turned_ns > 1_000_000_000:
+            self._before_ms, self._recent_ms, self._turned_ns = self._recent_ms, 0.0, now_ns
+        self._recent_ms = max(self._recent_ms, late_ms)
+
+    @property
+    def recent_ms_max(self) -> float:
+        """Largest of the last one to two seconds."""
+        return max(self._recent_ms, self._before_ms)
+
+
+class LoopDriver:
+    """Calls `tick` on the loop. `tick` returns the monotonic_ns of its next call at the latest."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        tick: Callable[[], int],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._tick = tick
+        self._failed = failed
+        self._running = False
+        self._queued = False
+        self._deadline_ns = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._drain_passes_left = 0
+        self.lag = LoopLag()
+        self.stalls = 0
+
+    def start(self) -> None:
+        """The first tick comes with the next pass of the loop."""
+        self._running = True
+        self._deadline_ns = self._clock.monotonic_ns()
+        self.wake()
+
+    def stop(self) -> None:
+        """Idempotent; no tick comes after it."""
+        self._running = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def wake(self) -> None:
+        """Something came in: tick after what else is ready in this pass of the loop."""
+        if self._running and not self._queued:
+            self._queued = True
+            self._loop.call_soon(self._run)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._running and not self._queued:
+            self._queued = True
+            self._run()
+
+    def _run(self) -> None:
+        self._queued = False
+        if not self._running:
+            return
+        now_ns = self._clock.monotonic_ns()
+        if self._drain_passes_left > 0:
+            self._drain_passes_left -= 1
+            if self._drain_passes_left > 0:
+                self.wake()
+                return
+        else:
+            late_ns = now_ns - self._deadline_ns
+            if late_ns >= 0:
+                self.lag.note(late_ns, now_ns)
+            if late_ns > STALL_NS:
+                self.stalls += 1
+                self._drain_passes_left = DRAIN_PASSES
+                self.wake()
+                return
+        try:
+            self._deadline_ns = self._tick()
+        except Exception as error:  # our bug, or a fault that must stop the node: `failed` ends the process
+            self.stop()
+            self._failed(error)
+            return
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now_ns = self._clock.monotonic_ns()
+        wait_ns = self._deadline_ns - now_ns
+        if wait_ns <= 0:
+            # More work at once: not late, the core asked to be called again.
+            self._deadline_ns = now_ns
+            self.wake()
+            return
+        # libuv's timers have steps of 1 ms and round to the nearest: round up, or the loop would spin.
+        wait_ms = -(-wait_ns // 1_000_000)
+        self._timer = self._loop.call_later(wait_ms / 1_000, self._on_timer)

@@ -1,0 +1,54 @@
+"""Health for load balancers and supervisors (grpc.health.v1), from the node's status.
+
+Owns what SERVING means:
+- `""`: the process takes part: past recovery, not read-only, not stopping, and a master is known.
+- `tickwheel.v1.Scheduler`, `tickwheel.v1.Consumer`: this node is the master and holds its lease, so a client whose
+  load balancing watches health goes there straight away.
+- `tickwheel.v1.Admin`: always; any node tells its status.
+"""
+
+from __future__ import annotations
+
+from grpc_health.v1 import health_pb2
+from grpc_health.v1._async import HealthServicer
+
+from tickwheel.proto import admin_pb2
+
+WHOLE = ""
+SCHEDULER = "tickwheel.v1.Scheduler"
+CONSUMER = "tickwheel.v1.Consumer"
+ADMIN = "tickwheel.v1.Admin"
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def health_of(status: admin_pb2.NodeStatus) -> dict[str, bool]:
+    """Service name to whether it serves. Pure."""
+    takes_part = status.state in (admin_pb2.NODE_SERVING, admin_pb2.NODE_ALIGNING)
+    master = takes_part and status.role == admin_pb2.MASTER and status.lease_held
+    return {
+        WHOLE: takes_part and bool(status.master_id),
+        SCHEDULER: master,
+        CONSUMER: master,
+        ADMIN: True,
+    }
+
+
+class HealthReporter:
+    """Keeps the health service in step with the node's status."""
+
+    def __init__(self) -> None:
+        self.servicer = HealthServicer()
+        self._told: dict[str, bool] = {}
+
+    async def update(self, status: admin_pb2.NodeStatus) -> None:
+        """Tell what changed."""
+        for service, serves in health_of(status).items():
+            if self._told.get(service) != serves:
+                self._told[service] = serves
+                await self.servicer.set(service, _SERVING if serves else _NOT_SERVING)
+
+    async def stop(self) -> None:
+        """NOT_SERVING for everything, for good."""
+        await self.servicer.enter_graceful_shutdown()

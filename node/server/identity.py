@@ -1,0 +1,64 @@
+"""Whose data a directory holds, checked before anything in it is read.
+
+Owns the file `identity`: cluster id, node id, disk uuid, written once. A directory of another cluster or node is
+refused. That a wiped disk comes back under an old id cannot be seen here, where everything is new: the disk uuid is
+new too, and the members, who remember the old one, refuse the node.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from google.protobuf.message import DecodeError
+
+from tickwheel.proto.log_pb2 import Identity
+from tickwheel.storage.disk import Disk, DiskError
+from tickwheel.storage.whole_file import read_whole, write_whole
+
+IDENTITY_PATH = "identity"
+FORMAT_VERSION = 1
+FOREIGN_NAMES = ("manifest", "journal", "hours")
+"""What an earlier run leaves: if one is there without an identity, the identity was lost."""
+
+
+class IdentityError(Exception):
+    """This directory must not be used by this node; the text says what to do."""
+
+
+def open_identity(disk: Disk, cluster_id: str, node_id: str, root: str) -> Identity:
+    """The directory's identity; made when the directory is new. Raises IdentityError, DiskError."""
+    content = read_whole(
+        disk, IDENTITY_PATH, advice="Remove this member from the cluster and add it anew under a new id"
+    )
+    if content is None:
+        left = [name for name in disk.list("") if name in FOREIGN_NAMES]
+        if left:
+            raise IdentityError(
+                f"{root} holds data ({', '.join(left)}) but no identity file. Restore it from a backup, or empty the "
+                "directory, remove the member from the cluster and add the node under a new id"
+            )
+        identity = Identity(
+            format_version=FORMAT_VERSION, cluster_id=cluster_id, node_id=node_id, disk_uuid=str(uuid.uuid4())
+        )
+        write_whole(disk, IDENTITY_PATH, identity.SerializeToString(deterministic=True))
+        return identity
+    identity = Identity()
+    try:
+        identity.ParseFromString(content)
+    except DecodeError as error:
+        raise DiskError(f"{root}/{IDENTITY_PATH} is not an identity file") from error
+    if identity.format_version > FORMAT_VERSION:
+        raise IdentityError(
+            f"{root} was written by a newer version (format {identity.format_version}, this one knows {FORMAT_VERSION})"
+        )
+    if identity.cluster_id != cluster_id:
+        raise IdentityError(
+            f"{root} holds data of cluster {identity.cluster_id}, this node is configured for {cluster_id}. "
+            "Correct cluster.id or node.data_dir"
+        )
+    if identity.node_id != node_id:
+        raise IdentityError(
+            f"{root} holds data of node {identity.node_id}, this node is configured as {node_id}. "
+            "Correct node.id or node.data_dir"
+        )
+    return identity

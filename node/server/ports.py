@@ -1,0 +1,73 @@
+"""The real clock, executor and randomness of a node.
+
+Owns the worker threads. `BootClock` is the only place of a node that reads a clock. Two executors exist side by
+side so that an fdatasync never waits behind a cold read or a merge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class BootClock:
+    """CLOCK_BOOTTIME, which counts while the machine sleeps, and the machine's wall clock."""
+
+    def monotonic_ns(self) -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class ThreadExecutor:
+    """Runs works in threads; their `done` on the loop, followed by `after` (the driver's wake)."""
+
+    def __init__(
+        self, name: str, threads_max: int, loop: asyncio.AbstractEventLoop, after: Callable[[], None] = lambda: None
+    ) -> None:
+        self._pool = ThreadPoolExecutor(threads_max, thread_name_prefix=name)
+        self._loop = loop
+        self._after = after
+        self._stopped = False
+        self.waiting = 0
+        """Works submitted whose `done` has not been called."""
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        """See the Executor port."""
+        self.waiting += 1
+
+        def run() -> None:
+            try:
+                result, error = work(), None
+            except BaseException as raised:  # handed to `done`, which decides
+                result, error = None, raised
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._finish, done, result, error)
+
+        self._pool.submit(run)
+
+    def _finish(
+        self, done: Callable[[T | None, BaseException | None], None], result: T | None, error: BaseException | None
+    ) -> None:
+        self.waiting -= 1
+        if self._stopped:
+            return
+        done(result, error)
+        self._after()
+
+    def stop(self) -> None:
+        """Idempotent. Waits for running works; those that wait are dropped, no `done` comes any more."""
+        self._stopped = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def system_random() -> random.Random:
+    """Randomness from the operating system."""
+    return random.SystemRandom()

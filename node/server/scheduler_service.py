@@ -1,0 +1,177 @@
+"""The Scheduler service: schedule, cancel, reschedule, look up.
+
+Thin: a request becomes an IncomingBatch or goes to the core as it is. A ScheduleStream keeps at most
+`stream_batches_max` batches in work and does not read further (the client's flow control window fills, so memory
+stays bounded); receipts leave in the order of the batches, by one writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import numpy as np
+
+from tickwheel.node.core.failure import Failure, RequestError
+from tickwheel.node.core.intake import KIND_DUE, IncomingBatch, from_batch, from_message
+from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.server.access import Permission
+from tickwheel.node.server.calls import Calls, id64_of, message_id_of
+from tickwheel.node.server.errors import abort, serialized_status
+from tickwheel.proto import scheduler_pb2
+from tickwheel.proto.scheduler_pb2_grpc import SchedulerServicer
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def receipt_of(batch: IncomingBatch, outcome: BatchOutcome) -> scheduler_pb2.BatchReceipt:
+    """The receipt of a batch; times are left out when all are as asked."""
+    as_asked = isinstance(batch.kinds, int) and batch.kinds == KIND_DUE and np.array_equal(outcome.due_ms, batch.when)
+    return scheduler_pb2.BatchReceipt(
+        sequence=batch.sequence,
+        ids=outcome.ids.astype("<u8", copy=False).tobytes(),
+        due_ms=b"" if as_asked else outcome.due_ms.astype("<i8", copy=False).tobytes(),
+        repeated=outcome.repeated,
+    )
+
+
+class ReceiptLine:
+    """Receipts of one stream: places taken in the order of batches, filled in any, sent in order."""
+
+    def __init__(self, places_max: int) -> None:
+        self._places: deque[list[scheduler_pb2.BatchReceipt]] = deque()
+        self._places_max = places_max
+        self._changed = asyncio.Event()
+        self._ended = False
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def wait_for_room(self) -> None:
+        """Until another batch may be read."""
+        await self._room.wait()
+
+    def take_place(self) -> list[scheduler_pb2.BatchReceipt]:
+        """A place to give to `fill` later."""
+        place: list[scheduler_pb2.BatchReceipt] = []
+        self._places.append(place)
+        if len(self._places) >= self._places_max:
+            self._room.clear()
+        return place
+
+    def fill(self, place: list[scheduler_pb2.BatchReceipt], receipt: scheduler_pb2.BatchReceipt) -> None:
+        """The receipt of a place is there."""
+        place.append(receipt)
+        if self._places and self._places[0] is place:
+            self._changed.set()
+
+    def end(self) -> None:
+        """No place will be taken any more."""
+        self._ended = True
+        self._changed.set()
+
+    async def next(self) -> scheduler_pb2.BatchReceipt | None:
+        """The next receipt in order; None when all are sent after `end`."""
+        while True:
+            if self._places and self._places[0]:
+                receipt = self._places.popleft()[0]
+                self._room.set()
+                return receipt
+            if self._ended and not self._places:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class SchedulerService(SchedulerServicer):
+    """See scheduler.proto."""
+
+    def __init__(self, calls: Calls, stream_batches_max: int) -> None:
+        self._calls = calls
+        self._stream_batches_max = stream_batches_max
+        self.open_streams = 0
+
+    async def Schedule(self, request: scheduler_pb2.ScheduleRequest, context: Context) -> scheduler_pb2.ScheduleReceipt:
+        calls = self._calls
+        await calls.allow(context, Permission.CLIENT)
+        try:
+            batch = from_message(request, calls.core.settings)
+        except RequestError as error:
+            await abort(context, error.failure)
+        outcome: BatchOutcome = await calls.answer(context, lambda done: calls.core.schedule(batch, done))
+        return scheduler_pb2.ScheduleReceipt(id=message_id_of(int(outcome.ids[0])), due_ms=int(outcome.due_ms[0]))
+
+    async def ScheduleStream(
+        self, request_iterator: AsyncIterator[scheduler_pb2.ScheduleBatch], context: Context
+    ) -> None:
+        await self._calls.allow(context, Permission.CLIENT)
+        line = ReceiptLine(self._stream_batches_max)
+        reader = asyncio.ensure_future(self._read(request_iterator, line))
+        self.open_streams += 1
+        try:
+            while (receipt := await line.next()) is not None:
+                await context.write(receipt)
+            await reader
+        finally:
+            self.open_streams -= 1
+            reader.cancel()
+
+    async def _read(self, batches: AsyncIterator[scheduler_pb2.ScheduleBatch], line: ReceiptLine) -> None:
+        try:
+            async for batch in batches:
+                self._take(batch, line)
+                await line.wait_for_room()
+        finally:
+            line.end()
+
+    def _take(self, request: scheduler_pb2.ScheduleBatch, line: ReceiptLine) -> None:
+        place = line.take_place()
+        sequence = request.sequence
+        try:
+            batch = from_batch(request, self._calls.core.settings)
+        except RequestError as error:
+            line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(error.failure)))
+            return
+
+        def done(outcome: BatchOutcome | Failure) -> None:
+            if isinstance(outcome, Failure):
+                receipt = scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(outcome))
+            else:
+                receipt = receipt_of(batch, outcome)
+            line.fill(place, receipt)
+
+        self._calls.core.schedule(batch, done)
+        self._calls.wake()
+
+    async def Cancel(self, request: scheduler_pb2.CancelRequest, context: Context) -> scheduler_pb2.CancelResponse:
+        core = self._calls.core
+        await self._calls.allow(context, Permission.CLIENT)
+        return await self._calls.answer(context, lambda done: core.cancel(id64_of(request.id), done))
+
+    async def Reschedule(
+        self, request: scheduler_pb2.RescheduleRequest, context: Context
+    ) -> scheduler_pb2.RescheduleResponse:
+        core = self._calls.core
+        await self._calls.allow(context, Permission.CLIENT)
+        return await self._calls.answer(context, lambda done: core.reschedule(request, done))
+
+    async def Get(self, request: scheduler_pb2.GetRequest, context: Context) -> scheduler_pb2.GetResponse:
+        core = self._calls.core
+        await self._calls.allow(context, Permission.CLIENT)
+        return await self._calls.answer(context, lambda done: core.get(id64_of(request.id), request.content, done))
+
+    async def ListPending(
+        self, request: scheduler_pb2.ListPendingRequest, context: Context
+    ) -> scheduler_pb2.ListPendingResponse:
+        core = self._calls.core
+        await self._calls.allow(context, Permission.CLIENT)
+        return await self._calls.answer(context, lambda done: core.list_pending(request, done))
+
+    async def CountPending(
+        self, request: scheduler_pb2.CountPendingRequest, context: Context
+    ) -> scheduler_pb2.CountPendingResponse:
+        core = self._calls.core
+        await self._calls.allow(context, Permission.CLIENT)
+        return await self._calls.answer(context, lambda done: core.count_pending(request, done))

@@ -1,0 +1,186 @@
+"""Certificates of a node: what the two ports present and accept, and who a certificate says it is.
+
+Owns the meaning of a certificate: common name = node id or caller's name; organisational unit = role
+(`tickwheel-node`, `tickwheel-client`, `tickwheel-admin`). Files are read once, at start, and checked before a port
+opens: readable, key fits certificate, valid today, and the peer certificate names this node.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.x509.oid import NameOID
+
+from tickwheel.node.config import ConfigError, NodeConfig, Problem
+
+NODE_UNIT = "tickwheel-node"
+CLIENT_UNIT = "tickwheel-client"
+ADMIN_UNIT = "tickwheel-admin"
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateIdentity:
+    """Who a certificate says its holder is."""
+
+    common_name: str
+    units: frozenset[str]
+    names: frozenset[str]
+    """Common name and DNS names."""
+
+
+def _names_of(certificate: x509.Certificate) -> CertificateIdentity:
+    def values(oid: x509.ObjectIdentifier) -> list[str]:
+        return [str(attribute.value) for attribute in certificate.subject.get_attributes_for_oid(oid)]
+
+    common = values(NameOID.COMMON_NAME)
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        dns = extension.value.get_values_for_type(x509.DNSName)
+    except x509.ExtensionNotFound:
+        dns = []
+    return CertificateIdentity(
+        common_name=common[0] if common else "",
+        units=frozenset(values(NameOID.ORGANIZATIONAL_UNIT_NAME)),
+        names=frozenset([*common, *dns]),
+    )
+
+
+def identity_of(pem: bytes) -> CertificateIdentity:
+    """Who a certificate names; the handshake has verified it already."""
+    return _names_of(x509.load_pem_x509_certificate(pem))
+
+
+def is_member_certificate(auth_context: Mapping[str, Iterable[bytes]], node_id: str) -> bool:
+    """Whether the caller on the peer port holds the certificate of member `node_id`."""
+    pem = next(iter(auth_context.get("x509_pem_cert", ())), b"")
+    if not pem:
+        return False
+    identity = identity_of(pem)
+    return NODE_UNIT in identity.units and identity.common_name == node_id
+
+
+@dataclass(frozen=True, slots=True)
+class PortFiles:
+    """Key, certificate and authority of one port, as read."""
+
+    key: bytes
+    certificate: bytes
+    authority: bytes
+
+
+def _read_port(config: NodeConfig, name: str, problems: list[Problem]) -> PortFiles | None:
+    contents: dict[str, bytes] = {}
+    found_before = len(problems)
+    for part in ("cert", "key", "ca"):
+        field = f"{name}_{part}_file"
+        path = str(getattr(config.tls, field))
+        contents[part] = b""
+        if not path:
+            continue
+        try:
+            contents[part] = Path(path).read_bytes()
+        except OSError as error:
+            problems.append(Problem(f"tls.{field}", path, f"cannot be read: {error.strerror}"))
+    if not contents["cert"] or len(problems) > found_before:
+        return None
+    files = PortFiles(contents["key"], contents["cert"], contents["ca"])
+    problems += _check_port(config, name, files)
+    return files
+
+
+def _check_port(config: NodeConfig, name: str, files: PortFiles) -> Iterable[Problem]:
+    cert_field, key_field = f"tls.{name}_cert_file", f"tls.{name}_key_file"
+    cert_path = str(getattr(config.tls, f"{name}_cert_file"))
+    key_path = str(getattr(config.tls, f"{name}_key_file"))
+    try:
+        certificate = x509.load_pem_x509_certificate(files.certificate)
+    except ValueError:
+        yield Problem(cert_field, cert_path, "is not a PEM certificate")
+        return
+    try:
+        key = load_pem_private_key(files.key, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        yield Problem(key_field, key_path, "is not an unencrypted PEM private key")
+        return
+    if files.authority:
+        try:
+            x509.load_pem_x509_certificates(files.authority)
+        except ValueError:
+            path = str(getattr(config.tls, f"{name}_ca_file"))
+            yield Problem(f"tls.{name}_ca_file", path, "holds no PEM certificate")
+    encoding = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if key.public_key().public_bytes(*encoding) != certificate.public_key().public_bytes(*encoding):
+        yield Problem(key_field, key_path, f"does not belong to the certificate {cert_path}")
+    now = datetime.datetime.now(datetime.UTC)
+    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+        yield Problem(
+            cert_field,
+            cert_path,
+            f"is valid from {certificate.not_valid_before_utc:%Y-%m-%d} to {certificate.not_valid_after_utc:%Y-%m-%d}",
+        )
+    if name == "peer":
+        identity = _names_of(certificate)
+        if identity.common_name != config.node.id:
+            yield Problem(cert_field, cert_path, f"is for {identity.common_name}, and this node is {config.node.id}")
+        elif NODE_UNIT not in identity.units:
+            yield Problem(cert_field, cert_path, f"needs the organisational unit {NODE_UNIT}")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTls:
+    """Credentials of both ports; None: that port has no TLS."""
+
+    client: PortFiles | None
+    peer: PortFiles | None
+    require_client_cert: bool
+
+    def client_server_credentials(self) -> grpc.ServerCredentials | None:
+        """For the client port."""
+        if self.client is None:
+            return None
+        return grpc.ssl_server_credentials(
+            [(self.client.key, self.client.certificate)],
+            root_certificates=self.client.authority or None,
+            require_client_auth=self.require_client_cert,
+        )
+
+    def peer_server_credentials(self) -> grpc.ServerCredentials | None:
+        """For the peer port: both sides show a certificate."""
+        if self.peer is None:
+            return None
+        return grpc.ssl_server_credentials(
+            [(self.peer.key, self.peer.certificate)],
+            root_certificates=self.peer.authority,
+            require_client_auth=True,
+        )
+
+    def peer_channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """For dialling peers; combine with `peer_channel_options`."""
+        if self.peer is None:
+            return None
+        return grpc.ssl_channel_credentials(
+            root_certificates=self.peer.authority,
+            private_key=self.peer.key,
+            certificate_chain=self.peer.certificate,
+        )
+
+    def peer_channel_options(self, peer_id: str) -> list[tuple[str, str]]:
+        """The certificate of the dialled peer is checked against its member id, whatever its address."""
+        return [("grpc.ssl_target_name_override", peer_id)] if self.peer is not None else []
+
+
+def read_tls(config: NodeConfig) -> NodeTls:
+    """Read and check all certificate files. Raises ConfigError with everything that is wrong."""
+    problems: list[Problem] = []
+    client = _read_port(config, "client", problems)
+    peer = _read_port(config, "peer", problems)
+    if problems:
+        raise ConfigError(problems)
+    return NodeTls(client, peer, config.tls.require_client_cert)
