@@ -1,0 +1,1 @@
+"""The replicated state machine: everything that follows from the log and nothing else. Start at `machine.py`."""

@@ -1,0 +1,124 @@
+"""What apply answers: one typed result for each command of an entry, in order.
+
+A refusal is a `Failure` inside a result, never an exception. `ImpossibleStateError` is the exception:
+the log says what cannot be, so this node must stop before it does harm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.failure import Failure
+from tickwheel.proto import admin_pb2
+from tickwheel.replication.log import Member
+from tickwheel.wheel.units import CursorKey, Ids
+
+NO_IDS: Ids = np.zeros(0, np.uint64)
+NO_DUE: NDArray[np.int64] = np.zeros(0, np.int64)
+
+
+class ImpossibleStateError(Exception):
+    """The state cannot be right, or an entry cannot be applied by this version: stop the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """The entry came from a master of an earlier term than the newest lead command; nothing was done."""
+
+    term: int
+    lead_term: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeadResult:
+    """`accepted` is False for a term below the newest one."""
+
+    accepted: bool
+    term: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestOutcome:
+    """One request of a publish; ids and due_ms in the order of its rows, empty if `failure` is set."""
+
+    ids: Ids = field(default_factory=lambda: NO_IDS)
+    due_ms: NDArray[np.int64] = field(default_factory=lambda: NO_DUE)
+    repeated: bool = False
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PublishResult:
+    """One outcome per request, in order."""
+
+    requests: list[RequestOutcome]
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchResult:
+    """The cursor after it and how many units entered ready queues."""
+
+    cursor: CursorKey
+    dispatched: int
+    discarded: int = 0
+    """Units of topics that no longer exist."""
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SettleResult:
+    """Sums over the batches: settled by this or before; stale; not known to be dispatched."""
+
+    settled: int = 0
+    stale: int = 0
+    unknown: int = 0
+    failure: Failure | None = None
+
+    def __add__(self, other: SettleResult) -> SettleResult:
+        return SettleResult(
+            self.settled + other.settled,
+            self.stale + other.stale,
+            self.unknown + other.unknown,
+            self.failure or other.failure,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CancelResult:
+    """`outcome`: CancelOutcome of scheduler.proto."""
+
+    outcome: int
+
+
+@dataclass(frozen=True, slots=True)
+class RescheduleResult:
+    """`outcome`: RescheduleOutcome of scheduler.proto; `id` and `due_ms` of the new unit if RESCHEDULED."""
+
+    outcome: int
+    id: int = 0
+    due_ms: int = 0
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdminResult:
+    """What an admin command made. Of the values those are set that belong to the command."""
+
+    failure: Failure | None = None
+    topic: admin_pb2.Topic | None = None
+    group: admin_pb2.Group | None = None
+    settings: admin_pb2.Settings | None = None
+    members: tuple[Member, ...] | None = None
+    """Not None: the members changed; hand them to the replicated log."""
+    hours_removed: int = 0
+    unsettled_removed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A command that cannot be carried out at all, for instance one of a kind this version does not know."""
+
+    failure: Failure

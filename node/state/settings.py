@@ -1,0 +1,127 @@
+"""The replicated settings: what apply depends on, with defaults, bounds and the reason of each.
+
+They change by admin command only, so every node has the same ones at the same index. `changed` is
+the only way to new ones; it refuses a value out of bounds with a failure that names field, value and
+limit. A config file only seeds the first ones.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.proto import admin_pb2
+
+DAY_MS = 86_400_000
+LEVELS_MAX = 64
+SLOT_MS_ALLOWED = (100, 200, 500, 1000)
+"""They divide a second, so that an hour has a whole number of slots."""
+
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
+_LEVEL = re.compile(r"([1-9][0-9]{0,8})([smhd])")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See admin.proto. Frozen; a change makes new ones."""
+
+    delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+    attempts_max: int = 16
+    """Deliveries of a message before it is a dead letter; a unit keeps the count in one byte."""
+
+    delay_ms_max: int = 3_650 * DAY_MS
+    """Ten years: any hour may have a segment, so far ones cost nothing."""
+
+    payload_bytes_max: int = 4 << 20
+    """What gRPC lets through by default."""
+
+    batch_messages_max: int = 10_000
+    """A batch is applied in one piece: this many stay well under a slice of the loop."""
+
+    retention_ms: int = 7 * DAY_MS
+    """How long dispatched messages that no group has settled are kept."""
+
+    topics_auto_create: bool = True
+    groups_auto_create: bool = True
+
+    slot_ms: int = 1_000
+    """Fixed when the cluster is created: heads on disk depend on it."""
+
+    window_messages_max: int = 1_000_000
+    """Two bytes each, per group and topic."""
+
+    producer_window_batches: int = 64
+    """More than a producer has in flight."""
+
+    producer_window_ids: int = 4 << 20
+    """Of all producers together: 16 bytes each, 64 MiB."""
+
+    producers_max: int = 10_000
+    topics_max: int = 10_000
+    groups_max: int = 10_000
+
+    @property
+    def levels_ms(self) -> tuple[int, ...]:
+        """The delay levels, level 1 first."""
+        return parse_levels(self.delay_levels) or ()
+
+    def message(self) -> admin_pb2.Settings:
+        """As it goes over the wire, every field present."""
+        return admin_pb2.Settings(**{name: getattr(self, name) for name in FIELDS})
+
+
+FIELDS = tuple(Settings.__dataclass_fields__)
+
+BOUNDS: dict[str, tuple[int, int]] = {
+    "attempts_max": (1, 255),
+    "delay_ms_max": (1_000, 3_650 * DAY_MS),
+    "payload_bytes_max": (1, 4 << 20),
+    "batch_messages_max": (1, 100_000),
+    "retention_ms": (60_000, 3_650 * DAY_MS),
+    "window_messages_max": (1_000, 100_000_000),
+    "producer_window_batches": (1, 10_000),
+    "producer_window_ids": (1_000, 1 << 28),
+    "producers_max": (1, 1_000_000),
+    "topics_max": (1, 1_000_000),
+    "groups_max": (1, 1_000_000),
+}
+
+
+def parse_levels(text: str) -> tuple[int, ...] | None:
+    """Delays in ms of "1s 5s 1m 2h"; None if it is not 1 to 64 of a number and s, m, h or d."""
+    parts = text.split()
+    if not 1 <= len(parts) <= LEVELS_MAX:
+        return None
+    levels = []
+    for part in parts:
+        match = _LEVEL.fullmatch(part)
+        if match is None:
+            return None
+        levels.append(int(match[1]) * _UNITS_MS[match[2]])
+    return tuple(levels)
+
+
+def changed(settings: Settings, update: admin_pb2.Settings, *, creating: bool = False) -> Settings | Failure:
+    """`settings` with the present fields of `update`; a Failure if one is not allowed. slot_ms only if `creating`."""
+    values: dict[str, object] = {}
+    for name in FIELDS:
+        if update.HasField(name):  # type: ignore[arg-type]  # the names are those of the message
+            values[name] = getattr(update, name)
+    for name, (least, most) in BOUNDS.items():
+        value = values.get(name)
+        if value is not None and not least <= int(str(value)) <= most:
+            return invalid(name, value, f"{least} to {most}").failure
+    levels = values.get("delay_levels")
+    if levels is not None:
+        if parse_levels(str(levels)) is None:
+            return invalid("delay_levels", levels, f"1 to {LEVELS_MAX} of a number and s, m, h or d").failure
+        values["delay_levels"] = " ".join(str(levels).split())
+    slot_ms = values.get("slot_ms")
+    if slot_ms is not None:
+        if slot_ms not in SLOT_MS_ALLOWED:
+            return invalid("slot_ms", slot_ms, f"one of {', '.join(map(str, SLOT_MS_ALLOWED))}").failure
+        if not creating and slot_ms != settings.slot_ms:
+            return invalid("slot_ms", slot_ms, f"fixed at {settings.slot_ms} when the cluster was created").failure
+    return replace(settings, **values)  # type: ignore[arg-type]  # names and types are those of the message
