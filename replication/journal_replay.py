@@ -1,0 +1,126 @@
+"""Reading the journal at start: which records count, and the repair of a torn end.
+
+Invariants:
+- Everything that was ever on stable storage is read, or CorruptJournalError is raised: nothing is
+  cut away that a sync had covered.
+- On return the end is durably cut: behind it there are only zeros, on stable storage too, so that
+  what is written next can never mix with what was there.
+- On return all that was read is on stable storage, even what a killed process had not synced.
+
+Called by `journal.py` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tickwheel.replication.journal_segment import (
+    FLAG_RESET,
+    FORMAT_VERSION,
+    RECORD_HEADER_BYTES,
+    SEGMENT_HEADER_BYTES,
+    CorruptJournalError,
+    RecordHeader,
+    Segment,
+    SegmentHeader,
+    may_be_torn,
+    record_may_be_torn,
+    scan,
+    segment_path,
+    segment_sequences,
+    synced_beyond,
+)
+from tickwheel.storage.disk import Disk
+from tickwheel.storage.errors import UnknownVersionError
+
+OnSegment = Callable[[SegmentHeader, str], None]
+OnRecord = Callable[[SegmentHeader, str, int, RecordHeader, bytes], None]
+
+
+def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecord) -> list[Segment]:
+    """Hand each segment and record that counts to the callbacks, in order; returns the segments, repaired and open.
+
+    Raises CorruptJournalError, UnknownVersionError.
+    """
+    found = segment_sequences(disk.list(directory))
+    void, found = _split_at_reset(disk, directory, found)
+    segments: list[Segment] = []
+    data = b""
+    unusable: list[int] = []
+    for place, sequence in enumerate(found):
+        path = segment_path(directory, sequence)
+        next_data = _read_all(disk, path)
+        header = SegmentHeader.unpack(next_data, sequence)
+        if header is not None and header.version > FORMAT_VERSION:
+            raise UnknownVersionError(path, header.version, FORMAT_VERSION)
+        if header is None and not may_be_torn(next_data, 0, SEGMENT_HEADER_BYTES):
+            raise CorruptJournalError(path, 0, "the segment's header fails its check")
+        if header is None or (segments and header.start_position != segments[-1].end_position):
+            unusable = found[place:]
+            break
+        on_segment(header, path)
+        data = next_data
+        end = SEGMENT_HEADER_BYTES
+        for offset, record, command in scan(data, sequence):
+            on_record(header, path, offset, record, command)
+            end = offset + RECORD_HEADER_BYTES + record.length
+        segments.append(Segment(header, disk.open(path), end))
+    _judge_end(disk, directory, segments, data, unusable)
+    _repair(disk, directory, segments, void, unusable)
+    return segments
+
+
+def _split_at_reset(disk: Disk, directory: str, sequences: Sequence[int]) -> tuple[list[int], list[int]]:
+    """What lies before the last segment that begins the journal anew, and the rest."""
+    for place in range(len(sequences) - 1, 0, -1):
+        file = disk.open(segment_path(directory, sequences[place]))
+        try:
+            header = SegmentHeader.unpack(file.read_at(0, SEGMENT_HEADER_BYTES), sequences[place])
+        finally:
+            file.close()
+        if header is not None and header.flags & FLAG_RESET:
+            return list(sequences[:place]), list(sequences[place:])
+    return [], list(sequences)
+
+
+def _judge_end(disk: Disk, directory: str, segments: Sequence[Segment], data: bytes, unusable: Sequence[int]) -> None:
+    """Raise CorruptJournalError unless a crash can have ended the journal where its whole records end."""
+    position = 0
+    path, offset = (segment_path(directory, unusable[0]), 0) if unusable else (directory, 0)
+    if segments:
+        last = segments[-1]
+        sequence = last.header.sequence
+        position, path, offset = last.end_position, last.file.path, last.end
+        if not record_may_be_torn(data, sequence, offset):
+            raise CorruptJournalError(path, offset, "the record fails its check, and no crash leaves it like this")
+        if synced_beyond(data, sequence, offset, position):
+            raise CorruptJournalError(path, offset, "the record fails its check, and it had been synced")
+    for sequence in unusable:
+        if synced_beyond(_read_all(disk, segment_path(directory, sequence)), sequence, 0, position):
+            raise CorruptJournalError(
+                path, offset, "what follows here is missing or fails its check, and it had been synced"
+            )
+
+
+def _repair(
+    disk: Disk, directory: str, segments: Sequence[Segment], void: Sequence[int], unusable: Sequence[int]
+) -> None:
+    """Cut the end, remove what does not count, and bring all the rest to stable storage."""
+    # The last one first: what a crash leaves of this is again a journal with a torn end.
+    for sequence in reversed(unusable):
+        disk.remove(segment_path(directory, sequence))
+    for sequence in void:
+        disk.remove(segment_path(directory, sequence))
+    if segments:
+        segments[-1].file.truncate(segments[-1].end)
+    for segment in segments:
+        segment.file.sync()
+    disk.sync_dir(directory)
+
+
+def _read_all(disk: Disk, path: str) -> bytes:
+    file = disk.open(path)
+    try:
+        return file.read_at(0, file.size())
+    finally:
+        file.close()

@@ -1,0 +1,63 @@
+"""Small files that are written and read whole, and are either the old one or the new one after any crash.
+
+Layout: magic `TWWHOLE1`, u32 format version, u32 CRC32C of the content, u64 its length, content.
+Written aside, synced, renamed into place, directory synced: four steps, and none may be left out.
+A file that fails its check is therefore never the trace of a crash, always damage.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import google_crc32c
+
+from tickwheel.storage.disk import Buffer, Disk
+from tickwheel.storage.errors import CorruptFileError, UnknownVersionError
+from tickwheel.storage.paths import parent_of
+
+FORMAT_VERSION = 1
+ASIDE_SUFFIX = ".new"
+"""What an unfinished write leaves behind; the next write of the same file takes it over."""
+
+_MAGIC = b"TWWHOLE1"
+_HEADER = struct.Struct("<8sIIQ")
+_ADVICE = "Restore this node from a backup, or remove the member and add it anew"
+
+
+def write_whole(disk: Disk, path: str, content: Buffer) -> None:
+    """Replace `path` by `content`; durable on return. On any error the old file is still in place."""
+    content = bytes(content)
+    aside = path + ASIDE_SUFFIX
+    file = disk.open(aside, create=True)
+    try:
+        file.truncate(0)
+        file.append_many((_HEADER.pack(_MAGIC, FORMAT_VERSION, google_crc32c.value(content), len(content)), content))
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(aside, path)
+    disk.sync_dir(parent_of(path))
+
+
+def read_whole(disk: Disk, path: str, *, advice: str = _ADVICE) -> bytes | None:
+    """The content, or None if there is no such file. Raises CorruptFileError, UnknownVersionError."""
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    try:
+        data = file.read_at(0, file.size())
+    finally:
+        file.close()
+    if len(data) < _HEADER.size:
+        raise CorruptFileError(path, 0, f"{len(data)} bytes are too few for a header", advice)
+    magic, version, crc32c, length = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise CorruptFileError(path, 0, "it does not begin as it should", advice)
+    if version > FORMAT_VERSION:
+        raise UnknownVersionError(path, version, FORMAT_VERSION)
+    content = data[_HEADER.size :]
+    if len(content) != length:
+        raise CorruptFileError(path, 16, f"its length is {len(content)}, written were {length}", advice)
+    if google_crc32c.value(content) != crc32c:
+        raise CorruptFileError(path, _HEADER.size, "its checksum does not match", advice)
+    return content
