@@ -1,0 +1,35 @@
+"""One checker a promise. Each sees the records it needs, as they happen, and raises BrokenPromise.
+
+`ALL` is what a run uses; a checker that never gets a record of its kinds stays silent.
+"""
+
+from __future__ import annotations
+
+from tickwheel.chaos.sim.checkers.base import BrokenPromise, Checker, attach
+from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
+from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
+from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
+from tickwheel.chaos.sim.checkers.p3_never_early import NeverEarly
+from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
+from tickwheel.chaos.sim.checkers.p6_monotone import Monotone
+from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
+from tickwheel.chaos.sim.checkers.p8_same_state import SameState
+from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
+from tickwheel.chaos.sim.checkers.p10_live import Live
+from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
+
+ALL: tuple[type[Checker], ...] = (
+    NoLoss,
+    CommittedNeverLost,
+    NoInvention,
+    NeverEarly,
+    FewDuplicates,
+    Monotone,
+    OneMaster,
+    SameState,
+    DefiniteCancel,
+    Live,
+    Bounded,
+)
+
+__all__ = ["ALL", "BrokenPromise", "Checker", "attach"]

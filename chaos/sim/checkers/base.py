@@ -1,0 +1,42 @@
+"""What a checker is, and how it says that a promise was broken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, NoReturn
+
+from tickwheel.chaos.sim.history import History, Record
+
+
+class BrokenPromise(Exception):
+    """A promise of docs/PROMISES.md does not hold; raised at the moment it shows."""
+
+    def __init__(self, promise: str, at_ns: int, what: str) -> None:
+        super().__init__(f"{promise} at {at_ns / 1e9:.6f} s: {what}")
+        self.promise = promise
+        self.at_ns = at_ns
+        self.what = what
+
+
+class Checker:
+    """Judges the records of `kinds`. `settle_accounts` is called once, after the drain."""
+
+    promise: ClassVar[str] = ""
+    kinds: ClassVar[tuple[type[Record], ...]] = ()
+
+    def observe(self, record: Record) -> None:
+        """A record of one of `kinds` happened."""
+
+    def settle_accounts(self, at_ns: int) -> None:
+        """The run is over: what had to happen must have happened."""
+
+    def broken(self, at_ns: int, what: str) -> NoReturn:
+        raise BrokenPromise(self.promise, at_ns, what)
+
+
+def attach(history: History, kinds: Sequence[type[Checker]]) -> list[Checker]:
+    """Make one of each checker and let it watch the history."""
+    checkers = [kind() for kind in kinds]
+    for checker in checkers:
+        history.subscribe(checker.kinds, checker.observe)
+    return checkers

@@ -1,0 +1,26 @@
+"""P11: every queue, buffer, batch and map stays within its limit."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import Record, SizesSeen
+
+
+class Bounded(Checker):
+    """`most` is the highest fill seen of each thing."""
+
+    promise: ClassVar[str] = "P11"
+    kinds: ClassVar[tuple[type[Record], ...]] = (SizesSeen,)
+
+    def __init__(self) -> None:
+        self.most: dict[str, int] = {}
+
+    def observe(self, record: Record) -> None:
+        assert isinstance(record, SizesSeen)
+        for name, now, limit in record.sizes:
+            if now > self.most.get(name, -1):
+                self.most[name] = now
+            if now > limit:
+                self.broken(record.at_ns, f"{record.node}: {name} holds {now}, its limit is {limit}")

@@ -1,0 +1,97 @@
+"""P1 and P8 of the replicated log alone: what was committed stays, in the same place, on every node.
+
+Needs `Applied`, `Proposed` and `ProposalEnded` records; silent without them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import Applied, Booted, ProposalEnded, Proposed, Record
+
+
+class CommittedNeverLost(Checker):
+    """One sequence of entries for all nodes and boots; committed proposals are in it, refused ones are not."""
+
+    promise: ClassVar[str] = "P1/P8 (log)"
+    kinds: ClassVar[tuple[type[Record], ...]] = (Applied, Booted, Proposed, ProposalEnded)
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[int, int, str]] = {}  # index -> (term, command, first node that applied it)
+        self._index_of: dict[int, int] = {}
+        self._next: dict[str, int] = {}
+        self._proposed: set[int] = set()
+        self._refused: dict[int, str] = {}
+        self._committed: dict[int, int] = {}
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Applied():
+                self._applied(record)
+            case Booted():
+                self._next.pop(record.node, None)
+            case Proposed():
+                self._proposed.add(record.command)
+            case ProposalEnded():
+                self._ended(record)
+
+    def committed_index(self) -> int:
+        """Highest index a client was told."""
+        return max(self._committed.values(), default=0)
+
+    def committed_count(self) -> int:
+        return len(self._committed)
+
+    def applied_index(self, node: str) -> int:
+        """What this boot of a node has applied."""
+        return self._next.get(node, 1) - 1
+
+    def _applied(self, record: Applied) -> None:
+        expected = self._next.get(record.node)
+        if expected is not None and record.index != expected:
+            self.broken(record.at_ns, f"{record.node} applies {record.index} where {expected} is next")
+        self._next[record.node] = record.index + 1
+        known = self._entries.get(record.index)
+        if known is None:
+            self._entries[record.index] = (record.term, record.command, record.node)
+            if record.command:
+                self._new_command(record)
+        elif known[:2] != (record.term, record.command):
+            self.broken(
+                record.at_ns,
+                f"index {record.index}: {known[2]} applied command {known[1]} of term {known[0]}, "
+                f"{record.node} applies command {record.command} of term {record.term}",
+            )
+
+    def _new_command(self, record: Applied) -> None:
+        command = record.command
+        if command not in self._proposed:
+            self.broken(record.at_ns, f"{record.node} applies command {command}, which nobody proposed")
+        if command in self._index_of:
+            self.broken(
+                record.at_ns, f"command {command} is applied at {self._index_of[command]} and again at {record.index}"
+            )
+        if command in self._refused:
+            self.broken(record.at_ns, f"command {command} is applied, its proposer was told {self._refused[command]}")
+        self._index_of[command] = record.index
+
+    def _ended(self, record: ProposalEnded) -> None:
+        if record.verdict == "COMMITTED":
+            self._committed[record.command] = record.index
+            if self._index_of.get(record.command) != record.index:
+                self.broken(
+                    record.at_ns,
+                    f"{record.node} says command {record.command} is committed at {record.index}; "
+                    f"applied at {self._index_of.get(record.command)}",
+                )
+        elif record.verdict in ("NOT_MASTER", "QUEUE_FULL"):
+            if record.command in self._index_of:
+                self.broken(record.at_ns, f"command {record.command} is applied, and then {record.verdict}")
+            self._refused[record.command] = record.verdict
+
+    def settle_accounts(self, at_ns: int) -> None:
+        highest = self.committed_index()
+        for node, following in sorted(self._next.items()):
+            if following <= highest:
+                self.broken(at_ns, f"{node} has applied up to {following - 1} only; {highest} was committed")

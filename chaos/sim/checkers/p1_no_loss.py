@@ -1,0 +1,114 @@
+"""P1: an acknowledged schedule is delivered to every group, or cancelled, or still pending because it is not due."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import (
+    CancelAnswered,
+    CancelSent,
+    Delivered,
+    Looked,
+    Record,
+    RescheduleAnswered,
+    RescheduleSent,
+    RunBegan,
+    ScheduleAcknowledged,
+)
+from tickwheel.chaos.sim.world import MS
+
+
+class NoLoss(Checker):
+    """Also knows what is still missing, for the drain."""
+
+    promise: ClassVar[str] = "P1"
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        RunBegan,
+        ScheduleAcknowledged,
+        CancelSent,
+        CancelAnswered,
+        RescheduleSent,
+        RescheduleAnswered,
+        Delivered,
+        Looked,
+    )
+
+    def __init__(self) -> None:
+        self._start_wall_ms = 0
+        self._groups: tuple[str, ...] = ()
+        self._due_ms: dict[int, int] = {}
+        self._missing: dict[str, set[int]] = {}  # group -> acknowledged, not yet delivered
+        self._delivered: dict[str, set[int]] = {}
+        self._cancelled: set[int] = set()
+        self._cancel_open: dict[int, int] = {}  # uid -> cancels sent and not answered
+        self._reschedule_open: dict[int, int] = {}
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                self._delivered[record.group].add(record.uid)
+                self._missing[record.group].discard(record.uid)
+            case ScheduleAcknowledged():
+                for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
+                    if uid not in self._due_ms:
+                        self._due_ms[uid] = due_ms
+                        for group in self._groups:
+                            if uid not in self._delivered[group] and uid not in self._cancelled:
+                                self._missing[group].add(uid)
+            case CancelSent():
+                self._cancel_open[record.uid] = self._cancel_open.get(record.uid, 0) + 1
+            case CancelAnswered():
+                self._cancel_open.pop(record.uid, None)
+                if record.outcome == "CANCELLED":
+                    self._cancelled.add(record.uid)
+                    for missing in self._missing.values():
+                        missing.discard(record.uid)
+            case RescheduleSent():
+                self._reschedule_open[record.uid] = record.due_ms
+            case RescheduleAnswered():
+                self._reschedule_open.pop(record.uid, None)
+                if record.outcome == "RESCHEDULED":
+                    self._due_ms[record.uid] = record.due_ms
+            case Looked():
+                self._looked(record)
+            case RunBegan():
+                self._start_wall_ms = record.start_wall_ms
+                self._groups = record.groups
+                self._missing = {group: set() for group in record.groups}
+                self._delivered = {group: set() for group in record.groups}
+
+    def outstanding(self, at_ns: int) -> list[tuple[str, int]]:
+        """(group, uid) of what is acknowledged, due and not yet delivered."""
+        wall_ms = self._start_wall_ms + at_ns // MS
+        return [
+            (group, uid)
+            for group in self._groups
+            for uid in sorted(self._missing[group])
+            if self._latest_due_ms(uid) <= wall_ms and uid not in self._cancel_open
+        ]
+
+    def not_due(self, at_ns: int) -> list[int]:
+        """Acknowledged, not delivered, due after `at_ns`."""
+        wall_ms = self._start_wall_ms + at_ns // MS
+        missing = set().union(*self._missing.values()) if self._missing else set()
+        return sorted(uid for uid in missing if self._latest_due_ms(uid) > wall_ms and uid not in self._cancel_open)
+
+    def _latest_due_ms(self, uid: int) -> int:
+        return max(self._due_ms[uid], self._reschedule_open.get(uid, 0))
+
+    def _looked(self, record: Looked) -> None:
+        known = record.uid in self._due_ms
+        doubtful = record.uid in self._cancel_open or record.uid in self._cancelled
+        if known and record.state == "NOT_FOUND":
+            self.broken(record.at_ns, f"message {record.uid} was acknowledged as {record.id:#x}; now it is not found")
+        if known and record.state == "MESSAGE_CANCELLED" and not doubtful:
+            self.broken(record.at_ns, f"message {record.uid} is cancelled; nobody asked for that")
+        if known and record.state == "PENDING" and record.uid in self._cancelled:
+            self.broken(record.at_ns, f"message {record.uid} is pending after its cancel was acknowledged")
+
+    def settle_accounts(self, at_ns: int) -> None:
+        lost = self.outstanding(at_ns - 1_000 * MS)
+        if lost:
+            some = ", ".join(f"{uid} to {group}" for group, uid in lost[:5])
+            self.broken(at_ns, f"{len(lost)} acknowledged messages never came: {some}")

@@ -1,0 +1,67 @@
+"""P3: not before its due time, by true time (plus what faults of the clocks allow)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import (
+    Delivered,
+    Record,
+    RescheduleAnswered,
+    RescheduleSent,
+    RunBegan,
+    ScheduleSent,
+)
+from tickwheel.chaos.sim.world import MS
+
+
+class NeverEarly(Checker):
+    """Judges by what the client asked for, not by what the node says the due time is."""
+
+    promise: ClassVar[str] = "P3"
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        RunBegan,
+        ScheduleSent,
+        RescheduleSent,
+        RescheduleAnswered,
+        Delivered,
+    )
+
+    def __init__(self) -> None:
+        self._start_wall_ms = 0
+        self._allowance_ms = 0
+        self._due_ms: dict[int, int] = {}
+        self._maybe_due_ms: dict[int, int] = {}  # a reschedule that is not answered yet
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                self._delivered(record)
+            case ScheduleSent():
+                sent_ms = self._start_wall_ms + record.at_ns // MS
+                for row in record.rows:
+                    due_ms = row.due_ms if row.due_ms is not None else sent_ms + (row.delay_ms or 0)
+                    self._due_ms.setdefault(row.uid, due_ms)
+            case RescheduleSent():
+                self._maybe_due_ms[record.uid] = min(record.due_ms, self._maybe_due_ms.get(record.uid, record.due_ms))
+            case RescheduleAnswered():
+                # Another answer may hide an earlier success whose answer was lost: then both times stay possible.
+                if record.outcome == "RESCHEDULED":
+                    self._maybe_due_ms.pop(record.uid, None)
+                    self._due_ms[record.uid] = record.due_ms
+            case RunBegan():
+                self._start_wall_ms = record.start_wall_ms
+                self._allowance_ms = record.clock_allowance_ms
+
+    def _delivered(self, record: Delivered) -> None:
+        due_ms = self._due_ms.get(record.uid)
+        if due_ms is None:
+            return  # nobody scheduled it: P2
+        earliest_ms = min(due_ms, self._maybe_due_ms.get(record.uid, due_ms)) - self._allowance_ms
+        early_ns = (earliest_ms - self._start_wall_ms) * MS - record.at_ns
+        if early_ns > 0:
+            self.broken(
+                record.at_ns,
+                f"{record.node} delivers message {record.uid} {early_ns / MS:.1f} ms before its due time {due_ms}",
+            )

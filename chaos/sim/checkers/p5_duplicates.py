@@ -1,0 +1,111 @@
+"""P5: a message is dispatched once, and a group sees it again only for a reason.
+
+Reasons: a nack; the lease ran out; the session that had it is gone; another term, and the new master had
+not heard of the lease. It had heard if a sync of the old term that left after the delivery reached it in
+the boot it leads in. After a receipt for an acknowledgement there is no reason at all.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import (
+    Delivered,
+    Record,
+    RunBegan,
+    ScheduleAcknowledged,
+    SessionClosed,
+    Settled,
+    SettleSent,
+    SyncHeard,
+)
+from tickwheel.chaos.sim.world import MS
+
+# A lease given while a sync was being put together may be in that sync or in the next.
+SYNC_SLACK_NS = 2 * MS
+
+
+class FewDuplicates(Checker):
+    """`reasons` counts what explained the duplicates of a run."""
+
+    promise: ClassVar[str] = "P5"
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        RunBegan,
+        ScheduleAcknowledged,
+        Delivered,
+        SettleSent,
+        Settled,
+        SessionClosed,
+        SyncHeard,
+    )
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, int] = {}
+        self._start_wall_ms = 0
+        self._last: dict[tuple[str, int], Delivered] = {}
+        self._nacked: dict[tuple[str, int], int] = {}
+        self._acknowledged: set[tuple[str, int]] = set()
+        self._closed: set[int] = set()
+        self._heard: dict[tuple[str, int], tuple[int, str, int]] = {}  # (node, boot) -> (term, master, sent_ns)
+        self._ids: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                key = (record.group, record.uid)
+                before = self._last.get(key)
+                self._last[key] = record
+                if before is not None:
+                    reason = self._reason(before, record)
+                    self.reasons[reason] = self.reasons.get(reason, 0) + 1
+            case Settled():
+                if record.outcome in ("ACK", "SKIP"):
+                    self._acknowledged.add((record.group, record.uid))
+            case SettleSent():
+                if record.outcome == "RETRY":
+                    self._nacked[record.group, record.uid] = record.attempt
+            case SessionClosed():
+                self._closed.add(record.session)
+            case SyncHeard():
+                term, _, sent_ns = self._heard.get((record.node, record.boot), (0, "", 0))
+                if record.term > term or (record.term == term and record.sent_ns > sent_ns):
+                    self._heard[record.node, record.boot] = (record.term, record.master, record.sent_ns)
+            case ScheduleAcknowledged():
+                known = self._ids.setdefault((record.producer, record.sequence), record.ids)
+                if known != record.ids:
+                    self.broken(
+                        record.at_ns,
+                        f"batch {record.producer}/{record.sequence} was acknowledged twice with other ids",
+                    )
+            case RunBegan():
+                self._start_wall_ms = record.start_wall_ms
+
+    def _reason(self, before: Delivered, again: Delivered) -> str:
+        what = (
+            f"message {again.uid} to {again.group} attempt {again.attempt} by {again.node} in term {again.term}, "
+            f"after attempt {before.attempt} by {before.node} in term {before.term} at {before.at_ns / 1e9:.6f} s"
+        )
+        if before.id != again.id:
+            self.broken(again.at_ns, f"{what}: under another id ({before.id:#x}, {again.id:#x}): dispatched twice")
+        if (again.group, again.uid) in self._acknowledged:
+            self.broken(again.at_ns, f"{what}: its acknowledgement was committed")
+        if self._nacked.get((again.group, again.uid)) == before.attempt:
+            return "nack"
+        if (before.lease_until_ms - self._start_wall_ms) * MS <= again.at_ns:
+            return "lease expired"
+        if before.session in self._closed:
+            return "session closed"
+        if before.term == again.term:
+            self.broken(again.at_ns, f"{what}: no nack, lease holds, same term")
+        term, master, sent_ns = self._heard.get((again.node, again.boot), (0, "", 0))
+        if (
+            again.attempt == before.attempt
+            and (term, master) == (before.term, before.node)
+            and before.at_ns < sent_ns - SYNC_SLACK_NS
+        ):
+            self.broken(
+                again.at_ns,
+                f"{what}: {again.node} had heard of its lease in the sync that left at {sent_ns / 1e9:.6f} s",
+            )
+        return "failover"

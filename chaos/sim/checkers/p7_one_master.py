@@ -1,0 +1,86 @@
+"""P7: at most one master per term, one lease at a time, and no delivery without it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import Booted, Delivered, LeaseSeen, Record, RoleSeen, Stopped
+
+
+class OneMaster(Checker):
+    """`elections` counts the terms that had a master."""
+
+    promise: ClassVar[str] = "P7"
+    kinds: ClassVar[tuple[type[Record], ...]] = (RoleSeen, LeaseSeen, Delivered, Booted, Stopped)
+
+    def __init__(self) -> None:
+        self._masters: dict[int, tuple[str, int]] = {}
+        self._lease: dict[str, tuple[int, int]] = {}  # node -> (term, until_ns)
+        self._leading_term = 0
+        self._terms_seen: dict[str, int] = {}
+
+    @property
+    def elections(self) -> int:
+        return len(self._masters)
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case LeaseSeen():
+                self._leased(record)
+            case RoleSeen():
+                self._role(record)
+            case Delivered():
+                self._delivered(record)
+            case Booted() | Stopped():
+                self._lease.pop(record.node, None)
+
+    def _role(self, record: RoleSeen) -> None:
+        if record.term < self._terms_seen.get(record.node, 0):
+            self.broken(
+                record.at_ns,
+                f"{record.node} is in term {record.term}, had been in {self._terms_seen[record.node]}",
+            )
+        self._terms_seen[record.node] = record.term
+        if record.role != "master":
+            return
+        holder = self._masters.setdefault(record.term, (record.node, record.boot))
+        if holder != (record.node, record.boot):
+            self.broken(
+                record.at_ns,
+                f"term {record.term} has two masters: {holder[0]} (boot {holder[1]}) "
+                f"and {record.node} (boot {record.boot})",
+            )
+
+    def _leased(self, record: LeaseSeen) -> None:
+        self._lease[record.node] = (record.term, record.until_ns)
+        if record.until_ns <= record.at_ns:
+            return
+        for other, (term, until_ns) in self._lease.items():
+            if other != record.node and until_ns > record.at_ns:
+                self.broken(
+                    record.at_ns,
+                    f"{record.node} (term {record.term}) and {other} (term {term}) hold the lease at once; "
+                    f"that of {other} until {until_ns / 1e9:.6f} s",
+                )
+        if record.term < self._leading_term:
+            self.broken(
+                record.at_ns,
+                f"{record.node} holds a lease in term {record.term} after one in term {self._leading_term}",
+            )
+        self._leading_term = record.term
+
+    def _delivered(self, record: Delivered) -> None:
+        term, until_ns = self._lease.get(record.node, (0, 0))
+        if until_ns <= record.at_ns or term != record.term:
+            self.broken(
+                record.at_ns,
+                f"{record.node} delivers message {record.uid} in term {record.term}; "
+                f"its lease was of term {term} until {until_ns / 1e9:.6f} s",
+            )
+        if record.term < self._leading_term:
+            self.broken(
+                record.at_ns,
+                f"{record.node} delivers message {record.uid} in term {record.term}; "
+                f"term {self._leading_term} has a master",
+            )

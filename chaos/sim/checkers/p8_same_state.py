@@ -1,0 +1,40 @@
+"""P8: equal digest of the logical state on every node at equal applied index."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import DigestSeen, Record
+
+INDEXES_KEPT = 20_000
+
+
+class SameState(Checker):
+    """Compares whatever digests are taken, whenever they are taken. `compared` counts the pairs."""
+
+    promise: ClassVar[str] = "P8"
+    kinds: ClassVar[tuple[type[Record], ...]] = (DigestSeen,)
+
+    def __init__(self) -> None:
+        self.compared = 0
+        self._digests: OrderedDict[int, DigestSeen] = OrderedDict()
+
+    def observe(self, record: Record) -> None:
+        assert isinstance(record, DigestSeen)
+        known = self._digests.get(record.applied_index)
+        if known is None:
+            self._digests[record.applied_index] = record
+            if len(self._digests) > INDEXES_KEPT:
+                self._digests.popitem(last=False)
+            return
+        self.compared += 1
+        if known.digest != record.digest:
+            ours, theirs = dict(record.parts), dict(known.parts)
+            parts = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+            self.broken(
+                record.at_ns,
+                f"at index {record.applied_index} {record.node} (boot {record.boot}) and {known.node} "
+                f"(boot {known.boot}, at {known.at_ns / 1e9:.6f} s) differ in {', '.join(parts) or 'their digest'}",
+            )

@@ -1,0 +1,90 @@
+"""P9: a cancel has a definite answer, and what was cancelled is never delivered."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import (
+    CancelAnswered,
+    Delivered,
+    Record,
+    RescheduleAnswered,
+    RescheduleSent,
+    RunBegan,
+    ScheduleAcknowledged,
+)
+from tickwheel.chaos.sim.world import MS
+
+# A dispatch may be proposed this long before its due time.
+DISPATCH_AHEAD_MS = 50
+
+
+class DefiniteCancel(Checker):
+    """Commit-first delivery: push-first excepts what was delivered since the last sync."""
+
+    promise: ClassVar[str] = "P9"
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        RunBegan,
+        ScheduleAcknowledged,
+        RescheduleSent,
+        RescheduleAnswered,
+        CancelAnswered,
+        Delivered,
+    )
+
+    def __init__(self) -> None:
+        self._start_wall_ms = 0
+        self._due_ms: dict[int, int] = {}
+        self._moving: set[int] = set()
+        self._delivered: dict[int, int] = {}
+        self._cancelled: dict[int, int] = {}
+        self._too_late: set[int] = set()
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                if record.uid in self._cancelled:
+                    self.broken(
+                        record.at_ns,
+                        f"{record.node} delivers message {record.uid}, whose cancel was acknowledged "
+                        f"at {self._cancelled[record.uid] / 1e9:.6f} s",
+                    )
+                self._delivered.setdefault(record.uid, record.at_ns)
+            case CancelAnswered():
+                self._answered(record)
+            case ScheduleAcknowledged():
+                for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
+                    self._due_ms.setdefault(uid, due_ms)
+            case RescheduleSent():
+                self._moving.add(record.uid)
+            case RescheduleAnswered():
+                self._moving.discard(record.uid)
+                if record.outcome == "RESCHEDULED":
+                    self._due_ms[record.uid] = record.due_ms
+            case RunBegan():
+                self._start_wall_ms = record.start_wall_ms
+
+    def _answered(self, record: CancelAnswered) -> None:
+        uid = record.uid
+        if record.outcome == "CANCELLED":
+            if uid in self._delivered:
+                self.broken(
+                    record.at_ns,
+                    f"message {uid} is CANCELLED; it was delivered at {self._delivered[uid] / 1e9:.6f} s",
+                )
+            if uid in self._too_late:
+                self.broken(record.at_ns, f"message {uid} is CANCELLED; the answer before was ALREADY_DISPATCHED")
+            self._cancelled[uid] = record.at_ns
+        elif record.outcome == "ALREADY_DISPATCHED":
+            if uid in self._cancelled:
+                self.broken(record.at_ns, f"message {uid} is ALREADY_DISPATCHED; the answer before was CANCELLED")
+            wall_ms = self._start_wall_ms + record.at_ns // MS
+            if uid in self._due_ms and uid not in self._moving and wall_ms < self._due_ms[uid] - DISPATCH_AHEAD_MS:
+                self.broken(
+                    record.at_ns,
+                    f"message {uid} is ALREADY_DISPATCHED {self._due_ms[uid] - wall_ms} ms before its due time",
+                )
+            self._too_late.add(uid)
+        elif record.outcome == "NOT_FOUND" and uid in self._due_ms:
+            self.broken(record.at_ns, f"cancel of message {uid}, which was acknowledged: NOT_FOUND")

@@ -1,0 +1,46 @@
+"""The clock of one simulated machine.
+
+The monotonic reading starts at another value on every machine, as it does on real ones, so that
+comparing two machines' readings shows as a bug. Faults set `skew_ms` (what the wall clock is off by)
+and `drift_ppm` (both readings run fast or slow).
+"""
+
+from __future__ import annotations
+
+from tickwheel.chaos.sim.world import MS, SECOND, World
+
+
+class SimulatedClock:
+    """`replication.ports.Clock` on true time with faults."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world = world
+        self._origin_ns = world.stream(f"clock/{name}").randrange(1, 1_000_000) * SECOND
+        self.skew_ms = 0
+        self._drift_ppm = 0
+        self._drift_since_ns = 0
+        self._drifted_ns = 0
+
+    def monotonic_ns(self) -> int:
+        """This machine's CLOCK_BOOTTIME."""
+        return self._origin_ns + self._world.now_ns + self._drift_ns()
+
+    def wall_ms(self) -> int:
+        """This machine's idea of the time of day."""
+        return self._world.start_wall_ms + (self._world.now_ns + self._drift_ns()) // MS + self.skew_ms
+
+    def true_ns(self, monotonic_ns: int) -> int:
+        """When this machine's monotonic clock will show (or showed) that, in true time."""
+        ahead_ns = monotonic_ns - self.monotonic_ns()
+        return self._world.now_ns + ahead_ns * 1_000_000 // (1_000_000 + self._drift_ppm)
+
+    def set_drift(self, ppm: int) -> None:
+        """From now on run fast (above 0) or slow; what has drifted so far stays."""
+        self._drifted_ns = self._drift_ns()
+        self._drift_since_ns = self._world.now_ns
+        self._drift_ppm = ppm
+
+    def _drift_ns(self) -> int:
+        if not self._drift_ppm:
+            return self._drifted_ns
+        return self._drifted_ns + (self._world.now_ns - self._drift_since_ns) * self._drift_ppm // 1_000_000

@@ -1,0 +1,72 @@
+"""Worker threads of one simulated machine: work takes simulated time, nothing runs beside anything.
+
+A work starts when one of `WORKERS` is free, takes effect at a random moment of its time and is reported
+at its end. So what was written after an fdatasync began may or may not be covered by it, and a crash
+before its report may find it done or not.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from tickwheel.chaos.sim.world import World
+
+if TYPE_CHECKING:
+    from tickwheel.chaos.sim.node import Machine
+
+WORKERS = 4
+WORK_NS_LEAST = 100_000
+WORK_NS_MOST = 10_000_000
+
+T = TypeVar("T")
+
+
+class SimulatedExecutor:
+    """`replication.ports.Executor` of one boot of a machine; a later boot has its own."""
+
+    def __init__(self, world: World, machine: Machine, rng: random.Random) -> None:
+        self._world = world
+        self._machine = machine
+        self._boot = machine.boot
+        self._rng = rng
+        self._free_ns = [0] * WORKERS
+        self.works = 0
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        """Run `work` in simulated time; `done` comes in a later turn of the machine."""
+        self.works += 1
+        rng = self._rng
+        # Log-uniform: mostly fast, sometimes the slow disk of a bad day.
+        takes_ns = int(WORK_NS_LEAST * (WORK_NS_MOST / WORK_NS_LEAST) ** rng.random())
+        takes_ns = int(takes_ns * self._machine.disk_slowness)
+        start_ns = max(self._world.now_ns, heapq.heappop(self._free_ns))
+        end_ns = start_ns + takes_ns
+        heapq.heappush(self._free_ns, end_ns)
+        effect_ns = start_ns if rng.random() < 0.3 else start_ns + int(takes_ns * rng.random())
+        self._world.at(effect_ns, self._take_effect, work, done, end_ns)
+
+    def _take_effect(
+        self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None], end_ns: int
+    ) -> None:
+        machine = self._machine
+        if machine.boot != self._boot or machine.process is None:
+            return
+        if machine.frozen:
+            machine.when_thawed(self._take_effect, work, done, end_ns)
+            return
+        result: T | None = None
+        failure: BaseException | None = None
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+        self._world.at(end_ns, self._report, done, result, failure)
+
+    def _report(
+        self, done: Callable[[T | None, BaseException | None], None], result: T | None, failure: BaseException | None
+    ) -> None:
+        if self._machine.boot == self._boot:
+            self._machine.deliver(done, result, failure)

@@ -1,0 +1,326 @@
+"""What happened, as a bystander with a true clock would write it down.
+
+Every record carries true time in ns, which no fault touches. A history is only ever added to; each record
+goes to the checkers at once (safety after each step) and into the digest of the run.
+
+Messages are named by `uid`, a number the workload puts into the payload: what a node says about ids and
+due times is judged against it, never believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tickwheel.chaos.sim.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Anything that happened at a true time."""
+
+    at_ns: int
+
+
+# -- machines
+
+
+@dataclass(frozen=True, slots=True)
+class Booted(Record):
+    node: str
+    boot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped(Record):
+    node: str
+    boot: int
+    why: str  # kill, power, stop, fatal
+    reason: str
+    disk_fault: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSeen(Record):
+    """Role or term of a node, when it changed."""
+
+    node: str
+    boot: int
+    role: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSeen(Record):
+    """A node holds the master's lease until this true time if nothing more arrives; 0: not held."""
+
+    node: str
+    boot: int
+    term: int
+    until_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CursorSeen(Record):
+    """The cursor a node shows, when it changed. `recovering`: it says that it is not yet where it was."""
+
+    node: str
+    boot: int
+    term: int
+    due_ms: int
+    index: int
+    recovering: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SyncedSeen(Record):
+    """The synced (tick, local index) a slave shows in a term."""
+
+    node: str
+    boot: int
+    term: int
+    tick: int
+    local_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncHeard(Record):
+    """A slave took a 50 ms sync of a term's master, which had left at `sent_ns` (true time)."""
+
+    node: str
+    boot: int
+    master: str
+    term: int
+    sent_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DigestSeen(Record):
+    node: str
+    boot: int
+    applied_index: int
+    digest: bytes
+    parts: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SizesSeen(Record):
+    """Fill of bounded things: (name, now, limit)."""
+
+    node: str
+    sizes: tuple[tuple[str, int, int], ...]
+
+
+# -- the log alone
+
+
+@dataclass(frozen=True, slots=True)
+class Applied(Record):
+    """A node applied an entry; `command` 0 is an entry that no client proposed."""
+
+    node: str
+    boot: int
+    index: int
+    term: int
+    command: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed(Record):
+    node: str
+    command: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalEnded(Record):
+    node: str
+    command: int
+    verdict: str
+    index: int
+
+
+# -- producers
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One message as its producer wants it; delay_ms is set for relative times."""
+
+    uid: int
+    topic: str
+    due_ms: int | None
+    delay_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSent(Record):
+    """A batch leaves its producer for a node, for the first time or again."""
+
+    producer: str
+    sequence: int
+    node: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleAcknowledged(Record):
+    """The producer has the receipt. `due_ms` are the times that hold."""
+
+    producer: str
+    sequence: int
+    uids: tuple[int, ...]
+    ids: tuple[int, ...]
+    due_ms: tuple[int, ...]
+    repeated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRefused(Record):
+    producer: str
+    sequence: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelSent(Record):
+    uid: int
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAnswered(Record):
+    uid: int
+    id: int
+    outcome: str  # CANCELLED, ALREADY_DISPATCHED, NOT_FOUND
+
+
+@dataclass(frozen=True, slots=True)
+class RescheduleSent(Record):
+    uid: int
+    id: int
+    due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RescheduleAnswered(Record):
+    uid: int
+    id: int
+    outcome: str
+    new_id: int
+    due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Looked(Record):
+    """State of a message as the cluster tells at the end, by the names of MessageState, or NOT_FOUND."""
+
+    uid: int
+    id: int
+    state: str
+
+
+# -- consumers
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered(Record):
+    """A node handed a message to a consumer's session (the moment it left the node)."""
+
+    node: str
+    boot: int
+    term: int
+    group: str
+    topic: str
+    session: int
+    id: int
+    uid: int
+    attempt: int
+    due_ms: int
+    lease_until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettleSent(Record):
+    group: str
+    id: int
+    uid: int
+    attempt: int
+    outcome: str  # ACK, RETRY, DEAD, SKIP
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Record):
+    """The consumer has a receipt that counts this message as settled."""
+
+    group: str
+    id: int
+    uid: int
+    attempt: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed(Record):
+    group: str
+    session: int
+
+
+# -- the run
+
+
+@dataclass(frozen=True, slots=True)
+class RunBegan(Record):
+    """First record. True wall time in ms is `start_wall_ms` + at_ns // 1_000_000."""
+
+    start_wall_ms: int
+    faults: tuple[str, ...]
+    groups: tuple[str, ...]
+    clock_allowance_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FaultBegan(Record):
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class FaultEnded(Record):
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class Healed(Record):
+    """No fault is active any more and all machines run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained(Record):
+    """The run is over; `reason` says what was still missing, empty if nothing."""
+
+    reason: str
+
+
+Observer = Callable[[Record], None]
+
+
+class History:
+    """Records in the order in which they happened."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._observers: dict[type[Record], list[Observer]] = {}
+        self.counts: dict[str, int] = {}
+
+    def subscribe(self, kinds: Sequence[type[Record]], observer: Observer) -> None:
+        """`observer` gets every record of these kinds from now on."""
+        for kind in kinds:
+            self._observers.setdefault(kind, []).append(observer)
+
+    def add(self, record: Record) -> None:
+        """Write a record down and let the checkers judge it."""
+        kind = type(record)
+        name = kind.__name__
+        self.counts[name] = self.counts.get(name, 0) + 1
+        self._world.mark(repr(record).encode())
+        for observer in self._observers.get(kind, ()):
+            observer(record)

@@ -1,0 +1,266 @@
+"""The network between simulated machines: one connection for each direction of each pair.
+
+A connection is first in, first out. A frame is lost only with its connection; a blocked direction holds
+frames back (they come late, in a burst, if it opens before the connection is given up). A replaying
+connection delivers frames twice. Frames travel as bytes, so no two machines share an object.
+
+`Fabric` is the whole network with the switches of the faults, `NetworkPort` what one machine sees of it
+(`replication.ports.Network`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tickwheel.chaos.sim.world import MS, World
+from tickwheel.proto.peer_pb2 import PeerFrame
+
+if TYPE_CHECKING:
+    from tickwheel.chaos.sim.node import Machine
+
+LATENCY_NS_LEAST = 150_000
+LATENCY_NS_MOST = 2 * MS
+REDIAL_NS_MOST = 200 * MS
+# A blocked connection is given up after a time between these: keepalive of the transport.
+GIVE_UP_NS_LEAST = 300 * MS
+GIVE_UP_NS_MOST = 6_000 * MS
+QUEUE_FRAMES_MAX = 1_024
+REPLAY_DEPTH = 16
+NS_PER_BYTE = 8
+
+
+class Link:
+    """One direction between two machines and its current connection, if any."""
+
+    __slots__ = (
+        "_fabric",
+        "_in_flight",
+        "_latest_ns",
+        "_recent",
+        "_rng",
+        "_stalled",
+        "_world",
+        "blocked",
+        "delivered",
+        "dialling",
+        "epoch",
+        "extra_delay_ns",
+        "held_back",
+        "lost",
+        "receiver",
+        "receiver_boot",
+        "replay_rate",
+        "replayed",
+        "sender",
+        "sender_boot",
+        "up",
+        "wanted",
+    )
+
+    def __init__(self, fabric: Fabric, world: World, sender: str, receiver: str) -> None:
+        self._fabric = fabric
+        self._world = world
+        self._rng = world.stream(f"link/{sender}/{receiver}")
+        self.sender = sender
+        self.receiver = receiver
+        self.sender_boot = 0
+        self.receiver_boot = 0
+        self.epoch = 0
+        self.up = False
+        self.wanted = False
+        self.dialling = False
+        self.blocked = 0
+        self.extra_delay_ns = 0
+        self.replay_rate = 0.0
+        self.delivered = 0
+        self.lost = 0
+        self.held_back = 0
+        self.replayed = 0
+        self._latest_ns = 0
+        self._in_flight = 0
+        self._stalled: list[bytes] = []
+        self._recent: deque[bytes] = deque(maxlen=REPLAY_DEPTH)
+
+    def want(self, wanted: bool) -> None:
+        """The sender wants this connection (again), or no more."""
+        self.wanted = wanted
+        if wanted and not self.up and not self.dialling:
+            self.dialling = True
+            self._world.after(self._rng.randrange(MS, 20 * MS), self._dial)
+        elif not wanted and self.up:
+            self.reset()
+
+    def send(self, data: bytes) -> bool:
+        """Queue a frame; False without a connection or at the limit."""
+        if not self.up or self._in_flight >= QUEUE_FRAMES_MAX:
+            return False
+        world = self._world
+        latency_ns = self._rng.randrange(LATENCY_NS_LEAST, LATENCY_NS_MOST) + self.extra_delay_ns
+        when_ns = max(self._latest_ns + 1, world.now_ns + latency_ns) + len(data) * NS_PER_BYTE
+        self._latest_ns = when_ns
+        self._in_flight += 1
+        world.at(when_ns, self._arrive, self.epoch, data)
+        return True
+
+    def reset(self) -> None:
+        """The connection breaks: what is in flight is lost, the sender is told and dials again."""
+        if not self.up:
+            return
+        self.up = False
+        self.epoch += 1
+        self.lost += self._in_flight
+        self._in_flight = 0
+        self._stalled.clear()
+        self._recent.clear()
+        sender = self._fabric.machines[self.sender]
+        if sender.boot == self.sender_boot:
+            sender.peer_down(self.receiver)
+        if self.wanted and not self.dialling:
+            self.dialling = True
+            self._world.after(self._rng.randrange(5 * MS, REDIAL_NS_MOST), self._dial)
+
+    def block(self) -> None:
+        """Nothing passes until `unblock`; blocks count."""
+        self.blocked += 1
+        if self.blocked == 1 and self.up:
+            self._world.after(self._rng.randrange(GIVE_UP_NS_LEAST, GIVE_UP_NS_MOST), self._give_up, self.epoch)
+
+    def unblock(self) -> None:
+        self.blocked -= 1
+        if self.blocked == 0 and self._stalled:
+            stalled, self._stalled = self._stalled, []
+            for data in stalled:
+                self._hand_over(data)
+
+    def _give_up(self, epoch: int) -> None:
+        if self.blocked and self.epoch == epoch:
+            self.reset()
+
+    def _dial(self) -> None:
+        self.dialling = False
+        if self.up or not self.wanted:
+            return
+        sender, receiver = self._fabric.machines[self.sender], self._fabric.machines[self.receiver]
+        back = self._fabric.links[self.receiver, self.sender]
+        if sender.process is None:
+            return
+        if self.blocked or back.blocked or receiver.process is None or receiver.frozen or sender.frozen:
+            self.dialling = True
+            self._world.after(self._rng.randrange(MS, REDIAL_NS_MOST), self._dial)
+            return
+        self.up = True
+        self.epoch += 1
+        self.sender_boot = sender.boot
+        self.receiver_boot = receiver.boot
+        self._latest_ns = self._world.now_ns
+        sender.peer_up(self.receiver)
+
+    def _arrive(self, epoch: int, data: bytes) -> None:
+        if epoch != self.epoch:
+            return
+        if self.blocked or self._stalled:
+            self.held_back += 1
+            self._stalled.append(data)
+            return
+        self._hand_over(data)
+
+    def _hand_over(self, data: bytes) -> None:
+        self._in_flight -= 1
+        receiver = self._fabric.machines[self.receiver]
+        if receiver.boot != self.receiver_boot or receiver.process is None:
+            self.lost += 1
+            return
+        self.delivered += 1
+        receiver.frame(self.sender, data)
+        if self.replay_rate:
+            self._recent.append(data)
+            if self._rng.random() < self.replay_rate:
+                self.replayed += 1
+                receiver.frame(self.sender, self._rng.choice(self._recent))
+
+
+class Fabric:
+    """All links; faults turn its switches."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.stream("fabric")
+        self.machines: dict[str, Machine] = {}
+        self.links: dict[tuple[str, str], Link] = {}
+
+    def add(self, machine: Machine) -> None:
+        """A machine joins; it has links to and from all that are there."""
+        for other in self.machines:
+            self.links[machine.name, other] = Link(self, self._world, machine.name, other)
+            self.links[other, machine.name] = Link(self, self._world, other, machine.name)
+        self.machines[machine.name] = machine
+
+    def of(self, name: str) -> list[Link]:
+        """Links from and to a machine, in a fixed order."""
+        return [link for ends, link in sorted(self.links.items()) if name in ends]
+
+    def machine_stopped(self, name: str, silent: bool) -> None:
+        """A process ended. Its peers notice at once (the kernel closes) or, after a power loss, some time later."""
+        for link in self.of(name):
+            if link.sender == name or not silent:
+                link.reset()
+            elif link.up:
+                self._world.after(self._rng.randrange(10 * MS, 1_500 * MS), self._noticed, link, link.epoch)
+            if link.sender == name:
+                link.wanted = False
+
+    def _noticed(self, link: Link, epoch: int) -> None:
+        if link.epoch == epoch:
+            link.reset()
+
+
+class NetworkPort:
+    """What one boot of a machine sees of the network."""
+
+    def __init__(self, fabric: Fabric, name: str) -> None:
+        self._fabric = fabric
+        self._name = name
+        self._world = fabric._world
+        self.peers: set[str] = set()
+
+    def send(self, peer_id: str, frame: PeerFrame) -> bool:
+        """Queue a frame; False if there is no connection or its queue is full."""
+        link = self._fabric.links.get((self._name, peer_id))
+        if link is None or not link.up:
+            return False
+        data = frame.SerializeToString()
+        world = self._world
+        world.mark(b"%b>%b %b" % (self._name.encode(), peer_id.encode(), data))
+        if world.story is not None:
+            world.tell(self._name, f"-> {peer_id} {describe(frame)}")
+        return link.send(data)
+
+    def set_peers(self, addresses: dict[str, str]) -> None:
+        """Dial those named that exist, drop the others."""
+        self.peers = set(addresses)
+        for (sender, receiver), link in sorted(self._fabric.links.items()):
+            if sender == self._name:
+                link.want(receiver in addresses)
+
+
+def describe(frame: PeerFrame) -> str:
+    """A frame in a few words, for the story."""
+    kind = frame.WhichOneof("body") or "empty"
+    head = f"term {frame.term} {kind}"
+    if kind == "append_entries":
+        body = frame.append_entries
+        before = f" after {body.previous_index}" if body.HasField("previous_index") else " (bare)"
+        entries = f" {body.entries[0].index}..{body.entries[-1].index}" if body.entries else ""
+        return f"{head}{before}{entries} commit {body.commit_index}"
+    if kind == "append_result":
+        result = frame.append_result
+        return f"{head} next {result.next_index}{' reset' if result.reset else ''}{' ok' if result.success else ''}"
+    if kind == "request_vote":
+        asked = frame.request_vote
+        return f"{head} last {asked.last_log_index}/{asked.last_log_term}{' transfer' if asked.transfer else ''}"
+    if kind == "vote":
+        return f"{head} {'granted' if frame.vote.granted else 'refused'}"
+    if kind == "sync":
+        return f"{head} tick {frame.sync.tick}/{frame.sync.local_index} leases {len(frame.sync.leases)}"
+    return head

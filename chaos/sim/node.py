@@ -1,0 +1,246 @@
+"""A simulated machine: one disk, one clock, and at most one running process on its ports.
+
+A process is what a `Builder` makes of the ports: the node's own composition (`core_process.py`) or its
+replicated log alone (`log_process.py`). Input of all kinds (frames, finished works, client calls) waits in
+an inbox and is taken in turns, as by an event loop: first all that has arrived, then `tick()`.
+
+Invariants: nothing of an earlier boot reaches a later one; a frozen machine runs no turn and no worker;
+what a process raises stops it, and is a broken promise unless a disk fault was put on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tickwheel.chaos.sim.clock import SimulatedClock
+from tickwheel.chaos.sim.executor import SimulatedExecutor
+from tickwheel.chaos.sim.history import Booted, History, Stopped
+from tickwheel.chaos.sim.network import Fabric, NetworkPort
+from tickwheel.chaos.sim.world import MS, World
+from tickwheel.proto.peer_pb2 import PeerFrame
+from tickwheel.storage.disk import DiskError
+from tickwheel.storage.simulated import SimulatedDisk
+
+TURN_NS = 40_000
+INPUT_NS = 10_000
+# A process that asks to be called at once, again and again, without input, gets this pause.
+IDLE_NS_LEAST = 100_000
+
+
+class Process(Protocol):
+    """What runs on a machine."""
+
+    def start(self) -> None: ...
+
+    def tick(self) -> int:
+        """Work; returns the machine's monotonic_ns of the next call at the latest."""
+        ...
+
+    def receive(self, peer_id: str, frame: PeerFrame) -> None: ...
+
+    def peer_connected(self, peer_id: str) -> None: ...
+
+    def peer_disconnected(self, peer_id: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def observe(self) -> None:
+        """Write to the history what a bystander could see now."""
+        ...
+
+
+Builder = Callable[["Machine"], Process]
+
+
+class Machine:
+    """One machine through all its boots."""
+
+    def __init__(self, world: World, fabric: Fabric, history: History, name: str, builder: Builder) -> None:
+        self.world = world
+        self.name = name
+        self.history = history
+        self.fabric = fabric
+        self.boot = 0
+        self.process: Process | None = None
+        self.frozen = False
+        self.disk_slowness = 1.0
+        self.disk_faults = 0
+        self.clock = SimulatedClock(world, name)
+        self.disk = SimulatedDisk(world.stream(f"disk/{name}"))
+        self.network: NetworkPort = NetworkPort(fabric, name)
+        self.executor: SimulatedExecutor = SimulatedExecutor(world, self, world.stream("unused"))
+        self.fatal_reason: str | None = None
+        self.turns = 0
+        self.inbox_most = 0
+        self.restart_after_fatal_ns = 500 * MS
+        self._builder = builder
+        self._inbox: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._thaw: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._wake_ns = 0
+        self._wake_number = 0
+        self._busy_until_ns = 0
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and not self.frozen
+
+    @property
+    def disk_fault(self) -> bool:
+        """A disk fault is on this machine, or was a moment ago."""
+        return self.disk_faults > 0
+
+    @property
+    def waiting(self) -> int:
+        """Inputs that no turn has taken yet."""
+        return len(self._inbox) + len(self._thaw)
+
+    # -- the process and its end
+
+    def start(self) -> None:
+        """Boot; no effect while a process runs."""
+        if self.process is not None:
+            return
+        self.boot += 1
+        self.fatal_reason = None
+        self._inbox.clear()
+        self._wake_ns = 0
+        self.executor = SimulatedExecutor(self.world, self, self.world.stream(f"executor/{self.name}/{self.boot}"))
+        self.network = NetworkPort(self.fabric, self.name)
+        self.history.add(Booted(self.world.now_ns, self.name, self.boot))
+        self.world.tell(self.name, f"boots, number {self.boot}")
+        try:
+            self.process = self._builder(self)
+            self.process.start()
+        except DiskError as error:
+            if not self.disk_fault:
+                raise
+            self._die(f"does not start: {error}")
+            return
+        self._wake(self.world.now_ns)
+
+    def kill(self) -> None:
+        """SIGKILL: the process is gone, its page cache stays."""
+        if self.process is not None:
+            self._end("kill", silent=False)
+
+    def lose_power(self) -> None:
+        """The process is gone and the disk forgets what was not synced."""
+        if self.process is not None:
+            self._end("power", silent=True)
+        self.disk.crash(self.world.stream(f"power/{self.name}/{self.boot}/{self.world.now_ns}"))
+
+    def stop(self) -> None:
+        """A clean end of the process."""
+        if self.process is not None:
+            self.process.stop()
+            self._end("stop", silent=False)
+
+    def freeze(self) -> None:
+        """SIGSTOP: clocks go on, connections stay, nothing runs."""
+        self.frozen = True
+        self.world.tell(self.name, "is frozen")
+
+    def thaw(self) -> None:
+        self.frozen = False
+        self.world.tell(self.name, "wakes")
+        waiting, self._thaw = self._thaw, []
+        for function, args in waiting:
+            self.world.at(self.world.now_ns, function, *args)
+        if self.process is not None:
+            self._wake(self.world.now_ns + TURN_NS)
+
+    def fatal(self, reason: str) -> None:
+        """The process asks to be stopped: at the end of its turn."""
+        self.fatal_reason = self.fatal_reason or reason
+
+    # -- input
+
+    def deliver(self, function: Callable[..., object], *args: Any) -> None:
+        """A call that the process gets in its next turn."""
+        if self.process is None:
+            return
+        self._inbox.append((function, args))
+        if not self.frozen:
+            self._wake(max(self.world.now_ns, self._busy_until_ns))
+
+    def when_thawed(self, function: Callable[..., None], *args: Any) -> None:
+        """An event of this machine's own that waits for the end of its pause."""
+        self._thaw.append((function, args))
+
+    def frame(self, peer: str, data: bytes) -> None:
+        self.deliver(self._receive, peer, data)
+
+    def peer_up(self, peer: str) -> None:
+        if self.process is not None:
+            self.deliver(self.process.peer_connected, peer)
+
+    def peer_down(self, peer: str) -> None:
+        if self.process is not None:
+            self.deliver(self.process.peer_disconnected, peer)
+
+    def _receive(self, peer: str, data: bytes) -> None:
+        if self.process is not None:
+            self.process.receive(peer, PeerFrame.FromString(data))
+
+    # -- turns
+
+    def _wake(self, when_ns: int) -> None:
+        if self._wake_ns and self._wake_ns <= when_ns:
+            return
+        self._wake_ns = max(when_ns, self.world.now_ns, 1)
+        self._wake_number += 1
+        self.world.at(self._wake_ns, self._turn, self._wake_number)
+
+    def _turn(self, number: int) -> None:
+        if number != self._wake_number or not self._wake_ns:
+            return
+        self._wake_ns = 0
+        process = self.process
+        if process is None or self.frozen:
+            return
+        inbox, self._inbox = self._inbox, []
+        self.turns += 1
+        if len(inbox) > self.inbox_most:
+            self.inbox_most = len(inbox)
+        try:
+            for function, args in inbox:
+                function(*args)
+                if self.fatal_reason is not None:
+                    break
+            wanted_ns = process.tick() if self.fatal_reason is None else 0
+        except DiskError as error:
+            if not self.disk_fault:
+                raise
+            self._die(f"disk: {error}")
+            return
+        if self.fatal_reason is not None:
+            self._die(self.fatal_reason)
+            return
+        process.observe()
+        now_ns = self.world.now_ns
+        self._busy_until_ns = now_ns + TURN_NS + INPUT_NS * len(inbox)
+        sleep_ns = self.clock.true_ns(wanted_ns) - now_ns
+        if self._inbox:
+            self._wake(self._busy_until_ns)
+        else:
+            self._wake(max(self._busy_until_ns, now_ns + max(sleep_ns, IDLE_NS_LEAST)))
+
+    def _die(self, reason: str) -> None:
+        self.history.add(Stopped(self.world.now_ns, self.name, self.boot, "fatal", reason, self.disk_fault))
+        self.world.tell(self.name, f"stops itself: {reason}")
+        self._end("", silent=False)
+        if self.restart_after_fatal_ns:
+            self.world.after(self.restart_after_fatal_ns, self.start)
+
+    def _end(self, why: str, silent: bool) -> None:
+        if why:
+            self.history.add(Stopped(self.world.now_ns, self.name, self.boot, why, "", self.disk_fault))
+            self.world.tell(self.name, f"is gone: {why}")
+        self.process = None
+        self.disk.kill()
+        self.frozen = False
+        self._inbox.clear()
+        self._thaw.clear()
+        self._wake_ns = 0
+        self.fabric.machine_stopped(self.name, silent)

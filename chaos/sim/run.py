@@ -1,0 +1,194 @@
+"""One run: a seed, a cluster, faults, then heal, drain and the verdict.
+
+`simulate` never raises for what the cluster does: a broken promise, or an exception that came out of a
+node, is in the `RunResult`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tickwheel.chaos.sim.checkers import ALL, BrokenPromise, Checker, attach
+from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
+from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
+from tickwheel.chaos.sim.checkers.p10_live import Live
+from tickwheel.chaos.sim.faults import Injector, plan
+from tickwheel.chaos.sim.history import Drained, Healed, History, Record, RoleSeen, RunBegan, Stopped
+from tickwheel.chaos.sim.log_load import LogLoad
+from tickwheel.chaos.sim.network import Fabric
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.setup import Level, Load, RunResult, SimulationConfig
+from tickwheel.chaos.sim.world import MS, SECOND, Story, World
+
+WARM_UP_NS = 2 * SECOND
+DRAIN_NS_LEAST = 2 * SECOND
+DRAIN_NS_MOST = 60 * SECOND
+DRAIN_STEP_NS = 250 * MS
+
+
+class Cluster:
+    """The machines of a run with their network, clients and checkers; `faults.Scene` and `setup.Stage`."""
+
+    def __init__(self, seed: int, config: SimulationConfig, story: Story | None = None) -> None:
+        self.config = config
+        self.world = World(seed, story)
+        self.history = History(self.world)
+        self.fabric = Fabric(self.world)
+        self.names = tuple(f"n{number}" for number in range(1, config.nodes + 1))
+        self._masters: dict[str, int] = {}
+        self.history.subscribe((RoleSeen, Stopped), self._standing)
+        self.checkers: list[Checker] = attach(self.history, ALL)
+        self.load: Load = self._make_load()
+        self._machines: list[Machine] = []
+        for name in self.names:
+            machine = Machine(self.world, self.fabric, self.history, name, self.load.build)
+            self._machines.append(machine)
+            self.fabric.add(machine)
+
+    def _make_load(self) -> Load:
+        if self.config.level is Level.LOG:
+            return LogLoad(self)
+        # Not at the top: the log alone can be driven without the rest of the node.
+        from tickwheel.chaos.sim.node_load import NodeLoad
+
+        return NodeLoad(self)
+
+    @property
+    def machines(self) -> Sequence[Machine]:
+        return self._machines
+
+    def master(self) -> Machine | None:
+        """The machine that leads the highest term."""
+        best = max(self._masters.items(), key=lambda item: (item[1], item[0]), default=None)
+        return self.fabric.machines[best[0]] if best else None
+
+    def hand_over(self, done: Callable[[bool], None]) -> None:
+        """Ask the master to hand over to any other."""
+        master = self.master()
+        if master is None or not master.running:
+            done(False)
+            return
+        others = [name for name in self.names if name != master.name]
+        self.load.hand_over(master, others[self.world.steps % len(others)], done)
+
+    def _standing(self, record: Record) -> None:
+        match record:
+            case RoleSeen(role="master"):
+                self._masters[record.node] = record.term
+            case RoleSeen() | Stopped():
+                self._masters.pop(record.node, None)
+
+    # -- the course of a run
+
+    def play(self, injector: Injector) -> None:
+        """All of it; raises BrokenPromise."""
+        world, history = self.world, self.history
+        history.add(RunBegan(0, world.start_wall_ms, tuple(p.kind for p in injector.planned), self.load.groups))
+        rng = world.stream("boot")
+        for machine in self._machines:
+            world.at(rng.randrange(200 * MS), machine.start)
+        self.load.start()
+        injector.arm()
+        world.run_until(WARM_UP_NS + self.config.seconds * SECOND)
+        injector.end_all()
+        for machine in self._machines:
+            if machine.frozen:
+                machine.thaw()
+            machine.start()
+        history.add(Healed(world.now_ns))
+        world.tell("run", "all faults have ended: drain")
+        self.load.wind_down()
+        begun_ns = world.now_ns
+        waits_for = "the least time of a drain"
+        while world.now_ns < begun_ns + DRAIN_NS_MOST:
+            world.run_until(world.now_ns + DRAIN_STEP_NS)
+            waits_for = self.load.unfinished()
+            if not waits_for and world.now_ns >= begun_ns + DRAIN_NS_LEAST:
+                break
+        if not waits_for:
+            self.load.finish()
+        history.add(Drained(world.now_ns, waits_for))
+        for checker in self.checkers:
+            checker.settle_accounts(world.now_ns)
+
+
+def simulate(seed: int, config: SimulationConfig, story: Story | None = None) -> RunResult:
+    """Run one seed to its verdict."""
+    logging.getLogger("pysyncobj").setLevel(logging.CRITICAL)
+    result = RunResult(seed)
+    started_s = time.perf_counter()
+    cluster = Cluster(seed, config, story)
+    world = cluster.world
+    planned = plan(world, config.faults, cluster.names, WARM_UP_NS, WARM_UP_NS + config.seconds * SECOND)
+    result.planned = tuple(planned)
+    if config.only is not None:
+        planned = [fault for fault in planned if fault.number in config.only]
+    injector = Injector(cluster, planned)
+    collecting = gc.isenabled()
+    gc.disable()  # objects live as long as the run; collections only cost time
+    try:
+        cluster.play(injector)
+    except BrokenPromise as broken:
+        result.promise, result.broken = broken.promise, str(broken)
+        world.tell("run", f"BROKEN: {broken}")
+    except Exception as error:  # whatever a node raises is a finding, not our end
+        result.promise = "crash"
+        result.broken = f"crash at {world.now_ns / SECOND:.6f} s: {type(error).__name__}: {error}"
+        result.where = traceback.format_exc()
+        world.tell("run", result.broken)
+    finally:
+        if collecting:
+            gc.enable()
+    result.digest = world.digest()
+    result.simulated_ns = world.now_ns
+    result.steps = world.steps
+    result.wall_s = time.perf_counter() - started_s
+    result.tallies = injector.tallies
+    result.counts = dict(cluster.history.counts)
+    result.facts = _facts(cluster)
+    return result
+
+
+def _facts(cluster: Cluster) -> dict[str, float]:
+    facts: dict[str, float] = {"turns": sum(m.turns for m in cluster.machines)}
+    for checker in cluster.checkers:
+        match checker:
+            case OneMaster():
+                facts["elections"] = checker.elections
+            case FewDuplicates():
+                for reason, count in checker.reasons.items():
+                    facts[f"again: {reason}"] = count
+            case Live() if checker.resumed_after_ns is not None:
+                facts["resumed_s"] = checker.resumed_after_ns / SECOND
+    return facts
+
+
+def shrink(
+    failing: RunResult, config: SimulationConfig, tried: Callable[[int, int], None]
+) -> tuple[SimulationConfig, RunResult]:
+    """Leave faults out, halves first and then one by one, while the same promise breaks.
+
+    `tried(runs, faults_left)` is told of every attempt.
+    """
+    kept = list(config.only) if config.only is not None else [fault.number for fault in failing.planned]
+    best = failing
+    runs = 0
+    size = max(1, len(kept) // 2)
+    while size:
+        start = 0
+        while start < len(kept):
+            candidate = kept[:start] + kept[start + size :]
+            result = simulate(failing.seed, replace(config, only=tuple(candidate)))
+            runs += 1
+            if result.failed and result.promise == failing.promise:
+                kept, best = candidate, result
+            else:
+                start += size
+            tried(runs, len(kept))
+        size //= 2
+    return replace(config, only=tuple(kept)), best

@@ -1,0 +1,326 @@
+"""Each checker catches a hand-made bad history, and lets its good twin pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tickwheel.chaos.sim.checkers import BrokenPromise, Checker
+from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
+from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
+from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
+from tickwheel.chaos.sim.checkers.p3_never_early import NeverEarly
+from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
+from tickwheel.chaos.sim.checkers.p6_monotone import Monotone
+from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
+from tickwheel.chaos.sim.checkers.p8_same_state import SameState
+from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
+from tickwheel.chaos.sim.checkers.p10_live import Live
+from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
+from tickwheel.chaos.sim.history import (
+    Applied,
+    Booted,
+    CancelAnswered,
+    CancelSent,
+    CursorSeen,
+    Delivered,
+    DigestSeen,
+    Drained,
+    Healed,
+    LeaseSeen,
+    Looked,
+    ProposalEnded,
+    Proposed,
+    Record,
+    RescheduleAnswered,
+    RescheduleSent,
+    RoleSeen,
+    Row,
+    RunBegan,
+    ScheduleAcknowledged,
+    ScheduleSent,
+    SessionClosed,
+    Settled,
+    SettleSent,
+    SizesSeen,
+    SyncedSeen,
+    SyncHeard,
+)
+from tickwheel.chaos.sim.world import MS, SECOND
+
+WALL_MS = 1_000_000
+ID = 7 << 32
+
+
+def began(faults: tuple[str, ...] = ("kill",)) -> RunBegan:
+    return RunBegan(0, WALL_MS, faults, ("g",))
+
+
+def sent(at_ms: int, uid: int, due_in_ms: int, topic: str = "t") -> ScheduleSent:
+    return ScheduleSent(at_ms * MS, "p", uid, "n1", (Row(uid, topic, WALL_MS + due_in_ms, None),))
+
+
+def acknowledged(at_ms: int, uid: int, due_in_ms: int, id_: int = 0) -> ScheduleAcknowledged:
+    return ScheduleAcknowledged(at_ms * MS, "p", uid, (uid,), (id_ or ID + uid,), (WALL_MS + due_in_ms,), False)
+
+
+def delivered(
+    at_ms: int,
+    uid: int,
+    *,
+    node: str = "n1",
+    term: int = 1,
+    topic: str = "t",
+    session: int = 1,
+    id_: int = 0,
+    attempt: int = 1,
+    lease_ms: int = 1_000,
+) -> Delivered:
+    return Delivered(
+        at_ms * MS, node, 1, term, "g", topic, session, id_ or ID + uid, uid, attempt, 0, WALL_MS + at_ms + lease_ms
+    )
+
+
+def lease(at_ms: int, node: str, term: int, until_ms: int) -> LeaseSeen:
+    return LeaseSeen(at_ms * MS, node, 1, term, until_ms * MS)
+
+
+def judge(kind: type[Checker], records: Sequence[Record]) -> None:
+    """Show a history to one checker, to its end."""
+    checker = kind()
+    for record in records:
+        assert isinstance(record, kind.kinds), record
+        checker.observe(record)
+    checker.settle_accounts(60 * SECOND)
+
+
+ONE_MASTER_START: list[Record] = [RoleSeen(0, "n1", 1, "master", 1), lease(0, "n1", 1, 300)]
+
+GOOD: dict[str, tuple[type[Checker], list[Record]]] = {
+    "delivered": (NoLoss, [began(), acknowledged(1, 1, 100), delivered(100, 1)]),
+    "delivered before its receipt came": (NoLoss, [began(), delivered(2, 1), acknowledged(3, 1, 0)]),
+    "cancelled": (
+        NoLoss,
+        [
+            began(),
+            acknowledged(1, 1, 100),
+            CancelSent(2 * MS, 1, ID + 1),
+            CancelAnswered(3 * MS, 1, ID + 1, "CANCELLED"),
+        ],
+    ),
+    "not due": (NoLoss, [began(), acknowledged(1, 1, 10_000_000), Looked(50 * SECOND, 1, ID + 1, "PENDING")]),
+    "moved beyond the end": (
+        NoLoss,
+        [
+            began(),
+            acknowledged(1, 1, 100),
+            RescheduleSent(2 * MS, 1, ID + 1, WALL_MS + 10_000_000),
+            RescheduleAnswered(3 * MS, 1, ID + 1, "RESCHEDULED", ID + 9, WALL_MS + 10_000_000),
+        ],
+    ),
+    "log in order": (
+        CommittedNeverLost,
+        [
+            Proposed(0, "n1", 5),
+            Applied(1, "n1", 1, 1, 1, 0),
+            Applied(1, "n1", 1, 2, 1, 5),
+            ProposalEnded(2, "n1", 5, "COMMITTED", 2),
+            Applied(3, "n2", 1, 1, 1, 0),
+            Applied(3, "n2", 1, 2, 1, 5),
+            Booted(4, "n2", 2),
+            Applied(5, "n2", 2, 2, 1, 5),
+        ],
+    ),
+    "known": (NoInvention, [sent(0, 1, 5), acknowledged(1, 1, 5), delivered(6, 1)]),
+    "in time": (NeverEarly, [began(), sent(0, 1, 100), delivered(100, 1)]),
+    "earlier by reschedule": (
+        NeverEarly,
+        [began(), sent(0, 1, 100), RescheduleSent(1, 1, ID + 1, WALL_MS + 50), delivered(50, 1)],
+    ),
+    "after a nack": (
+        FewDuplicates,
+        [began(), delivered(1, 1), SettleSent(2 * MS, "g", ID + 1, 1, 1, "RETRY"), delivered(3, 1, attempt=2)],
+    ),
+    "after the lease": (FewDuplicates, [began(), delivered(1, 1), delivered(1_001, 1, attempt=2)]),
+    "after its session": (
+        FewDuplicates,
+        [began(), delivered(1, 1), SessionClosed(2 * MS, "g", 1), delivered(3, 1, session=2, attempt=2)],
+    ),
+    "failover without a sync": (
+        FewDuplicates,
+        [
+            began(),
+            SyncHeard(0, "n2", 1, "n1", 1, 0),
+            delivered(1, 1),
+            delivered(500, 1, node="n2", term=2),
+        ],
+    ),
+    "cursor forward": (Monotone, [CursorSeen(0, "n1", 1, 1, 5, 0, False), CursorSeen(1, "n1", 2, 1, 3, 0, True)]),
+    "one after the other": (
+        OneMaster,
+        [
+            *ONE_MASTER_START,
+            delivered(299, 1),
+            RoleSeen(500 * MS, "n2", 1, "master", 2),
+            lease(500, "n2", 2, 800),
+            delivered(510, 1, node="n2", term=2),
+        ],
+    ),
+    "equal": (SameState, [DigestSeen(0, "n1", 1, 5, b"a"), DigestSeen(1, "n2", 1, 5, b"a")]),
+    "too late to cancel": (
+        DefiniteCancel,
+        [
+            began(),
+            acknowledged(0, 1, 5),
+            CancelAnswered(10 * MS, 1, ID + 1, "ALREADY_DISPATCHED"),
+            delivered(11, 1),
+        ],
+    ),
+    "resumed": (Live, [began(), Healed(1 * SECOND), acknowledged(1_800, 1, 1), Drained(9 * SECOND, "")]),
+    "within": (Bounded, [SizesSeen(0, "n1", (("intake_bytes", 5, 5),))]),
+}
+
+BAD: dict[str, tuple[type[Checker], list[Record]]] = {
+    "never delivered": (NoLoss, [began(), acknowledged(1, 1, 100)]),
+    "acknowledged and not found": (
+        NoLoss,
+        [began(), acknowledged(1, 1, 10_000_000), Looked(50 * SECOND, 1, ID + 1, "NOT_FOUND")],
+    ),
+    "cancelled by nobody": (
+        NoLoss,
+        [began(), acknowledged(1, 1, 10_000_000), Looked(50 * SECOND, 1, ID + 1, "MESSAGE_CANCELLED")],
+    ),
+    "moved and never delivered": (
+        NoLoss,
+        [
+            began(),
+            acknowledged(1, 1, 10_000_000),
+            RescheduleSent(2 * MS, 1, ID + 1, WALL_MS + 50),
+            RescheduleAnswered(3 * MS, 1, ID + 1, "RESCHEDULED", ID + 9, WALL_MS + 50),
+        ],
+    ),
+    "log with two truths": (
+        CommittedNeverLost,
+        [
+            Proposed(0, "n1", 5),
+            Proposed(0, "n1", 6),
+            Applied(1, "n1", 1, 1, 1, 5),
+            Applied(2, "n2", 1, 1, 2, 6),
+        ],
+    ),
+    "log with a gap": (CommittedNeverLost, [Applied(1, "n1", 1, 1, 1, 0), Applied(2, "n1", 1, 3, 1, 0)]),
+    "log applies what it refused": (
+        CommittedNeverLost,
+        [Proposed(0, "n1", 5), ProposalEnded(1, "n1", 5, "NOT_MASTER", 0), Applied(2, "n1", 1, 1, 1, 5)],
+    ),
+    "log applies twice": (
+        CommittedNeverLost,
+        [Proposed(0, "n1", 5), Applied(1, "n1", 1, 1, 1, 5), Applied(2, "n1", 1, 2, 1, 5)],
+    ),
+    "log invents": (CommittedNeverLost, [Applied(1, "n1", 1, 1, 1, 5)]),
+    "log forgets": (
+        CommittedNeverLost,
+        [
+            Proposed(0, "n1", 5),
+            Applied(1, "n2", 1, 1, 1, 0),
+            Applied(1, "n1", 1, 1, 1, 0),
+            Applied(1, "n1", 1, 2, 1, 5),
+            ProposalEnded(2, "n1", 5, "COMMITTED", 2),
+        ],
+    ),
+    "invented": (NoInvention, [delivered(6, 1)]),
+    "wrong topic": (NoInvention, [sent(0, 1, 5), delivered(6, 1, topic="u")]),
+    "an id for two": (
+        NoInvention,
+        [sent(0, 1, 5), sent(0, 2, 5), acknowledged(1, 1, 5, ID), acknowledged(1, 2, 5, ID)],
+    ),
+    "early": (NeverEarly, [began(), sent(0, 1, 100), delivered(99, 1)]),
+    "early after a move": (
+        NeverEarly,
+        [
+            began(),
+            sent(0, 1, 100),
+            RescheduleSent(1, 1, ID + 1, WALL_MS + 900),
+            RescheduleAnswered(2, 1, ID + 1, "RESCHEDULED", ID + 9, WALL_MS + 900),
+            delivered(100, 1),
+        ],
+    ),
+    "again in a held lease": (FewDuplicates, [began(), delivered(1, 1), delivered(3, 1)]),
+    "again after its acknowledgement": (
+        FewDuplicates,
+        [began(), delivered(1, 1), Settled(2 * MS, "g", ID + 1, 1, 1, "ACK"), delivered(3, 1, node="n2", term=2)],
+    ),
+    "dispatched twice": (FewDuplicates, [began(), delivered(1, 1), delivered(2_000, 1, id_=ID + 99)]),
+    "lease was in the sync": (
+        FewDuplicates,
+        [
+            began(),
+            delivered(1, 1),
+            SyncHeard(50 * MS, "n2", 1, "n1", 1, 49 * MS),
+            delivered(500, 1, node="n2", term=2),
+        ],
+    ),
+    "other ids on repeat": (FewDuplicates, [began(), acknowledged(1, 1, 5, ID), acknowledged(2, 1, 5, ID + 50)]),
+    "cursor back": (Monotone, [CursorSeen(0, "n1", 1, 1, 5, 0, False), CursorSeen(1, "n1", 2, 1, 3, 0, False)]),
+    "synced pair back": (Monotone, [SyncedSeen(0, "n1", 1, 1, 5, 3), SyncedSeen(1, "n1", 1, 1, 5, 2)]),
+    "two masters": (OneMaster, [*ONE_MASTER_START, RoleSeen(1, "n2", 1, "master", 1)]),
+    "two leases": (
+        OneMaster,
+        [*ONE_MASTER_START, RoleSeen(200 * MS, "n2", 1, "master", 2), lease(200, "n2", 2, 500)],
+    ),
+    "term falls": (OneMaster, [RoleSeen(0, "n1", 1, "slave", 3), RoleSeen(1, "n1", 2, "slave", 2)]),
+    "delivers without lease": (OneMaster, [*ONE_MASTER_START, delivered(301, 1)]),
+    "delivers deposed": (
+        OneMaster,
+        [*ONE_MASTER_START, lease(400, "n2", 2, 700), delivered(410, 1, node="n1", term=1)],
+    ),
+    "unequal": (SameState, [DigestSeen(0, "n1", 1, 5, b"a"), DigestSeen(1, "n2", 1, 5, b"b")]),
+    "delivered after its cancel": (
+        DefiniteCancel,
+        [began(), CancelAnswered(1 * MS, 1, ID + 1, "CANCELLED"), delivered(6, 1)],
+    ),
+    "cancelled after delivery": (
+        DefiniteCancel,
+        [began(), delivered(6, 1), CancelAnswered(7 * MS, 1, ID + 1, "CANCELLED")],
+    ),
+    "cancel of nothing": (
+        DefiniteCancel,
+        [began(), acknowledged(0, 1, 5), CancelAnswered(1 * MS, 1, ID + 1, "NOT_FOUND")],
+    ),
+    "too late too early": (
+        DefiniteCancel,
+        [began(), acknowledged(0, 1, 5_000), CancelAnswered(1 * MS, 1, ID + 1, "ALREADY_DISPATCHED")],
+    ),
+    "two answers": (
+        DefiniteCancel,
+        [
+            began(),
+            CancelAnswered(1 * MS, 1, ID + 1, "CANCELLED"),
+            CancelAnswered(2 * MS, 1, ID + 1, "ALREADY_DISPATCHED"),
+        ],
+    ),
+    "never resumed": (Live, [began(), Healed(1 * SECOND), Drained(9 * SECOND, "")]),
+    "resumed late": (Live, [began(), Healed(1 * SECOND), acknowledged(15_000, 1, 1), Drained(20 * SECOND, "")]),
+    "not drained": (Live, [began(), Healed(1), acknowledged(2, 1, 1), Drained(9 * SECOND, "3 messages")]),
+    "election without a fault": (
+        Live,
+        [began(()), RoleSeen(0, "n1", 1, "master", 1), RoleSeen(1, "n2", 1, "master", 2)],
+    ),
+    "above its limit": (Bounded, [SizesSeen(0, "n1", (("intake_bytes", 6, 5),))]),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_histories_pass(name: str) -> None:
+    """What the promises allow is not called broken."""
+    judge(*GOOD[name])
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_histories_are_caught(name: str) -> None:
+    """A history that breaks a promise is found out."""
+    kind, records = BAD[name]
+    with pytest.raises(BrokenPromise) as caught:
+        judge(kind, records)
+    assert caught.value.promise == kind.promise
