@@ -17,6 +17,7 @@ from tickwheel.node.server.access import Permission
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.core_port import BackupFile
 from tickwheel.node.server.errors import abort
+from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminServicer
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -50,7 +51,7 @@ class AdminService(AdminServicer):
         await self._calls.allow(context, Permission.CLIENT)
         return self._calls.core.status()
 
-    async def WatchStatus(self, request: admin_pb2.WatchStatusRequest, context: Context) -> None:
+    async def WatchStatus(  # type: ignore[override]  # writes through the contextself, request: admin_pb2.WatchStatusRequest, context: Context) -> None:
         await self._calls.allow(context, Permission.CLIENT)
         interval_ms = request.interval_ms or INTERVAL_MS_DEFAULT
         if not INTERVAL_MS_MIN <= interval_ms <= INTERVAL_MS_MAX:
@@ -87,9 +88,10 @@ class AdminService(AdminServicer):
 
     # -- changes
 
-    async def _change(self, context: Context, command: AdminCommand) -> None:
+    async def _change(self, context: Context, command: AdminCommand) -> AdminResult:
         await self._calls.allow(context, Permission.ADMIN)
-        await self._calls.answer(context, lambda done: self._calls.core.admin(command, done))
+        result: AdminResult = await self._calls.answer(context, lambda done: self._calls.core.admin(command, done))
+        return result
 
     async def TransferMaster(
         self, request: admin_pb2.TransferMasterRequest, context: Context
@@ -139,7 +141,7 @@ class AdminService(AdminServicer):
 
     # -- backup
 
-    async def Backup(self, request: admin_pb2.BackupRequest, context: Context) -> None:
+    async def Backup(  # type: ignore[override]  # writes through the contextself, request: admin_pb2.BackupRequest, context: Context) -> None:
         await self._calls.allow(context, Permission.ADMIN)
         files: list[BackupFile] = await self._calls.answer(context, self._calls.core.backup_files)
         total_bytes = sum(file.bytes for file in files)

@@ -103,7 +103,7 @@ class SchedulerService(SchedulerServicer):
         outcome: BatchOutcome = await calls.answer(context, lambda done: calls.core.schedule(batch, done))
         return scheduler_pb2.ScheduleReceipt(id=message_id_of(int(outcome.ids[0])), due_ms=int(outcome.due_ms[0]))
 
-    async def ScheduleStream(
+    async def ScheduleStream(  # type: ignore[override]  # writes through the context
         self, request_iterator: AsyncIterator[scheduler_pb2.ScheduleBatch], context: Context
     ) -> None:
         await self._calls.allow(context, Permission.CLIENT)

@@ -1,0 +1,76 @@
+"""Subcommands about one node: `config check`, `config reference`, `config metrics`, `certs`.
+
+Mounted by the root command line (`app.add_typer(node_app)`). Exit code 2: something about the configuration is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tickwheel.node import metrics
+from tickwheel.node.certs import make_certificates
+from tickwheel.node.config import ConfigError, read_config
+from tickwheel.node.config.fields import NAME
+from tickwheel.node.config.reference import reference
+from tickwheel.node.tls import read_tls
+
+EXIT_CONFIG = 2
+
+node_app = typer.Typer(no_args_is_help=True)
+config_app = typer.Typer(no_args_is_help=True, help="Check a configuration, or print its reference.")
+node_app.add_typer(config_app, name="config")
+
+
+@config_app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(help="TOML file of a node.")],
+    environment: Annotated[bool, typer.Option(help="Let TICKWHEEL_* variables override the file.")] = True,
+) -> None:
+    """Read a file as a node would; list all problems."""
+    try:
+        config = read_config(file, os.environ if environment else {})
+        read_tls(config)
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        typer.echo(f"{file}: {len(error.problems)} problem(s)", err=True)
+        raise typer.Exit(EXIT_CONFIG) from None
+    typer.echo(f"{file}: node {config.node.id} of cluster {config.cluster.id}, no problems")
+
+
+@config_app.command("reference")
+def print_reference() -> None:
+    """Print docs/CONFIG.md."""
+    typer.echo(reference(), nl=False)
+
+
+@config_app.command("metrics")
+def print_metrics() -> None:
+    """Print docs/METRICS.md."""
+    typer.echo(metrics.reference(), nl=False)
+
+
+@node_app.command("certs")
+def certs(
+    out: Annotated[Path, typer.Option(help="Directory for the files.")],
+    node: Annotated[list[str], typer.Option(help="ID or ID=HOST,HOST: a node and how it is reached.")] = [],  # noqa: B006
+    client: Annotated[list[str], typer.Option(help="Name of a client.")] = [],  # noqa: B006
+    admin: Annotated[list[str], typer.Option(help="Name of an administrator.")] = [],  # noqa: B006
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are valid.")] = 365,
+) -> None:
+    """Make a test authority and certificates signed by it. Not for production: its key lies beside them."""
+    nodes = {text.partition("=")[0]: [h for h in text.partition("=")[2].split(",") if h] for text in node}
+    wrong = [name for name in [*nodes, *client, *admin] if not NAME.match(name)]
+    if wrong:
+        typer.echo(f"{wrong[0]!r}: a name has 1 to 64 characters of [A-Za-z0-9_.-], not starting with a dot", err=True)
+        raise typer.Exit(EXIT_CONFIG)
+    try:
+        written = make_certificates(out, nodes, client, admin, days)
+    except (OSError, ValueError) as error:
+        typer.echo(f"certificates cannot be made in {out}: {error}", err=True)
+        raise typer.Exit(1) from None
+    for path in [out / "ca.crt", *written]:
+        typer.echo(path)

@@ -1,0 +1,114 @@
+"""Configuration: precedence, all problems at once, relations, round trip, a fresh reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tickwheel.node.config import ConfigError, read_config, to_toml
+from tickwheel.node.config.read import environment_name, specs
+from tickwheel.node.config.reference import reference
+
+BASE: dict[str, object] = {"cluster.id": "c", "node.id": "n1", "node.data_dir": "/tmp/n1"}
+
+
+def problems(**flags: object) -> dict[str, str]:
+    """Field to what is allowed, of a configuration that must be refused."""
+    given_flags = {**BASE, **{name.replace("__", "."): value for name, value in flags.items()}}
+    with pytest.raises(ConfigError) as caught:
+        read_config(None, {}, given_flags)
+    return {problem.field: problem.allowed for problem in caught.value.problems}
+
+
+def test_flags_beat_environment_beats_file(tmp_path: Path) -> None:
+    """Each source overrides the one before, field by field."""
+    file = tmp_path / "node.toml"
+    file.write_text('[cluster]\nid = "file"\n[node]\nid = "file"\ndata_dir = "file"\n')
+    config = read_config(
+        file, {"TICKWHEEL_NODE_ID": "env", "TICKWHEEL_NODE_DATA_DIR": "env"}, {"node.data_dir": "flag"}
+    )
+    assert (config.cluster.id, config.node.id, config.node.data_dir) == ("file", "env", "flag")
+
+
+def test_all_problems_at_once(tmp_path: Path) -> None:
+    """A file with several faults is answered with every one of them, naming field, value and what is allowed."""
+    file = tmp_path / "node.toml"
+    file.write_text('[raft]\nlease_ms = "soon"\nlees_ms = 1\n[nodes]\nid = "x"\n[dispatch]\nin_flight_max = 0\n')
+    with pytest.raises(ConfigError) as caught:
+        read_config(file, {})
+    text = str(caught.value)
+    assert "raft.lease_ms = soon: allowed: 20 to 60,000" in text
+    assert "did you mean raft.lease_ms?" in text
+    assert "nodes" in text and "dispatch.in_flight_max = 0" in text and "cluster.id" in text
+
+
+def test_relations_are_checked() -> None:
+    """A lease as long as the shortest election timeout would allow two masters."""
+    assert "below raft.election_timeout_min_ms" in problems(raft__lease_ms=400)["raft.lease_ms"]
+    assert "above" in problems(raft__election_timeout_max_ms=400)["raft.election_timeout_max_ms"]
+    assert "go together" in problems(tls__peer_cert_file="x")["tls.peer_key_file"]
+    assert "1000, 500" in problems(seed__slot_ms=300)["seed.slot_ms"]
+    assert "one of cluster.members" in problems(cluster__members="n2=h:1/h:2")["node.id"]
+    assert "must be equal" in problems(cluster__members="n1=h:1/h:2")["listen.peer_advertised"]
+
+
+def test_without_tls_only_loopback_unless_insecure() -> None:
+    """A port without TLS is not opened to the network by accident."""
+    found = problems(listen__client_bind="10.0.0.1:7700")
+    assert "--insecure" in found["listen.client_bind"]
+    config = read_config(None, {}, {**BASE, "listen.client_bind": "10.0.0.1:7700", "listen.insecure": True})
+    assert config.client_address == "10.0.0.1:7700"
+
+
+def test_a_node_alone_is_its_own_member() -> None:
+    """Without members a new cluster consists of this node; a joining one has none."""
+    assert [m.node_id for m in read_config(None, {}, BASE).members] == ["n1"]
+    assert read_config(None, {}, {**BASE, "cluster.join": "existing"}).members == ()
+
+
+@given(
+    lease_ms=st.integers(100, 399),
+    members=st.booleans(),
+    order=st.sampled_from(["commit-first", "push-first"]),
+    data_dir=st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF, exclude_characters="\x7f"), min_size=1),
+    slot_ms=st.sampled_from([None, 100, 200, 500, 1000]),
+)
+def test_round_trip(
+    tmp_path_factory: pytest.TempPathFactory,
+    lease_ms: int,
+    members: bool,
+    order: str,
+    data_dir: str,
+    slot_ms: int | None,
+) -> None:
+    """What `to_toml` writes reads back to an equal configuration."""
+    flags: dict[str, object] = {
+        **BASE,
+        "node.data_dir": data_dir,
+        "raft.lease_ms": lease_ms,
+        "delivery.order": order,
+        "tls.admin_names": "root,ops",
+    }
+    if members:
+        flags["cluster.members"] = "n1=127.0.0.1:7701/127.0.0.1:7700,n2=b:1/b:2"
+    if slot_ms is not None:
+        flags["seed.slot_ms"] = slot_ms
+    config = read_config(None, {}, flags)
+    file = tmp_path_factory.mktemp("config") / "node.toml"
+    file.write_text(to_toml(config), encoding="utf-8")
+    assert read_config(file, {}) == config
+    assert config.core.lease_ms == lease_ms and config.core.delivery_order.value == order
+
+
+def test_every_field_has_an_environment_variable_of_its_own() -> None:
+    """No two fields share a variable."""
+    assert len({environment_name(name) for name in specs()}) == len(specs())
+
+
+def test_reference_is_fresh() -> None:
+    """docs/CONFIG.md is what `tickwheel config reference` prints."""
+    page = Path(__file__).parents[3] / "docs" / "CONFIG.md"
+    assert page.read_text(encoding="utf-8") == reference()

@@ -1,0 +1,33 @@
+"""The subcommands about one node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from tickwheel.node.cli_node import node_app
+
+
+def test_check_lists_problems_and_exits_2(tmp_path: Path) -> None:
+    """A wrong file: one line a problem, exit code 2, no traceback."""
+    file = tmp_path / "node.toml"
+    file.write_text("[raft]\nlease_ms = 0\n")
+    result = CliRunner().invoke(node_app, ["config", "check", str(file), "--no-environment"])
+    assert result.exit_code == 2
+    assert "raft.lease_ms = 0" in result.output and "Traceback" not in result.output
+
+
+def test_certs_then_check(tmp_path: Path) -> None:
+    """Certificates that `certs` made satisfy `config check`."""
+    made = CliRunner().invoke(node_app, ["certs", "--out", str(tmp_path), "--node", "n1=127.0.0.1", "--admin", "ops"])
+    assert made.exit_code == 0, made.output
+    file = tmp_path / "node.toml"
+    lines = [
+        f'{port}_{part}_file = "{tmp_path / name}"'
+        for port in ("client", "peer")
+        for part, name in (("cert", "n1.crt"), ("key", "n1.key"), ("ca", "ca.crt"))
+    ]
+    file.write_text('[cluster]\nid = "c"\n[node]\nid = "n1"\ndata_dir = "d"\n[tls]\n' + "\n".join(lines))
+    result = CliRunner().invoke(node_app, ["config", "check", str(file), "--no-environment"])
+    assert result.exit_code == 0, result.output
