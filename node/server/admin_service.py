@@ -51,7 +51,9 @@ class AdminService(AdminServicer):
         await self._calls.allow(context, Permission.CLIENT)
         return self._calls.core.status()
 
-    async def WatchStatus(  # type: ignore[override]  # writes through the contextself, request: admin_pb2.WatchStatusRequest, context: Context) -> None:
+    async def WatchStatus(  # type: ignore[override]  # writes through the context
+        self, request: admin_pb2.WatchStatusRequest, context: Context
+    ) -> None:
         await self._calls.allow(context, Permission.CLIENT)
         interval_ms = request.interval_ms or INTERVAL_MS_DEFAULT
         if not INTERVAL_MS_MIN <= interval_ms <= INTERVAL_MS_MAX:
@@ -141,7 +143,9 @@ class AdminService(AdminServicer):
 
     # -- backup
 
-    async def Backup(  # type: ignore[override]  # writes through the contextself, request: admin_pb2.BackupRequest, context: Context) -> None:
+    async def Backup(  # type: ignore[override]  # writes through the context
+        self, request: admin_pb2.BackupRequest, context: Context
+    ) -> None:
         await self._calls.allow(context, Permission.ADMIN)
         files: list[BackupFile] = await self._calls.answer(context, self._calls.core.backup_files)
         total_bytes = sum(file.bytes for file in files)

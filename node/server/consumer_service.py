@@ -186,7 +186,9 @@ class ConsumerService(ConsumerServicer):
         """Deliveries that wait for the connections of slow consumers."""
         return sum(stream.outbox.bytes for stream in self._streams)
 
-    async def Consume(  # type: ignore[override]  # writes through the contextself, request_iterator: AsyncIterator[consumer_pb2.ConsumeRequest], context: Context) -> None:
+    async def Consume(  # type: ignore[override]  # writes through the context
+        self, request_iterator: AsyncIterator[consumer_pb2.ConsumeRequest], context: Context
+    ) -> None:
         await self._calls.allow(context, Permission.CLIENT)
         first = await anext(request_iterator, None)
         if first is None or not first.HasField("open"):
