@@ -1,0 +1,55 @@
+"""Pure parts of the server: identity of a directory, failures as statuses, credits of a slow consumer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.rpc import error_details_pb2
+
+from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.server.errors import status_of
+from tickwheel.node.server.identity import IdentityError, open_identity
+from tickwheel.node.server.outbox import SLICE_MIN, CreditGate
+from tickwheel.proto import common_pb2
+from tickwheel.storage.local import LocalDisk
+
+
+def test_identity_is_kept_and_foreign_data_refused(tmp_path: Path) -> None:
+    """The disk uuid stays; another cluster's or node's configuration, or data without identity, is refused."""
+    disk = LocalDisk(str(tmp_path))
+    first = open_identity(disk, "c", "n1", "d")
+    assert open_identity(disk, "c", "n1", "d") == first
+    with pytest.raises(IdentityError, match="data of cluster c"):
+        open_identity(disk, "other", "n1", "d")
+    with pytest.raises(IdentityError, match="data of node n1"):
+        open_identity(disk, "c", "n2", "d")
+    disk.remove("identity")
+    disk.make_dir("journal")
+    with pytest.raises(IdentityError, match="no identity file"):
+        open_identity(disk, "c", "n1", "d")
+
+
+def test_details_of_failures() -> None:
+    """ErrorInfo always, BadRequest for a field, RetryInfo when waiting helps."""
+    status = status_of(invalid("payload", 0, "at least one byte").failure)
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(info) and status.details[1].Unpack(bad)
+    assert (info.reason, bad.field_violations[0].field) == ("INVALID_FIELD", "payload")
+    retry = error_details_pb2.RetryInfo()
+    status = status_of(Failure(common_pb2.NO_MASTER, "no master", {"retry_after_ms": "1500"}))
+    assert status.details[1].Unpack(retry) and retry.retry_delay.ToMilliseconds() == 1500
+
+
+def test_credits_reach_the_core_in_slices() -> None:
+    """Large messages that wait for a slow connection hold credits back; none is lost."""
+    gate = CreditGate(16 << 20)
+    passed = gate.add(100_000)
+    assert passed < 100_000
+    total, outstanding = passed, passed
+    while outstanding:
+        gate.queued(1, 4 << 20)
+        outstanding += (more := gate.written(1)) - 1
+        total += more
+        assert outstanding <= max(passed, SLICE_MIN)
+    assert total == 100_000 and gate.held == 0
