@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.failure import Failure
-from tickwheel.proto import admin_pb2
+from tickwheel.proto import admin_pb2, scheduler_pb2
 from tickwheel.replication.log import Member
 from tickwheel.wheel.units import CursorKey, Ids
 
@@ -90,15 +90,15 @@ class SettleResult:
 class CancelResult:
     """`outcome`: CancelOutcome of scheduler.proto."""
 
-    outcome: int
+    outcome: scheduler_pb2.CancelOutcome.ValueType
 
 
 @dataclass(frozen=True, slots=True)
 class RescheduleResult:
-    """`outcome`: RescheduleOutcome of scheduler.proto; `id` and `due_ms` of the new unit if RESCHEDULED."""
+    """`outcome`: RescheduleOutcome of scheduler.proto; `new_id` and `due_ms` of the new unit if RESCHEDULED."""
 
-    outcome: int
-    id: int = 0
+    outcome: scheduler_pb2.RescheduleOutcome.ValueType
+    new_id: int = 0
     due_ms: int = 0
     failure: Failure | None = None
 
@@ -112,7 +112,9 @@ class AdminResult:
     group: admin_pb2.Group | None = None
     settings: admin_pb2.Settings | None = None
     members: tuple[Member, ...] | None = None
-    """Not None: the members changed; hand them to the replicated log."""
+    """All members after the command."""
+    members_changed: bool = False
+    """True: hand them to the replicated log."""
     hours_removed: int = 0
     unsettled_removed: int = 0
 

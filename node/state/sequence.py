@@ -14,6 +14,7 @@ Files are opened for each piece and closed again: thousands of topics hold no de
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import google_crc32c
@@ -152,10 +153,15 @@ class Sequence:
         ordered = numbers[order]
         found = np.empty(len(numbers), self._dtype)
         cuts = [0, *(np.flatnonzero(np.diff(ordered) > PIECE_BYTES // self._size) + 1).tolist(), len(ordered)]
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in itertools.pairwise(cuts):
             low = int(ordered[start])
             found[order[start:end]] = self.read(low, int(ordered[end - 1]) - low + 1)[ordered[start:end] - low]
         return found
+
+    @property
+    def length(self) -> int:
+        """Bytes of all records."""
+        return self.count * self._size
 
     def needs_flush(self) -> bool:
         """Whether anything is not yet known to be on stable storage."""

@@ -89,6 +89,11 @@ BOUNDS: dict[str, tuple[int, int]] = {
 }
 
 
+def seed_settings() -> admin_pb2.Settings:
+    """First settings of a cluster for which nothing was said."""
+    return Settings().message()
+
+
 def parse_levels(text: str) -> tuple[int, ...] | None:
     """Delays in ms of "1s 5s 1m 2h"; None if it is not 1 to 64 of a number and s, m, h or d."""
     parts = text.split()

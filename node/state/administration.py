@@ -1,0 +1,282 @@
+"""Applies admin commands: the cluster, topics, groups, members, settings, removal of hours.
+
+Creating what exists already with the same settings answers as the first time; with others it is
+NAME_TAKEN. A command is checked whole before it changes anything.
+"""
+
+from __future__ import annotations
+
+from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.groups import DEAD, Group, dead_path
+from tickwheel.node.state.names import check_group_name, check_node_id, check_topic_name
+from tickwheel.node.state.ports import WheelPort
+from tickwheel.node.state.ready import new_ready_log
+from tickwheel.node.state.results import AdminResult, ImpossibleStateError
+from tickwheel.node.state.sequence import Sequence
+from tickwheel.node.state.settings import Settings, changed
+from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.topics import Topic
+from tickwheel.proto import admin_pb2
+from tickwheel.proto import common_pb2 as pb
+from tickwheel.proto.consumer_pb2 import LATEST, TIME
+from tickwheel.proto.log_pb2 import AdminCommand, CreateCluster, RemoveHours
+from tickwheel.replication.log import Member
+from tickwheel.wheel.units import HOUR_MS
+
+MEMBERS_MAX = 15
+"""Each is written to and waited for; more do not make a cluster safer."""
+
+
+def member_of(message: admin_pb2.Member) -> Member:
+    """From the wire."""
+    return Member(message.node_id, message.peer_address, message.client_address, message.disk_uuid)
+
+
+def _refuse(reason: pb.ErrorReason.ValueType, text: str, **metadata: str) -> AdminResult:
+    return AdminResult(failure=Failure(reason, text, metadata))
+
+
+def _unknown(what: str, name: str) -> AdminResult:
+    return _refuse(pb.UNKNOWN_NAME, f"{what} {name} does not exist", field=what, value=name)
+
+
+class Administration:
+    """See the module. `slot_ms` is what the wheel was built with; None: not compared."""
+
+    def __init__(self, state: ClusterState, wheel: WheelPort, slot_ms: int | None) -> None:
+        self._state = state
+        self._wheel = wheel
+        self._slot_ms = slot_ms
+
+    def apply(self, command: AdminCommand) -> AdminResult:
+        """Carry out one command."""
+        kind = command.WhichOneof("body")
+        if kind == "create_cluster":
+            return self._create_cluster(command.create_cluster)
+        if not self._state.cluster_id:
+            return _refuse(pb.WRONG_STATE, "the cluster has not been created yet")
+        if kind == "create_topic":
+            return self._create_topic(command.create_topic)
+        if kind == "delete_topic":
+            return self._delete_topic(command.delete_topic.name)
+        if kind == "create_group":
+            return self._create_group(command.create_group)
+        if kind == "delete_group":
+            return self._delete_group(command.delete_group.name)
+        if kind == "settings":
+            return self._change_settings(command.settings)
+        if kind == "add_member":
+            return self._add_member(member_of(command.add_member))
+        if kind == "remove_member":
+            return self._remove_member(command.remove_member.node_id)
+        if kind == "remove_hours":
+            return self._remove_hours(command.remove_hours)
+        return _refuse(pb.WRONG_STATE, f"admin command {kind} is not known to this version")
+
+    # -- cluster and settings
+
+    def _create_cluster(self, command: CreateCluster) -> AdminResult:
+        state = self._state
+        if state.cluster_id:
+            return _refuse(pb.WRONG_STATE, f"the cluster exists already: {state.cluster_id}", value=state.cluster_id)
+        if not command.cluster_id:
+            return AdminResult(failure=invalid("cluster_id", "", "not empty").failure)
+        settings = changed(Settings(), command.settings, creating=True)
+        if isinstance(settings, Failure):
+            return AdminResult(failure=settings)
+        if self._slot_ms is not None and self._slot_ms != settings.slot_ms:
+            raise ImpossibleStateError(
+                f"the cluster has slot_ms {settings.slot_ms}, this node was started with {self._slot_ms}: "
+                "start it with an empty data directory and the cluster's slot_ms"
+            )
+        members = [member_of(message) for message in command.members]
+        for member in members:
+            problem = check_node_id(member.node_id)
+            if problem:
+                return AdminResult(failure=invalid("members.node_id", member.node_id, problem).failure)
+        if not 1 <= len(members) <= MEMBERS_MAX or len({m.node_id for m in members}) != len(members):
+            return AdminResult(failure=invalid("members", len(members), f"1 to {MEMBERS_MAX}, each once").failure)
+        state.cluster_id = command.cluster_id
+        state.settings = settings
+        state.members = {member.node_id: member for member in members}
+        return AdminResult(settings=settings.message(), members=tuple(members), members_changed=True)
+
+    def _change_settings(self, update: admin_pb2.Settings) -> AdminResult:
+        state = self._state
+        settings = changed(state.settings, update)
+        if isinstance(settings, Failure):
+            return AdminResult(failure=settings)
+        state.settings = settings
+        for subscription in state.groups.subscriptions():
+            subscription.window_messages_max = settings.window_messages_max
+        state.producers.trim(settings)
+        return AdminResult(settings=settings.message())
+
+    # -- topics
+
+    def _create_topic(self, request: admin_pb2.CreateTopicRequest) -> AdminResult:
+        state = self._state
+        found = state.topics.named(request.name)
+        if found is not None:
+            if found.fifo != request.fifo:
+                text = f"topic {request.name} exists with fifo = {found.fifo}"
+                return _refuse(pb.NAME_TAKEN, text, field="name", value=request.name)
+            return AdminResult(topic=found.message())
+        problem = check_topic_name(request.name)
+        if problem:
+            return AdminResult(failure=invalid("name", request.name, problem).failure)
+        if len(state.topics) >= state.settings.topics_max:
+            return AdminResult(failure=limit_reached("topics_max", state.settings.topics_max))
+        return AdminResult(topic=self._new_topic(request.name, request.fifo).message())
+
+    def _new_topic(self, name: str, fifo: bool = False) -> Topic:
+        state = self._state
+        topic_id = state.topics.last_id + 1
+        ready = new_ready_log(state.disk, state.directory, topic_id, state.settings.slot_ms)
+        topic = Topic(topic_id, name, fifo, ready)
+        state.topics.add(topic)
+        return topic
+
+    def _delete_topic(self, name: str) -> AdminResult:
+        state = self._state
+        topic = state.topics.named(name)
+        if topic is None:
+            return _unknown("topic", name)
+        state.topics.remove(topic)
+        state.groups.forget_topic(topic.topic_id)
+        state.doomed += state.topic_paths(topic.topic_id)
+        return AdminResult(topic=topic.message())
+
+    # -- groups
+
+    def _create_group(self, request: admin_pb2.CreateGroupRequest) -> AdminResult:
+        state = self._state
+        settings = state.settings
+        group = state.groups.named(request.name)
+        if group is not None and (group.filter, group.broadcasting) != (request.filter, request.broadcasting):
+            text = f"group {request.name} exists with another filter or kind"
+            return _refuse(pb.NAME_TAKEN, text, field="name", value=request.name)
+        problem = check_group_name(request.name)
+        if problem:
+            return AdminResult(failure=invalid("name", request.name, problem).failure)
+        if group is None and not request.topics:
+            return AdminResult(failure=invalid("topics", "none", "at least one").failure)
+        if group is None and len(state.groups) >= settings.groups_max:
+            return AdminResult(failure=limit_reached("groups_max", settings.groups_max))
+        names = list(dict.fromkeys(request.topics))
+        missing = [name for name in names if state.topics.named(name) is None]
+        if missing and not settings.topics_auto_create:
+            return _unknown("topic", missing[0])
+        for name in missing:
+            problem = check_topic_name(name)
+            if problem:
+                return AdminResult(failure=invalid("topics", name, problem).failure)
+        if len(state.topics) + len(missing) > settings.topics_max:
+            return AdminResult(failure=limit_reached("topics_max", settings.topics_max))
+        if group is None:
+            group_id = state.groups.last_id + 1
+            dead = Sequence(state.disk, dead_path(state.directory, group_id), DEAD)
+            group = Group(group_id, request.name, request.filter, request.broadcasting, dead)
+            state.groups.add(group)
+        for name in names:
+            topic = state.topics.named(name) or self._new_topic(name)
+            if topic.topic_id not in group.subscriptions:
+                state.groups.subscribe(group, self._subscription(group, topic, request))
+        return AdminResult(group=self.describe(group))
+
+    def _subscription(self, group: Group, topic: Topic, request: admin_pb2.CreateGroupRequest) -> Subscription:
+        ready = topic.ready
+        subscription = Subscription(group.group_id, topic.topic_id, ready, self._state.settings.window_messages_max)
+        position = ready.first_retained
+        if request.start_from == LATEST:
+            position = ready.count
+        elif request.start_from == TIME:
+            position = ready.position_of_due(request.start_ms)
+            if request.start_ms > self._wheel.cursor.due_ms:
+                position = ready.count
+                subscription.start_ms = request.start_ms
+        subscription.begin_at(position)
+        return subscription
+
+    def describe(self, group: Group) -> admin_pb2.Group:
+        """A group as operators see it."""
+        topics = [self._state.topics.get(topic_id) for topic_id in group.subscriptions]
+        return group.message([topic.name for topic in topics if topic is not None])
+
+    def _delete_group(self, name: str) -> AdminResult:
+        state = self._state
+        group = state.groups.named(name)
+        if group is None:
+            return _unknown("group", name)
+        described = self.describe(group)
+        state.groups.remove(group)
+        state.doomed.append(dead_path(state.directory, group.group_id))
+        return AdminResult(group=described)
+
+    # -- members
+
+    def _add_member(self, member: Member) -> AdminResult:
+        state = self._state
+        problem = check_node_id(member.node_id)
+        if problem:
+            return AdminResult(failure=invalid("node_id", member.node_id, problem).failure)
+        if member.node_id in state.removed_ids:
+            text = f"member {member.node_id} was removed; a node that comes back takes a new id"
+            return _refuse(pb.WRONG_STATE, text, field="node_id", value=member.node_id)
+        found = state.members.get(member.node_id)
+        if found == member:
+            return AdminResult(members=tuple(state.members.values()))
+        if found is not None and found.disk_uuid not in ("", member.disk_uuid):
+            text = (
+                f"member {member.node_id} has another disk: it has forgotten votes and entries; "
+                "remove it and add the node under a new id"
+            )
+            return _refuse(pb.WRONG_STATE, text, field="disk_uuid", value=member.disk_uuid)
+        if found is not None and (found.peer_address, found.client_address) != (
+            member.peer_address,
+            member.client_address,
+        ):
+            text = f"member {member.node_id} exists with other addresses"
+            return _refuse(pb.NAME_TAKEN, text, field="node_id", value=member.node_id)
+        for other in state.members.values():
+            if other.node_id != member.node_id and member.disk_uuid and other.disk_uuid == member.disk_uuid:
+                text = f"this disk belongs to member {other.node_id}"
+                return _refuse(pb.WRONG_STATE, text, field="disk_uuid", value=member.disk_uuid)
+        if found is None and len(state.members) >= MEMBERS_MAX:
+            return AdminResult(failure=limit_reached("members", MEMBERS_MAX))
+        state.members[member.node_id] = member
+        return AdminResult(members=tuple(state.members.values()), members_changed=True)
+
+    def _remove_member(self, node_id: str) -> AdminResult:
+        state = self._state
+        if node_id not in state.members:
+            return _unknown("member", node_id)
+        if len(state.members) == 1:
+            text = "the last member cannot be removed"
+            return _refuse(pb.WRONG_STATE, text, field="node_id", value=node_id)
+        del state.members[node_id]
+        state.removed_ids.add(node_id)
+        return AdminResult(members=tuple(state.members.values()), members_changed=True)
+
+    # -- removal
+
+    def _remove_hours(self, command: RemoveHours) -> AdminResult:
+        state = self._state
+        below = command.hour_min_kept
+        hour_now = self._wheel.cursor.due_ms // HOUR_MS
+        if below > hour_now:
+            text = f"hour {below} is not over: the cursor is in hour {hour_now}"
+            return _refuse(pb.WRONG_STATE, text, field="hour_min_kept", value=str(below), limit=str(hour_now))
+        removed = max(0, below - state.hour_min_kept)
+        if not removed:
+            return AdminResult()
+        unsettled = 0
+        for topic in state.topics:
+            first = topic.ready.remove_hours(below)
+            for subscription in state.groups.of_topic(topic.topic_id):
+                unsettled += subscription.raise_floor(first)
+        state.hour_min_kept = below
+        state.unsettled_removed += unsettled
+        self._wheel.remove_hours(below)
+        return AdminResult(hours_removed=removed, unsettled_removed=unsettled)

@@ -1,0 +1,47 @@
+"""All that is replicated but the wheel, as one plain object that the other modules of this folder share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tickwheel.node.state.groups import Groups
+from tickwheel.node.state.producers import Producers
+from tickwheel.node.state.ready import ids_path, ticks_path
+from tickwheel.node.state.sequence import Sequence
+from tickwheel.node.state.settings import Settings
+from tickwheel.node.state.topics import Topics
+from tickwheel.replication.log import Member
+from tickwheel.storage.disk import Disk
+
+
+@dataclass(slots=True)
+class ClusterState:
+    """Changed by apply only. `doomed`: files to remove once no checkpoint names them; no part of the state."""
+
+    disk: Disk
+    directory: str
+    applied_index: int = 0
+    applied_term: int = 0
+    lead_term: int = 0
+    cluster_id: str = ""
+    """Empty: not created yet."""
+    settings: Settings = field(default_factory=Settings)
+    members: dict[str, Member] = field(default_factory=dict)
+    removed_ids: set[str] = field(default_factory=set)
+    """Members that were removed; a lost disk has forgotten votes, so an id never comes back."""
+    topics: Topics = field(default_factory=Topics)
+    groups: Groups = field(default_factory=Groups)
+    producers: Producers = field(default_factory=Producers)
+    hour_min_kept: int = 0
+    unsettled_removed: int = 0
+    """Messages that retention removed although some group had not settled them; once per group."""
+    doomed: list[str] = field(default_factory=list)
+
+    def sequences(self) -> list[Sequence]:
+        """Every append-only file."""
+        found = [sequence for topic in self.topics for sequence in (topic.ready.ids, topic.ready.ticks)]
+        return found + [group.dead for group in self.groups]
+
+    def topic_paths(self, topic_id: int) -> list[str]:
+        """Files of a topic."""
+        return [ids_path(self.directory, topic_id), ticks_path(self.directory, topic_id)]

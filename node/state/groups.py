@@ -1,0 +1,117 @@
+"""Consumer groups by name and id, with their subscriptions and dead letters.
+
+Ids rise from 1 and are never used again. Dead letters of a group are kept as records (id, topic,
+attempts) in an append-only file, so that none is lost; they hold their hours back from removal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tickwheel.node.state.sequence import Sequence
+from tickwheel.node.state.subscription import Attempts, Subscription
+from tickwheel.proto import admin_pb2
+from tickwheel.wheel.units import Ids
+
+DEAD = np.dtype([("id", "<u8"), ("topic_id", "<u4"), ("attempts", "<u4")])
+
+
+def dead_path(directory: str, group_id: int) -> str:
+    """File of a group's dead letters."""
+    return f"{directory}/dead/{group_id}"
+
+
+@dataclass(slots=True)
+class Group:
+    """A consumer group. `subscriptions` by topic id, in the order they were added."""
+
+    group_id: int
+    name: str
+    filter: str
+    broadcasting: bool
+    dead: Sequence
+    paused: bool = False
+    dead_hour_min: int | None = None
+    subscriptions: dict[int, Subscription] = field(default_factory=dict)
+
+    def bury(self, topic_id: int, ids: Ids, attempts: Attempts) -> None:
+        """Keep these as dead letters."""
+        rows = np.empty(len(ids), DEAD)
+        rows["id"], rows["topic_id"], rows["attempts"] = ids, topic_id, attempts
+        self.dead.append(rows)
+        hour = int(ids.min()) >> 32
+        self.dead_hour_min = hour if self.dead_hour_min is None else min(hour, self.dead_hour_min)
+
+    def message(self, topics: list[str]) -> admin_pb2.Group:
+        """As operators see it, without what only the master knows."""
+        return admin_pb2.Group(
+            name=self.name,
+            group_id=self.group_id,
+            topics=topics,
+            filter=self.filter,
+            broadcasting=self.broadcasting,
+            paused=self.paused,
+            backlog=sum(subscription.backlog for subscription in self.subscriptions.values()),
+        )
+
+
+class Groups:
+    """All groups, and the subscriptions by topic."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Group] = {}
+        self._by_name: dict[str, Group] = {}
+        self._by_topic: dict[int, list[Subscription]] = {}
+        self.last_id = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Group]:
+        """By rising id."""
+        return iter(self._by_id.values())
+
+    def get(self, group_id: int) -> Group | None:
+        """By id."""
+        return self._by_id.get(group_id)
+
+    def named(self, name: str) -> Group | None:
+        """By name."""
+        return self._by_name.get(name)
+
+    def add(self, group: Group) -> None:
+        """A new one; its id is above all before."""
+        self.last_id = max(self.last_id, group.group_id)
+        self._by_id[group.group_id] = group
+        self._by_name[group.name] = group
+        for subscription in group.subscriptions.values():
+            self._by_topic.setdefault(subscription.topic_id, []).append(subscription)
+
+    def subscribe(self, group: Group, subscription: Subscription) -> None:
+        """One more topic for a group that was added."""
+        group.subscriptions[subscription.topic_id] = subscription
+        self._by_topic.setdefault(subscription.topic_id, []).append(subscription)
+
+    def remove(self, group: Group) -> None:
+        """With its subscriptions."""
+        del self._by_id[group.group_id]
+        del self._by_name[group.name]
+        for subscription in group.subscriptions.values():
+            self._by_topic[subscription.topic_id].remove(subscription)
+
+    def forget_topic(self, topic_id: int) -> None:
+        """A topic was deleted: nobody has it any more."""
+        self._by_topic.pop(topic_id, None)
+        for group in self:
+            group.subscriptions.pop(topic_id, None)
+
+    def of_topic(self, topic_id: int) -> list[Subscription]:
+        """Subscriptions of a topic, in the order they were added."""
+        return self._by_topic.get(topic_id, [])
+
+    def subscriptions(self) -> Iterator[Subscription]:
+        """All, by group."""
+        return (s for group in self for s in group.subscriptions.values())

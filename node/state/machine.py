@@ -1,0 +1,407 @@
+"""The replicated state machine: applies the log's entries to wheel, topics, groups, producers, settings.
+
+Pure: what it does follows from the entries alone. It has no clock, no chance, and touches files only
+through the disk port. It belongs to one thread, that of the node's core, which is its only caller.
+
+Invariants:
+- `apply` is called with rising indexes and raises for no content of a known version: each command of an
+  entry gets one typed result. `ImpossibleStateError` means that this process must stop.
+- Everything a master originates carries its term: entries of a lower term than the newest applied
+  lead command have no effect.
+- Two machines that applied the same entries have the same digest, whatever was read, written to disk,
+  checkpointed or restored in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.state import snapshot
+from tickwheel.node.state.administration import Administration
+from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.digest import digest
+from tickwheel.node.state.ports import WheelPort
+from tickwheel.node.state.publishing import DUE_MS_MAX, META_BYTES_MAX, Publishing
+from tickwheel.node.state.results import (
+    CancelResult,
+    DispatchResult,
+    Ignored,
+    ImpossibleStateError,
+    LeadResult,
+    Refused,
+    RescheduleResult,
+    SettleResult,
+)
+from tickwheel.node.state.settings import Settings
+from tickwheel.node.state.snapshot import StateCheckpoint
+from tickwheel.node.state.subscription import RETURNING, SETTLING, Subscription
+from tickwheel.proto import admin_pb2
+from tickwheel.proto import common_pb2 as pb
+from tickwheel.proto import scheduler_pb2 as scheduler
+from tickwheel.proto.log_pb2 import (
+    SETTLE_DEAD,
+    Cancel,
+    Command,
+    Dispatch,
+    Lead,
+    LogEntry,
+    Reschedule,
+    Settle,
+    SettleColumns,
+)
+from tickwheel.replication.log import Member
+from tickwheel.storage.disk import Disk
+from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units
+
+FORMAT_VERSION = 1
+"""Of log entries. A newer one stops the node: guessing would make it differ from the others."""
+
+OnDispatched = Callable[[int, int, Units], None]
+"""(topic id, first position, units in order)"""
+
+_CANCEL_OUTCOMES = {
+    "CANCELLED": scheduler.CANCELLED,
+    "ALREADY_DISPATCHED": scheduler.ALREADY_DISPATCHED,
+    "NOT_FOUND": scheduler.NOT_FOUND,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StateConfig:
+    """`slot_ms` is what the wheel was built with: a cluster of another width stops the node. None: not compared."""
+
+    wheel_group: int = 0
+    slot_ms: int | None = None
+
+
+class StateMachine:
+    """See the module."""
+
+    def __init__(
+        self, disk: Disk, directory: str, wheel: WheelPort, config: StateConfig | None = None, restored: bytes = b""
+    ) -> None:
+        """`restored`: `Manifest.state`; the wheel must be restored from the same manifest."""
+        self._config = config or StateConfig()
+        self.wheel = wheel
+        self._state = ClusterState(disk, directory)
+        if restored:
+            snapshot.restore(self._state, restored)
+        else:
+            disk.make_dir(directory)
+        self._admin = Administration(self._state, wheel, self._config.slot_ms)
+        self._publishing = Publishing(wheel, self._state.topics, self._state.producers)
+        self._levels: tuple[str, NDArray[np.int64]] = ("", np.zeros(0, np.int64))
+        self.on_dispatched: OnDispatched | None = None
+        """Set on a master: told of each topic's units that have just become ready. Must not raise."""
+
+    # -- the log
+
+    def apply(self, index: int, term: int, entry: LogEntry) -> list[object]:
+        """Apply one entry; one result per command, in order."""
+        state = self._state
+        if entry.format_version > FORMAT_VERSION:
+            raise ImpossibleStateError(
+                f"log entry {index} has format {entry.format_version}, this version knows up to {FORMAT_VERSION}: "
+                "start the version that the other nodes run"
+            )
+        if index <= state.applied_index:
+            raise ImpossibleStateError(f"log entry {index} was given to apply after {state.applied_index}")
+        if entry.wheel_group != self._config.wheel_group:
+            raise ImpossibleStateError(
+                f"log entry {index} is of wheel group {entry.wheel_group}, this is {self._config.wheel_group}"
+            )
+        state.applied_index, state.applied_term = index, term
+        return [self._apply_command(command, entry) for command in entry.commands]
+
+    def note_applied(self, index: int, term: int) -> None:
+        """An entry without a command was passed."""
+        self._state.applied_index, self._state.applied_term = index, term
+
+    def _apply_command(self, command: Command, entry: LogEntry) -> object:
+        state = self._state
+        if entry.term < state.lead_term:
+            return Ignored(entry.term, state.lead_term)
+        kind = command.WhichOneof("body")
+        if kind == "publish":
+            return self._publishing.apply(command.publish, entry.stamped_ms, state.settings)
+        if kind == "dispatch":
+            return self._dispatch(command.dispatch)
+        if kind == "settle":
+            return self._settle(command.settle)
+        if kind == "cancel":
+            return self._cancel(command.cancel)
+        if kind == "reschedule":
+            return self._reschedule(command.reschedule, entry.stamped_ms)
+        if kind == "admin":
+            return self._admin.apply(command.admin)
+        if kind == "lead":
+            return self._lead(command.lead)
+        return Refused(Failure(pb.WRONG_STATE, f"command {kind or 'without a body'} is not known to this version"))
+
+    def _lead(self, lead: Lead) -> LeadResult:
+        state = self._state
+        accepted = lead.term >= state.lead_term
+        state.lead_term = max(lead.term, state.lead_term)
+        return LeadResult(accepted, lead.term)
+
+    def _dispatch(self, dispatch: Dispatch) -> DispatchResult:
+        if not 0 <= dispatch.due_ms <= DUE_MS_MAX:
+            failure = invalid("due_ms", dispatch.due_ms, f"0 to {DUE_MS_MAX}").failure
+            return DispatchResult(self.wheel.cursor, 0, failure=failure)
+        units = self.wheel.dispatch(CursorKey(dispatch.due_ms, dispatch.index)).units
+        discarded = 0
+        if len(units):
+            topics = units["topic_id"]
+            if (topics == topics[0]).all():
+                discarded = self._make_ready(int(topics[0]), units)
+            else:
+                order = np.argsort(topics, kind="stable")
+                ordered = topics[order]
+                cuts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
+                for start, end in itertools.pairwise(cuts):
+                    discarded += self._make_ready(int(ordered[start]), units[order[start:end]])
+        return DispatchResult(self.wheel.cursor, len(units) - discarded, discarded)
+
+    def _make_ready(self, topic_id: int, units: Units) -> int:
+        """Units of one topic enter its ready queue; returns how many were discarded."""
+        topic = self._state.topics.get(topic_id)
+        if topic is None:
+            return len(units)
+        first, targeted = topic.ready.append(units)
+        for subscription in self._state.groups.of_topic(topic_id):
+            if subscription.start_ms:
+                subscription.skip_before_start(first, units["due_ms"])
+            if targeted:
+                subscription.skip_foreign()
+        if self.on_dispatched is not None:
+            self.on_dispatched(topic_id, first, units)
+        return 0
+
+    def _settle(self, settle: Settle) -> SettleResult:
+        result = SettleResult()
+        for batch in settle.batches:
+            result += self._settle_batch(batch)
+        return result
+
+    def _settle_batch(self, batch: SettleColumns) -> SettleResult:
+        count = len(batch.ids) // 8
+        wrong = [
+            (len(batch.ids) != 8 * count, "ids", "elements of 8 bytes"),
+            (len(batch.attempts) != 4 * count, "attempts", f"{count} elements of 4 bytes"),
+            (bool(batch.positions) and len(batch.positions) != 8 * count, "positions", f"{count} elements of 8 bytes"),
+            (batch.kind not in SETTLING and batch.kind not in RETURNING, "kind", "a known kind"),
+        ]
+        for is_wrong, name, allowed in wrong:
+            if is_wrong:
+                failure = invalid(name, f"{len(batch.ids)} bytes of ids, kind {batch.kind}", allowed).failure
+                return SettleResult(unknown=count, failure=failure)
+        subscription = self.subscription(batch.group_id, batch.topic_id)
+        group = self._state.groups.get(batch.group_id)
+        if subscription is None or group is None:
+            facts = {"field": "group", "value": str(batch.group_id)}
+            text = f"group {batch.group_id} does not consume topic {batch.topic_id}"
+            return SettleResult(unknown=count, failure=Failure(pb.UNKNOWN_NAME, text, facts))
+        if not count:
+            return SettleResult()
+        ids = np.frombuffer(batch.ids, "<u8")
+        attempts = np.frombuffer(batch.attempts, "<u4")
+        positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
+        dead_attempts = None
+        if batch.kind == SETTLE_DEAD:
+            located, known = subscription.locate(ids, positions)
+            by_place = dict(zip(located[known].tolist(), attempts[known].tolist(), strict=True))
+            dead_attempts = by_place
+        result, changed = subscription.settle(batch.kind, ids, attempts, positions)
+        if dead_attempts is not None and len(changed):
+            given = np.array([dead_attempts[place] for place in changed.tolist()], np.uint32)
+            group.bury(batch.topic_id, subscription.ids_of(changed.astype(np.uint64)), given)
+        return result
+
+    def _cancel(self, cancel: Cancel) -> CancelResult:
+        outcome = self.wheel.cancel(cancel.id, cancel.due_ms)
+        return CancelResult(_CANCEL_OUTCOMES[outcome.name])
+
+    def _reschedule(self, command: Reschedule, stamped_ms: int) -> RescheduleResult:
+        not_found = scheduler.RESCHEDULE_NOT_FOUND
+        if command.new_due_ms > DUE_MS_MAX:
+            failure = invalid("new_due_ms", command.new_due_ms, f"at most {DUE_MS_MAX}").failure
+            return RescheduleResult(not_found, failure=failure)
+        if command.meta_size > min(len(command.record), META_BYTES_MAX):
+            failure = invalid("meta_size", command.meta_size, f"at most {META_BYTES_MAX} and the record's size").failure
+            return RescheduleResult(not_found, failure=failure)
+        units = np.zeros(1, UNIT)
+        units["due_requested_ms"] = command.new_due_ms
+        units["scheduled_ms"] = stamped_ms
+        units["size"] = len(command.record)
+        units["meta_size"] = command.meta_size
+        units["topic_id"] = command.topic_id
+        units["tag_hash"] = command.tag_hash
+        units["tag_mask"] = command.tag_mask
+        units["key_hash"] = command.key_hash
+        outcome, new_id = self.wheel.move(command.id, command.due_ms, units, command.record)
+        return RescheduleResult(_RESCHEDULE_OUTCOMES[outcome.name], new_id, int(units["due_ms"][0]) if new_id else 0)
+
+    # -- what others read
+
+    @property
+    def applied_index(self) -> int:
+        """Index of the last entry applied."""
+        return self._state.applied_index
+
+    @property
+    def applied_term(self) -> int:
+        """Raft term of that entry."""
+        return self._state.applied_term
+
+    @property
+    def lead_term(self) -> int:
+        """Highest term of a lead command."""
+        return self._state.lead_term
+
+    @property
+    def created(self) -> bool:
+        """Whether the cluster has been created."""
+        return bool(self._state.cluster_id)
+
+    @property
+    def cluster_id(self) -> str:
+        """Empty until it has been created."""
+        return self._state.cluster_id
+
+    @property
+    def settings(self) -> Settings:
+        """The replicated settings."""
+        return self._state.settings
+
+    @property
+    def delay_levels_ms(self) -> NDArray[np.int64]:
+        """Delays of level 1, 2, ..."""
+        text = self._state.settings.delay_levels
+        if self._levels[0] != text:
+            self._levels = (text, np.array(self._state.settings.levels_ms, np.int64))
+        return self._levels[1]
+
+    def members(self) -> list[Member]:
+        """Members of the cluster, in the order they came."""
+        return list(self._state.members.values())
+
+    def topic_id(self, name: str) -> int | None:
+        """Id of a topic."""
+        topic = self._state.topics.named(name)
+        return None if topic is None else topic.topic_id
+
+    def topic_name(self, topic_id: int) -> str:
+        """Name of a topic; empty if it was deleted."""
+        topic = self._state.topics.get(topic_id)
+        return "" if topic is None else topic.name
+
+    def topic_paused(self, topic_id: int) -> bool:
+        """Whether its delivery is paused."""
+        topic = self._state.topics.get(topic_id)
+        return topic is not None and topic.paused
+
+    def ready_count(self, topic_id: int) -> int:
+        """Messages that have entered its ready queue so far."""
+        topic = self._state.topics.get(topic_id)
+        return 0 if topic is None else topic.ready.count
+
+    def topics(self) -> list[admin_pb2.Topic]:
+        """All topics."""
+        return [topic.message() for topic in self._state.topics]
+
+    def group_id(self, name: str) -> int | None:
+        """Id of a group."""
+        group = self._state.groups.named(name)
+        return None if group is None else group.group_id
+
+    def group_name(self, group_id: int) -> str:
+        """Name of a group; empty if it was deleted."""
+        group = self._state.groups.get(group_id)
+        return "" if group is None else group.name
+
+    def group_paused(self, group_id: int) -> bool:
+        """Whether its delivery is paused."""
+        group = self._state.groups.get(group_id)
+        return group is not None and group.paused
+
+    def group_topics(self, group_id: int) -> list[int]:
+        """Ids of its topics."""
+        group = self._state.groups.get(group_id)
+        return [] if group is None else list(group.subscriptions)
+
+    def groups(self) -> list[admin_pb2.Group]:
+        """All groups."""
+        return [self._admin.describe(group) for group in self._state.groups]
+
+    def subscription(self, group_id: int, topic_id: int) -> Subscription | None:
+        """A group's place in a topic."""
+        group = self._state.groups.get(group_id)
+        return None if group is None else group.subscriptions.get(topic_id)
+
+    def subscriptions(self) -> Iterator[tuple[tuple[int, int], Subscription]]:
+        """All, by (group id, topic id)."""
+        return (((s.group_id, s.topic_id), s) for s in self._state.groups.subscriptions())
+
+    def dead_count(self, group_id: int) -> int:
+        """Dead letters of a group."""
+        group = self._state.groups.get(group_id)
+        return 0 if group is None else group.dead.count
+
+    @property
+    def unsettled_removed(self) -> int:
+        """Messages removed by retention that a group had not settled (once per group)."""
+        return self._state.unsettled_removed
+
+    @property
+    def hour_min_kept(self) -> int:
+        """Hours below were removed."""
+        return self._state.hour_min_kept
+
+    def removable_hours(self) -> int:
+        """Hours below this one hold nothing that a group still needs: propose RemoveHours with it.
+
+        A topic without groups retains, and so does a dead letter.
+        """
+        state = self._state
+        least = max(self.wheel.cursor.due_ms // HOUR_MS, state.hour_min_kept)
+        for topic in state.topics:
+            floors = [s.floor for s in state.groups.of_topic(topic.topic_id)]
+            hour = topic.ready.hour_of(min(floors, default=topic.ready.first_retained))
+            if hour is not None:
+                least = min(least, hour)
+        hours = [g.dead_hour_min for g in state.groups if g.dead_hour_min is not None]
+        return max(min([least, *hours]), state.hour_min_kept)
+
+    def digest(self) -> admin_pb2.StateDigest:
+        """Digest of the logical state at the applied index, by parts."""
+        return digest(self._state, self.wheel)
+
+    # -- checkpoints
+
+    def begin_checkpoint(self) -> StateCheckpoint:
+        """Capture state and wheel as they are; one at a time. Run it in a worker, then make its manifest durable."""
+        return snapshot.begin(self._state, self.wheel.begin_checkpoint())
+
+    def finish_checkpoint(self, checkpoint: StateCheckpoint) -> None:
+        """The manifest of a checkpoint is durable."""
+        snapshot.finish(self._state, checkpoint)
+        self.wheel.checkpoint_durable(checkpoint.wheel)
+
+    def abandon_checkpoint(self, checkpoint: StateCheckpoint) -> None:
+        """It failed before its manifest was durable (the wheel's job is the caller's to abandon)."""
+        snapshot.abandon(self._state, checkpoint)
+
+
+_RESCHEDULE_OUTCOMES = {
+    "MOVED": scheduler.RESCHEDULED,
+    "RESCHEDULED": scheduler.RESCHEDULED,
+    "CANCELLED": scheduler.RESCHEDULE_CANCELLED,
+    "ALREADY_DISPATCHED": scheduler.RESCHEDULE_ALREADY_DISPATCHED,
+    "NOT_FOUND": scheduler.RESCHEDULE_NOT_FOUND,
+}

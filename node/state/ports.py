@@ -1,0 +1,54 @@
+"""What the state machine asks of the wheel: `tickwheel.wheel.engine.Wheel`, or the model of the tests."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tickwheel.proto.log_pb2 import ManifestFile
+from tickwheel.wheel.units import CursorKey, Ids, Units
+
+
+class Outcome(Protocol):
+    """A member of the wheel's CancelOutcome: its name says what happened."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Dispatched(Protocol):
+    """What a dispatch brought."""
+
+    @property
+    def units(self) -> Units: ...
+
+
+class WheelCheckpoint(Protocol):
+    """The wheel's part of a checkpoint; `run` in a worker, `files` are complete after it."""
+
+    state: bytes
+    files: list[ManifestFile]
+
+    def run(self) -> None: ...
+
+
+class WheelPort(Protocol):
+    """See wheel/engine.py for the meaning of each."""
+
+    @property
+    def cursor(self) -> CursorKey: ...
+
+    def append(self, units: Units, records: bytes | memoryview) -> Ids: ...
+
+    def dispatch(self, to: CursorKey) -> Dispatched: ...
+
+    def cancel(self, id: int, due_ms: int) -> Outcome: ...
+
+    def move(self, id: int, due_ms: int, units: Units, record: bytes) -> tuple[Outcome, int]: ...
+
+    def remove_hours(self, below: int) -> None: ...
+
+    def begin_checkpoint(self) -> WheelCheckpoint: ...
+
+    def checkpoint_durable(self, job: WheelCheckpoint) -> None: ...
+
+    def digest_parts(self) -> dict[str, bytes]: ...

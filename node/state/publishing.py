@@ -1,0 +1,259 @@
+"""Applies a publish: which of its requests count, and the units of those.
+
+Of the requests of one producer exactly `last + 1` counts; a repeat that is remembered is answered as
+the first time, its rows are taken out of the columns before anything is appended. Without repeats and
+refusals (nearly always) nothing is masked or copied.
+
+Columns that do not fit each other cannot come from a sound master: each request is refused, on every
+node alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.state.names import check_producer_id
+from tickwheel.node.state.ports import WheelPort
+from tickwheel.node.state.producers import Batch, Producers, make_batch
+from tickwheel.node.state.results import PublishResult, RequestOutcome
+from tickwheel.node.state.settings import Settings
+from tickwheel.node.state.topics import Topics
+from tickwheel.proto import common_pb2 as pb
+from tickwheel.proto.log_pb2 import Publish, PublishRequest
+from tickwheel.wheel.units import UNIT, Units
+
+META_BYTES_MAX = 65_535
+"""A unit keeps the size of its meta in 16 bits."""
+DUE_MS_MAX = (1 << 32) * 3_600_000 - 1
+"""An id has 32 bits for the hour."""
+
+
+class _MalformedError(Exception):
+    """The columns do not fit; carries the Failure. Stays in this module."""
+
+    def __init__(self, name: str, value: object, limit: str) -> None:
+        super().__init__(name)
+        self.failure = invalid(name, value, limit).failure
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Of n units, in the order of their due times."""
+
+    units: Units
+    rows: NDArray[np.uint32] | None
+    records: bytes
+
+
+def _column(data: bytes, name: str, dtype: str, count: int) -> NDArray[np.int64]:
+    width = np.dtype(dtype).itemsize
+    if len(data) != width * count:
+        raise _MalformedError(name, f"{len(data)} bytes", f"{count} elements of {width} bytes")
+    return np.frombuffer(data, dtype)
+
+
+def _read_columns(publish: Publish, stamped_ms: int) -> _Columns:
+    count = sum(request.count for request in publish.requests)
+    due = _column(publish.due_ms, "due_ms", "<i8", count)
+    sizes = _column(publish.sizes, "sizes", "<u4", count)
+    units = np.zeros(count, UNIT)
+    one_topic = len(publish.topic_ids) == 4
+    topics = _column(publish.topic_ids, "topic_ids", "<u4", 1 if one_topic else count)
+    rows = _column(publish.rows, "rows", "<u4", count).view(np.uint32) if publish.rows else None
+    if count:
+        if not (due[1:] >= due[:-1]).all() or int(due[-1]) > DUE_MS_MAX:
+            raise _MalformedError("due_ms", int(due[-1]), f"rising, at most {DUE_MS_MAX}")
+        if int(sizes.sum(dtype=np.int64)) != len(publish.records):
+            raise _MalformedError("records", f"{len(publish.records)} bytes", "the sum of sizes")
+        units["due_requested_ms"] = due
+        units["scheduled_ms"] = stamped_ms
+        units["size"] = sizes
+        units["topic_id"] = topics
+        if publish.meta_sizes:
+            meta_sizes = _column(publish.meta_sizes, "meta_sizes", "<u4", count)
+            if int(meta_sizes.max()) > META_BYTES_MAX or (meta_sizes > sizes).any():
+                raise _MalformedError("meta_sizes", int(meta_sizes.max()), f"at most {META_BYTES_MAX} and the size")
+            units["meta_size"] = meta_sizes
+        if publish.tag_hashes:
+            units["tag_hash"] = _column(publish.tag_hashes, "tag_hashes", "<u4", count)
+        if publish.tag_masks:
+            units["tag_mask"] = _column(publish.tag_masks, "tag_masks", "<u8", count)
+        if publish.key_hashes:
+            units["key_hash"] = _column(publish.key_hashes, "key_hashes", "<u8", count)
+        if rows is not None:
+            seen = np.zeros(count, np.bool_)
+            seen[rows[rows < count]] = True
+            if not seen.all():
+                raise _MalformedError("rows", "", "each row once")
+    return _Columns(units, rows, publish.records)
+
+
+class Publishing:
+    """See the module. One per state machine."""
+
+    def __init__(self, wheel: WheelPort, topics: Topics, producers: Producers) -> None:
+        self._wheel = wheel
+        self._topics = topics
+        self._producers = producers
+
+    def apply(self, publish: Publish, stamped_ms: int, settings: Settings) -> PublishResult:
+        """Append what counts; one outcome per request."""
+        requests = publish.requests
+        try:
+            columns = _read_columns(publish, stamped_ms)
+        except _MalformedError as error:
+            return PublishResult([RequestOutcome(failure=error.failure) for _ in requests])
+        outcomes = self._decide(requests, self._unknown_topics(columns, requests))
+        if all(outcome is None for outcome in outcomes):
+            self._append(requests, columns, outcomes, settings)
+        elif any(outcome is None for outcome in outcomes):
+            taken = np.repeat([outcome is None for outcome in outcomes], [request.count for request in requests])
+            self._append(requests, _masked(columns, taken), outcomes, settings)
+        answers: list[RequestOutcome] = []
+        for request, outcome in zip(requests, outcomes, strict=True):
+            if isinstance(outcome, int):
+                first = answers[outcome]
+                outcome = RequestOutcome(first.ids, first.due_ms, repeated=True)
+            elif isinstance(outcome, Batch):
+                outcome = RequestOutcome(outcome.ids, outcome.due_ms, repeated=True)
+            if outcome is None:
+                outcome = RequestOutcome()
+            if outcome.repeated:
+                self._producers.touch(request.producer_id)
+            answers.append(outcome)
+        return PublishResult(answers)
+
+    def _unknown_topics(self, columns: _Columns, requests: Sequence[PublishRequest]) -> dict[int, int]:
+        """Number of each request with an unknown topic, and that topic."""
+        used = columns.units["topic_id"]
+        if not len(used):
+            return {}
+        same = bool((used == used[0]).all())
+        unknown = [int(t) for t in (used[:1] if same else np.unique(used)) if self._topics.get(int(t)) is None]
+        if not unknown:
+            return {}
+        ends = np.cumsum([request.count for request in requests])
+        found: dict[int, int] = {}
+        for topic_id in unknown:
+            places = np.flatnonzero(used == topic_id)
+            rows = places if columns.rows is None else columns.rows[places]
+            for number in np.unique(np.searchsorted(ends, rows, "right")).tolist():
+                found.setdefault(number, topic_id)
+        return found
+
+    def _decide(
+        self, requests: Sequence[PublishRequest], unknown: dict[int, int]
+    ) -> list[RequestOutcome | Batch | int | None]:
+        """For each request: None (append it), a refusal, the remembered batch, or the request it repeats."""
+        outcomes: list[RequestOutcome | Batch | int | None] = []
+        taken: dict[tuple[str, int], int] = {}
+        last: dict[str, int] = {}
+        for number, request in enumerate(requests):
+            producer_id = request.producer_id
+            outcome: RequestOutcome | Batch | int | None = None
+            if producer_id:
+                outcome = taken.get((producer_id, request.sequence))
+                if outcome is None:
+                    outcome = self._sequence(request, last.get(producer_id))
+                elif requests[outcome].count != request.count:
+                    outcome = _refused(_other_count(request, requests[outcome].count))
+            if outcome is None and number in unknown:
+                topic_id = unknown[number]
+                outcome = _refused(
+                    Failure(
+                        pb.UNKNOWN_NAME,
+                        f"no topic has the id {topic_id}",
+                        {"field": "topic_id", "value": str(topic_id)},
+                    )
+                )
+            if outcome is None and producer_id:
+                taken[producer_id, request.sequence] = number
+                last[producer_id] = request.sequence
+            outcomes.append(outcome)
+        return outcomes
+
+    def _sequence(self, request: PublishRequest, last_here: int | None) -> RequestOutcome | Batch | None:
+        producer_id, sequence = request.producer_id, request.sequence
+        problem = check_producer_id(producer_id)
+        if problem or sequence < 1:
+            name, value = ("producer_id", producer_id) if problem else ("sequence", str(sequence))
+            return _refused(invalid(name, value, problem or "1 or more").failure)
+        span = self._producers.span(producer_id)
+        if span is None and last_here is None:
+            return None
+        last = last_here if last_here is not None else span.last if span is not None else 0
+        facts = {"field": "sequence", "value": str(sequence), "expected": str(last + 1)}
+        if sequence > last + 1:
+            text = f"sequence {sequence} of producer {producer_id}: expected {last + 1}"
+            return _refused(Failure(pb.SEQUENCE_GAP, text, facts))
+        if sequence == last + 1:
+            return None
+        if span is None or not span.first <= sequence <= span.last:
+            text = f"sequence {sequence} of producer {producer_id} was accepted, its ids are no longer kept"
+            return _refused(Failure(pb.SEQUENCE_FORGOTTEN, text, facts))
+        batch = self._producers.batch(producer_id, sequence)
+        if len(batch.ids) != request.count:
+            return _refused(_other_count(request, len(batch.ids)))
+        return batch
+
+    def _append(
+        self,
+        requests: Sequence[PublishRequest],
+        columns: _Columns,
+        outcomes: list[RequestOutcome | Batch | int | None],
+        settings: Settings,
+    ) -> None:
+        """Append the columns and fill in the outcomes that are None."""
+        units = columns.units
+        ids = self._wheel.append(units, columns.records) if len(units) else np.zeros(0, np.uint64)
+        due = units["due_ms"]
+        if columns.rows is not None:
+            by_row, due_by_row = np.empty_like(ids), np.empty(len(ids), np.int64)
+            by_row[columns.rows], due_by_row[columns.rows] = ids, due
+            ids, due = by_row, due_by_row
+        else:
+            due = due.astype(np.int64)
+        at = 0
+        for number, request in enumerate(requests):
+            if outcomes[number] is not None:
+                continue
+            part = slice(at, at + request.count)
+            at += request.count
+            outcomes[number] = RequestOutcome(ids[part], due[part])
+            if request.producer_id:
+                batch = make_batch(ids[part], due[part])
+                self._producers.accept(request.producer_id, request.sequence, batch, settings)
+
+
+def _refused(failure: Failure) -> RequestOutcome:
+    return RequestOutcome(failure=failure)
+
+
+def _other_count(request: PublishRequest, count: int) -> Failure:
+    return invalid(
+        "messages", request.count, f"{count}, as when sequence {request.sequence} was first accepted"
+    ).failure
+
+
+def _masked(columns: _Columns, taken_rows: NDArray[np.bool_]) -> _Columns:
+    """Only the units of taken rows, with their rows numbered anew."""
+    rows = columns.rows
+    taken = taken_rows if rows is None else taken_rows[rows]
+    sizes = columns.units["size"].astype(np.int64)
+    ends = np.cumsum(sizes)
+    edges = np.flatnonzero(np.diff(taken, prepend=False, append=False))
+    view = memoryview(columns.records)
+    starts = ends - sizes
+    parts = [
+        view[int(starts[first]) : int(ends[last - 1])]
+        for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+    ]
+    renumbered = None
+    if rows is not None:
+        renumbered = (np.cumsum(taken_rows) - 1)[rows[taken]].astype(np.uint32)
+    return _Columns(columns.units[taken], renumbered, b"".join(parts))

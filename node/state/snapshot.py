@@ -1,0 +1,294 @@
+"""Checkpoints of the replicated state: what is captured, what a worker writes, and how it is read back.
+
+`begin` (on the loop) copies what may change; `StateCheckpoint.run` (any thread) writes and syncs:
+append-only files up to their captured length, then the windows in a file that is written once and
+named after the applied index. The manifest, written by the caller afterwards, names them all; only
+when it is durable may `finish` remove what earlier ones named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import google_crc32c
+import numpy as np
+
+from tickwheel.node.state.administration import member_of
+from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.groups import DEAD, Group, dead_path
+from tickwheel.node.state.ports import WheelCheckpoint
+from tickwheel.node.state.producers import Batch, make_batch
+from tickwheel.node.state.ready import IDS, TICKS, ReadyLog, ids_path, ticks_path
+from tickwheel.node.state.results import ImpossibleStateError
+from tickwheel.node.state.sequence import Flush, Sequence
+from tickwheel.node.state.settings import Settings, changed
+from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.topics import Topic
+from tickwheel.proto import admin_pb2, state_pb2
+from tickwheel.proto.log_pb2 import Manifest, ManifestFile
+from tickwheel.storage.disk import Disk
+from tickwheel.storage.whole_file import read_whole, write_whole
+
+FORMAT_VERSION = 1
+
+
+def windows_path(directory: str, applied_index: int) -> str:
+    """File of the windows of a checkpoint."""
+    return f"{directory}/windows/{applied_index}"
+
+
+@dataclass(slots=True, eq=False)
+class StateCheckpoint:
+    """One checkpoint of state and wheel. After `run`, `manifest` is what must become durable."""
+
+    disk: Disk
+    directory: str
+    snapshot: state_pb2.StateSnapshot
+    wheel: WheelCheckpoint
+    windows: list[state_pb2.SubscriptionWindow]
+    spans: list[tuple[str, int, int]]
+    batches: list[tuple[str, int, Batch]]
+    flushes: list[tuple[Sequence, Flush]]
+    unchanged: list[ManifestFile]
+    doomed: list[str]
+    ran: bool = False
+    _files: list[ManifestFile] = field(default_factory=list)
+
+    @property
+    def applied_index(self) -> int:
+        """What it covers."""
+        return self.snapshot.applied_index
+
+    @property
+    def applied_term(self) -> int:
+        """Term of that entry."""
+        return self.snapshot.applied_term
+
+    def run(self) -> None:
+        """Write and sync everything; any thread. Raises DiskError."""
+        for _, flush in self.flushes:
+            flush.run()
+        for name in ("ready", "dead"):
+            if any(flush.path.startswith(f"{self.directory}/{name}/") for _, flush in self.flushes):
+                self.disk.sync_dir(f"{self.directory}/{name}")
+        content = state_pb2.StateWindows(
+            subscriptions=self.windows,
+            producers=[state_pb2.ProducerSpan(producer_id=n, first=a, last=b) for n, a, b in self.spans],
+            batches=[
+                state_pb2.ProducerBatch(producer_id=n, sequence=s, ids=b.ids.tobytes(), due_ms=b.due_ms.tobytes())
+                for n, s, b in self.batches
+            ],
+        ).SerializeToString()
+        path = self.snapshot.windows_path
+        write_whole(self.disk, path, content)
+        self.disk.sync_dir(self.directory)
+        self._files = [ManifestFile(path=flush.path, bytes=flush.bytes_after) for _, flush in self.flushes]
+        self._files.append(ManifestFile(path=path, bytes=self.disk.size(path), crc32c=_crc(self.disk, path)))
+        self.wheel.run()
+        self.ran = True
+
+    @property
+    def manifest(self) -> Manifest:
+        """After `run`: the manifest of this checkpoint."""
+        if not self.ran:
+            raise ImpossibleStateError("the manifest of a checkpoint was asked for before it was written")
+        return Manifest(
+            format_version=FORMAT_VERSION,
+            applied_index=self.applied_index,
+            applied_term=self.applied_term,
+            lead_term=self.snapshot.lead_term,
+            wheel=self.wheel.state,
+            state=self.snapshot.SerializeToString(),
+            members=self.snapshot.members,
+            files=[*self.unchanged, *self._files, *self.wheel.files],
+        )
+
+
+def _crc(disk: Disk, path: str) -> int:
+    file = disk.open(path)
+    try:
+        return int(google_crc32c.value(file.read_at(0, file.size())))
+    finally:
+        file.close()
+
+
+def _sequence_message(sequence: Sequence) -> state_pb2.SequenceSnapshot:
+    return state_pb2.SequenceSnapshot(count=sequence.count, crc32c=sequence.crc)
+
+
+def _topic_message(topic: Topic) -> state_pb2.TopicSnapshot:
+    ready = topic.ready
+    return state_pb2.TopicSnapshot(
+        topic_id=topic.topic_id,
+        name=topic.name,
+        fifo=topic.fifo,
+        paused=topic.paused,
+        ids=_sequence_message(ready.ids),
+        ticks=_sequence_message(ready.ticks),
+        last_tick=ready.last_tick,
+        first_retained=ready.first_retained,
+        target_positions=ready.target_positions.astype("<u8").tobytes(),
+        target_groups=ready.target_groups.astype("<u4").tobytes(),
+    )
+
+
+def _group_message(group: Group) -> state_pb2.GroupSnapshot:
+    return state_pb2.GroupSnapshot(
+        group_id=group.group_id,
+        name=group.name,
+        filter=group.filter,
+        broadcasting=group.broadcasting,
+        paused=group.paused,
+        dead=_sequence_message(group.dead),
+        dead_hour_min=group.dead_hour_min,
+        subscriptions=[
+            state_pb2.SubscriptionSnapshot(topic_id=s.topic_id, floor=s.floor, start_ms=s.start_ms)
+            for s in group.subscriptions.values()
+        ],
+    )
+
+
+def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
+    """Capture the state as it is now."""
+    path = windows_path(state.directory, state.applied_index)
+    snapshot = state_pb2.StateSnapshot(
+        format_version=FORMAT_VERSION,
+        applied_index=state.applied_index,
+        applied_term=state.applied_term,
+        lead_term=state.lead_term,
+        cluster_id=state.cluster_id,
+        settings=state.settings.message(),
+        members=[
+            admin_pb2.Member(
+                node_id=m.node_id, peer_address=m.peer_address, client_address=m.client_address, disk_uuid=m.disk_uuid
+            )
+            for m in state.members.values()
+        ],
+        removed_ids=sorted(state.removed_ids),
+        last_topic_id=state.topics.last_id,
+        last_group_id=state.groups.last_id,
+        topics=[_topic_message(topic) for topic in state.topics],
+        groups=[_group_message(group) for group in state.groups],
+        hour_min_kept=state.hour_min_kept,
+        unsettled_removed=state.unsettled_removed,
+        windows_path=path,
+    )
+    dirty, unchanged = [], []
+    for sequence in state.sequences():
+        if sequence.needs_flush():
+            dirty.append((sequence, sequence.begin_flush()))
+        elif sequence.count:
+            unchanged.append(ManifestFile(path=sequence.path, bytes=sequence.length))
+    doomed, state.doomed = state.doomed, []
+    return StateCheckpoint(
+        disk=state.disk,
+        directory=state.directory,
+        snapshot=snapshot,
+        wheel=wheel,
+        windows=[
+            state_pb2.SubscriptionWindow(group_id=s.group_id, topic_id=s.topic_id, values=s.window_bytes())
+            for s in state.groups.subscriptions()
+        ],
+        spans=list(state.producers.spans()),
+        batches=state.producers.batches(),
+        flushes=dirty,
+        unchanged=unchanged,
+        doomed=doomed,
+    )
+
+
+def finish(state: ClusterState, checkpoint: StateCheckpoint) -> None:
+    """Its manifest is durable: remove what only earlier ones named."""
+    for sequence, _ in checkpoint.flushes:
+        sequence.finish_flush(True)
+    for path in checkpoint.doomed:
+        state.disk.remove(path)
+    kept = checkpoint.snapshot.windows_path.rpartition("/")[2]
+    directory = f"{state.directory}/windows"
+    for name in state.disk.list(directory):
+        if name != kept:
+            state.disk.remove(f"{directory}/{name}")
+
+
+def abandon(state: ClusterState, checkpoint: StateCheckpoint) -> None:
+    """It failed; the one before still holds."""
+    for sequence, _ in checkpoint.flushes:
+        sequence.finish_flush(False)
+    state.doomed = checkpoint.doomed + state.doomed
+
+
+def restore(state: ClusterState, data: bytes) -> None:
+    """Fill a fresh state from `Manifest.state`. Raises ImpossibleStateError, CorruptFileError."""
+    snapshot = state_pb2.StateSnapshot.FromString(data)
+    if snapshot.format_version > FORMAT_VERSION:
+        raise ImpossibleStateError(
+            f"the checkpoint has state format {snapshot.format_version}, this version knows {FORMAT_VERSION}: "
+            "start the version that wrote it"
+        )
+    settings = changed(Settings(), snapshot.settings, creating=True)
+    content = read_whole(state.disk, snapshot.windows_path)
+    if not isinstance(settings, Settings) or content is None:
+        raise ImpossibleStateError(
+            f"checkpoint at {snapshot.applied_index}: settings or {snapshot.windows_path} missing"
+        )
+    windows = state_pb2.StateWindows.FromString(content)
+    state.applied_index, state.applied_term = snapshot.applied_index, snapshot.applied_term
+    state.lead_term = snapshot.lead_term
+    state.cluster_id = snapshot.cluster_id
+    state.settings = settings
+    state.members = {message.node_id: member_of(message) for message in snapshot.members}
+    state.removed_ids = set(snapshot.removed_ids)
+    state.hour_min_kept = snapshot.hour_min_kept
+    state.unsettled_removed = snapshot.unsettled_removed
+    for message in snapshot.topics:
+        state.topics.add(_restore_topic(state, message))
+    state.topics.last_id = snapshot.last_topic_id
+    values = {(w.group_id, w.topic_id): w.values for w in windows.subscriptions}
+    for group in snapshot.groups:
+        state.groups.add(_restore_group(state, group, values))
+    state.groups.last_id = snapshot.last_group_id
+    state.producers.restore(
+        ((span.producer_id, span.first, span.last) for span in windows.producers),
+        (
+            (b.producer_id, b.sequence, make_batch(np.frombuffer(b.ids, "<u8"), np.frombuffer(b.due_ms, "<i8")))
+            for b in windows.batches
+        ),
+    )
+
+
+def _restore_topic(state: ClusterState, message: state_pb2.TopicSnapshot) -> Topic:
+    disk, directory, topic_id = state.disk, state.directory, message.topic_id
+    ids, ticks = message.ids, message.ticks
+    ready = ReadyLog(
+        Sequence(disk, ids_path(directory, topic_id), IDS, count=ids.count, crc=ids.crc32c),
+        Sequence(disk, ticks_path(directory, topic_id), TICKS, count=ticks.count, crc=ticks.crc32c),
+        state.settings.slot_ms,
+    )
+    ready.last_tick = message.last_tick
+    ready.first_retained = message.first_retained
+    ready.target_positions = np.frombuffer(message.target_positions, "<i8")
+    ready.target_groups = np.frombuffer(message.target_groups, "<u4")
+    return Topic(topic_id, message.name, message.fifo, ready, message.paused)
+
+
+def _restore_group(
+    state: ClusterState, message: state_pb2.GroupSnapshot, values: dict[tuple[int, int], bytes]
+) -> Group:
+    path = dead_path(state.directory, message.group_id)
+    group = Group(
+        message.group_id,
+        message.name,
+        message.filter,
+        message.broadcasting,
+        Sequence(state.disk, path, DEAD, count=message.dead.count, crc=message.dead.crc32c),
+        message.paused,
+        message.dead_hour_min if message.HasField("dead_hour_min") else None,
+    )
+    for item in message.subscriptions:
+        topic = state.topics.get(item.topic_id)
+        if topic is None:
+            raise ImpossibleStateError(f"group {message.name} has topic {item.topic_id}, which does not exist")
+        subscription = Subscription(message.group_id, item.topic_id, topic.ready, state.settings.window_messages_max)
+        subscription.restore(item.floor, item.start_ms, values.get((message.group_id, item.topic_id), b""))
+        group.subscriptions[item.topic_id] = subscription
+    return group

@@ -1,0 +1,327 @@
+"""One group's place in one topic's ready queue: what is settled, and which attempt of the rest counts.
+
+Invariants:
+- Everything below `floor` is settled; the message at `floor` is not (or has not been dispatched yet).
+- `_values[p - floor_offset]` of a position in [floor, _end): 0 settled, else the number of its attempt.
+  From `_end` on the attempt is 1 and nothing is settled but positions meant for another group.
+- Only what the log says changes it; reading never does. So it is equal on all nodes.
+- Nothing from `floor + window_messages_max` on is handed out or settled.
+
+A settlement is never trusted: a position counts only if the ready queue has the id there. Without
+positions the ids are looked for in the window, and a little before it for what has been settled.
+
+Called by the state machine (`settle`, `skip_foreign`, `raise_floor`, ...), and by the master's
+delivery, which only reads. Positions are uint64 columns outside, int64 inside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.state.ready import ReadyLog
+from tickwheel.node.state.results import SettleResult
+from tickwheel.proto.log_pb2 import SETTLE_ACK, SETTLE_DEAD, SETTLE_RETRY, SETTLE_RETURN, SETTLE_SKIP
+from tickwheel.wheel.units import Ids
+
+Positions = NDArray[np.uint64]
+Attempts = NDArray[np.uint32]
+Places = NDArray[np.int64]
+
+SETTLING = frozenset({SETTLE_ACK, SETTLE_SKIP, SETTLE_DEAD})
+RETURNING = frozenset({SETTLE_RETURN, SETTLE_RETRY})
+ATTEMPT_MAX = 65_535
+LOOK_BACK = 65_536
+"""Messages before the floor among which an id without position is looked for: settled, but lately."""
+CHUNK = 65_536
+"""Positions looked at together."""
+CAPACITY_LEAST = 1_024
+
+
+class Subscription:
+    """See the module."""
+
+    def __init__(self, group_id: int, topic_id: int, ready: ReadyLog, window_messages_max: int) -> None:
+        self.group_id = group_id
+        self.topic_id = topic_id
+        self._ready = ready
+        self.window_messages_max = window_messages_max
+        self.floor = 0
+        self.start_ms = 0
+        """Messages due before this count as settled; 0 once it no longer matters."""
+        self._values: NDArray[np.uint16] = np.ones(CAPACITY_LEAST, np.uint16)
+        self._base = 0
+        """Position of `_values[0]`."""
+        self._end = 0
+        self.returned_count = 0
+        """Unsettled messages with an attempt above 1."""
+        self._returned_from = 0
+        """Below it none is returned; only saves looking."""
+
+    def begin_at(self, position: int) -> None:
+        """Start of a new subscription."""
+        self.floor = self._base = self._end = self._returned_from = position
+        self.skip_foreign()
+
+    # -- what delivery reads
+
+    @property
+    def stop(self) -> int:
+        """Nothing from here on may be handed out now."""
+        return min(self._ready.count, self.floor + self.window_messages_max)
+
+    @property
+    def settled_ahead(self) -> int:
+        """Settled messages above the floor."""
+        return int(np.count_nonzero(self._window() == 0))
+
+    @property
+    def backlog(self) -> int:
+        """Messages dispatched and not settled (those meant for another group above `_end` included)."""
+        return max(0, self._ready.count - self.floor) - self.settled_ahead
+
+    def deliverable(self, first: int, limit: int) -> tuple[Positions, Ids, Attempts]:
+        """Up to `limit` unsettled positions from `first` on, rising, with ids and attempts; within the window."""
+        at, stop = max(int(first), self.floor), self.stop
+        parts: list[Places] = []
+        missing = limit
+        while at < stop and missing > 0:
+            end = min(stop, at + max(CHUNK, missing))
+            open_places = at + np.flatnonzero(self._span(at, end))
+            parts.append(open_places[:missing])
+            missing -= len(parts[-1])
+            at = end
+        return self._described(np.concatenate(parts) if parts else np.zeros(0, np.int64))
+
+    def scanned_to(self, first: int, limit: int) -> int:
+        """Where a reader that found nothing from `first` on goes on."""
+        return max(int(first), self.stop)
+
+    def returned(self, limit: int) -> tuple[Positions, Ids, Attempts]:
+        """Up to `limit` unsettled positions that were out before, rising."""
+        at = max(self._returned_from, self.floor)
+        parts: list[Places] = []
+        missing = min(limit, self.returned_count)
+        while at < self._end and missing > 0:
+            end = min(self._end, at + CHUNK)
+            found = at + np.flatnonzero(self._values[at - self._base : end - self._base] > 1)
+            if not parts and len(found):
+                self._returned_from = int(found[0])
+            parts.append(found[:missing])
+            missing -= len(parts[-1])
+            at = end
+        return self._described(np.concatenate(parts) if parts else np.zeros(0, np.int64))
+
+    def returned_positions(self) -> list[int]:
+        """All unsettled positions that were out before, rising."""
+        return [int(p) for p in self.returned(self.returned_count)[0]]
+
+    def is_settled(self, positions: Positions) -> NDArray[np.bool_]:
+        """Which of some positions are settled."""
+        settled: NDArray[np.bool_] = self._at(positions.astype(np.int64)) == 0
+        return settled
+
+    def attempts_of(self, positions: Positions) -> Attempts:
+        """Number of the attempt that counts (1: first), for unsettled positions; 0 for settled ones."""
+        return self._at(positions.astype(np.int64)).astype(np.uint32)
+
+    def ids_of(self, positions: Positions) -> Ids:
+        """Ids at dispatched positions."""
+        return self._ready.gather(positions.astype(np.int64))
+
+    def locate(self, ids: Ids, positions: Positions | None) -> tuple[Positions, NDArray[np.bool_]]:
+        """Position of each id, and whether it was found; given positions are checked."""
+        places, known = self._places(ids, None if positions is None else positions)
+        return places.astype(np.uint64), known
+
+    # -- what the log says
+
+    def settle(
+        self, kind: int, ids: Ids, attempts: Attempts, positions: Positions | None
+    ) -> tuple[SettleResult, Places]:
+        """Apply one batch; returns the counts and the positions that changed (rising, each once)."""
+        places, known = self._places(ids, positions)
+        places, attempts = places[known], attempts[known]
+        unknown = len(ids) - len(places)
+        current = self._at(places)
+        is_open = current > 0
+        acts = is_open & (current == attempts)
+        count_open, count_acts = int(np.count_nonzero(is_open)), int(np.count_nonzero(acts))
+        before = len(places) - count_open
+        stale = count_open - count_acts
+        if kind in SETTLING:
+            result = SettleResult(settled=count_acts + before, stale=stale, unknown=unknown)
+        else:
+            result = SettleResult(settled=count_acts, stale=stale + before, unknown=unknown)
+        changed = places if count_acts == len(places) else places[acts]
+        if not len(changed):
+            return result, changed
+        if len(changed) > 1 and not (changed[1:] > changed[:-1]).all():
+            changed = np.unique(changed)
+        self._cover(int(changed[-1]) + 1)
+        at = changed - self._base
+        old = self._values[at]
+        if kind in SETTLING:
+            self._values[at] = 0
+            if self.returned_count:
+                self.returned_count -= int(np.count_nonzero(old > 1))
+            self._advance()
+        else:
+            self._values[at] = np.minimum(old, ATTEMPT_MAX - 1) + 1
+            self.returned_count += int(np.count_nonzero(old == 1))
+            self._returned_from = min(self._returned_from, int(changed[0]))
+        return result, changed
+
+    def skip_foreign(self) -> None:
+        """Positions for other groups may have been added: step over those at the floor."""
+        if self.floor == self._end:
+            self._advance()
+
+    def skip_before_start(self, first: int, due_ms: NDArray[np.int64]) -> None:
+        """Messages dispatched at `first` on: those due before the group's start are not for it."""
+        early = int(np.searchsorted(due_ms, self.start_ms))
+        if early and self.floor == first:
+            self.begin_at(first + early)
+        if early < len(due_ms):
+            self.start_ms = 0
+
+    def raise_floor(self, position: int) -> int:
+        """Messages below are removed; returns how many of them were not settled."""
+        if position <= self.floor:
+            return 0
+        unsettled, at = 0, self.floor
+        while at < position:
+            end = min(position, at + CHUNK)
+            values = self._span(at, end)
+            unsettled += int(np.count_nonzero(values))
+            self.returned_count -= int(np.count_nonzero(values > 1))
+            at = end
+        if position >= self._end:
+            self.begin_at(position)
+        else:
+            self.floor = position
+            self._advance()
+        return unsettled
+
+    def window_bytes(self) -> bytes:
+        """uint16 of each position from the floor on."""
+        return self._window().astype("<u2").tobytes()
+
+    def restore(self, floor: int, start_ms: int, window: bytes) -> None:
+        """Back to what a checkpoint holds."""
+        values = np.frombuffer(window, "<u2")
+        self._values = np.ones(max(CAPACITY_LEAST, 2 * len(values)), np.uint16)
+        self._values[: len(values)] = values
+        self.floor = self._base = self._returned_from = floor
+        self._end = floor + len(values)
+        self.start_ms = start_ms
+        self.returned_count = int(np.count_nonzero(values > 1))
+
+    def digest_into(self, sha: hashlib._Hash) -> None:
+        """Everything that counts."""
+        window = self.window_bytes()
+        sha.update(struct.pack("<IIQqQ", self.group_id, self.topic_id, self.floor, self.start_ms, len(window)))
+        sha.update(window)
+
+    # -- inside
+
+    def _window(self) -> NDArray[np.uint16]:
+        return self._values[self.floor - self._base : self._end - self._base]
+
+    def _described(self, places: Places) -> tuple[Positions, Ids, Attempts]:
+        return places.astype(np.uint64), self._ready.gather(places), self._at(places).astype(np.uint32)
+
+    def _span(self, first: int, last: int) -> NDArray[np.uint16]:
+        """Values of [first, last), which lies above the floor; not to be written to."""
+        inside = max(0, min(last, self._end) - first)
+        start = first - self._base
+        if inside == last - first:
+            return self._values[start : start + inside]
+        values = np.ones(last - first, np.uint16)
+        values[:inside] = self._values[start : start + inside]
+        values[self._ready.foreign(self.group_id, first + inside, last) - first] = 0
+        return values
+
+    def _at(self, places: Places) -> NDArray[np.uint16]:
+        """Values at any positions."""
+        if len(places) and int(places.min()) >= self.floor and int(places.max()) < self._end:
+            return self._values[places - self._base]
+        values = np.ones(len(places), np.uint16)
+        values[places < self.floor] = 0
+        inside = (places >= self.floor) & (places < self._end)
+        values[inside] = self._values[places[inside] - self._base]
+        if len(places) and len(self._ready.target_positions):
+            foreign = self._ready.foreign(self.group_id, self._end, int(places.max()) + 1)
+            values[np.isin(places, foreign)] = 0
+        return values
+
+    def _places(self, ids: Ids, positions: Positions | None) -> tuple[Places, NDArray[np.bool_]]:
+        if positions is None:
+            return self._search(ids)
+        stop = self.stop
+        known = positions < stop
+        places = positions.astype(np.int64)
+        checked = known & (places >= max(0, self.floor - LOOK_BACK))
+        if checked.all():
+            known = self._ready.gather(places) == ids
+        else:
+            # Long settled: the id there can change nothing and is not worth a read.
+            known[checked] = self._ready.gather(places[checked]) == ids[checked]
+        return places, known
+
+    def _search(self, ids: Ids) -> tuple[Places, NDArray[np.bool_]]:
+        order = np.argsort(ids, kind="stable")
+        wanted = ids[order]
+        places = np.zeros(len(ids), np.int64)
+        known = np.zeros(len(ids), np.bool_)
+        missing = len(np.unique(wanted))
+        at, stop = max(self._ready.first_retained, self.floor - LOOK_BACK), self.stop
+        while at < stop and missing:
+            end = min(stop, at + CHUNK)
+            here = self._ready.read(at, end - at)
+            near = np.flatnonzero((here >= wanted[0]) & (here <= wanted[-1]))
+            candidates = here[near]
+            left = np.searchsorted(wanted, candidates)
+            hits = np.flatnonzero(wanted[left] == candidates)
+            right = np.searchsorted(wanted, candidates[hits], "right")
+            for hit, low, high in zip(hits.tolist(), left[hits].tolist(), right.tolist(), strict=True):
+                places[order[low:high]] = at + near[hit]
+                known[order[low:high]] = True
+                missing -= 1
+            at = end
+        return places, known
+
+    def _cover(self, end: int) -> None:
+        """Make `_end` at least `end`."""
+        if end <= self._end:
+            return
+        if end - self._base > len(self._values):
+            used = self._window()
+            capacity = max(CAPACITY_LEAST, 2 * (end - self.floor))
+            values = np.ones(capacity, np.uint16)
+            values[: len(used)] = used
+            self._values, self._base = values, self.floor
+        start = self._end - self._base
+        self._values[start : end - self._base] = 1
+        self._values[self._ready.foreign(self.group_id, self._end, end) - self._base] = 0
+        self._end = end
+
+    def _advance(self) -> None:
+        """Move the floor over what is settled."""
+        at, step = self.floor, 256
+        while at < self._end:
+            end = min(self._end, at + step)
+            values = self._values[at - self._base : end - self._base]
+            first_open = int(np.argmax(values != 0))
+            if values[first_open]:
+                self.floor = at + first_open
+                return
+            at, step = end, min(2 * step, CHUNK)
+        foreign = self._ready.foreign(self.group_id, at, self._ready.count)
+        if len(foreign) and int(foreign[0]) == at:
+            run = np.flatnonzero(foreign != at + np.arange(len(foreign)))
+            at += int(run[0]) if len(run) else len(foreign)
+        self.floor = self._base = self._end = at

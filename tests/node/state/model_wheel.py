@@ -1,0 +1,129 @@
+"""A wheel of dicts and lists with the API of wheel/engine.py: slow and plainly right."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tickwheel.proto.log_pb2 import ManifestFile
+from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Ids, Units, ids_of
+
+
+class CancelOutcome(enum.Enum):
+    """As the wheel's."""
+
+    CANCELLED = 1
+    ALREADY_DISPATCHED = 2
+    NOT_FOUND = 3
+    MOVED = 4
+
+
+@dataclass(frozen=True)
+class Dispatched:
+    """Live units in order."""
+
+    units: Units
+    passed_count: int
+
+
+@dataclass
+class ModelCheckpoint:
+    """All of the model is in `state`."""
+
+    state: bytes
+    files: list[ManifestFile] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Nothing to write."""
+
+
+class ModelWheel:
+    """See the module."""
+
+    def __init__(self, state: bytes = b"") -> None:
+        self.cursor = CursorKey(0, 0)
+        self.units: dict[int, bytes] = {}
+        self.next_index: dict[int, int] = {}
+        self.cancelled: list[int] = []
+        self.moved: dict[int, int] = {}
+        if state:
+            found = json.loads(state)
+            self.cursor = CursorKey(*found["cursor"])
+            self.units = {int(k): bytes.fromhex(v) for k, v in found["units"].items()}
+            self.next_index = {int(k): v for k, v in found["next"].items()}
+            self.cancelled = found["cancelled"]
+            self.moved = {int(k): v for k, v in found["moved"].items()}
+
+    def append(self, units: Units, records: bytes | memoryview) -> Ids:
+        """Clamp, number and keep."""
+        assert int(units["size"].sum()) == len(records)
+        units["due_ms"] = np.maximum(units["due_requested_ms"], self.cursor.due_ms)
+        for unit in units:
+            hour = int(unit["due_ms"]) // HOUR_MS
+            unit["index"] = self.next_index.get(hour, 0)
+            self.next_index[hour] = int(unit["index"]) + 1
+            self.units[hour << 32 | int(unit["index"])] = unit.tobytes()
+        return ids_of(units)
+
+    def _key(self, number: int) -> CursorKey:
+        unit = np.frombuffer(self.units[number], UNIT)[0]
+        return CursorKey(int(unit["due_ms"]), int(unit["index"]))
+
+    def dispatch(self, to: CursorKey) -> Dispatched:
+        """Move the cursor."""
+        if to <= self.cursor:
+            return Dispatched(np.zeros(0, UNIT), 0)
+        keys = sorted((self._key(n), n) for n in self.units)
+        passed = [n for key, n in keys if self.cursor <= key < to]
+        self.cursor = to
+        live = b"".join(self.units[n] for n in passed if n not in self.cancelled and n not in self.moved)
+        return Dispatched(np.frombuffer(live, UNIT), len(passed))
+
+    def _state_of(self, number: int) -> tuple[int, CancelOutcome | None]:
+        while number in self.moved:
+            number = self.moved[number]
+        if number not in self.units:
+            return number, CancelOutcome.NOT_FOUND
+        if number in self.cancelled:
+            return number, CancelOutcome.CANCELLED
+        return number, CancelOutcome.ALREADY_DISPATCHED if self._key(number) < self.cursor else None
+
+    def cancel(self, id: int, due_ms: int) -> CancelOutcome:
+        """By first or present id."""
+        number, outcome = self._state_of(id)
+        if outcome is None:
+            self.cancelled.append(number)
+        return outcome or CancelOutcome.CANCELLED
+
+    def move(self, id: int, due_ms: int, units: Units, record: bytes) -> tuple[CancelOutcome, int]:
+        """Append anew; the old id goes on naming it."""
+        number, outcome = self._state_of(id)
+        if outcome is not None:
+            return outcome, 0
+        self.moved[number] = int(self.append(units, record)[0])
+        return CancelOutcome.MOVED, self.moved[number]
+
+    def remove_hours(self, below: int) -> None:
+        """Forget units of hours below."""
+        self.units = {n: unit for n, unit in self.units.items() if n >> 32 >= below}
+
+    def encode(self) -> bytes:
+        """All of it."""
+        units = {n: unit.hex() for n, unit in sorted(self.units.items())}
+        state = {"cursor": self.cursor, "units": units, "next": self.next_index}
+        return json.dumps(state | {"cancelled": self.cancelled, "moved": self.moved}).encode()
+
+    def begin_checkpoint(self) -> ModelCheckpoint:
+        """The present state."""
+        return ModelCheckpoint(self.encode())
+
+    def checkpoint_durable(self, job: object) -> None:
+        """Nothing to remove."""
+
+    def digest_parts(self) -> dict[str, bytes]:
+        """Of everything."""
+        return {"all": hashlib.sha256(self.encode()).digest()}
