@@ -59,6 +59,8 @@ from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units
 
+__all__ = ["StateCheckpoint", "StateConfig", "StateMachine"]
+
 FORMAT_VERSION = 1
 """Of log entries. A newer one stops the node: guessing would make it differ from the others."""
 
@@ -84,7 +86,7 @@ class StateMachine:
     """See the module."""
 
     def __init__(
-        self, disk: Disk, directory: str, wheel: WheelPort, config: StateConfig | None = None, restored: bytes = b""
+        self, disk: Disk, directory: str, wheel: WheelPort, restored: bytes = b"", config: StateConfig | None = None
     ) -> None:
         """`restored`: `Manifest.state`; the wheel must be restored from the same manifest."""
         self._config = config or StateConfig()
@@ -97,6 +99,9 @@ class StateMachine:
         self._admin = Administration(self._state, wheel, self._config.slot_ms)
         self._publishing = Publishing(wheel, self._state.topics, self._state.producers)
         self._levels: tuple[str, NDArray[np.int64]] = ("", np.zeros(0, np.int64))
+        self._checkpoint: StateCheckpoint | None = None
+        self.scheduled = self.dispatched = self.settled = self.cancelled = 0
+        """Messages since this process started, replayed ones included: for metrics, no part of the state."""
         self.on_dispatched: OnDispatched | None = None
         """Set on a master: told of each topic's units that have just become ready. Must not raise."""
 
@@ -129,7 +134,9 @@ class StateMachine:
             return Ignored(entry.term, state.lead_term)
         kind = command.WhichOneof("body")
         if kind == "publish":
-            return self._publishing.apply(command.publish, entry.stamped_ms, state.settings)
+            published = self._publishing.apply(command.publish, entry.stamped_ms, state.settings)
+            self.scheduled += sum(len(outcome.ids) for outcome in published.requests if not outcome.repeated)
+            return published
         if kind == "dispatch":
             return self._dispatch(command.dispatch)
         if kind == "settle":
@@ -166,6 +173,7 @@ class StateMachine:
                 cuts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
                 for start, end in itertools.pairwise(cuts):
                     discarded += self._make_ready(int(ordered[start]), units[order[start:end]])
+        self.dispatched += len(units) - discarded
         return DispatchResult(self.wheel.cursor, len(units) - discarded, discarded)
 
     def _make_ready(self, topic_id: int, units: Units) -> int:
@@ -187,6 +195,7 @@ class StateMachine:
         result = SettleResult()
         for batch in settle.batches:
             result += self._settle_batch(batch)
+        self.settled += result.settled
         return result
 
     def _settle_batch(self, batch: SettleColumns) -> SettleResult:
@@ -225,6 +234,7 @@ class StateMachine:
 
     def _cancel(self, cancel: Cancel) -> CancelResult:
         outcome = self.wheel.cancel(cancel.id, cancel.due_ms)
+        self.cancelled += outcome.name == "CANCELLED"
         return CancelResult(_CANCEL_OUTCOMES[outcome.name])
 
     def _reschedule(self, command: Reschedule, stamped_ms: int) -> RescheduleResult:
@@ -311,7 +321,11 @@ class StateMachine:
         topic = self._state.topics.get(topic_id)
         return 0 if topic is None else topic.ready.count
 
-    def topics(self) -> list[admin_pb2.Topic]:
+    def ready_messages(self) -> int:
+        """Dispatched messages that some group has still to settle, once per group."""
+        return sum(subscription.backlog for subscription in self._state.groups.subscriptions())
+
+    def topic_messages(self) -> list[admin_pb2.Topic]:
         """All topics."""
         return [topic.message() for topic in self._state.topics]
 
@@ -335,7 +349,7 @@ class StateMachine:
         group = self._state.groups.get(group_id)
         return [] if group is None else list(group.subscriptions)
 
-    def groups(self) -> list[admin_pb2.Group]:
+    def group_messages(self) -> list[admin_pb2.Group]:
         """All groups."""
         return [self._admin.describe(group) for group in self._state.groups]
 
@@ -354,7 +368,7 @@ class StateMachine:
         return 0 if group is None else group.dead.count
 
     @property
-    def unsettled_removed(self) -> int:
+    def removed_unsettled(self) -> int:
         """Messages removed by retention that a group had not settled (once per group)."""
         return self._state.unsettled_removed
 
@@ -385,17 +399,26 @@ class StateMachine:
     # -- checkpoints
 
     def begin_checkpoint(self) -> StateCheckpoint:
-        """Capture state and wheel as they are; one at a time. Run it in a worker, then make its manifest durable."""
-        return snapshot.begin(self._state, self.wheel.begin_checkpoint())
+        """Capture state and wheel as they are. Run it in a worker, make its manifest durable, then tell so.
 
-    def finish_checkpoint(self, checkpoint: StateCheckpoint) -> None:
-        """The manifest of a checkpoint is durable."""
+        One at a time: an earlier one whose `run` raised is abandoned by this; one that still runs must not be.
+        """
+        if self._checkpoint is not None:
+            self.abandon_checkpoint(self._checkpoint)
+        self._checkpoint = snapshot.begin(self._state, self.wheel.begin_checkpoint())
+        return self._checkpoint
+
+    def checkpoint_durable(self, checkpoint: StateCheckpoint) -> None:
+        """The manifest of a checkpoint is durable: what only earlier ones named goes."""
+        self._checkpoint = None
         snapshot.finish(self._state, checkpoint)
         self.wheel.checkpoint_durable(checkpoint.wheel)
 
     def abandon_checkpoint(self, checkpoint: StateCheckpoint) -> None:
-        """It failed before its manifest was durable (the wheel's job is the caller's to abandon)."""
+        """It failed before its manifest was durable: the one before still holds."""
+        self._checkpoint = None
         snapshot.abandon(self._state, checkpoint)
+        self.wheel.abandon(checkpoint.wheel)
 
 
 _RESCHEDULE_OUTCOMES = {

@@ -64,6 +64,28 @@ class StateCheckpoint:
         """Term of that entry."""
         return self.snapshot.applied_term
 
+    @property
+    def lead_term(self) -> int:
+        """Highest term of a lead command."""
+        return self.snapshot.lead_term
+
+    @property
+    def state(self) -> bytes:
+        """For `Manifest.state`."""
+        return self.snapshot.SerializeToString()
+
+    @property
+    def wheel_state(self) -> bytes:
+        """For `Manifest.wheel`."""
+        return self.wheel.state
+
+    @property
+    def files(self) -> list[ManifestFile]:
+        """After `run`: every file that it needs, those of the wheel included."""
+        if not self.ran:
+            raise ImpossibleStateError("the files of a checkpoint were asked for before it was written")
+        return [*self.unchanged, *self._files, *self.wheel.files]
+
     def run(self) -> None:
         """Write and sync everything; any thread. Raises DiskError."""
         for _, flush in self.flushes:
@@ -90,17 +112,15 @@ class StateCheckpoint:
     @property
     def manifest(self) -> Manifest:
         """After `run`: the manifest of this checkpoint."""
-        if not self.ran:
-            raise ImpossibleStateError("the manifest of a checkpoint was asked for before it was written")
         return Manifest(
             format_version=FORMAT_VERSION,
             applied_index=self.applied_index,
             applied_term=self.applied_term,
-            lead_term=self.snapshot.lead_term,
-            wheel=self.wheel.state,
-            state=self.snapshot.SerializeToString(),
+            lead_term=self.lead_term,
+            wheel=self.wheel_state,
+            state=self.state,
             members=self.snapshot.members,
-            files=[*self.unchanged, *self._files, *self.wheel.files],
+            files=self.files,
         )
 
 

@@ -130,7 +130,7 @@ class Driver:
         job = self.state.begin_checkpoint()
         job.run()
         self.manifest = job.manifest
-        self.state.finish_checkpoint(job)
+        self.state.checkpoint_durable(job)
 
     def restart(self, crash: Random | None = None) -> None:
         """From the newest checkpoint, then the log after it."""

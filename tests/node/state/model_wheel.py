@@ -124,6 +124,9 @@ class ModelWheel:
     def checkpoint_durable(self, job: object) -> None:
         """Nothing to remove."""
 
+    def abandon(self, job: object) -> None:
+        """Nothing to undo."""
+
     def digest_parts(self) -> dict[str, bytes]:
         """Of everything."""
         return {"all": hashlib.sha256(self.encode()).digest()}
