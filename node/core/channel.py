@@ -28,19 +28,6 @@ FETCHES_MAX = 8
 
 
 @dataclass(slots=True)
-class Records:
-    """Records of some messages, one after the other, with where each begins and ends."""
-
-    blob: bytes | memoryview
-    ends: NDArray[np.int64]
-
-    def part(self, first: int, last: int) -> bytes:
-        """Records first to last - 1, joined."""
-        start = int(self.ends[first - 1]) if first else 0
-        return bytes(self.blob[start : int(self.ends[last - 1])])
-
-
-@dataclass(slots=True)
 class Staged:
     """Messages on their way to a consumer; `records` is None while they are being read."""
 
@@ -49,7 +36,9 @@ class Staged:
     attempts: Attempts
     due_ms: NDArray[np.int64]
     units: Units | None = None
-    records: Records | None = None
+    records: list[bytes] | None = None
+    ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Where each record ends if they stood one after the other."""
     taken: int = 0
     """How many of them have left."""
     failed: str = ""
@@ -148,6 +137,7 @@ class Channel:
             self._fetching -= 1
             if staged.units is not None:
                 staged.due_ms = staged.units["due_ms"].astype(np.int64)
+                staged.ends = np.cumsum(staged.units["size"], dtype=np.int64)
 
         self.fetch(staged, fetched)
 
@@ -190,7 +180,6 @@ class Channel:
 
     def _fitting(self, staged: Staged, first: int) -> int:
         """How many messages from `first` on fit a batch by bytes; at least one."""
-        assert staged.records is not None
-        ends = staged.records.ends
+        ends = staged.ends
         start = int(ends[first - 1]) if first else 0
         return max(1, int(np.searchsorted(ends, start + self.config.batch_bytes_max, "right")) - first)

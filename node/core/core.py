@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.consumers import ConsumerDesk
@@ -24,6 +22,7 @@ from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.publisher import Publisher
 from tickwheel.node.core.requests import RequestDesk
+from tickwheel.node.core.status import Rates, Totals
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.work import Background
 from tickwheel.node.state.results import AdminResult
@@ -37,6 +36,7 @@ from tickwheel.storage.disk import Disk
 
 UPKEEP_PERIOD_MS = 1_000
 IDLE_MS_MAX = 1_000
+SLOT_MS_DEFAULT = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,9 @@ class Ports:
     disk: Disk
     clock: Clock
     executor: Executor
+    """Reads, merges, checkpoints."""
+    sync_executor: Executor
+    """The journal's fdatasync: never behind a read."""
     network: Network
     random: Random
 
@@ -85,7 +88,8 @@ class NodeCore:
         self._on_fatal = on_fatal
         self._on_checkpoint_needed = on_checkpoint_needed
         self.clock = ClusterClock(ports.clock)
-        self._restored = restore(ports.disk, config)
+        slot_ms = (first_command.slot_ms if first_command is not None else 0) or SLOT_MS_DEFAULT
+        self._restored = restore(ports.disk, config, slot_ms, identity.wheel_group)
         self.state = self._restored.state
         self.wheel = self._restored.wheel
         self.applied_index = self._restored.applied_index
@@ -104,8 +108,17 @@ class NodeCore:
         self.log = make_log(self, self._restored)
         self.proposer.attach(self.log, self.publisher)
         self.checkpointer = Checkpointer(
-            config, ports, self.state, self.log, lambda: (self.applied_index, self.applied_term), self._fatal
+            config,
+            ports,
+            self.state,
+            self.log,
+            lambda: (self.applied_index, self.applied_term),
+            self._fatal,
+            self._restored.applied_index,
         )
+        self.rates = Rates()
+        self.totals = Totals()
+        self._started_ns = ports.clock.monotonic_ns()
         self.requests = RequestDesk(self)
         self.consumers = ConsumerDesk(self)
         self.term = 0
@@ -113,8 +126,8 @@ class NodeCore:
         self._lead_applied = False
         self._next_upkeep_ms = 0
         self._stopped = False
-        self._recover_to = 0
-        self._handing_over = False
+        self.recover_to = 0
+        self.handing_over = False
         self.leader_changes = 0
 
     # -- life
@@ -123,7 +136,7 @@ class NodeCore:
         """Replay the journal and take part."""
         if self._restored.members:
             self.log.set_members(self._restored.members)
-        self._recover_to = self.log.status().commit_index
+        self.recover_to = self.log.status().commit_index
         self.log.start()
 
     def stop(self) -> None:
@@ -137,7 +150,7 @@ class NodeCore:
     @property
     def recovering(self) -> bool:
         """Not yet replayed to where this node was when it stopped."""
-        return self.applied_index < self._recover_to
+        return self.applied_index < self.recover_to
 
     @property
     def leading(self) -> bool:
@@ -165,6 +178,7 @@ class NodeCore:
         if now_ms >= self._next_upkeep_ms:
             self._next_upkeep_ms = now_ms + UPKEEP_PERIOD_MS
             self.delivery.upkeep(now_ms)
+            self.rates.note(self, now_ms)
         self.checkpointer.tick(now_ms)
         return self._wake_at(now_ms, log_wants_ns)
 
@@ -199,6 +213,7 @@ class NodeCore:
         """See LogListener. Content that cannot be parsed is our own bug or a newer version's: stop."""
         self.applied_index, self.applied_term = index, term
         if not command:
+            self.state.note_applied(index, term)
             return []
         try:
             entry = LogEntry.FromString(command)
@@ -208,10 +223,11 @@ class NodeCore:
         results = self.state.apply(index, term, entry)
         for command_, result in zip(entry.commands, results, strict=True):
             kind = command_.WhichOneof("body")
+            self.totals.note(result)
             if kind == "lead":
                 self._lead_was_applied(command_.lead)
-            elif kind == "admin" and isinstance(result, AdminResult) and result.members_changed:
-                self.log.set_members(self.state.members())
+            elif kind == "admin" and isinstance(result, AdminResult) and result.members is not None:
+                self.log.set_members(result.members)
         return results
 
     def role_changed(self, status: LogStatus) -> None:
@@ -297,12 +313,12 @@ class NodeCore:
 
     def refusal(self) -> Failure | None:
         """Why this node cannot serve a request of a client now; None if it can."""
-        if self.leading and not self._handing_over:
+        if self.leading and not self.handing_over:
             return None
         if self.recovering:
             return Failure(
                 common_pb2.RECOVERING,
-                f"replaying the log: at {self.applied_index} of {self._recover_to}; ask another node or retry",
+                f"replaying the log: at {self.applied_index} of {self.recover_to}; ask another node or retry",
                 {"retry_after_ms": "200"},
             )
         status = self.log.status()
@@ -320,10 +336,10 @@ class NodeCore:
         if failure is not None:
             done(failure)
             return
-        self._handing_over = True
+        self.handing_over = True
 
         def transferred(problem: str | None) -> None:
-            self._handing_over = False
+            self.handing_over = False
             if problem is None:
                 done(None)
             else:
@@ -341,10 +357,14 @@ class NodeCore:
         """Where the dispatcher stands."""
         return self.dispatcher.phase
 
-    def rng64(self) -> int:
-        """A random 64-bit number from the port."""
-        return self._ports.random.getrandbits(64)
+    def monotonic_ns(self) -> int:
+        """The port's monotonic clock."""
+        return self._ports.clock.monotonic_ns()
 
-    def empty_ids(self) -> np.ndarray:
-        """No ids."""
-        return np.zeros(0, np.uint64)
+    def uptime_s(self) -> float:
+        """Since this core was made."""
+        return (self.monotonic_ns() - self._started_ns) / 1e9
+
+    def space_left(self) -> int:
+        """Bytes the disk can still take."""
+        return self._ports.disk.space_left()

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tickwheel.node.core.channel import Channel, Records, Staged
+from tickwheel.node.core.channel import Channel, Staged
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, Positions
@@ -50,6 +51,8 @@ SETTLE_KINDS = {
 CREDITS_MAX = 1_000_000
 SETTLE_MESSAGES_MAX = 100_000
 RETURN_RETRY_MS = 200
+LATE_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000, 60_000, 600_000)
+_LATE_BOUNDS = np.array(LATE_BOUNDS_MS, np.int64)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,8 +81,9 @@ class Counters:
     redelivered: int = 0
     settled: int = 0
     expired: int = 0
-    late_ms: list[np.ndarray] = field(default_factory=list)
-    """Lateness of deliveries since the metrics last looked; bounded."""
+    late_counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(LATE_BOUNDS_MS) + 1, np.int64))
+    """First deliveries by lateness: at most each bound, the last one above all."""
+    late_sum_ms: int = 0
 
 
 class Delivery:
@@ -334,20 +338,21 @@ class Delivery:
             due_ms=staged.due_ms[part].tobytes(),
             meta_sizes=staged.units["meta_size"][part].astype("<u4").tobytes(),
             sizes=staged.units["size"][part].tobytes(),
-            records=staged.records.part(first, last),
+            records=b"".join(staged.records[first:last]),
             lease_until_ms=until_ms,
         )
         counters = self.counters
         counters.delivered += count
         counters.redelivered += int((attempts > 1).sum())
-        if len(counters.late_ms) < 1_000:
-            counters.late_ms.append(now_ms - staged.due_ms[part])
+        late_ms = now_ms - staged.due_ms[part]
+        counters.late_counts += np.bincount(np.searchsorted(_LATE_BOUNDS, late_ms), minlength=len(LATE_BOUNDS_MS) + 1)
+        counters.late_sum_ms += int(late_ms.sum())
         session.deliver(batch)
 
     def _fetch(self, staged: Staged, fetched: Callable[[], None]) -> None:
         reign = self._reign
 
-        def records_read(result: object, error: BaseException | None) -> None:
+        def records_read(records: list[bytes] | None, error: BaseException | None) -> None:
             if reign != self._reign:
                 return
             if error is not None:
@@ -358,19 +363,18 @@ class Delivery:
                     "replace this node's data (docs/DEPLOY.md, replacing a dead node)"
                 )
                 return
-            assert isinstance(result, Records)
-            staged.records = result
+            staged.records = records
             fetched()
             self._dirty.update(self._by_group)
 
-        def units_found(units: object, error: BaseException | None) -> None:
+        def units_found(units: Units | None, error: BaseException | None) -> None:
             if reign != self._reign:
                 return
-            if error is not None:
+            if error is not None or units is None:
                 records_read(None, error)
                 return
-            staged.units = units  # type: ignore[assignment]
-            self._background.read_records(staged.units, records_read)
+            staged.units = units
+            self._background.read_records(units, records_read)
 
         if staged.units is not None:
             self._background.read_records(staged.units, records_read)
@@ -530,6 +534,15 @@ class Delivery:
     def in_flight(self) -> int:
         """Messages out with consumers, about (settled ones leave with their floor)."""
         return sum(len(lease.positions) for lease in self._leases.open_leases())
+
+    def in_flight_of(self, group_id: int) -> int:
+        """Messages out with consumers of one group, about."""
+        return sum(len(lease.positions) for lease in self._leases.open_leases() if lease.channel[0] == group_id)
+
+    @property
+    def session_count(self) -> int:
+        """Open consumers."""
+        return len(self._sessions)
 
     def staged(self) -> int:
         """Messages read and waiting."""

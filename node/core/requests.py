@@ -21,7 +21,7 @@ from tickwheel.node.state.settings import seed_settings
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Cancel, Command, CreateCluster, Reschedule
 from tickwheel.replication.log import Member
-from tickwheel.wheel.units import HOUR_MS, CursorKey, Units
+from tickwheel.wheel.units import CursorKey, Units, ids_of
 
 if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
@@ -109,11 +109,11 @@ class RequestDesk:
                 done(Rescheduled(scheduler_pb2.RESCHEDULE_NOT_FOUND, 0, 0))
                 return
 
-            def read(records: object, error: BaseException | None) -> None:
-                if error is not None:
+            def read(records: list[bytes] | None, error: BaseException | None) -> None:
+                if error is not None or not records:
                     done(Failure(common_pb2.WRONG_STATE, f"the message cannot be read: {error}"))
                     return
-                propose(units[0], core.background.first_record(records))
+                propose(units[0], records[0])
 
             core.background.read_records(units, read)
 
@@ -136,7 +136,7 @@ class RequestDesk:
                 done(result)
                 return
             assert isinstance(result, RescheduleResult)
-            done(Rescheduled(result.outcome, result.new_id, result.due_ms))
+            done(Rescheduled(result.outcome, result.id, result.due_ms))
 
         self._find(number, found)
 
@@ -230,11 +230,11 @@ class RequestDesk:
             done(messages)
             return
 
-        def read(records: object, error: BaseException | None) -> None:
-            if error is not None:
+        def read(records: list[bytes] | None, error: BaseException | None) -> None:
+            if error is not None or records is None:
                 done(Failure(common_pb2.WRONG_STATE, f"the message cannot be read: {error}"))
                 return
-            for message, unit, record in zip(messages, units, core.background.each_record(records), strict=True):
+            for message, unit, record in zip(messages, units, records, strict=True):
                 meta_size = int(unit["meta_size"])
                 message.meta.ParseFromString(record[:meta_size])
                 message.payload = record[meta_size:]
@@ -270,10 +270,9 @@ class RequestDesk:
             token = ""
             if len(units) == size:
                 token = f"{int(units['due_ms'][-1])}.{int(units['index'][-1])}"
-            ids = (units["due_ms"].astype(np.uint64) // np.uint64(HOUR_MS)) << np.uint64(32) | units["index"]
             self._describe(
                 units,
-                ids,
+                ids_of(units),
                 request.content,
                 lambda messages: done(
                     messages

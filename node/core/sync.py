@@ -43,6 +43,8 @@ class SyncState:
         self._applied_index = applied_index
         self._number = 0
         self.heard = Heard()
+        self._replies: dict[str, tuple[int, int]] = {}
+        """Peer to (applied index, when it said so)."""
         self.enabled = True
         """Switched off by tests that show what the sync is for."""
 
@@ -92,6 +94,16 @@ class SyncState:
     def reply(self, peer_id: str, frame: PeerFrame) -> None:
         """A slave acknowledged a sync."""
         self._delivery.feed.acknowledged(peer_id, frame.sync_reply.number)
+        self._replies[peer_id] = (frame.sync_reply.applied_index, self._monotonic_ns())
+
+    def applied_of(self, peer_id: str) -> int:
+        """What a slave last said it has applied."""
+        return self._replies.get(peer_id, (0, 0))[0]
+
+    def reply_age_ms(self, peer_id: str) -> int:
+        """Since a slave last answered a sync; 0 if it never did."""
+        at_ns = self._replies.get(peer_id, (0, 0))[1]
+        return (self._monotonic_ns() - at_ns) // 1_000_000 if at_ns else 0
 
     def age_ms(self) -> int:
         """Since the newest sync arrived; 0 if none ever did."""

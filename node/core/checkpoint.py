@@ -1,0 +1,194 @@
+"""Checkpoints of a node: when one is written, in which order, and how a node starts from it.
+
+Order on disk, so that a crash between any two steps leaves something to start from:
+files of wheel and state fsynced, then the manifest renamed into place (and its directory fsynced), then
+the journal cut below it, then files that only an earlier checkpoint needed removed.
+
+While files of a checkpoint are being copied to a peer or into a backup, no later checkpoint is begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.state.machine import StateConfig, StateMachine
+from tickwheel.node.state.snapshot import StateCheckpoint
+from tickwheel.proto import common_pb2
+from tickwheel.proto.log_pb2 import Manifest
+from tickwheel.replication.log import Member, ReplicatedLog
+from tickwheel.storage.disk import Disk, DiskFullError
+from tickwheel.storage.errors import UnknownVersionError
+from tickwheel.storage.whole_file import read_whole, write_whole
+from tickwheel.wheel.engine import Wheel, WheelConfig
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import Ports
+
+WHEEL_DIRECTORY = "wheel"
+STATE_DIRECTORY = "state"
+MANIFEST_PATH = "manifest"
+FORMAT_VERSION = 1
+RETRY_MS = 5_000
+COPY_MS_MAX = 600_000
+"""A copy that takes longer loses its hold on the files; it fails and starts again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupFile:
+    """One file of a copy: its path below the data directory and how many bytes of it count."""
+
+    path: str
+    bytes: int
+
+
+@dataclass(slots=True)
+class Restored:
+    """What a node starts with, before it replays its journal."""
+
+    wheel: Wheel
+    state: StateMachine
+    applied_index: int
+    applied_term: int
+    members: Sequence[Member]
+
+
+def read_manifest(disk: Disk) -> Manifest | None:
+    """The newest durable manifest; None on an empty disk. Raises DiskError kinds."""
+    content = read_whole(disk, MANIFEST_PATH)
+    if content is None:
+        return None
+    manifest = Manifest.FromString(content)
+    if manifest.format_version > FORMAT_VERSION:
+        raise UnknownVersionError(MANIFEST_PATH, manifest.format_version, FORMAT_VERSION)
+    return manifest
+
+
+def restore(disk: Disk, config: CoreConfig, slot_ms: int, wheel_group: int) -> Restored:
+    """Read the manifest and what it names; an empty disk gives an empty node.
+
+    Raises DiskError kinds for damaged files: their message says which file and what to do.
+    """
+    manifest = read_manifest(disk)
+    wheel_config = WheelConfig(slot_ms=slot_ms, buffer_bytes_max=config.buffer_bytes_max, preload_ms=config.preload_ms)
+    state_config = StateConfig(wheel_group=wheel_group, slot_ms=slot_ms)
+    if manifest is None:
+        # Files without a manifest are the leavings of a first start that never reached a checkpoint:
+        # the journal holds everything.
+        disk.remove(WHEEL_DIRECTORY)
+        disk.remove(STATE_DIRECTORY)
+        wheel = Wheel(disk, WHEEL_DIRECTORY, wheel_config)
+        return Restored(wheel, StateMachine(disk, STATE_DIRECTORY, wheel, state_config), 0, 0, ())
+    wheel = Wheel(disk, WHEEL_DIRECTORY, wheel_config, manifest.wheel)
+    state = StateMachine(disk, STATE_DIRECTORY, wheel, state_config, manifest.state)
+    members = [Member(m.node_id, m.peer_address, m.client_address, m.disk_uuid) for m in manifest.members]
+    return Restored(wheel, state, manifest.applied_index, manifest.applied_term, members)
+
+
+class Checkpointer:
+    """One per node. `tick` begins a checkpoint when it pays; its work runs in the executor."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        ports: Ports,
+        state: StateMachine,
+        log: ReplicatedLog,
+        applied: Callable[[], tuple[int, int]],
+        fatal: Callable[[str], None],
+        covered_index: int,
+    ) -> None:
+        self._config = config
+        self._ports = ports
+        self._state = state
+        self._log = log
+        self._applied = applied
+        self._fatal = fatal
+        self._running = False
+        self._next_ms = 0
+        self._not_before_ms = 0
+        self._waiting: list[Callable[[list[BackupFile] | Failure], None]] = []
+        self._copies_until_ms = 0
+        self._now_ms = 0
+        self.covered_index = covered_index
+        """What the newest durable checkpoint covers."""
+        self.written = 0
+
+    def tick(self, now_ms: int) -> None:
+        """Begin a checkpoint if somebody asked, the log has grown enough, or the period is over."""
+        self._now_ms = now_ms
+        if self._next_ms == 0:
+            self._next_ms = now_ms + self._config.checkpoint_period_ms
+        if self._running or now_ms < self._not_before_ms:
+            return
+        if not self._waiting:
+            if now_ms < self._copies_until_ms:
+                return
+            index, _ = self._applied()
+            grown = self._log.entries_after(self.covered_index) >= self._config.checkpoint_log_bytes
+            due = now_ms >= self._next_ms and index > self.covered_index
+            if not grown and not due:
+                return
+        self._begin(now_ms)
+
+    def request(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
+        """Write a checkpoint soon; `done` gets its files, which stay until `copied` or COPY_MS_MAX later."""
+        self._waiting.append(done)
+
+    def copied(self) -> None:
+        """The copy is made (or given up): checkpoints go on."""
+        self._copies_until_ms = 0
+
+    def _begin(self, now_ms: int) -> None:
+        index, term = self._applied()
+        if index == 0:
+            waiting, self._waiting = self._waiting, []
+            for done in waiting:
+                done(Failure(common_pb2.WRONG_STATE, "nothing has been applied yet", {"retry_after_ms": "1000"}))
+            return
+        self._running = True
+        self._next_ms = now_ms + self._config.checkpoint_period_ms
+        checkpoint = self._state.begin_checkpoint()
+        disk = self._ports.disk
+
+        def write() -> Manifest:
+            checkpoint.run()
+            manifest = checkpoint.manifest
+            write_whole(disk, MANIFEST_PATH, manifest.SerializeToString())
+            return manifest
+
+        self._ports.executor.submit(write, lambda manifest, error: self._ended(checkpoint, index, term, manifest, error))
+
+    def _ended(
+        self,
+        checkpoint: StateCheckpoint,
+        index: int,
+        term: int,
+        manifest: Manifest | None,
+        error: BaseException | None,
+    ) -> None:
+        self._running = False
+        waiting, self._waiting = self._waiting, []
+        if error is not None or manifest is None:
+            if not isinstance(error, DiskFullError):
+                self._fatal(f"the checkpoint failed: {error}")
+            self._state.abandon_checkpoint(checkpoint)
+            self._not_before_ms = self._now_ms + RETRY_MS
+            for done in waiting:
+                done(Failure(common_pb2.DISK_FULL, f"the checkpoint failed: {error}", {"retry_after_ms": str(RETRY_MS)}))
+            return
+        self.written += 1
+        self.covered_index = index
+        self._log.checkpointed(index, term)
+        self._state.finish_checkpoint(checkpoint)
+        if waiting:
+            self._copies_until_ms = self._now_ms + COPY_MS_MAX
+            disk = self._ports.disk
+            copies = [BackupFile(f.path, f.bytes) for f in manifest.files]
+            copies.append(BackupFile(MANIFEST_PATH, disk.size(MANIFEST_PATH)))
+            for done in waiting:
+                done(copies)
+

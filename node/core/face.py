@@ -1,0 +1,258 @@
+"""The client face of a node, in the messages of the wire: what services and other drivers call.
+
+Thin over NodeCore: turns answers into the messages of proto/. Serves from the core that is current, so
+that services need not know when a checkpoint of a peer replaced it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tickwheel.node.core.checkpoint import BackupFile
+from tickwheel.node.core.consumers import ConsumerHandle
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch
+from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.core.requests import Rescheduled, id_of, message_id_of
+from tickwheel.node.core.status import node_metrics, node_status
+from tickwheel.node.metrics import MetricValue
+from tickwheel.node.state.results import AdminResult, SettleResult
+from tickwheel.node.state.settings import Settings
+from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2
+from tickwheel.proto.log_pb2 import AdminCommand
+
+WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
+
+
+def receipt_of(sequence: int, result: SettleResult) -> consumer_pb2.SettleReceipt:
+    """A committed settlement as its receipt."""
+    return consumer_pb2.SettleReceipt(
+        sequence=sequence, settled=result.settled, stale=result.stale, unknown=result.unknown
+    )
+
+
+def settle_answer(
+    sequence: int, done: Callable[[consumer_pb2.SettleReceipt | Failure], None]
+) -> Callable[[SettleResult | Failure], None]:
+    """Turns the result of a settlement into its receipt."""
+
+    def answered(result: SettleResult | Failure) -> None:
+        if isinstance(result, Failure):
+            done(result)
+        elif result.failure is not None:
+            done(result.failure)
+        else:
+            done(receipt_of(sequence, result))
+
+    return answered
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One open consumer, as a stream drives it."""
+
+    handle: ConsumerHandle
+
+    def opened(self) -> consumer_pb2.Opened:
+        """Term and lease that hold."""
+        return consumer_pb2.Opened(term=self.handle.term, lease_ms=self.handle.session.lease_ms)
+
+    def credit(self, credits: int) -> Failure | None:
+        """The consumer takes so many messages more; a Failure if that is beyond its bound."""
+        return self.handle.credit(credits)
+
+    def settle(
+        self, batch: consumer_pb2.SettleBatch, done: Callable[[consumer_pb2.SettleReceipt | Failure], None]
+    ) -> None:
+        """Settle; the receipt comes when it is committed."""
+        self.handle.settle(batch, settle_answer(batch.sequence, done))
+
+    def extend(
+        self, batch: consumer_pb2.ExtendBatch, done: Callable[[consumer_pb2.ExtendReceipt | Failure], None]
+    ) -> None:
+        """Extend leases."""
+        self.handle.extend(batch, done)
+
+    def close(self) -> None:
+        """The consumer is gone. Idempotent."""
+        self.handle.close()
+
+
+class CoreFace:
+    """See the module; implements `node.server.core_port.CorePort`."""
+
+    def __init__(self, current: Callable[[], NodeCore]) -> None:
+        self._current = current
+
+    @property
+    def core(self) -> NodeCore:
+        """The core that serves now."""
+        return self._current()
+
+    @property
+    def settings(self) -> Settings:
+        """Replicated settings."""
+        return self.core.state.settings
+
+    def schedule(self, batch: IncomingBatch, done: Callable[[BatchOutcome | Failure], None]) -> None:
+        """Schedule a checked batch."""
+        self.core.requests.schedule(batch, done)
+
+    def cancel(self, id64: int, done: Callable[[scheduler_pb2.CancelResponse | Failure], None]) -> None:
+        """Cancel by id."""
+        self.core.requests.cancel(
+            id64,
+            lambda outcome: done(
+                outcome if isinstance(outcome, Failure) else scheduler_pb2.CancelResponse(outcome=outcome)
+            ),
+        )
+
+    def reschedule(
+        self,
+        request: scheduler_pb2.RescheduleRequest,
+        done: Callable[[scheduler_pb2.RescheduleResponse | Failure], None],
+    ) -> None:
+        """Move a pending message to another time."""
+        name = request.WhichOneof("when")
+        if name is None:
+            failure = Failure(
+                common_pb2.INVALID_FIELD,
+                "when: absent: due_ms, delay_ms or delay_level",
+                {"field": "when", "value": "absent", "limit": "due_ms, delay_ms or delay_level"},
+            )
+            done(failure)
+            return
+        group = self.core.identity.wheel_group
+
+        def answered(result: Rescheduled | Failure) -> None:
+            if isinstance(result, Failure):
+                done(result)
+                return
+            response = scheduler_pb2.RescheduleResponse(outcome=result.outcome, due_ms=result.due_ms)
+            if result.outcome == scheduler_pb2.RESCHEDULED:
+                response.id.CopyFrom(message_id_of(result.id, group))
+            done(response)
+
+        self.core.requests.reschedule(id_of(request.id), getattr(request, name), WHEN_KINDS[name], answered)
+
+    def get(self, id64: int, content: bool, done: Callable[[scheduler_pb2.GetResponse | Failure], None]) -> None:
+        """State and content of one message."""
+        self.core.requests.get(id64, content, done)
+
+    def list_pending(
+        self,
+        request: scheduler_pb2.ListPendingRequest,
+        done: Callable[[scheduler_pb2.ListPendingResponse | Failure], None],
+    ) -> None:
+        """One page of pending messages."""
+        self.core.requests.list_pending(request, done)
+
+    def count_pending(
+        self,
+        request: scheduler_pb2.CountPendingRequest,
+        done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None],
+    ) -> None:
+        """Pending messages by bucket of time."""
+        self.core.requests.count_pending(request, done)
+
+    def open_consumer(
+        self,
+        request: consumer_pb2.OpenConsumer,
+        deliver: Callable[[consumer_pb2.DeliverBatch], None],
+        closed: Callable[[Failure], None],
+        opened: Callable[[Session | Failure], None],
+    ) -> None:
+        """Open a consumer; `opened` comes before anything is delivered."""
+        self.core.consumers.open(
+            request, deliver, closed, lambda handle: opened(handle if isinstance(handle, Failure) else Session(handle))
+        )
+
+    def pull(
+        self, request: consumer_pb2.PullRequest, done: Callable[[consumer_pb2.DeliverBatch | Failure], None]
+    ) -> None:
+        """One batch, or an empty one after wait_ms."""
+        self.core.consumers.pull(request, done)
+
+    def settle(
+        self, batch: consumer_pb2.SettleBatch, done: Callable[[consumer_pb2.SettleReceipt | Failure], None]
+    ) -> None:
+        """Settle without a stream."""
+        self.core.consumers.settle(batch, settle_answer(batch.sequence, done))
+
+    def extend(
+        self, batch: consumer_pb2.ExtendBatch, done: Callable[[consumer_pb2.ExtendReceipt | Failure], None]
+    ) -> None:
+        """Extend leases without a stream."""
+        self.core.consumers.extend(batch, done)
+
+    def admin(self, command: AdminCommand, done: Callable[[AdminResult | Failure], None]) -> None:
+        """Put an administrative command into the log."""
+        self.core.requests.admin(command, done)
+
+    def transfer(self, target_id: str, done: Callable[[admin_pb2.TransferMasterResponse | Failure], None]) -> None:
+        """Planned handover; answered once another node leads."""
+        core = self.core
+        began_ns = core.monotonic_ns()
+
+        def transferred(failure: Failure | None) -> None:
+            if failure is not None:
+                done(failure)
+                return
+            status = core.log.status()
+            done(
+                admin_pb2.TransferMasterResponse(
+                    master_id=status.master_id or "",
+                    term=status.term,
+                    pause_ms=(core.monotonic_ns() - began_ns) // 1_000_000,
+                )
+            )
+
+        core.transfer(target_id or None, transferred)
+
+    def members(self) -> admin_pb2.MemberList:
+        """Members as applied on this node."""
+        return admin_pb2.MemberList(
+            members=[
+                admin_pb2.Member(
+                    node_id=m.node_id,
+                    peer_address=m.peer_address,
+                    client_address=m.client_address,
+                    disk_uuid=m.disk_uuid,
+                )
+                for m in self.core.log.members()
+            ]
+        )
+
+    def topics(self) -> list[admin_pb2.Topic]:
+        """All topics."""
+        return self.core.state.topics()
+
+    def groups(self) -> list[admin_pb2.Group]:
+        """All consumer groups, with what this node knows of their consumers."""
+        groups = self.core.state.groups()
+        for group in groups:
+            group.consumers = self.core.delivery.consumers(group.group_id)
+            group.in_flight = self.core.delivery.in_flight_of(group.group_id)
+        return groups
+
+    def settings_message(self) -> admin_pb2.Settings:
+        """Replicated settings."""
+        return self.core.state.settings.message()
+
+    def status(self) -> admin_pb2.NodeStatus:
+        """What this node knows."""
+        return node_status(self.core)
+
+    def digest(self) -> admin_pb2.StateDigest:
+        """Digest of the logical state."""
+        return self.core.state.digest()
+
+    def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
+        """Write a checkpoint and name what a copy consists of."""
+        self.core.checkpointer.request(done)
+
+    def metrics(self) -> Mapping[str, MetricValue]:
+        """Values of the metrics the core owns."""
+        return node_metrics(self.core)

@@ -1,0 +1,217 @@
+"""One node's core through its lives: built from the disk, and built again from a peer's checkpoint.
+
+The server process and the simulation own a NodeHost. It opens the journal, restores the newest
+checkpoint, composes NodeCore with the replicated log, and, when the log says that this slave is too far
+behind, fetches a peer's checkpoint, installs it and starts over from it, in the same process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tickwheel.node.core.checkpoint import Restored
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.core import NodeCore, NodeIdentity, Ports
+from tickwheel.node.core.face import CoreFace
+from tickwheel.node.core.install import CheckpointCopy, CopyError, install_if_complete
+from tickwheel.proto import admin_pb2
+from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
+from tickwheel.replication.config import RaftConfig
+from tickwheel.replication.guards import Guards
+from tickwheel.replication.journal import Journal
+from tickwheel.replication.log import Member, ReplicatedLog
+from tickwheel.replication.raft import RaftLog
+from tickwheel.storage.disk import DiskError
+
+JOURNAL_DIRECTORY = "journal"
+
+
+class CheckpointSource(Protocol):
+    """Copies the newest checkpoint of a peer; the network implements it."""
+
+    def fetch(
+        self, peer_id: str, chunk: Callable[[CheckpointChunk], None], done: Callable[[str | None], None]
+    ) -> None:
+        """Call `chunk` for every chunk in order, then `done(None)`, or `done(reason)` when it failed."""
+        ...
+
+
+def raft_config(config: CoreConfig) -> RaftConfig:
+    """The log's timings that follow from the node's configuration. Raises ConfigError for bad relations."""
+    return RaftConfig(
+        election_timeout_ms_min=config.election_timeout_min_ms,
+        election_timeout_ms_max=config.election_timeout_max_ms,
+        append_period_ms=config.sync_period_ms,
+        lease_ms=config.lease_ms,
+        fallback_ms=(config.lease_ms + config.election_timeout_min_ms) // 2,
+        apply_slice_ms=config.apply_slice_ms,
+    )
+
+
+class NodeHost:
+    """See the module. Same thread and calling rules as NodeCore."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        raft: RaftConfig,
+        identity: NodeIdentity,
+        ports: Ports,
+        *,
+        seed: admin_pb2.Settings | None,
+        members: Sequence[Member],
+        joining: bool = False,
+        on_fatal: Callable[[str], None],
+        source: CheckpointSource | None = None,
+        guards: Guards | None = None,
+    ) -> None:
+        self._config = config
+        self._raft = raft
+        self._identity = identity
+        self._ports = ports
+        self._seed = seed
+        self._members = list(members)
+        self._joining = joining
+        self._on_fatal = on_fatal
+        self._source = source
+        self._guards = guards or Guards()
+        self._connected: set[str] = set()
+        self._fetching = False
+        self._started = False
+        self._stopped = False
+        self.installs = 0
+        self._journal: Journal | None = None
+        install_if_complete(ports.disk)
+        self.core = self._build()
+        self.face = CoreFace(lambda: self.core)
+
+    def _build(self) -> NodeCore:
+        return NodeCore(
+            self._config,
+            self._identity,
+            self._ports,
+            self._seed,
+            self._members,
+            self._make_log,
+            self._fatal,
+            self._checkpoint_needed,
+        )
+
+    def _make_log(self, core: NodeCore, restored: Restored) -> ReplicatedLog:
+        ports = self._ports
+        journal = Journal.open(ports.disk, JOURNAL_DIRECTORY, segment_bytes=self._config.segment_bytes)
+        if restored.applied_index > journal.last_index or restored.applied_index < journal.base_index:
+            journal.reset_to(restored.applied_index, restored.applied_term)
+        elif journal.term_at(restored.applied_index) != restored.applied_term:
+            journal.reset_to(restored.applied_index, restored.applied_term)
+        self._journal = journal
+        members = list(restored.members) or self._members
+        return RaftLog(
+            self._raft,
+            self._identity.node_id,
+            self._identity.cluster_id,
+            ports.clock,
+            ports.sync_executor,
+            ports.network,
+            ports.random,
+            core,
+            journal,
+            members,
+            (restored.applied_index, restored.applied_term),
+            wheel_group=self._identity.wheel_group,
+            disk_uuid=self._identity.disk_uuid,
+            joining=self._joining and not restored.members,
+            guards=self._guards,
+        )
+
+    def _fatal(self, reason: str) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self._on_fatal(reason)
+
+    # -- life
+
+    def start(self) -> None:
+        """Replay and take part."""
+        self._started = True
+        self.core.start()
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self._stopped = True
+        self.core.stop()
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def tick(self) -> int:
+        """See NodeCore.tick."""
+        return self.core.tick()
+
+    def receive(self, peer_id: str, frame: PeerFrame) -> None:
+        """See NodeCore.receive."""
+        self.core.receive(peer_id, frame)
+
+    def peer_connected(self, peer_id: str) -> None:
+        """See NodeCore.peer_connected."""
+        self._connected.add(peer_id)
+        self.core.peer_connected(peer_id)
+
+    def peer_disconnected(self, peer_id: str) -> None:
+        """See NodeCore.peer_disconnected."""
+        self._connected.discard(peer_id)
+        self.core.peer_disconnected(peer_id)
+
+    # -- a checkpoint from a peer
+
+    def _checkpoint_needed(self, peer_id: str) -> None:
+        if self._fetching or self._stopped or self._source is None:
+            return
+        self._fetching = True
+        copy = CheckpointCopy(self._ports.disk)
+        problem: list[str] = []
+
+        def chunk(received: CheckpointChunk) -> None:
+            if problem:
+                return
+            try:
+                copy.take(received)
+            except (CopyError, DiskError) as error:
+                problem.append(str(error))
+
+        def done(reason: str | None) -> None:
+            if self._stopped:
+                return
+            if reason is not None or problem:
+                # The log asks again as long as it is needed.
+                copy.abandon()
+                self._fetching = False
+                return
+            self._ports.executor.submit(copy.finish, finished)
+
+        def finished(_: object, error: BaseException | None) -> None:
+            self._fetching = False
+            if self._stopped:
+                return
+            if error is not None:
+                copy.abandon()
+                if not isinstance(error, CopyError):
+                    self._fatal(f"a checkpoint could not be stored: {error}")
+                return
+            self._rebuild()
+
+        self._source.fetch(peer_id, chunk, done)
+
+    def _rebuild(self) -> None:
+        """Stop the core, put the checkpoint in place, start anew from it."""
+        self.core.stop()
+        if self._journal is not None:
+            self._journal.close()
+        install_if_complete(self._ports.disk)
+        self.installs += 1
+        self.core = self._build()
+        if self._started:
+            self.core.start()
+            for peer_id in sorted(self._connected):
+                self.core.peer_connected(peer_id)

@@ -1,0 +1,109 @@
+"""Copying a checkpoint of another member: received aside, checked, then put in place of one's own.
+
+Steps, each safe to die in: chunks go to `staging/`, every file is synced, then the marker
+`staging/complete` is written. Only with the marker does a start (or this process) go on: own wheel, state
+and manifest are removed, the staged ones renamed into place, the marker removed last. The journal is
+brought in line when the node is built again (`Journal.reset_to`).
+"""
+
+from __future__ import annotations
+
+import google_crc32c
+
+from tickwheel.node.core.checkpoint import MANIFEST_PATH, STATE_DIRECTORY, WHEEL_DIRECTORY, read_manifest
+from tickwheel.proto.peer_pb2 import CheckpointChunk
+from tickwheel.storage.disk import Disk, DiskError, File
+from tickwheel.storage.whole_file import read_whole, write_whole
+
+STAGING = "staging"
+COMPLETE = f"{STAGING}/complete"
+_ALLOWED = (f"{WHEEL_DIRECTORY}/", f"{STATE_DIRECTORY}/")
+
+
+class CopyError(Exception):
+    """What arrived is not a whole checkpoint; fetch it again."""
+
+
+class CheckpointCopy:
+    """Takes the chunks of one checkpoint, in order. `finish` makes it installable."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._file: File | None = None
+        self._path = ""
+        self._directories: set[str] = set()
+        self._manifest_seen = False
+        self.bytes = 0
+        disk.remove(STAGING)
+
+    def take(self, chunk: CheckpointChunk) -> None:
+        """One chunk. Raises CopyError, DiskError."""
+        if chunk.path != MANIFEST_PATH and (not chunk.path.startswith(_ALLOWED) or ".." in chunk.path.split("/")):
+            raise CopyError(f"a checkpoint does not hold a file {chunk.path!r}")
+        if google_crc32c.value(chunk.data) != chunk.crc32c:
+            raise CopyError(f"{chunk.path} at {chunk.offset}: checksum does not match")
+        if self._path != chunk.path:
+            self._end_file()
+            self._path = chunk.path
+            self._file = self._disk.open(f"{STAGING}/{chunk.path}", create=True)
+            self._directories.add(f"{STAGING}/{chunk.path}".rpartition("/")[0])
+            self._manifest_seen = self._manifest_seen or chunk.path == MANIFEST_PATH
+        assert self._file is not None
+        if self._file.size() != chunk.offset:
+            raise CopyError(f"{chunk.path}: chunk at {chunk.offset}, expected {self._file.size()}")
+        self._file.append(chunk.data)
+        self.bytes += len(chunk.data)
+
+    def _end_file(self) -> None:
+        if self._file is not None:
+            self._file.sync()
+            self._file.close()
+            self._file = None
+
+    def finish(self) -> None:
+        """All chunks are there: sync everything and set the marker. Raises CopyError, DiskError."""
+        self._end_file()
+        if not self._manifest_seen:
+            raise CopyError("the checkpoint came without its manifest")
+        parents = set(self._directories)
+        for directory in list(parents):
+            while "/" in directory:
+                directory = directory.rpartition("/")[0]
+                parents.add(directory)
+        for directory in sorted(parents, reverse=True):
+            self._disk.sync_dir(directory)
+        self._disk.sync_dir("")
+        write_whole(self._disk, COMPLETE, b"complete")
+
+    def abandon(self) -> None:
+        """Give up what was received."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._disk.remove(STAGING)
+
+
+def install_if_complete(disk: Disk) -> bool:
+    """Put a completely received checkpoint in place; also finishes an installation that was interrupted."""
+    if read_whole(disk, COMPLETE) is None:
+        if disk.exists(STAGING):
+            disk.remove(STAGING)
+        return False
+    staged = f"{STAGING}/{MANIFEST_PATH}"
+    for directory in (WHEEL_DIRECTORY, STATE_DIRECTORY):
+        source = f"{STAGING}/{directory}"
+        if disk.exists(source):
+            disk.remove(directory)
+            disk.rename(source, directory)
+        elif disk.exists(staged):
+            # Either already moved by an interrupted installation, or the checkpoint has none.
+            disk.make_dir(directory)
+    disk.sync_dir("")
+    if disk.exists(staged):
+        disk.rename(staged, MANIFEST_PATH)
+        disk.sync_dir("")
+    if read_manifest(disk) is None:
+        raise DiskError(f"{MANIFEST_PATH}: missing after a checkpoint was installed; fetch it again")
+    disk.remove(STAGING)
+    disk.sync_dir("")
+    return True

@@ -1,0 +1,213 @@
+"""A node's status and metrics, gathered from its parts when somebody asks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from tickwheel.node.core.delivery import LATE_BOUNDS_MS
+from tickwheel.node.core.dispatcher import Phase
+from tickwheel.node.metrics import HistogramValue, MetricValue
+from tickwheel.node.state.results import CancelResult, DispatchResult, PublishResult, SettleResult
+from tickwheel.proto import admin_pb2
+from tickwheel.proto.scheduler_pb2 import CANCELLED
+from tickwheel.replication.log import LogStatus, Role
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+VERSION = version("tickwheel")
+RATE_WINDOW_MS = 5_000
+
+_ROLES = {
+    Role.SLAVE: admin_pb2.SLAVE,
+    Role.CANDIDATE: admin_pb2.CANDIDATE,
+    Role.MASTER: admin_pb2.MASTER,
+    Role.LEARNER: admin_pb2.LEARNER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    at_ms: int
+    scheduled: int
+    dispatched: int
+    delivered: int
+    settled: int
+
+
+@dataclass(slots=True)
+class Totals:
+    """What was applied since the process started."""
+
+    scheduled: int = 0
+    dispatched: int = 0
+    settled: int = 0
+    cancelled: int = 0
+
+    def note(self, result: object) -> None:
+        """Count one result of apply."""
+        if isinstance(result, PublishResult):
+            self.scheduled += sum(len(r.ids) for r in result.requests if not r.repeated)
+        elif isinstance(result, DispatchResult):
+            self.dispatched += result.dispatched
+        elif isinstance(result, SettleResult):
+            self.settled += result.settled
+        elif isinstance(result, CancelResult):
+            self.cancelled += result.outcome == CANCELLED
+
+
+class Rates:
+    """Rates over the last seconds, from totals noted once a second."""
+
+    def __init__(self) -> None:
+        self._notes: deque[_Note] = deque()
+
+    def note(self, core: NodeCore, now_ms: int) -> None:
+        """Remember where the totals stand."""
+        totals = core.totals
+        self._notes.append(
+            _Note(now_ms, totals.scheduled, totals.dispatched, core.delivery.counters.delivered, totals.settled)
+        )
+        while self._notes[0].at_ms < now_ms - RATE_WINDOW_MS:
+            self._notes.popleft()
+
+    def per_second(self) -> tuple[float, float, float, float]:
+        """Scheduled, dispatched, delivered, settled per second."""
+        if len(self._notes) < 2:
+            return (0.0, 0.0, 0.0, 0.0)
+        first, last = self._notes[0], self._notes[-1]
+        seconds = max(1, last.at_ms - first.at_ms) / 1_000
+        return (
+            (last.scheduled - first.scheduled) / seconds,
+            (last.dispatched - first.dispatched) / seconds,
+            (last.delivered - first.delivered) / seconds,
+            (last.settled - first.settled) / seconds,
+        )
+
+
+def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState, str]:
+    if log.halted:
+        return admin_pb2.NODE_READ_ONLY, log.halted
+    if core.handing_over:
+        return admin_pb2.NODE_STOPPING, "handing the master role over"
+    if core.recovering:
+        return admin_pb2.NODE_RECOVERING, f"replayed {core.applied_index} of {core.recover_to} entries"
+    if core.leading and core.dispatcher.blocked:
+        return admin_pb2.NODE_ALIGNING, "the same dispatch has failed three times; the wheel waits for it"
+    if core.leading and core.phase in (Phase.ALIGNING, Phase.WAITING):
+        return admin_pb2.NODE_ALIGNING, "advancing the cursor to the clock"
+    return admin_pb2.NODE_SERVING, ""
+
+
+def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
+    """What this node knows, as a message."""
+    log = core.log.status()
+    state, reason = _state(core, log)
+    members = {m.node_id: m for m in core.log.members()}
+    master = members.get(log.master_id or "")
+    heard = core.sync.heard
+    scheduled, dispatched, delivered, settled = core.rates.per_second()
+    leading = core.leading
+    status = admin_pb2.NodeStatus(
+        cluster_id=core.identity.cluster_id,
+        node_id=core.identity.node_id,
+        role=_ROLES[log.role],
+        state=state,
+        state_reason=reason,
+        term=log.term,
+        master_id=log.master_id or "",
+        master_address=master.client_address if master else "",
+        commit_index=log.commit_index,
+        applied_index=log.applied_index,
+        last_index=log.last_index,
+        first_index=log.first_index,
+        cursor_due_ms=core.wheel.cursor.due_ms,
+        cursor_index=core.wheel.cursor.index,
+        tick=core.wheel.tick,
+        local_index=core.wheel.local_index,
+        synced_tick=core.wheel.tick if leading else heard.tick,
+        synced_local_index=core.wheel.local_index if leading else heard.local_index,
+        sync_age_ms=0 if leading else core.sync.age_ms(),
+        clock_ms=core.clock.now_ms(),
+        pending=core.wheel.pending,
+        ready=sum(subscription.backlog for _, subscription in core.state.subscriptions()),
+        in_flight=core.delivery.in_flight,
+        schedule_rate=scheduled,
+        dispatch_rate=dispatched,
+        deliver_rate=delivered,
+        settle_rate=settled,
+        wheel_group=core.identity.wheel_group,
+        version=VERSION,
+        disk_bytes_free=core.space_left(),
+        uptime_s=core.uptime_s(),
+        lease_held=log.lease_held,
+        slot_ms=core.state.settings.slot_ms,
+    )
+    for node_id, peer in sorted(log.peers.items()):
+        member = members.get(node_id)
+        status.peers.add(
+            node_id=node_id,
+            address=member.peer_address if member else "",
+            connected=peer.connected,
+            match_index=peer.match_index,
+            applied_lag=max(0, log.commit_index - core.sync.applied_of(node_id)) if leading else 0,
+            sync_age_ms=core.sync.reply_age_ms(node_id) if leading else 0,
+            clock_offset_ms=peer.clock_offset_ms,
+            clock_error_ms=peer.clock_error_ms,
+        )
+    return status
+
+
+def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
+    """Values of the metrics that the core owns, by the names of node/metrics.py."""
+    status = node_status(core)
+    counters = core.delivery.counters
+    late = HistogramValue(
+        bounds=[bound / 1_000 for bound in LATE_BOUNDS_MS],
+        counts=counters.late_counts.tolist(),
+        sum=counters.late_sum_ms / 1_000,
+    )
+    peers = {(peer.node_id,): peer for peer in status.peers}
+    return {
+        "wheel_group": float(status.wheel_group),
+        "master": float(core.leading and status.lease_held),
+        "role": {(admin_pb2.Role.Name(status.role).lower(),): 1.0},
+        "state": {(admin_pb2.NodeState.Name(status.state).removeprefix("NODE_").lower(),): 1.0},
+        "term": float(status.term),
+        "master_changes": float(core.leader_changes),
+        "log_first_index": float(status.first_index),
+        "log_last_index": float(status.last_index),
+        "log_commit_index": float(status.commit_index),
+        "log_applied_index": float(status.applied_index),
+        "applied_lag_entries": float(max(0, status.commit_index - status.applied_index)),
+        "peer_connected": {key: float(peer.connected) for key, peer in peers.items()},
+        "peer_applied_lag_entries": {key: float(peer.applied_lag) for key, peer in peers.items()},
+        "peer_sync_age_seconds": {key: peer.sync_age_ms / 1_000 for key, peer in peers.items()},
+        "sync_age_seconds": status.sync_age_ms / 1_000,
+        "clock_skew_seconds": {key: peer.clock_offset_ms / 1_000 for key, peer in peers.items()},
+        "clock_skew_error_seconds": {key: peer.clock_error_ms / 1_000 for key, peer in peers.items()},
+        "pending_messages": float(status.pending),
+        "ready_messages": float(status.ready),
+        "in_flight_messages": float(status.in_flight),
+        "cursor_seconds": status.cursor_due_ms / 1_000,
+        "scheduled_messages": float(core.totals.scheduled),
+        "dispatched_messages": float(core.totals.dispatched),
+        "delivered_messages": float(counters.delivered),
+        "redelivered_messages": float(counters.redelivered),
+        "settled_messages": float(core.totals.settled),
+        "expired_messages": float(counters.expired),
+        "cancelled_messages": float(core.totals.cancelled),
+        "retention_removed_messages": float(core.state.unsettled_removed),
+        "lateness_seconds": late,
+        "intake_requests": float(core.publisher.waiting),
+        "consumers": float(core.delivery.session_count),
+        "journal_bytes": float(core.log.entries_after(core.checkpointer.covered_index)),
+        "segment_hours": float(len(core.wheel.hours())),
+        "arrival_buffer_bytes": float(core.wheel.buffer_bytes),
+        "checkpoints": float(core.checkpointer.written),
+        "disk_free_bytes": float(status.disk_bytes_free),
+    }

@@ -1,0 +1,165 @@
+"""Background work of the core: what reads or writes files beside the loop, through the executor port.
+
+Owns which of the wheel's jobs are under way, so that none runs twice. Answers always come on the
+core's thread, possibly before the call returns when nothing had to be read. A failed read is told to
+whoever asked; a failed merge is tried again, for its data is also in the journal; a failed fdatasync
+or a corrupt file stops the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from tickwheel.replication.ports import Executor
+from tickwheel.storage.disk import DiskFullError, SyncFailedError
+from tickwheel.storage.segment import CorruptSegmentError
+from tickwheel.wheel.engine import Wheel
+from tickwheel.wheel.jobs import Job
+from tickwheel.wheel.units import CursorKey, Ids, Units
+
+MERGE_RETRY_MS = 1_000
+
+T = TypeVar("T")
+Answer = Callable[[T | None, BaseException | None], None]
+
+
+class Read(Protocol):
+    """A job that only reads and needs no hand-back."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def run(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an id names now; `units` is None if there is no such message."""
+
+    units: Units | None
+    ids: Ids
+    cancelled: bool = False
+
+
+class Background:
+    """One per node."""
+
+    def __init__(self, executor: Executor, wheel: Wheel, fatal: Callable[[str], None]) -> None:
+        self._executor = executor
+        self._wheel = wheel
+        self._fatal = fatal
+        self._paused_until_ms = 0
+        self._now_ms = 0
+        self.merges = 0
+        self.loads = 0
+        self.jobs_running = 0
+
+    # -- the wheel's own work
+
+    def pump(self, now_ms: int) -> None:
+        """Start what the wheel wants: loading ticks ahead, mapping hours, merging."""
+        self._now_ms = now_ms
+        if now_ms < self._paused_until_ms:
+            return
+        for job in self._wheel.jobs(now_ms):
+            self._start(job)
+
+    def wanted_ms(self, now_ms: int) -> int | None:
+        """When to look again because something had to wait; None: nothing had."""
+        return self._paused_until_ms if self._paused_until_ms > now_ms else None
+
+    def _start(self, job: Job) -> None:
+        self.jobs_running += 1
+
+        def ended(_: object, error: BaseException | None) -> None:
+            self.jobs_running -= 1
+            if error is None:
+                self._wheel.finish(job)
+                if job.kind == "merge":
+                    self.merges += 1
+                else:
+                    self.loads += 1
+                return
+            self._wheel.abandon(job)
+            if isinstance(error, SyncFailedError | CorruptSegmentError) or not isinstance(error, OSError | DiskFullError):
+                self._fatal(f"{job.kind} failed: {error}")
+                return
+            self._paused_until_ms = self._now_ms + MERGE_RETRY_MS
+
+        self._executor.submit(job.run, ended)
+
+    # -- reads
+
+    def _read(self, job: Read, answer: Answer[T], value: Callable[[], T]) -> None:
+        if job.done:
+            answer(value(), None)
+            return
+
+        def ended(_: object, error: BaseException | None) -> None:
+            if error is None:
+                answer(value(), None)
+            else:
+                answer(None, error)
+
+        self._executor.submit(job.run, ended)
+
+    def read_records(self, units: Units, answer: Answer[list[bytes]]) -> None:
+        """Records (meta and payload) of units, in their order."""
+        job = self._wheel.records(units)
+        self._read(job, answer, lambda: job.records)
+
+    def read_units(self, ids: Ids, answer: Answer[Units]) -> None:
+        """Units of ids that exist, in their order."""
+        job = self._wheel.lookup(ids)
+
+        def value() -> Units:
+            if not job.found.all():
+                missing = ids[~job.found][:3].tolist()
+                raise LookupError(f"messages {missing} are in a ready queue but not in the wheel")
+            return job.units
+
+        def checked(_: object, error: BaseException | None) -> None:
+            if error is not None:
+                answer(None, error)
+                return
+            try:
+                units = value()
+            except LookupError as problem:
+                answer(None, problem)
+                return
+            answer(units, None)
+
+        self._read(job, checked, lambda: None)
+
+    def look_up(self, ids: Ids, answer: Answer[Found]) -> None:
+        """What one id names now."""
+        job = self._wheel.lookup(ids)
+
+        def value() -> Found:
+            if not bool(job.found[0]):
+                return Found(None, ids)
+            return Found(job.units[:1], job.resolved[:1], bool(job.cancelled[0]))
+
+        self._read(job, answer, value)
+
+    def scan(
+        self,
+        due_min: int,
+        due_max: int,
+        after: CursorKey | None,
+        limit: int,
+        topic_id: int | None,
+        answer: Answer[Units],
+    ) -> None:
+        """Pending units of a time range in delivery order."""
+        job = self._wheel.scan(due_min, due_max, after, limit, topic_id)
+        self._read(job, answer, lambda: job.units)
+
+    def count(
+        self, due_min: int, due_max: int, bucket_ms: int, topic_id: int | None, answer: Answer[list[tuple[int, int]]]
+    ) -> None:
+        """(bucket start, pending units) of a time range."""
+        job = self._wheel.count(due_min, due_max, bucket_ms, topic_id)
+        self._read(job, answer, lambda: job.buckets)
