@@ -51,3 +51,10 @@ class CursorKey(NamedTuple):
 
     due_ms: int
     index: int  # type: ignore[assignment]  # the word for it everywhere; tuple.index is not missed
+
+
+def ids_of(units: Units) -> Ids:
+    """Ids of units: hour << 32 | global index."""
+    hours = (units["due_ms"] // HOUR_MS).astype(np.uint64)
+    ids: Ids = (hours << np.uint64(32)) | units["index"]
+    return ids

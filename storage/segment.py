@@ -1,0 +1,321 @@
+"""Segments: the delay log, the delay index and the heads of one hour, as three append-only files.
+
+Owns the byte layout of `<seq>.log`, `<seq>.index` and `<seq>.heads` (docs/FORMATS.md) and its checks.
+The wheel's merges and the pipeline's bulk builds write segments through `append_chunk`.
+
+A segment grows by **chunks**: what one merge brings to the hour. In a chunk the index rows lie in
+dispatch order (tick, due time, index), so that each tick is one run and a range of ticks is one read;
+the records lie in index order. Per chunk the heads file holds {tick, count} of each used tick, a CRC32C
+of every 4 KiB of log, and the place (row) of each global index.
+
+Invariants: nothing is ever overwritten, so all three files are restored by their lengths alone; a row
+carries a checksum of itself; what does not check is reported (`CorruptSegmentError`), never handed on.
+Rows are opaque here but for size and the place of their checksum.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.storage.disk import Buffer, Disk, DiskError, File
+
+ROW_BYTES = 96
+ROW_CHECKSUM_AT = 88
+"""A row's last 8 bytes are its uint32 checksum and four more bytes of content."""
+
+LOG_BLOCK_BYTES = 4096
+"""The log is checked in blocks of this size, counted from the start of each chunk."""
+
+LOG_WRITE_BYTES = 1 << 20
+"""Largest piece that is joined at once: it bounds how long a merge holds the interpreter."""
+
+_HEADER = struct.Struct(
+    "<4sHHQIIQQIII"
+)  # magic version reserved first_index units ticks log_start log_bytes blocks crc(body) crc
+_HEADER_BYTES = _HEADER.size
+_MAGIC = b"TWHC"
+FORMAT_VERSION = 1
+
+_ROW_WORDS = ROW_BYTES // 8
+_SEED = np.uint64(0x9E37_79B9_7F4A_7C15)
+_FACTORS = np.array(
+    [(0xBF58_476D_1CE4_E5B9 * (2 * i + 1) ** 3 | 1) & (2**64 - 1) for i in range(_ROW_WORDS)], dtype="<u8"
+)
+_FOLD = np.uint64(0x94D0_49BB_1331_11EB)
+
+
+class CorruptSegmentError(DiskError):
+    """Bytes of a segment are not what was written. Names file, offset and what to do."""
+
+    def __init__(self, path: str, offset: int, what: str) -> None:
+        super().__init__(
+            f"{path}: {what} at byte {offset}. The disk returned other bytes than were written; stop this node, "
+            "check the disk, and let the node fetch a checkpoint from a healthy member."
+        )
+        self.path = path
+        self.offset = offset
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Directory entry of one chunk. `ticks` (ticks of the hour, rising) have rows `starts[i]` to `starts[i + 1]`."""
+
+    seq: int
+    first_index: int  # global index of its first unit
+    count: int
+    first_row: int  # of the index file
+    log_start: int  # log offset, as units name it, of its first record
+    log_bytes: int
+    log_at: int  # where that lies in the log file
+    ticks: NDArray[np.uint32]
+    starts: NDArray[np.uint32]
+    crcs: NDArray[np.uint32]
+    places_at: int  # where in the heads file the places begin
+
+    def rows_between(self, tick_min: int, tick_max: int) -> tuple[int, int]:
+        """Rows of the chunk with tick_min <= tick of the hour < tick_max."""
+        low, high = np.searchsorted(self.ticks, (tick_min, tick_max))
+        return int(self.starts[low]), int(self.starts[high])
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLengths:
+    """How much of a segment's files counts."""
+
+    rows: int = 0
+    log_bytes: int = 0
+    heads_bytes: int = 0
+
+
+def row_checksums(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """Checksum of each row of a uint8[n, 96] array; the checksum's own four bytes do not count.
+
+    Each 8-byte word is multiplied by an odd factor of its own and summed modulo 2^64, then folded: any
+    change of one word changes the sum. (A CRC of 96 bytes at a time would cost more than the whole merge.)
+    """
+    words = rows.reshape(-1).view("<u8").reshape(-1, _ROW_WORDS)
+    total = words[:, -1] >> np.uint64(32)
+    total *= _FACTORS[-1]
+    total += _SEED
+    for column in range(_ROW_WORDS - 1):
+        total += words[:, column] * _FACTORS[column]
+    total ^= total >> np.uint64(32)
+    total *= _FOLD
+    total >>= np.uint64(32)
+    return total.astype("<u4")
+
+
+def stored_checksums(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """The checksum field of each row, as a writable view."""
+    return rows.reshape(-1).view("<u4").reshape(-1, ROW_BYTES // 4)[:, ROW_CHECKSUM_AT // 4]
+
+
+class Segment:
+    """The three files of one segment, opened on first use. One user at a time; close when done."""
+
+    def __init__(self, disk: Disk, directory: str, seq: int) -> None:
+        self._disk = disk
+        self._stem = f"{directory}/{seq}"
+        self.seq = seq
+        self._files: dict[str, File] = {}
+
+    def _file(self, suffix: str, create: bool = False) -> File:
+        file = self._files.get(suffix)
+        if file is None:
+            file = self._disk.open(f"{self._stem}.{suffix}", create=create)
+            self._files[suffix] = file
+        return file
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def paths(self) -> list[str]:
+        return [f"{self._stem}.{suffix}" for suffix in ("log", "index", "heads")]
+
+    def sync(self) -> None:
+        for suffix in ("log", "index", "heads"):
+            self._file(suffix).sync()
+
+    def append_chunk(
+        self,
+        lengths: SegmentLengths,
+        first_index: int,
+        log_start: int,
+        ticks: NDArray[np.uint32],
+        counts: NDArray[np.uint32],
+        rows: NDArray[np.uint8],
+        places: NDArray[np.uint32],
+        records: Iterable[Buffer],
+    ) -> tuple[SegmentLengths, Chunk]:
+        """Append a chunk behind `lengths`; whatever lies beyond (an attempt that failed) is cut off first.
+
+        rows: uint8[n, 96] in dispatch order with their checksums; places: uint32[n], row within the chunk of
+        each index from `first_index` on; records in index order. Raises DiskFullError; repeating is safe.
+        """
+        log = self._cut("log", lengths.log_bytes)
+        index = self._cut("index", lengths.rows * ROW_BYTES)
+        heads = self._cut("heads", lengths.heads_bytes)
+        crcs: list[int] = []
+        log_bytes = 0
+        for piece in _pieces(records):
+            log.append(piece)
+            log_bytes += len(piece)
+            crcs.extend(
+                google_crc32c.value(piece[at : at + LOG_BLOCK_BYTES]) for at in range(0, len(piece), LOG_BLOCK_BYTES)
+            )
+        index.append(memoryview(rows.reshape(-1)))
+        count = len(rows)
+        crcs_array = np.array(crcs, dtype="<u4")
+        body = ticks.astype("<u4").tobytes() + counts.astype("<u4").tobytes() + crcs_array.tobytes()
+        header = _HEADER.pack(
+            _MAGIC,
+            FORMAT_VERSION,
+            0,
+            first_index,
+            count,
+            len(ticks),
+            log_start,
+            log_bytes,
+            len(crcs),
+            google_crc32c.value(body),
+            0,
+        )
+        header = header[:-4] + google_crc32c.value(header[:-4]).to_bytes(4, "little")
+        heads.append_many([header, body, places.astype("<u4").tobytes()])
+        starts = np.zeros(len(counts) + 1, dtype=np.uint32)
+        np.cumsum(counts, out=starts[1:])
+        places_at = lengths.heads_bytes + _HEADER_BYTES + len(body)
+        chunk = Chunk(
+            self.seq,
+            first_index,
+            count,
+            lengths.rows,
+            log_start,
+            log_bytes,
+            lengths.log_bytes,
+            ticks,
+            starts,
+            crcs_array,
+            places_at,
+        )
+        return SegmentLengths(lengths.rows + count, lengths.log_bytes + log_bytes, places_at + 4 * count), chunk
+
+    def _cut(self, suffix: str, length: int) -> File:
+        file = self._file(suffix, create=True)
+        size = file.size()
+        if size < length:
+            raise CorruptSegmentError(file.path, size, f"the file ends before its length of {length}")
+        if size > length:
+            file.truncate(length)
+        return file
+
+    def chunks(self, heads_bytes: int) -> list[Chunk]:
+        """The directory: every chunk of the first `heads_bytes` of the heads file."""
+        found: list[Chunk] = []
+        at = row = log_at = 0
+        while at < heads_bytes:
+            file = self._file("heads")
+            header = file.read_at(at, _HEADER_BYTES)
+            if len(header) < _HEADER_BYTES or google_crc32c.value(header[:-4]) != int.from_bytes(header[-4:], "little"):
+                raise CorruptSegmentError(file.path, at, "bad chunk header")
+            magic, version, _, first_index, count, tick_count, log_start, log_bytes, blocks, body_crc, _ = (
+                _HEADER.unpack(header)
+            )
+            if magic != _MAGIC or version != FORMAT_VERSION:
+                raise CorruptSegmentError(file.path, at, f"not a chunk of version {FORMAT_VERSION} (it says {version})")
+            body_bytes = 8 * tick_count + 4 * blocks
+            body = file.read_at(at + _HEADER_BYTES, body_bytes)
+            if len(body) < body_bytes or google_crc32c.value(body) != body_crc:
+                raise CorruptSegmentError(file.path, at + _HEADER_BYTES, "bad chunk directory")
+            words = np.frombuffer(body, dtype="<u4")
+            starts = np.zeros(tick_count + 1, dtype=np.uint32)
+            np.cumsum(words[tick_count : 2 * tick_count], out=starts[1:])
+            places_at = at + _HEADER_BYTES + body_bytes
+            found.append(
+                Chunk(
+                    self.seq, first_index, count, row, log_start, log_bytes, log_at,
+                    words[:tick_count], starts, words[2 * tick_count :], places_at,
+                )
+            )  # fmt: skip
+            row += count
+            log_at += log_bytes
+            at = places_at + 4 * count
+        return found
+
+    def rows(self, first_row: int, count: int) -> NDArray[np.uint8]:
+        """Rows of the index file as uint8[count, 96], each checked."""
+        file = self._file("index")
+        data = file.read_at(first_row * ROW_BYTES, count * ROW_BYTES)
+        if len(data) != count * ROW_BYTES:
+            raise CorruptSegmentError(file.path, first_row * ROW_BYTES, "the index ends early")
+        rows = np.frombuffer(data, dtype=np.uint8).reshape(-1, ROW_BYTES)
+        bad = np.flatnonzero(row_checksums(rows) != stored_checksums(rows))
+        if len(bad):
+            raise CorruptSegmentError(
+                file.path, (first_row + int(bad[0])) * ROW_BYTES, "a unit does not match its checksum"
+            )
+        return rows
+
+    def places(self, chunk: Chunk, index_min: int, index_max: int) -> NDArray[np.uint32]:
+        """Row within the chunk of each global index from index_min to below index_max.
+
+        Not checked by itself: compare the `index` of the units read there, and raise `corrupt_places`.
+        """
+        file = self._file("heads")
+        at = chunk.places_at + 4 * (index_min - chunk.first_index)
+        data = file.read_at(at, 4 * (index_max - index_min))
+        if len(data) != 4 * (index_max - index_min):
+            raise CorruptSegmentError(file.path, at, "the heads end early")
+        places = np.frombuffer(data, dtype="<u4")
+        if (places >= chunk.count).any():
+            raise self.corrupt_places(chunk)
+        return places
+
+    def corrupt_places(self, chunk: Chunk) -> CorruptSegmentError:
+        """The error of places that name rows of other units."""
+        return CorruptSegmentError(self._file("heads").path, chunk.places_at, "a place names the row of another unit")
+
+    def read_log(self, chunk: Chunk, start: int, size: int) -> bytes:
+        """`size` bytes of log from offset `start` (as units name it), within one chunk, checked block by block."""
+        relative = start - chunk.log_start
+        first = relative // LOG_BLOCK_BYTES
+        last = -(-(relative + size) // LOG_BLOCK_BYTES)
+        begin = first * LOG_BLOCK_BYTES
+        wanted = min(last * LOG_BLOCK_BYTES, chunk.log_bytes) - begin
+        file = self._file("log")
+        data = file.read_at(chunk.log_at + begin, wanted)
+        if len(data) != wanted:
+            raise CorruptSegmentError(file.path, chunk.log_at + begin, "the log ends early")
+        for number in range(first, last):
+            at = (number - first) * LOG_BLOCK_BYTES
+            if google_crc32c.value(data[at : at + LOG_BLOCK_BYTES]) != int(chunk.crcs[number]):
+                raise CorruptSegmentError(
+                    file.path, chunk.log_at + begin + at, "a block of records does not match its CRC"
+                )
+        return data[relative - begin : relative - begin + size]
+
+
+def _pieces(records: Iterable[Buffer]) -> Iterable[bytes]:
+    """The same bytes in pieces of LOG_WRITE_BYTES, the last one shorter."""
+    held: list[Buffer] = []
+    held_bytes = 0
+    for record in records:
+        view = memoryview(record)
+        while held_bytes + len(view) >= LOG_WRITE_BYTES:
+            cut = LOG_WRITE_BYTES - held_bytes
+            held.append(view[:cut])
+            yield b"".join(held)
+            held, held_bytes, view = [], 0, view[cut:]
+        if len(view):
+            held.append(view)
+            held_bytes += len(view)
+    if held:
+        yield b"".join(held)

@@ -1,0 +1,161 @@
+"""The arrival buffer: units and records that have been applied but not yet merged into hour files.
+
+Owns immutable blocks of units sorted by (due_ms, index), and the records as they came. Two ways in:
+by due time (`blocks`, searched each on its own; small ones are joined geometrically so that their
+number stays small), and by id (`Extents`: one row for each contiguous piece of an hour that an append
+brought). Once frozen a buffer never changes again and may be read by any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.wheel.units import UNIT, UNIT_BYTES, Ids, Units
+
+BLOCK_UNITS_MIN = 8192
+"""Blocks below this size are joined with their neighbours."""
+
+APPEND_BYTES_OVERHEAD = 512
+"""What an append costs in memory beside its bytes; counted, so that many tiny ones fill the buffer too."""
+
+EXTENT = np.dtype(
+    [
+        ("id", "<u8"),  # of its first unit
+        ("offset", "<i8"),  # log offset of its first record
+        ("bytes", "<i8"),  # of its records
+        ("at", "<i8"),  # of its first record in the append's records
+        ("count", "<u4"),  # units
+        ("row", "<u4"),  # of its first unit in the append's units
+        ("append", "<u4"),
+    ]
+)
+_RECENT_EXTENTS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Units sorted by (due_ms, index); `due_ms` is their contiguous copy, for searching."""
+
+    due_ms: NDArray[np.int64]
+    units: Units
+
+    def between(self, due_min: int, due_max: int) -> Block | None:
+        """Units with due_min <= due_ms < due_max; None if there are none."""
+        low, high = self.due_ms.searchsorted((due_min, due_max))
+        return Block(self.due_ms[low:high], self.units[low:high]) if high > low else None
+
+    def first_due_from(self, due_min: int) -> int | None:
+        """Due time of the first unit not due before due_min."""
+        at = int(self.due_ms.searchsorted(due_min))
+        return int(self.due_ms[at]) if at < len(self.due_ms) else None
+
+
+def join_blocks(blocks: list[Block]) -> Block:
+    """One block of several, given in the order they were appended (equal due times keep it)."""
+    if len(blocks) == 1:
+        return blocks[0]
+    due = np.concatenate([block.due_ms for block in blocks])
+    order = np.argsort(due, kind="stable")
+    return Block(due[order], np.concatenate([block.units for block in blocks])[order])
+
+
+class Buffer:
+    """Append-only until frozen; then immutable."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.records: list[bytes] = []
+        self.appends: list[Units] = []
+        self.bytes = 0
+        self.units = 0
+        self._extents = np.zeros(0, dtype=EXTENT)  # sorted by id
+        self._recent: list[Units] = []
+        self._recent_count = 0
+
+    def add(self, due_ms: NDArray[np.int64], units: Units, ids: Ids, records: bytes, starts: NDArray[np.int64], at: NDArray[np.int64]) -> None:
+        """Take an applied batch: sorted, ids given. `starts`: first row of each hour; `at`: its place in records."""
+        self._join_small(Block(due_ms, units))
+        extents = np.zeros(len(starts), dtype=EXTENT)
+        extents["id"] = ids[starts]
+        extents["offset"] = units["offset"][starts]
+        extents["at"] = at
+        extents["bytes"] = np.diff(at, append=len(records))
+        extents["row"] = starts
+        extents["count"] = np.diff(starts, append=len(units))
+        extents["append"] = len(self.appends)
+        self._recent.append(extents)
+        self._recent_count += len(extents)
+        self.appends.append(units)
+        self.records.append(records)
+        self.units += len(units)
+        self.bytes += len(records) + len(units) * (UNIT_BYTES + 8) + len(extents) * EXTENT.itemsize + APPEND_BYTES_OVERHEAD
+
+    def _join_small(self, block: Block) -> None:
+        self.blocks.append(block)
+        size = len(block.units)
+        first = len(self.blocks) - 1
+        while first > 0 and len(self.blocks[first - 1].units) < min(2 * size, BLOCK_UNITS_MIN):
+            first -= 1
+            size += len(self.blocks[first].units)
+        if first < len(self.blocks) - 1:
+            self.blocks[first:] = [join_blocks(self.blocks[first:])]
+
+    def restore(self, units: Units, extents: Units, records: bytes) -> None:
+        """Fill an empty buffer from a run file: units in (hour, index) order, one extent an hour."""
+        if not len(units):
+            return
+        due = np.ascontiguousarray(units["due_ms"])
+        order = np.argsort(due, kind="stable")
+        self.blocks = [Block(due[order], units[order])]
+        self.appends = [units]
+        self.records = [records]
+        self._extents = extents
+        self.units = len(units)
+        self.bytes = len(records) + len(units) * (UNIT_BYTES + 8)
+
+    def extents(self) -> Units:
+        """All extents sorted by id."""
+        if self._recent:
+            self._extents = _sorted(np.concatenate([self._extents, *self._recent]))
+            self._recent, self._recent_count = [], 0
+        return self._extents
+
+    def snapshot(self) -> tuple[Block, ...]:
+        """The blocks as they are now."""
+        return tuple(self.blocks)
+
+    def find(self, ids: Ids) -> NDArray[np.int64]:
+        """Extent (row of `found_extents`) of each id, -1 where the buffer does not hold it."""
+        extents = self.extents()
+        keys = np.ascontiguousarray(extents["id"])
+        at = np.searchsorted(keys, ids, side="right").astype(np.int64) - 1
+        inside = at >= 0
+        inside[inside] = ids[inside] - keys[at[inside]] < extents["count"][at[inside]]
+        return np.where(inside, at, -1)
+
+    def units_of(self, ids: Ids, found: NDArray[np.int64]) -> Units:
+        """Units of ids whose extent `find` gave."""
+        extents = self.extents()[found]
+        rows = (extents["row"] + (ids - extents["id"])).astype(np.int64)
+        units = np.empty(len(ids), dtype=UNIT)
+        for number, (append, row) in enumerate(zip(extents["append"].tolist(), rows.tolist(), strict=True)):
+            units[number] = self.appends[append][row]
+        return units
+
+    def records_of(self, units: Units, found: NDArray[np.int64]) -> list[bytes]:
+        """Records of units whose extent `find` gave, copied."""
+        extents = self.extents()[found]
+        begin = extents["at"] + (units["offset"].astype(np.int64) - extents["offset"])
+        end = begin + units["size"]
+        records = self.records
+        return [
+            records[append][low:high]
+            for append, low, high in zip(extents["append"].tolist(), begin.tolist(), end.tolist(), strict=True)
+        ]
+
+
+def _sorted(extents: Units) -> Units:
+    return extents[np.argsort(extents["id"], kind="stable")]

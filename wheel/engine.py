@@ -1,0 +1,546 @@
+"""The wheel of one wheel group: every pending message, and the cursor that moves through them.
+
+Composes the hour table, the arrival buffer, the hour segments and the second wheel. Deterministic and
+synchronous: time is an argument, files are only touched by jobs that somebody else runs, and by a
+synchronous load when a dispatch reaches further than what is loaded.
+
+Invariants:
+- Ids, offsets and due times are given by `append`, from the log alone. When a buffer is merged, a tick
+  loaded or a checkpoint written shows in no id, order, answer or digest.
+- Every pending unit due before `SecondWheel.until_ms` is in the second wheel.
+- A unit is in exactly one of: the hour segments (index below the merged rows), the frozen buffer, the
+  active buffer.
+- The cursor never moves back; no unit below it is pending.
+
+All methods belong to one thread, that of the node's core; `run` of a job may be called by any.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from tickwheel.storage.disk import Disk
+from tickwheel.storage.segment import Chunk, Segment
+from tickwheel.wheel.buffer import Block, Buffer
+from tickwheel.wheel.checkpoint import CheckpointJob, WheelState, read_run, run_path
+from tickwheel.wheel.hours import HourTable
+from tickwheel.wheel.jobs import HourChunks, Job, LoadJob, MapJob, MergeJob, hour_directory
+from tickwheel.wheel.marks import Marks
+from tickwheel.wheel.queries import CountJob, Schedule, ScanJob
+from tickwheel.wheel.reading import LookupJob, RecordsJob
+from tickwheel.wheel.slots import SecondWheel, cut_at
+from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Ids, Units
+
+HOURS_AHEAD = 2
+"""Hours after the cursor's whose chunk directories are kept in memory; hours older than this are let go."""
+LOAD_UNITS_MAX = 500_000
+"""Units one load brings at most, as far as ticks allow."""
+LOADED_UNITS_MAX = 2_000_000
+"""Above this nothing further is loaded ahead (192 MB)."""
+SLOT_WIDTHS_MS = (1_000, 500, 200, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class WheelConfig:
+    """`slot_ms` is fixed when the cluster is created."""
+
+    slot_ms: int = 1_000
+    buffer_bytes_max: int = 128 << 20
+    """The arrival buffer is merged when it holds more."""
+    preload_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.slot_ms not in SLOT_WIDTHS_MS:
+            raise ValueError(f"slot_ms: {self.slot_ms}: one of {SLOT_WIDTHS_MS}")
+
+
+class CancelOutcome(enum.Enum):
+    """Answer of `cancel` and `move`."""
+
+    CANCELLED = "cancelled"
+    MOVED = "moved"
+    ALREADY_DISPATCHED = "already_dispatched"
+    NOT_FOUND = "not_found"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dispatched:
+    """Live units in (due_ms, index) order, and how many were passed, cancelled and moved ones included."""
+
+    units: Units
+    passed_count: int
+
+
+_NOTHING = Dispatched(np.zeros(0, dtype=UNIT), 0)
+
+
+class Wheel:
+    """See the module."""
+
+    def __init__(self, disk: Disk, directory: str, config: WheelConfig, state: bytes = b"") -> None:
+        """`state`: `Manifest.wheel`; without it the directory must be empty. Raises CorruptSegmentError."""
+        self._disk = disk
+        self._directory = directory
+        self._config = config
+        self._slot_ms = config.slot_ms
+        self._hours = HourTable()
+        self._marks = Marks()
+        self._active = Buffer()
+        self._frozen: Buffer | None = None
+        self._merging: MergeJob | None = None
+        self._loading: LoadJob | None = None
+        self._mapping: MapJob | None = None
+        self._chunks: dict[int, list[Chunk]] = {}
+        self._open: dict[int, Segment] = {}
+        self._dirty: set[int] = set()
+        self._doomed: list[int] = []
+        self._run = 0
+        self._removed_below = 0
+        self.cursor = CursorKey(0, 0)
+        self.local_index = 0
+        """Units of the cursor's tick already passed, in dispatch order."""
+        self.pending = 0
+        if state:
+            self._restore(WheelState.decode(state))
+        else:
+            disk.make_dir(f"{directory}/hours")
+            disk.make_dir(f"{directory}/runs")
+        self._second = SecondWheel(self._slot_ms, self.tick * self._slot_ms)
+
+    def _restore(self, state: WheelState) -> None:
+        if state.slot_ms != self._slot_ms:
+            raise ValueError(f"slot_ms: {self._slot_ms}: this cluster was created with {state.slot_ms}")
+        self.cursor = state.cursor
+        self.local_index = state.local_index
+        self.pending = state.pending
+        self._removed_below = state.removed_below
+        self._run = state.run
+        content = read_run(self._disk, run_path(self._directory, state.run))
+        self._hours.load(content.hours)
+        self._marks.load(content.marks, content.moves)
+        self._active.restore(content.units, content.extents, content.records)
+
+    # -- what the log says
+
+    @property
+    def tick(self) -> int:
+        """Tick of the cursor."""
+        return self.cursor.due_ms // self._slot_ms
+
+    def append(self, units: Units, records: bytes | memoryview) -> Ids:
+        """Take units, sorted by due_requested_ms; fills due_ms, index and offset in place and returns the ids.
+
+        `records`: meta and payload of each unit, one after the other, in the same order. Array work only:
+        its cost depends neither on how many messages are pending nor on how many hours a batch spans.
+        """
+        count = len(units)
+        if not count:
+            return np.zeros(0, dtype=np.uint64)
+        hours = self._hours
+        due = np.maximum(units["due_requested_ms"], self.cursor.due_ms)
+        hour = due // HOUR_MS
+        starts = np.flatnonzero(np.diff(hour, prepend=hour[0] - 1))
+        used = hour[starts]
+        hours.cover(int(used[0]), int(used[-1]))
+        at_hour = used - hours.base
+        counts = np.diff(starts, append=count)
+        ends = np.cumsum(units["size"], dtype=np.int64)
+        places = ends - units["size"]
+        at = places[starts]
+        index = np.arange(count, dtype=np.int64) + np.repeat(hours.next_index[at_hour] - starts, counts)
+        units["due_ms"] = due
+        units["index"] = index
+        units["offset"] = places + np.repeat(hours.next_offset[at_hour] - at, counts)
+        hours.next_index[at_hour] += counts
+        hours.next_offset[at_hour] += np.diff(at, append=int(ends[-1]))
+        ids: Ids = (hour.astype(np.uint64) << np.uint64(32)) | index.astype(np.uint64)
+        self._active.add(due, units, ids, bytes(records), starts, at)
+        self.pending += count
+        self._take_near(Block(due, units))
+        return ids
+
+    def _take_near(self, block: Block) -> None:
+        """Arrivals for what is loaded, or just being loaded, go straight in."""
+        until_ms = self._second.until_ms
+        first_due_ms = int(block.due_ms[0])
+        if first_due_ms < until_ms:
+            near = block.between(first_due_ms, until_ms)
+            if near is not None:
+                self._second.insert(near)
+        loading = self._loading
+        if loading is not None:
+            part = block.between(loading.due_min, loading.due_max)
+            if part is not None:
+                loading.arrivals.append(part)
+
+    def dispatch(self, to: CursorKey) -> Dispatched:
+        """Move the cursor; everything below it is passed. Does nothing if `to` is not ahead of the cursor."""
+        if to <= self.cursor:
+            return _NOTHING
+        taken: list[Block] = []
+        while self._second.until_ms <= to.due_ms:
+            taken += self._second.take(to)
+            self._load_now(to.due_ms + 1)
+        taken += self._second.take(to)
+        same_tick = to.due_ms // self._slot_ms == self.tick
+        self.cursor = to
+        if not same_tick:
+            self.local_index = 0
+        if not taken:
+            return _NOTHING
+        units: Units = taken[0].units if len(taken) == 1 else np.concatenate([block.units for block in taken])
+        self.local_index += int(np.count_nonzero(units["due_ms"] >= self.tick * self._slot_ms))
+        passed = len(units)
+        marked = self._marks.marked(units)
+        if marked.any():
+            units = units[~marked]
+        self.pending -= len(units)
+        return Dispatched(units, passed)
+
+    def cancel(self, id: int, due_ms: int) -> CancelOutcome:
+        """Cancel by id; `due_ms` is the unit's own (of the newest unit if it was moved, that one's is used)."""
+        id, moved_due_ms = self._marks.resolve(int(id))
+        due_ms = due_ms if moved_due_ms is None else moved_due_ms
+        hour, index = id >> 32, id & 0xFFFF_FFFF
+        if hour < self._removed_below or index >= self._hours.units(hour):
+            return CancelOutcome.NOT_FOUND
+        if self._marks.has(hour, index):
+            return CancelOutcome.CANCELLED
+        if due_ms // HOUR_MS != hour:
+            return CancelOutcome.NOT_FOUND
+        if CursorKey(due_ms, index) < self.cursor:
+            return CancelOutcome.ALREADY_DISPATCHED
+        self._marks.add(hour, index)
+        self.pending -= 1
+        return CancelOutcome.CANCELLED
+
+    def move(self, id: int, due_ms: int, units: Units, record: bytes) -> tuple[CancelOutcome, int]:
+        """Cancel a unit and append its successor (one unit, as for `append`); the old id keeps naming it."""
+        old, _ = self._marks.resolve(int(id))
+        if self._marks.has(old >> 32, old & 0xFFFF_FFFF):
+            return CancelOutcome.CANCELLED, 0
+        outcome = self.cancel(id, due_ms)
+        if outcome is not CancelOutcome.CANCELLED:
+            return outcome, 0
+        new_id = int(self.append(units, record)[0])
+        self._marks.move(old, new_id, int(units["due_ms"][0]))
+        return CancelOutcome.MOVED, new_id
+
+    def resolve(self, id: int) -> int:
+        """Id of the newest unit of a message."""
+        return self._marks.resolve(int(id))[0]
+
+    def remove_hours(self, below: int) -> None:
+        """Forget hours below; their files go with the next durable checkpoint, for a replay may need them."""
+        if below <= self._removed_below:
+            return
+        self._removed_below = below
+        self._doomed += self._hours.forget(below)
+        self._marks.forget(below)
+        for hour in [hour for hour in self._chunks if hour < below]:
+            del self._chunks[hour]
+
+    # -- what the master asks
+
+    def plan(self, until_ms: int, units_max: int, after: CursorKey | None = None) -> CursorKey | None:
+        """The cursor that dispatches what is due up to until_ms, at most units_max units behind `after`.
+
+        None: nothing is due (or what is due is still being loaded: ask again when a load is finished).
+        """
+        start = self.cursor if after is None else max(after, self.cursor)
+        second = self._second
+        limit_ms = min(until_ms, second.until_ms - 1)
+        below = second.count_below(start) if start > self.cursor else 0
+        key, count = second.key_after(limit_ms, below + units_max)
+        if key is None or count <= below:
+            return None
+        if count - below >= units_max:
+            return key
+        whole = CursorKey(limit_ms + 1, 0)
+        return whole if whole > start else None
+
+    def next_due_ms(self, after: CursorKey | None = None) -> int | None:
+        """Lower bound of the due time of the next unit behind `after`; exact when it is loaded; None: none is pending."""
+        due_ms = self._second.next_due_ms(after)
+        if due_ms is not None:
+            return due_ms
+        return self._next_unloaded_ms(self._second.until_ms)
+
+    def _next_unloaded_ms(self, from_ms: int) -> int | None:
+        """Lower bound of the first due time from `from_ms` on that is not loaded."""
+        hour = self._hours.next_used(from_ms // HOUR_MS)
+        if hour is None:
+            return None
+        if hour * HOUR_MS > from_ms:
+            return hour * HOUR_MS
+        bounds = [due for buffer in self._buffers() for block in buffer.blocks if (due := block.first_due_from(from_ms)) is not None]
+        chunks = self._chunks.get(hour)
+        if self._hours.merged(hour).rows:
+            if chunks is None:
+                return from_ms
+            tick = (from_ms - hour * HOUR_MS) // self._slot_ms
+            for chunk in chunks:
+                at = int(np.searchsorted(chunk.ticks, tick))
+                if at < len(chunk.ticks):
+                    bounds.append(max(from_ms, hour * HOUR_MS + int(chunk.ticks[at]) * self._slot_ms))
+        later = self._hours.next_used(hour + 1)
+        if later is not None:
+            bounds.append(later * HOUR_MS)
+        return min(bounds, default=None)
+
+    # -- reads
+
+    def records(self, units: Units) -> RecordsJob:
+        """Fetch the records of units."""
+        return RecordsJob(units, self._buffers(), self._merged_rows, self._open_hour)
+
+    def lookup(self, ids: Ids) -> LookupJob:
+        """Find units by id, following moves."""
+        resolved = np.array([self._marks.resolve(id)[0] for id in ids.tolist()], dtype=np.uint64)
+        hours = (resolved >> np.uint64(32)).tolist()
+        indexes = (resolved & np.uint64(0xFFFF_FFFF)).tolist()
+        pairs = list(zip(hours, indexes, strict=True))
+        found = np.array(
+            [h >= self._removed_below and i < self._hours.units(h) for h, i in pairs], dtype=np.bool_
+        )
+        cancelled = np.array([self._marks.has(h, i) for h, i in pairs], dtype=np.bool_)
+        return LookupJob(ids, resolved, found, cancelled, self._buffers(), self._merged_rows, self._open_hour)
+
+    def scan(self, due_min: int, due_max: int, after: CursorKey | None, limit: int, topic_id: int | None) -> ScanJob:
+        """Pending units with due_min <= due_ms < due_max behind `after`, in dispatch order."""
+        return ScanJob(self._schedule(due_min, due_max), after, limit, topic_id)
+
+    def count(self, due_min: int, due_max: int, bucket_ms: int, topic_id: int | None) -> CountJob:
+        """How many units are pending, by bucket."""
+        return CountJob(self._schedule(due_min, due_max), bucket_ms, topic_id)
+
+    def _schedule(self, due_min: int, due_max: int) -> Schedule:
+        due_min = max(due_min, self.cursor.due_ms)
+        hours = self._hours.used(due_min // HOUR_MS, -(-due_max // HOUR_MS)).tolist()
+        return Schedule(
+            slot_ms=self._slot_ms,
+            due_min=due_min,
+            due_max=due_max,
+            cursor=self.cursor,
+            hours=[self._open_hour(hour) for hour in hours],
+            blocks=[block for buffer in self._buffers() for block in buffer.snapshot()],
+            marks=self._marks.copy(hours),
+        )
+
+    def _buffers(self) -> list[Buffer]:
+        """Buffers, older first."""
+        return [self._active] if self._frozen is None else [self._frozen, self._active]
+
+    def _merged_rows(self, hour: int) -> int:
+        return self._hours.merged(hour).rows
+
+    def _open_hour(self, hour: int) -> HourChunks:
+        return HourChunks(self._disk, self._directory, hour, self._hours.merged(hour), self._chunks.get(hour))
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory of arrivals that are not merged."""
+        return sum(buffer.bytes for buffer in self._buffers())
+
+    def hours(self) -> list[int]:
+        """Hours that have units."""
+        used: list[int] = self._hours.used().tolist()
+        return used
+
+    # -- background work
+
+    def jobs(self, now_ms: int) -> list[Job]:
+        """Work that is wanted now and not under way. Each is to be run, then given to `finish` or `abandon`."""
+        wanted: list[Job] = []
+        if self._merging is None and (self._frozen is not None or self._active.bytes >= self._config.buffer_bytes_max):
+            if self._frozen is None:
+                self._frozen, self._active = self._active, Buffer()
+            self._merging = MergeJob(
+                self._disk, self._directory, self._slot_ms, self._frozen, self._hours.merged, self._open
+            )
+            wanted.append(self._merging)
+        mapping = self._wanted_map()
+        if mapping is not None:
+            wanted.append(mapping)
+        loading = self._wanted_load(now_ms)
+        if loading is not None:
+            wanted.append(loading)
+        return wanted
+
+    def _wanted_map(self) -> MapJob | None:
+        if self._mapping is not None:
+            return None
+        first = self.cursor.due_ms // HOUR_MS
+        missing = [
+            hour
+            for hour in range(first, first + HOURS_AHEAD + 1)
+            if hour not in self._chunks and self._hours.merged(hour).rows
+        ]
+        if not missing:
+            return None
+        for hour in [hour for hour in self._chunks if hour < first - HOURS_AHEAD]:
+            del self._chunks[hour]
+        self._mapping = MapJob([self._open_hour(hour) for hour in missing])
+        return self._mapping
+
+    def _wanted_load(self, now_ms: int) -> LoadJob | None:
+        second = self._second
+        preload_ms = self._config.preload_ms
+        if self._loading is not None or second.units >= LOADED_UNITS_MAX:
+            return None
+        if second.until_ms > now_ms + preload_ms - self._slot_ms:
+            return None
+        wanted_ms = (now_ms + preload_ms) // self._slot_ms * self._slot_ms + self._slot_ms
+        begin_ms, end_ms = self._next_window(wanted_ms)
+        if begin_ms >= end_ms:
+            second.until_ms = end_ms
+            return None
+        second.until_ms = begin_ms
+        self._loading = self._load_job(begin_ms, end_ms)
+        return self._loading
+
+    def _next_window(self, wanted_ms: int) -> tuple[int, int]:
+        """The next stretch to load: it begins where the next unit may be, and holds few enough units."""
+        slot_ms = self._slot_ms
+        begin_ms = self._next_unloaded_ms(self._second.until_ms)
+        if begin_ms is None or begin_ms >= wanted_ms:
+            return wanted_ms, wanted_ms
+        begin_ms = max(begin_ms // slot_ms * slot_ms, self._second.until_ms)
+        hour = begin_ms // HOUR_MS
+        end_ms = min(wanted_ms, (hour + 1) * HOUR_MS)
+        units = self._hours.units(hour)
+        if units > LOAD_UNITS_MAX:
+            step_ms = max(slot_ms, HOUR_MS * LOAD_UNITS_MAX // units // slot_ms * slot_ms)
+            end_ms = min(end_ms, begin_ms + step_ms)
+        return begin_ms, end_ms
+
+    def _load_job(self, begin_ms: int, end_ms: int) -> LoadJob:
+        hours = self._hours.used(begin_ms // HOUR_MS, -(-end_ms // HOUR_MS)).tolist()
+        merged = [self._open_hour(hour) for hour in hours if self._hours.merged(hour).rows]
+        # Buffers are captured now, as slices: what arrives later goes to the job's arrivals.
+        blocks = [
+            part
+            for buffer in self._buffers()
+            for block in buffer.blocks
+            if (part := block.between(begin_ms, end_ms)) is not None
+        ]
+        return LoadJob(self._slot_ms, begin_ms, end_ms, merged, blocks)
+
+    def _load_now(self, wanted_ms: int) -> None:
+        """Load one more stretch on this thread: a dispatch needs it."""
+        self._loading = None  # a job under way is superseded; `finish` ignores it
+        slot_ms = self._slot_ms
+        begin_ms, end_ms = self._next_window(-(-wanted_ms // slot_ms) * slot_ms)
+        if begin_ms < end_ms:
+            job = self._load_job(begin_ms, end_ms)
+            job.run()
+            self._take_loaded(job)
+        else:
+            self._second.until_ms = end_ms
+
+    def _take_loaded(self, job: LoadJob) -> None:
+        self._second.until_ms = job.due_max
+        for block in [*job.found, *job.arrivals]:
+            kept = self._not_passed(block)
+            if kept is not None:
+                self._second.insert(kept)
+
+    def _not_passed(self, block: Block) -> Block | None:
+        """Without what the cursor has passed while the block was read."""
+        cut = cut_at(block, self.cursor)
+        if cut == len(block.due_ms):
+            return None
+        return Block(block.due_ms[cut:], block.units[cut:]) if cut else block
+
+    def finish(self, job: Job) -> None:
+        """A job ran to its end."""
+        if isinstance(job, MergeJob):
+            self._finish_merge(job)
+        elif isinstance(job, LoadJob):
+            if job is self._loading:
+                self._loading = None
+                self._take_loaded(job)
+        elif isinstance(job, MapJob):
+            self._mapping = None
+            for hour in job.hours:
+                if hour.lengths == self._hours.merged(hour.hour) and hour.hour >= self._removed_below:
+                    self._chunks[hour.hour] = list(hour.chunks())
+
+    def _finish_merge(self, job: MergeJob) -> None:
+        assert job is self._merging
+        self._merging = None
+        self._frozen = None
+        for hour, lengths, chunk in job.results:
+            if hour < self._removed_below:
+                continue
+            first = not self._hours.merged(hour).rows
+            self._hours.set_merged(hour, lengths)
+            self._dirty.add(hour)
+            if hour in self._chunks:
+                self._chunks[hour].append(chunk)
+            elif first and hour <= self.cursor.due_ms // HOUR_MS + HOURS_AHEAD:
+                self._chunks[hour] = [chunk]
+
+    def abandon(self, job: Job | CheckpointJob) -> None:
+        """`run` of a job raised: nothing of it counts, and it will be wanted again."""
+        if isinstance(job, MergeJob):
+            self._merging = None
+            for segment in self._open.values():
+                segment.close()
+            self._open.clear()
+        elif isinstance(job, LoadJob):
+            if job is self._loading:
+                self._loading = None
+        elif isinstance(job, MapJob):
+            self._mapping = None
+        elif isinstance(job, CheckpointJob):
+            self._dirty |= job.dirty
+
+    # -- checkpoints
+
+    def begin_checkpoint(self) -> CheckpointJob:
+        """Capture the state as it is. Run it in a worker; then `checkpoint_durable`, or `abandon` if it failed."""
+        self._run += 1
+        marks, moves = self._marks.dump()
+        state = WheelState(
+            slot_ms=self._slot_ms,
+            cursor=self.cursor,
+            local_index=self.local_index,
+            pending=self.pending,
+            removed_below=self._removed_below,
+            run=self._run,
+        )
+        dirty, self._dirty = self._dirty, set()
+        job = CheckpointJob(self._disk, self._directory, state, self._hours.dump(), marks, moves, self._buffers(), dirty)
+        job.doomed = self._doomed
+        self._doomed = []
+        return job
+
+    def checkpoint_durable(self, job: CheckpointJob) -> None:
+        """The manifest that names this checkpoint is durable: what only earlier ones needed can go."""
+        number = job.wheel_state.run
+        for name in self._disk.list(f"{self._directory}/runs"):
+            stem = name.partition(".")[0]
+            if stem.isdecimal() and int(stem) < number:
+                self._disk.remove(f"{self._directory}/runs/{name}")
+        for hour in job.doomed:
+            segment = self._open.pop(hour, None)
+            if segment is not None:
+                segment.close()
+            self._disk.remove(hour_directory(self._directory, hour))
+
+    def digest_parts(self) -> dict[str, bytes]:
+        """Digests of the logical state, by name: the same on every node at the same applied index."""
+        marks, moves = self._marks.dump()
+        hours = self._hours.dump()[:, :3]
+        parts = {
+            "cursor": repr((*self.cursor, self.local_index, self.pending, self._removed_below)).encode(),
+            "hours": np.ascontiguousarray(hours).tobytes(),
+            "marks": marks.tobytes(),
+            "moves": moves.tobytes(),
+        }
+        return {name: hashlib.sha256(content).digest() for name, content in parts.items()}

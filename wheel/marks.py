@@ -1,0 +1,106 @@
+"""Which units were cancelled or moved.
+
+Owns, per hour, the global indexes that are marked, and for moved units the id and due time that hold
+now. Both are logical state. They last until their hours are removed, so that a repeated cancel gets
+the same answer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.wheel.units import HOUR_MS, Ids, Units
+
+_RECENT_MAX = 512
+
+MOVED = np.dtype([("id", "<u8"), ("new_id", "<u8"), ("new_due_ms", "<i8")])
+
+
+class Marks:
+    """Sets of marked indexes: sorted arrays with a small set of recent ones beside each."""
+
+    def __init__(self) -> None:
+        self._sorted: dict[int, NDArray[np.uint32]] = {}
+        self._recent: dict[int, set[int]] = {}
+        self._moved: dict[int, tuple[int, int]] = {}
+        self.count = 0
+
+    def has(self, hour: int, index: int) -> bool:
+        if index in self._recent.get(hour, ()):
+            return True
+        marked = self._sorted.get(hour)
+        if marked is None:
+            return False
+        at = int(marked.searchsorted(index))
+        return at < len(marked) and int(marked[at]) == index
+
+    def add(self, hour: int, index: int) -> None:
+        recent = self._recent.setdefault(hour, set())
+        recent.add(index)
+        self.count += 1
+        if len(recent) >= _RECENT_MAX:
+            self._fold(hour)
+
+    def _fold(self, hour: int) -> NDArray[np.uint32]:
+        marked = self._sorted.get(hour, np.zeros(0, dtype=np.uint32))
+        recent = self._recent.pop(hour, None)
+        if recent:
+            marked = np.union1d(marked, np.fromiter(recent, dtype=np.uint32, count=len(recent)))
+            self._sorted[hour] = marked
+        return marked
+
+    def marked(self, units: Units) -> NDArray[np.bool_]:
+        """Which of some units are marked. Array work per hour that has marks."""
+        out = np.zeros(len(units), dtype=np.bool_)
+        if not len(units) or not self.count:
+            return out
+        hours = units["due_ms"] // HOUR_MS
+        for hour in np.unique(hours).tolist() if hours[0] != hours[-1] else [int(hours[0])]:
+            if hour in self._sorted or hour in self._recent:
+                out |= (hours == hour) & np.isin(units["index"], self._fold(hour))
+        return out
+
+    def copy(self, hours: list[int]) -> dict[int, NDArray[np.uint32]]:
+        """Marked indexes of those of some hours that have any; the arrays never change."""
+        if not self.count:
+            return {}
+        return {hour: self._fold(hour) for hour in hours if hour in self._sorted or hour in self._recent}
+
+    def move(self, id: int, new_id: int, new_due_ms: int) -> None:
+        self._moved[id] = (new_id, new_due_ms)
+
+    def resolve(self, id: int) -> tuple[int, int | None]:
+        """Newest id of a message and, if it was ever moved, its due time."""
+        due_ms: int | None = None
+        while (target := self._moved.get(id)) is not None:
+            id, due_ms = target
+        return id, due_ms
+
+    @property
+    def moved_count(self) -> int:
+        return len(self._moved)
+
+    def forget(self, below: int) -> None:
+        """Hours below are gone: drop their marks, and moves whose old and newest id both are gone."""
+        for hour in [hour for hour in {*self._sorted, *self._recent} if hour < below]:
+            self.count -= len(self._fold(hour))
+            self._sorted.pop(hour, None)
+        gone = [id for id in self._moved if id >> 32 < below and self.resolve(id)[0] >> 32 < below]
+        for id in gone:
+            del self._moved[id]
+
+    def dump(self) -> tuple[Ids, NDArray[np.void]]:
+        """uint64 ids of all marked units, sorted, and all moves sorted by id."""
+        hours = sorted({*self._sorted, *self._recent})
+        parts = [self._fold(hour).astype(np.uint64) | np.uint64(hour << 32) for hour in hours]
+        moved = np.array([(id, *target) for id, target in sorted(self._moved.items())], dtype=MOVED)
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64), moved
+
+    def load(self, ids: Ids, moved: NDArray[np.void]) -> None:
+        hours = (ids >> np.uint64(32)).astype(np.int64)
+        starts = np.flatnonzero(np.diff(hours, prepend=-1))
+        for part in np.split(ids, starts[1:]) if len(ids) else []:
+            self._sorted[int(part[0]) >> 32] = (part & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
+        self.count = len(ids)
+        self._moved = {int(row["id"]): (int(row["new_id"]), int(row["new_due_ms"])) for row in moved}

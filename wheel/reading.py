@@ -1,0 +1,185 @@
+"""Reading by id and by unit: jobs that find units and fetch records, from buffers at once, else from segments.
+
+What lies in a buffer is answered when the job is made (on the loop); `run` reads only segments, with
+neighbouring rows and records coalesced into few reads. A job with nothing to read has `done` set and
+need not be run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.wheel.buffer import Buffer
+from tickwheel.wheel.jobs import HourChunks, units_from
+from tickwheel.wheel.units import UNIT, Ids, Units, ids_of
+
+READ_GAP_BYTES = 16 << 10
+"""Records nearer than this to each other are fetched by one read."""
+READ_BYTES_MAX = 1 << 20
+ROW_GAP = 64
+PLACE_GAP = 1024
+
+OpenHour = Callable[[int], HourChunks]
+
+
+def spans(sorted_positions: NDArray[np.int64], gap: int) -> Iterator[tuple[int, int]]:
+    """(low, high) slices of positions whose neighbours are at most `gap` apart."""
+    edges = np.flatnonzero(np.diff(sorted_positions) > gap) + 1
+    bounds = [0, *edges.tolist(), len(sorted_positions)]
+    yield from zip(bounds, bounds[1:], strict=False)
+
+
+def _by_hour(hours: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    for hour in np.unique(hours).tolist():
+        yield hour, np.flatnonzero(hours == hour)
+
+
+class RecordsJob:
+    """Fetches the records (meta and payload) of units. Result: `records`, one bytes object a unit, in their order."""
+
+    kind = "records"
+
+    def __init__(self, units: Units, buffers: Sequence[Buffer], merged_rows: Callable[[int], int], open_hour: OpenHour) -> None:
+        self._units = units
+        self._result: list[bytes | None] = [None] * len(units)
+        ids = ids_of(units)
+        hours = (ids >> np.uint64(32)).astype(np.int64)
+        self._left: list[tuple[HourChunks, NDArray[np.int64]]] = []
+        for hour, rows in _by_hour(hours):
+            in_segment = units["index"][rows] < merged_rows(hour)
+            if in_segment.any():
+                self._left.append((open_hour(hour), rows[in_segment]))
+            self._from_buffers(buffers, ids, rows[~in_segment])
+
+    def _from_buffers(self, buffers: Sequence[Buffer], ids: Ids, rows: NDArray[np.int64]) -> None:
+        for buffer in buffers:
+            if not len(rows):
+                return
+            found = buffer.find(ids[rows])
+            hit = found >= 0
+            hits = rows[hit]
+            for row, record in zip(hits.tolist(), buffer.records_of(self._units[hits], found[hit]), strict=True):
+                self._result[row] = record
+            rows = rows[~hit]
+        if len(rows):
+            raise AssertionError(f"units {ids[rows[:3]].tolist()} are neither merged nor buffered")
+
+    @property
+    def done(self) -> bool:
+        return not self._left
+
+    @property
+    def records(self) -> list[bytes]:
+        return [record for record in self._result if record is not None]
+
+    def run(self) -> None:
+        for hour, rows in self._left:
+            try:
+                self._read(hour, rows)
+            finally:
+                hour.close()
+        self._left = []
+
+    def _read(self, hour: HourChunks, rows: NDArray[np.int64]) -> None:
+        offsets = self._units["offset"][rows].astype(np.int64)
+        order = np.argsort(offsets, kind="stable")
+        rows, offsets = rows[order], offsets[order]
+        ends = offsets + self._units["size"][rows]
+        chunks = hour.chunks()
+        chunk_of = np.searchsorted([chunk.log_start for chunk in chunks], offsets, side="right") - 1
+        low = 0
+        while low < len(rows):
+            chunk = chunks[int(chunk_of[low])]
+            high = low + 1
+            begin = int(offsets[low])
+            while (
+                high < len(rows)
+                and chunk_of[high] == chunk_of[low]
+                and offsets[high] - ends[high - 1] <= READ_GAP_BYTES
+                and ends[high] - begin <= READ_BYTES_MAX
+            ):
+                high += 1
+            data = hour.segment(chunk.seq).read_log(chunk, begin, int(ends[high - 1]) - begin)
+            for at in range(low, high):
+                self._result[int(rows[at])] = data[int(offsets[at]) - begin : int(ends[at]) - begin]
+            low = high
+
+
+class LookupJob:
+    """Finds units by id, following moves. Results by row of the ids asked for, complete after `run`."""
+
+    kind = "lookup"
+
+    def __init__(
+        self,
+        ids: Ids,
+        resolved: Ids,
+        found: NDArray[np.bool_],
+        cancelled: NDArray[np.bool_],
+        buffers: Sequence[Buffer],
+        merged_rows: Callable[[int], int],
+        open_hour: OpenHour,
+    ) -> None:
+        self.ids = ids
+        self.resolved = resolved
+        """The newest id of each."""
+        self.found = found
+        """The message exists (its hour was not removed); `units` is valid there."""
+        self.cancelled = cancelled
+        self.units: Units = np.zeros(len(ids), dtype=UNIT)
+        self._left: list[tuple[HourChunks, NDArray[np.int64]]] = []
+        wanted = np.flatnonzero(found)
+        hours = (resolved[wanted] >> np.uint64(32)).astype(np.int64)
+        for hour, at in _by_hour(hours):
+            rows = wanted[at]
+            in_segment = (resolved[rows] & np.uint64(0xFFFF_FFFF)) < np.uint64(merged_rows(hour))
+            if in_segment.any():
+                self._left.append((open_hour(hour), rows[in_segment]))
+            rows = rows[~in_segment]
+            for buffer in buffers:
+                extents = buffer.find(resolved[rows])
+                hit = extents >= 0
+                self.units[rows[hit]] = buffer.units_of(resolved[rows[hit]], extents[hit])
+                rows = rows[~hit]
+
+    @property
+    def done(self) -> bool:
+        return not self._left
+
+    @property
+    def moved(self) -> NDArray[np.bool_]:
+        moved: NDArray[np.bool_] = self.ids != self.resolved
+        return moved
+
+    def run(self) -> None:
+        for hour, rows in self._left:
+            try:
+                self._read(hour, rows)
+            finally:
+                hour.close()
+        self._left = []
+
+    def _read(self, hour: HourChunks, rows: NDArray[np.int64]) -> None:
+        index = (self.resolved[rows] & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+        order = np.argsort(index, kind="stable")
+        rows, index = rows[order], index[order]
+        for chunk in hour.chunks():
+            low, high = np.searchsorted(index, (chunk.first_index, chunk.first_index + chunk.count))
+            if high == low:
+                continue
+            segment = hour.segment(chunk.seq)
+            part = index[low:high]
+            at = np.empty(len(part), dtype=np.int64)
+            for a, b in spans(part, PLACE_GAP):
+                places = segment.places(chunk, int(part[a]), int(part[b - 1]) + 1)
+                at[a:b] = places[part[a:b] - part[a]]
+            order = np.argsort(at, kind="stable")
+            at = at[order]
+            for a, b in spans(at, ROW_GAP):
+                read = units_from(segment.rows(chunk.first_row + int(at[a]), int(at[b - 1] - at[a]) + 1))
+                self.units[rows[low:high][order[a:b]]] = read[at[a:b] - at[a]]
+            if not np.array_equal(self.units["index"][rows[low:high]], part):
+                raise segment.corrupt_places(chunk)

@@ -1,0 +1,174 @@
+"""The second wheel: the ticks that are loaded, each a slot of units that leave in (due_ms, index) order.
+
+Owns the loaded window [.., until_ms): every pending unit due before `until_ms` is in a slot. Arrivals
+go in unsorted; a slot is sorted when it is first looked into, later arrivals are merged lazily.
+Pieces of a slot keep the order of their arrival, so that a stable sort by due time alone gives
+(due_ms, index) order: a tick lies in one hour, whose indexes rise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.wheel.buffer import Block, join_blocks
+from tickwheel.wheel.units import CursorKey
+
+
+def cut_at(block: Block, key: CursorKey) -> int:
+    """Number of units of a block below a key."""
+    low, high = block.due_ms.searchsorted((key.due_ms, key.due_ms + 1))
+    if high > low and key.index:
+        low += np.searchsorted(np.ascontiguousarray(block.units["index"][low:high]), key.index)
+    return int(low)
+
+
+class _Slot:
+    __slots__ = ("first_due_ms", "fresh", "pieces")
+
+    def __init__(self) -> None:
+        self.fresh: list[Block] = []
+        self.pieces: list[Block] = []
+        self.first_due_ms: int | None = None  # of `fresh`
+
+    def settle(self) -> None:
+        """Sort what came since the last look; few pieces remain, each sorted."""
+        if self.fresh:
+            self.pieces.append(join_blocks(self.fresh))
+            self.fresh = []
+            self.first_due_ms = None
+            pieces = self.pieces
+            while len(pieces) > 1 and len(pieces[-2].due_ms) <= 2 * len(pieces[-1].due_ms):
+                pieces[-2:] = [join_blocks(pieces[-2:])]
+
+    def next_due_ms(self) -> int | None:
+        dues = [int(piece.due_ms[0]) for piece in self.pieces]
+        if self.first_due_ms is not None:
+            dues.append(self.first_due_ms)
+        return min(dues, default=None)
+
+
+class SecondWheel:
+    """Slots of the loaded ticks, by tick number."""
+
+    def __init__(self, slot_ms: int, until_ms: int) -> None:
+        self._slot_ms = slot_ms
+        self._slots: dict[int, _Slot] = {}
+        self.until_ms = until_ms
+        """A multiple of slot_ms; below it everything pending is loaded."""
+        self.units = 0
+
+    def insert(self, block: Block) -> None:
+        """Take units of one sorted block, all of the window."""
+        slot_ms = self._slot_ms
+        due = block.due_ms
+        if not len(due):
+            return
+        self.units += len(due)
+        first, last = int(due[0]) // slot_ms, int(due[-1]) // slot_ms
+        if first == last:
+            self._put(first, block)
+            return
+        ticks = due // slot_ms
+        edges = [0, *(np.flatnonzero(ticks[1:] != ticks[:-1]) + 1).tolist(), len(due)]
+        for low, high in zip(edges, edges[1:], strict=False):
+            self._put(int(ticks[low]), Block(due[low:high], block.units[low:high]))
+
+    def _put(self, tick: int, block: Block) -> None:
+        slot = self._slots.get(tick)
+        if slot is None:
+            slot = self._slots[tick] = _Slot()
+        slot.fresh.append(block)
+        due_ms = int(block.due_ms[0])
+        if slot.first_due_ms is None or due_ms < slot.first_due_ms:
+            slot.first_due_ms = due_ms
+
+    def take(self, to: CursorKey) -> list[Block]:
+        """Remove all units below a key; blocks whose concatenation, tick by tick, is in dispatch order."""
+        taken: list[Block] = []
+        slot_ms = self._slot_ms
+        for tick in sorted(tick for tick in self._slots if tick * slot_ms <= to.due_ms):
+            slot = self._slots[tick]
+            slot.settle()
+            passed: list[Block] = []
+            kept: list[Block] = []
+            for piece in slot.pieces:
+                cut = len(piece.due_ms) if (tick + 1) * slot_ms <= to.due_ms else cut_at(piece, to)
+                if cut:
+                    passed.append(Block(piece.due_ms[:cut], piece.units[:cut]))
+                if cut < len(piece.due_ms):
+                    kept.append(Block(piece.due_ms[cut:], piece.units[cut:]))
+            slot.pieces = kept
+            if not kept:
+                del self._slots[tick]
+            if passed:
+                taken.append(join_blocks(passed))
+        self.units -= sum(len(block.due_ms) for block in taken)
+        return taken
+
+    def key_after(self, until_ms: int, units_max: int) -> tuple[CursorKey | None, int]:
+        """Key behind the last of the first units_max units due up to until_ms, and how many are below it."""
+        slot_ms = self._slot_ms
+        key: CursorKey | None = None
+        count = 0
+        for tick in sorted(tick for tick in self._slots if tick * slot_ms <= until_ms):
+            slot = self._slots[tick]
+            slot.settle()
+            heads: list[Block] = []
+            for piece in slot.pieces:
+                cut = min(int(piece.due_ms.searchsorted(until_ms + 1)), units_max - count)
+                if cut:
+                    heads.append(Block(piece.due_ms[:cut], piece.units[:cut]))
+            if heads:
+                number = min(sum(len(head.due_ms) for head in heads), units_max - count)
+                due, index = _nth(heads, number - 1)
+                key = CursorKey(due, index + 1)
+                count += number
+                if count >= units_max:
+                    break
+        return key, count
+
+    def count_below(self, key: CursorKey) -> int:
+        """Units below a key."""
+        slot_ms = self._slot_ms
+        count = 0
+        for tick in [tick for tick in self._slots if tick * slot_ms <= key.due_ms]:
+            slot = self._slots[tick]
+            slot.settle()
+            whole = (tick + 1) * slot_ms <= key.due_ms
+            count += sum(len(piece.due_ms) if whole else cut_at(piece, key) for piece in slot.pieces)
+        return count
+
+    def next_due_ms(self, after: CursorKey | None = None) -> int | None:
+        """Due time of the first unit at or above a key; exact."""
+        if not self._slots:
+            return None
+        if after is None:
+            return self._slots[min(self._slots)].next_due_ms()
+        first = after.due_ms // self._slot_ms
+        for tick in sorted(tick for tick in self._slots if tick >= first):
+            slot = self._slots[tick]
+            if tick > first:
+                return slot.next_due_ms()
+            slot.settle()
+            dues = [
+                int(piece.due_ms[cut]) for piece in slot.pieces if (cut := cut_at(piece, after)) < len(piece.due_ms)
+            ]
+            if dues:
+                return min(dues)
+        return None
+
+
+def _nth(heads: Sequence[Block], number: int) -> tuple[int, int]:
+    """(due_ms, index) of the n-th unit in dispatch order."""
+    if len(heads) == 1:
+        return int(heads[0].due_ms[number]), int(heads[0].units["index"][number])
+    due: NDArray[np.int64] = np.concatenate([head.due_ms for head in heads])
+    row = int(np.argsort(due, kind="stable")[number])
+    for head in heads:
+        if row < len(head.due_ms):
+            return int(head.due_ms[row]), int(head.units["index"][row])
+        row -= len(head.due_ms)
+    raise AssertionError("number is below the sum of lengths")
