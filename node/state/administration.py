@@ -268,9 +268,8 @@ class Administration:
         if below > hour_now:
             text = f"hour {below} is not over: the cursor is in hour {hour_now}"
             return _refuse(pb.WRONG_STATE, text, field="hour_min_kept", value=str(below), limit=str(hour_now))
-        removed = max(0, below - state.hour_min_kept)
-        if not removed:
-            return AdminResult()
+        if below <= state.hour_min_kept:
+            return AdminResult(hour_min_kept=state.hour_min_kept)
         unsettled = 0
         for topic in state.topics:
             first = topic.ready.remove_hours(below)
@@ -279,4 +278,4 @@ class Administration:
         state.hour_min_kept = below
         state.unsettled_removed += unsettled
         self._wheel.remove_hours(below)
-        return AdminResult(hours_removed=removed, unsettled_removed=unsettled)
+        return AdminResult(hour_min_kept=below, unsettled_removed=unsettled)

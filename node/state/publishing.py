@@ -4,6 +4,9 @@ Of the requests of one producer exactly `last + 1` counts; a repeat that is reme
 the first time, its rows are taken out of the columns before anything is appended. Without repeats and
 refusals (nearly always) nothing is masked or copied.
 
+What is still remembered is judged as it was before the command, plus the command's own requests: what
+these push out of a window is forgotten after it.
+
 Columns that do not fit each other cannot come from a sound master: each request is refused, on every
 node alike.
 """

@@ -115,7 +115,8 @@ class AdminResult:
     """All members after the command."""
     members_changed: bool = False
     """True: hand them to the replicated log."""
-    hours_removed: int = 0
+    hour_min_kept: int = 0
+    """After a removal: hours below are gone."""
     unsettled_removed: int = 0
 
 
