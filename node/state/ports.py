@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from tickwheel.proto.log_pb2 import ManifestFile
 from tickwheel.wheel.units import CursorKey, Ids, Units
@@ -32,7 +32,7 @@ class WheelCheckpoint(Protocol):
 
 
 class WheelPort(Protocol):
-    """See wheel/engine.py for the meaning of each."""
+    """See wheel/engine.py for the meaning of each. A `job` is what its own `begin_checkpoint` gave."""
 
     @property
     def cursor(self) -> CursorKey: ...
@@ -49,8 +49,8 @@ class WheelPort(Protocol):
 
     def begin_checkpoint(self) -> WheelCheckpoint: ...
 
-    def checkpoint_durable(self, job: WheelCheckpoint) -> None: ...
+    def checkpoint_durable(self, job: Any) -> None: ...
 
-    def abandon(self, job: WheelCheckpoint) -> None: ...
+    def abandon(self, job: Any) -> None: ...
 
     def digest_parts(self) -> dict[str, bytes]: ...
