@@ -1,0 +1,93 @@
+"""Limits and timings of the replicated log, with the relations that must hold between them.
+
+Owned by the node's configuration, read once; `RaftConfig` refuses values that break a relation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class ConfigError(ValueError):
+    """A value is outside what the other values allow; the message names field, value and bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaftConfig:
+    """Timings in milliseconds, sizes in bytes."""
+
+    election_timeout_ms_min: int = 400
+    election_timeout_ms_max: int = 700
+    append_period_ms: int = 50
+    """A heartbeat at least this often; also how often the sync goes out."""
+    lease_ms: int = 300
+    """How long a majority's answer lets the master act, from when it was asked."""
+    fallback_ms: int = 350
+    """A master that no majority has answered for this long steps down."""
+    ping_period_ms: int = 100
+    campaign_round_ms: int = 100
+    """How long the answers to the question before an election are waited for."""
+    commit_notice_ms: int = 2
+    """A risen commit index is told to slaves that are otherwise idle after this."""
+    stall_ms: int = 150
+    """A longer pause between two ticks is a stall: a new round of answers is needed for the lease."""
+    batch_bytes_max: int = 1 << 20
+    """Entries of one message: at most this, or a single entry."""
+    batch_entries_max: int = 1024
+    window_bytes_max: int = 4 << 20
+    """Sent to a slave and not acknowledged; bounds what a heartbeat waits behind."""
+    window_messages_max: int = 64
+    command_bytes_max: int = 8 << 20
+    """One payload of the largest size and its columns fit."""
+    proposals_max: int = 4096
+    proposal_bytes_max: int = 64 << 20
+    """Proposed and not yet applied, together."""
+    apply_slice_ms: int = 10
+    apply_batch_entries: int = 64
+    apply_entries_max: int = 1024
+    """Entries applied in one tick, however fast."""
+    journal_tail_bytes_max: int = 64 << 20
+    """Kept below a checkpoint for slaves that are only a little behind."""
+    learner_lag_bytes_max: int = 4 << 20
+    """A newcomer may become a member once it is no further behind than this."""
+    disk_retry_ms: int = 1000
+    disk_room_bytes_min: int = 64 << 20
+    """Space that must be free before a node that ran full takes part again."""
+    handover_wait_ms: int = 2000
+    handover_answer_ms: int = 1000
+    checkpoint_hint_ms: int = 1000
+    """How often a slave that is too far behind is told so."""
+
+    def __post_init__(self) -> None:
+        def need(held: bool, text: str) -> None:
+            if not held:
+                raise ConfigError(text)
+
+        need(
+            self.append_period_ms * 3 < self.election_timeout_ms_min,
+            f"append_period_ms ({self.append_period_ms}) must be below a third of "
+            f"election_timeout_ms_min ({self.election_timeout_ms_min})",
+        )
+        need(
+            self.election_timeout_ms_min < self.election_timeout_ms_max,
+            f"election_timeout_ms_max ({self.election_timeout_ms_max}) must be above "
+            f"election_timeout_ms_min ({self.election_timeout_ms_min})",
+        )
+        need(
+            self.append_period_ms * 2 <= self.lease_ms < self.election_timeout_ms_min,
+            f"lease_ms ({self.lease_ms}) must be at least two append periods and below "
+            f"election_timeout_ms_min ({self.election_timeout_ms_min})",
+        )
+        need(
+            self.append_period_ms * 2 <= self.fallback_ms < self.election_timeout_ms_min,
+            f"fallback_ms ({self.fallback_ms}) must be at least two append periods and below "
+            f"election_timeout_ms_min ({self.election_timeout_ms_min})",
+        )
+        need(
+            self.window_bytes_max >= self.batch_bytes_max,
+            f"window_bytes_max ({self.window_bytes_max}) must hold one batch ({self.batch_bytes_max})",
+        )
+        need(
+            self.proposal_bytes_max >= self.command_bytes_max,
+            f"proposal_bytes_max ({self.proposal_bytes_max}) must hold one command ({self.command_bytes_max})",
+        )

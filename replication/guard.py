@@ -1,0 +1,87 @@
+"""What stands between the wire and pysyncobj on a slave: no message may make it lose committed entries.
+
+`judge` takes an append_entries of the current or a higher term and says what to hand on and what to
+answer. Pure: it reads the journal and changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tickwheel.proto.peer_pb2 import AppendEntries
+from tickwheel.replication.guards import Guards
+from tickwheel.replication.journal_view import Journal
+from tickwheel.replication.pysyncobj_seam import Message
+
+
+class ImpossibleMessageError(Exception):
+    """A master wants a committed entry replaced: one of us has lost what must not be lost. Stop the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What becomes of an append_entries."""
+
+    hand_on: Message | None
+    """For pysyncobj."""
+    next_index: int = 0
+    """Answer at once with this next index; 0: pysyncobj answers, or nobody."""
+    success: bool = False
+    reset: bool = False
+
+
+def judge(term: int, append: AppendEntries, journal: Journal, commit_index: int, guards: Guards) -> Judgement:
+    """See the module. `term` is the frame's."""
+    if not append.HasField("previous_index"):
+        # Verifies nothing, so it commits nothing.
+        commit = min(append.commit_index, commit_index) if guards.bare_commit_clamped else append.commit_index
+        return Judgement({"type": "append_entries", "term": term, "commit_index": commit})
+    previous, previous_term = append.previous_index, append.previous_term
+    rows = [(entry.command, entry.index, entry.term) for entry in append.entries]
+    if not guards.known_entries_stripped:
+        return Judgement(_message(term, append.commit_index, previous, previous_term, rows))
+    last = journal.last_index
+    if previous > last:
+        return Judgement(_heartbeat(term, 0, commit_index), next_index=last + 1, reset=True)
+    if previous < journal.base_index:
+        # What the base covers is committed and applied here: equal by definition.
+        rows = [row for row in rows if row[1] > journal.base_index]
+        previous, previous_term = journal.base_index, journal.base_term
+        if not rows and append.entries and append.entries[-1].index < journal.base_index:
+            previous = int(append.entries[-1].index)
+            return Judgement(_heartbeat(term, append.commit_index, commit_index, previous), previous + 1, True)
+    if journal.term_at(previous) != previous_term:
+        if previous <= commit_index:
+            raise ImpossibleMessageError(
+                f"entry {previous} is committed with term {journal.term_at(previous)}, a master of term {term} "
+                f"holds term {previous_term} there"
+            )
+        return Judgement(_heartbeat(term, 0, commit_index), next_index=commit_index + 1, reset=True)
+    known = 0
+    while known < len(rows) and rows[known][1] <= last and journal.term_at(rows[known][1]) == rows[known][2]:
+        known += 1
+    matched = previous + known
+    if known == len(rows) and last > matched:
+        return Judgement(_heartbeat(term, append.commit_index, commit_index, matched), matched + 1, True)
+    if known < len(rows) and matched < commit_index:
+        raise ImpossibleMessageError(
+            f"a master of term {term} wants entry {matched + 1} replaced, which is committed up to {commit_index}"
+        )
+    return Judgement(_message(term, append.commit_index, matched, journal.term_at(matched), rows[known:]))
+
+
+def _heartbeat(term: int, leader_commit: int, own_commit: int, matched: int = 0) -> Message:
+    """Commits at most what was verified up to `matched`, or what is committed here anyway."""
+    commit = max(min(leader_commit, matched), min(leader_commit, own_commit))
+    return {"type": "append_entries", "term": term, "commit_index": commit}
+
+
+def _message(term: int, commit: int, previous: int, previous_term: int, rows: list[tuple[bytes, int, int]]) -> Message:
+    return {
+        "type": "append_entries",
+        "term": term,
+        "commit_index": commit,
+        "entries": rows,
+        "prevLogIdx": previous,
+        "prevLogTerm": previous_term,
+    }

@@ -1,0 +1,93 @@
+"""The planned handover of mastership: a small machine, driven by the master's ticks.
+
+    idle      -> parking   transfer asked: proposals are parked
+    parking   -> asked     the target holds all, all is applied here: the lease is given up, TimeoutNow sent
+    asked     -> idle      another node leads: done
+    parking   -> idle      the target did not catch up in time: go on
+    asked     -> idle      nobody took over in time: go on, in the same term if it still is
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+from tickwheel.replication.config import RaftConfig
+
+NS_PER_MS = 1_000_000
+
+Done = Callable[[str | None], None]
+
+
+class _Phase(enum.Enum):
+    IDLE = "idle"
+    PARKING = "parking"
+    ASKED = "asked"
+
+
+class Handover:
+    """At most one at a time. `done` of each is called once: None, or why it failed."""
+
+    def __init__(self, config: RaftConfig) -> None:
+        self._wait_ns = config.handover_wait_ms * NS_PER_MS
+        self._answer_ns = config.handover_answer_ms * NS_PER_MS
+        self._phase = _Phase.IDLE
+        self._until_ns = 0
+        self._term = 0
+        self._done: Done | None = None
+        self.target: str | None = None
+
+    @property
+    def parks_proposals(self) -> bool:
+        """Nothing may be proposed now."""
+        return self._phase is not _Phase.IDLE
+
+    @property
+    def lease_given_up(self) -> bool:
+        """The master must not act any more."""
+        return self._phase is _Phase.ASKED
+
+    def begin(self, target: str, term: int, now_ns: int, done: Done) -> bool:
+        """Start; False if one is under way."""
+        if self._phase is not _Phase.IDLE:
+            return False
+        self._phase = _Phase.PARKING
+        self._until_ns = now_ns + self._wait_ns
+        self._term = term
+        self.target = target
+        self._done = done
+        return True
+
+    def step(self, now_ns: int, *, leading: bool, term: int, leader_id: str | None, caught_up: bool) -> bool:
+        """Go on; True when TimeoutNow must be sent now."""
+        if self._phase is _Phase.PARKING:
+            if not leading or term != self._term:
+                self._end("mastership was lost before the handover")
+            elif caught_up:
+                self._phase = _Phase.ASKED
+                self._until_ns = now_ns + self._answer_ns
+                return True
+            elif now_ns >= self._until_ns:
+                self._end(f"{self.target} did not catch up in time")
+        elif self._phase is _Phase.ASKED:
+            if not leading and leader_id is not None and term > self._term:
+                self._end(None)
+            elif now_ns >= self._until_ns:
+                self._end(f"{self.target} did not take over in time")
+        return False
+
+    def wanted_ns(self) -> int:
+        """When `step` is needed at the latest; 0: not."""
+        return self._until_ns if self._phase is not _Phase.IDLE else 0
+
+    def clear(self) -> None:
+        """This node leads a new term: whatever was under way is over."""
+        if self._phase is not _Phase.IDLE:
+            self._end("this node was elected again")
+
+    def _end(self, problem: str | None) -> None:
+        self._phase = _Phase.IDLE
+        self.target = None
+        done, self._done = self._done, None
+        if done is not None:
+            done(problem)

@@ -1,0 +1,53 @@
+"""The master's lease: for how long it may act on what it believes.
+
+A slave that was asked at time t, by the master's clock, votes for nobody else before t plus the shortest
+election timeout, for it heard the question at t or later. So a majority's answers let the master act until
+the time of its questions plus a lease that is shorter than that timeout. What counts is when a question was
+sent, never when its answer came; and after a gap in the master's own loop a new round is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+NS_PER_MS = 1_000_000
+
+
+class Lease:
+    """Asked-and-answered times of each voter, in the master's monotonic_ns."""
+
+    def __init__(self, lease_ms: int) -> None:
+        self._lease_ns = lease_ms * NS_PER_MS
+        self._answered: dict[str, int] = {}
+        self._not_before_ns = 0
+        self.given_up = False
+        """A planned handover has ended it; nothing brings it back in this term."""
+
+    def reset(self) -> None:
+        """A new term of mastership begins."""
+        self._answered.clear()
+        self._not_before_ns = 0
+        self.given_up = False
+
+    def note(self, peer_id: str, sent_ns: int) -> None:
+        """A voter answered a request that was sent at `sent_ns`."""
+        if sent_ns > self._answered.get(peer_id, 0):
+            self._answered[peer_id] = sent_ns
+
+    def invalidate(self, now_ns: int) -> None:
+        """The loop stood still: only requests sent from now on count."""
+        self._not_before_ns = now_ns
+
+    def until_ns(self, others: Collection[str], now_ns: int) -> int:
+        """End of the lease if no more answers come; 0 if it is not held."""
+        if self.given_up:
+            return 0
+        needed = (len(others) + 1) // 2 + 1 - 1
+        if needed == 0:
+            return now_ns + self._lease_ns
+        sent = sorted((self._answered.get(peer, 0) for peer in others), reverse=True)
+        oldest_ns = sent[needed - 1]
+        if oldest_ns == 0 or oldest_ns < self._not_before_ns:
+            return 0
+        until_ns = oldest_ns + self._lease_ns
+        return until_ns if until_ns > now_ns else 0
