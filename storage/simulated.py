@@ -28,6 +28,10 @@ UNLIMITED_BYTES = 1 << 50
 PathTest = Callable[[str], bool]
 
 
+class PowerLost(BaseException):
+    """The power went in the middle of a call: nothing may catch this but who pulled the plug."""
+
+
 class _Directory:
     """A directory: entries as seen, and entries on stable storage."""
 
@@ -160,6 +164,7 @@ class SimulatedDisk:
         self._sync_ignored_for: PathTest | None = None
         self._dir_sync_ignored_for: PathTest | None = None
         self._unreadable: set[str] = set()
+        self._steps_left = -1
         self.life = 0
         """Number of the process that uses the disk; handles of an earlier one raise."""
 
@@ -240,6 +245,7 @@ class SimulatedDisk:
         directory = self._find(parts)
         if not isinstance(directory, _Directory):
             raise DiskError(f"cannot open the directory {path!r}: No such file or directory")
+        self._take_step()
         self._counters.dir_syncs += 1
         self._fail_sync_if_told(path, None)
         if self._dir_sync_ignored_for is not None and self._dir_sync_ignored_for(path):
@@ -272,7 +278,12 @@ class SimulatedDisk:
         self._pending.clear()
         self._lose_unsynced(self._root, rng)
         self._used_bytes = _bytes_of(self._root)
+        self._steps_left = -1
         self.kill()
+
+    def lose_power_after(self, steps: int) -> None:
+        """Raise PowerLost instead of the change or sync after the next `steps`, and from then on until `crash`."""
+        self._steps_left = steps
 
     def kill(self) -> None:
         """End the process that uses the disk (SIGKILL, or a clean stop): all that was written stays."""
@@ -321,8 +332,7 @@ class SimulatedDisk:
     # What files ask of their disk.
 
     def note_write(self, path: str, size: int, growth: int) -> None:
-        if growth:
-            self.take_space(path, growth)
+        self.take_space(path, growth)
         self._counters.writes += 1
         self._counters.bytes_written += size
 
@@ -334,12 +344,14 @@ class SimulatedDisk:
         self._counters.bytes_read += size
 
     def take_space(self, path: str, growth: int) -> None:
+        self._take_step()
         if growth > 0 and self._used_bytes + growth > self._capacity_bytes:
             self._counters.writes_refused += 1
             raise DiskFullError(f"cannot write to {path!r}: No space left on device")
         self._used_bytes += growth
 
     def sync_content(self, path: str, content: PagedContent) -> None:
+        self._take_step()
         self._counters.syncs += 1
         self._fail_sync_if_told(path, content)
         if self._sync_ignored_for is not None and self._sync_ignored_for(path):
@@ -369,7 +381,13 @@ class SimulatedDisk:
             directory = node
         return directory
 
+    def _take_step(self) -> None:
+        if self._steps_left == 0:
+            raise PowerLost
+        self._steps_left -= self._steps_left > 0
+
     def _change(self, changes: _Changes) -> None:
+        self._take_step()
         for directory, name, node in changes:
             if node is None:
                 directory.entries.pop(name, None)
