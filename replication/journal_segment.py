@@ -89,7 +89,8 @@ class SegmentHeader:
             0,
             0,
         )[:-4]
-        return body + google_crc32c.value(body).to_bytes(4, "little")
+        crc32c: int = google_crc32c.value(body)
+        return body + crc32c.to_bytes(4, "little")
 
     @classmethod
     def unpack(cls, data: bytes, sequence: int) -> SegmentHeader | None:
@@ -151,7 +152,7 @@ def pack_record(
 ) -> bytes:
     """The header that goes before `command` at `offset` of a segment."""
     checked = _CHECKED.pack(kind, len(command), google_crc32c.value(command), 0, index, term, synced_position)
-    crc32c = google_crc32c.value(_PLACE.pack(sequence, offset) + checked)
+    crc32c: int = google_crc32c.value(_PLACE.pack(sequence, offset) + checked)
     return _RECORD_MAGIC + crc32c.to_bytes(4, "little") + checked
 
 
