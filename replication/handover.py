@@ -1,10 +1,10 @@
 """The planned handover of mastership: a small machine, driven by the master's ticks.
 
-    idle      -> parking   transfer asked: proposals are parked
-    parking   -> asked     the target holds all, all is applied here: the lease is given up, TimeoutNow sent
-    asked     -> idle      another node leads: done
-    parking   -> idle      the target did not catch up in time: go on
-    asked     -> idle      nobody took over in time: go on, in the same term if it still is
+idle      -> parking   transfer asked: proposals are parked
+parking   -> asked     the target holds all, all is applied here: the lease is given up, TimeoutNow sent
+asked     -> idle      another node leads: done
+parking   -> idle      the target did not catch up in time: go on
+asked     -> idle      nobody took over in time: go on, in the same term if it still is
 """
 
 from __future__ import annotations

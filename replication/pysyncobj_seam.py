@@ -243,6 +243,8 @@ class Engine(SyncObj):  # type: ignore[misc]
             dynamicMembershipChange=False,
             useFork=False,
         )
+        # pysyncobj looks at every attribute, our properties too, before it has set this one.
+        self._SyncObj__newAppendEntriesTime = 0.0
         with _entered(self):
             super().__init__(
                 PeerNode(node_id),

@@ -121,9 +121,7 @@ class RaftLog:
         self._peers: dict[str, _Peer] = {}
         self._lease = Lease(config.lease_ms)
         self._handover = Handover(config)
-        self._engine = Engine(
-            self, node_id, self._voters, config, journal, applied[0], clock, random, self._guards
-        )
+        self._engine = Engine(self, node_id, self._voters, config, journal, applied[0], clock, random, self._guards)
         self._held: _Held | None = None
         self._answering: tuple[str, int, int] | None = None
         self._asked: _Asked | None = None
@@ -292,7 +290,8 @@ class RaftLog:
             self._engine.step_down()
 
     def _recover_from_full(self, now_ns: int) -> None:
-        if not self._journal.reserve_ready and not self._syncing and not self._halted:
+        journal = self._journal
+        if not (journal.reserve_ready or journal.needs_sync or self._syncing or self._halted):
             self._halt("no room for the next file of the journal")
         if not self._halted or now_ns - self._halted_ns < self._config.disk_retry_ms * NS_PER_MS or self._syncing:
             return
@@ -311,7 +310,9 @@ class RaftLog:
         if kind == "append_entries":
             return self._send_append(peer_id, message)
         if kind == "next_node_idx":
-            return self._answer(peer_id, int(message["next_node_idx"]), bool(message["success"]), bool(message["reset"]))
+            return self._answer(
+                peer_id, int(message["next_node_idx"]), bool(message["success"]), bool(message["reset"])
+            )
         if kind == "request_vote":
             body = RequestVote(
                 last_log_index=message["last_log_index"],
@@ -486,9 +487,8 @@ class RaftLog:
             self._on_sync(peer_id, frame)
         elif kind == "sync_reply":
             self._on_sync_reply(peer_id, frame)
-        elif kind == "checkpoint_needed":
-            if frame.term == engine.term and engine.leader_id == peer_id:
-                self._listener.checkpoint_needed(peer_id, frame.checkpoint_needed.applied_index)
+        elif kind == "checkpoint_needed" and frame.term == engine.term and engine.leader_id == peer_id:
+            self._listener.checkpoint_needed(peer_id, frame.checkpoint_needed.applied_index)
 
     def _on_append(self, peer_id: str, frame: PeerFrame) -> None:
         engine = self._engine

@@ -81,9 +81,9 @@ def restore(disk: Disk, config: CoreConfig, slot_ms: int, wheel_group: int) -> R
         disk.remove(WHEEL_DIRECTORY)
         disk.remove(STATE_DIRECTORY)
         wheel = Wheel(disk, WHEEL_DIRECTORY, wheel_config)
-        return Restored(wheel, StateMachine(disk, STATE_DIRECTORY, wheel, state_config), 0, 0, ())
+        return Restored(wheel, StateMachine(disk, STATE_DIRECTORY, wheel, config=state_config), 0, 0, ())
     wheel = Wheel(disk, WHEEL_DIRECTORY, wheel_config, manifest.wheel)
-    state = StateMachine(disk, STATE_DIRECTORY, wheel, state_config, manifest.state)
+    state = StateMachine(disk, STATE_DIRECTORY, wheel, manifest.state, state_config)
     members = [Member(m.node_id, m.peer_address, m.client_address, m.disk_uuid) for m in manifest.members]
     return Restored(wheel, state, manifest.applied_index, manifest.applied_term, members)
 
@@ -183,7 +183,7 @@ class Checkpointer:
         self.written += 1
         self.covered_index = index
         self._log.checkpointed(index, term)
-        self._state.finish_checkpoint(checkpoint)
+        self._state.checkpoint_durable(checkpoint)
         if waiting:
             self._copies_until_ms = self._now_ms + COPY_MS_MAX
             disk = self._ports.disk
