@@ -75,7 +75,15 @@ class Buffer:
         self._recent: list[Units] = []
         self._recent_count = 0
 
-    def add(self, due_ms: NDArray[np.int64], units: Units, ids: Ids, records: bytes, starts: NDArray[np.int64], at: NDArray[np.int64]) -> None:
+    def add(
+        self,
+        due_ms: NDArray[np.int64],
+        units: Units,
+        ids: Ids,
+        records: bytes,
+        starts: NDArray[np.int64],
+        at: NDArray[np.int64],
+    ) -> None:
         """Take an applied batch: sorted, ids given. `starts`: first row of each hour; `at`: its place in records."""
         self._join_small(Block(due_ms, units))
         extents = np.zeros(len(starts), dtype=EXTENT)
@@ -91,7 +99,9 @@ class Buffer:
         self.appends.append(units)
         self.records.append(records)
         self.units += len(units)
-        self.bytes += len(records) + len(units) * (UNIT_BYTES + 8) + len(extents) * EXTENT.itemsize + APPEND_BYTES_OVERHEAD
+        self.bytes += (
+            len(records) + len(units) * (UNIT_BYTES + 8) + len(extents) * EXTENT.itemsize + APPEND_BYTES_OVERHEAD
+        )
 
     def _join_small(self, block: Block) -> None:
         self.blocks.append(block)

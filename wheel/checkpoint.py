@@ -29,7 +29,9 @@ FORMAT_VERSION = 1
 _HEADER = struct.Struct("<4sHHQQQQQQ")  # magic version reserved hours marks moves units extents record_bytes
 _HOUR_ROW_BYTES = 48
 _PIECE_BYTES = 4 << 20
-_STATE = struct.Struct("<4sHHIqQQQQQ")  # magic version reserved slot_ms due_ms index local_index pending removed_below run
+_STATE = struct.Struct(
+    "<4sHHIqQQQQQ"
+)  # magic version reserved slot_ms due_ms index local_index pending removed_below run
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class WheelState:
             b"TWST", FORMAT_VERSION, 0, self.slot_ms, self.cursor.due_ms, self.cursor.index,
             self.local_index, self.pending, self.removed_below, self.run,
         )  # fmt: skip
-        return body + google_crc32c.value(body).to_bytes(4, "little")
+        return body + int(google_crc32c.value(body)).to_bytes(4, "little")
 
     @classmethod
     def decode(cls, data: bytes) -> WheelState:
@@ -144,7 +146,9 @@ class CheckpointJob:
                     segment.close()
                 self._disk.sync_dir(hour_directory(self._directory, hour))
             lengths = (log_bytes, rows * UNIT_BYTES, heads_bytes)
-            self.files += [ManifestFile(path=path, bytes=length) for path, length in zip(segment.paths(), lengths, strict=True)]
+            self.files += [
+                ManifestFile(path=path, bytes=length) for path, length in zip(segment.paths(), lengths, strict=True)
+            ]
         if self.dirty:
             self._disk.sync_dir(f"{self._directory}/hours")
 

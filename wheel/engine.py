@@ -30,7 +30,7 @@ from tickwheel.wheel.checkpoint import CheckpointJob, WheelState, read_run, run_
 from tickwheel.wheel.hours import HourTable
 from tickwheel.wheel.jobs import HourChunks, Job, LoadJob, MapJob, MergeJob, hour_directory
 from tickwheel.wheel.marks import Marks
-from tickwheel.wheel.queries import CountJob, Schedule, ScanJob
+from tickwheel.wheel.queries import CountJob, ScanJob, Schedule
 from tickwheel.wheel.reading import LookupJob, RecordsJob
 from tickwheel.wheel.slots import SecondWheel, cut_at
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Ids, Units
@@ -264,7 +264,7 @@ class Wheel:
         return whole if whole > start else None
 
     def next_due_ms(self, after: CursorKey | None = None) -> int | None:
-        """Lower bound of the due time of the next unit behind `after`; exact when it is loaded; None: none is pending."""
+        """Lower bound of the due time of the next unit behind `after`; exact when loaded; None: none is pending."""
         due_ms = self._second.next_due_ms(after)
         if due_ms is not None:
             return due_ms
@@ -277,7 +277,12 @@ class Wheel:
             return None
         if hour * HOUR_MS > from_ms:
             return hour * HOUR_MS
-        bounds = [due for buffer in self._buffers() for block in buffer.blocks if (due := block.first_due_from(from_ms)) is not None]
+        bounds = [
+            due
+            for buffer in self._buffers()
+            for block in buffer.blocks
+            if (due := block.first_due_from(from_ms)) is not None
+        ]
         chunks = self._chunks.get(hour)
         if self._hours.merged(hour).rows:
             if chunks is None:
@@ -304,9 +309,7 @@ class Wheel:
         hours = (resolved >> np.uint64(32)).tolist()
         indexes = (resolved & np.uint64(0xFFFF_FFFF)).tolist()
         pairs = list(zip(hours, indexes, strict=True))
-        found = np.array(
-            [h >= self._removed_below and i < self._hours.units(h) for h, i in pairs], dtype=np.bool_
-        )
+        found = np.array([h >= self._removed_below and i < self._hours.units(h) for h, i in pairs], dtype=np.bool_)
         cancelled = np.array([self._marks.has(h, i) for h, i in pairs], dtype=np.bool_)
         return LookupJob(ids, resolved, found, cancelled, self._buffers(), self._merged_rows, self._open_hour)
 
@@ -515,7 +518,9 @@ class Wheel:
             run=self._run,
         )
         dirty, self._dirty = self._dirty, set()
-        job = CheckpointJob(self._disk, self._directory, state, self._hours.dump(), marks, moves, self._buffers(), dirty)
+        job = CheckpointJob(
+            self._disk, self._directory, state, self._hours.dump(), marks, moves, self._buffers(), dirty
+        )
         job.doomed = self._doomed
         self._doomed = []
         return job

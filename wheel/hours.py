@@ -49,7 +49,9 @@ class HourTable:
             for column in _COLUMNS:
                 grown = np.zeros(new_size, dtype=np.int64)
                 old = getattr(self, column)
-                grown[self._low - new_base : self._high - new_base] = old[self._low - self.base : self._high - self.base]
+                grown[self._low - new_base : self._high - new_base] = old[
+                    self._low - self.base : self._high - self.base
+                ]
                 setattr(self, column, grown)
             self.base = new_base
             if self._low == self._high:
@@ -106,7 +108,9 @@ class HourTable:
     def dump(self) -> NDArray[np.int64]:
         """int64[n, 6]: hour and the five columns of each used hour."""
         hours = self.used()
-        return np.column_stack([hours, *(getattr(self, column)[hours - self.base] for column in _COLUMNS)]).astype(np.int64)
+        return np.column_stack([hours, *(getattr(self, column)[hours - self.base] for column in _COLUMNS)]).astype(
+            np.int64
+        )
 
     def load(self, rows: NDArray[np.int64]) -> None:
         """Restore what `dump` gave into an empty table."""

@@ -52,7 +52,15 @@ class MergeJob:
 
     kind = "merge"
 
-    def __init__(self, disk: Disk, directory: str, slot_ms: int, frozen: Buffer, merged: Callable[[int], SegmentLengths], open_segments: dict[int, Segment]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        slot_ms: int,
+        frozen: Buffer,
+        merged: Callable[[int], SegmentLengths],
+        open_segments: dict[int, Segment],
+    ) -> None:
         self._disk = disk
         self._directory = directory
         self._slot_ms = slot_ms
@@ -93,7 +101,9 @@ class MergeJob:
         ticks_per_hour = HOUR_MS // self._slot_ms
         run_ticks = (tick[run_starts] % ticks_per_hour).astype(np.uint32)
         run_edges = run_starts.searchsorted(edges)
-        extent_edges = np.searchsorted(self._extents["id"] >> np.uint64(32), np.append(hours, hours[-1] + 1).astype(np.uint64))
+        extent_edges = np.searchsorted(
+            self._extents["id"] >> np.uint64(32), np.append(hours, hours[-1] + 1).astype(np.uint64)
+        )
         for number, hour in enumerate(self._hours):
             low, high = int(edges[number]), int(edges[number + 1])
             run_low, run_high = int(run_edges[number]), int(run_edges[number + 1])
@@ -112,7 +122,11 @@ class MergeJob:
 
     def _chain(self, units: Units, tick: NDArray[np.int64], in_run: NDArray[np.uint32]) -> None:
         """local_index and previous_index: the units of a tick in index order, each naming the one before it."""
-        order = np.lexsort((units["index"], tick)) if np.any(np.diff(units["index"].astype(np.int64))[in_run[1:] > 0] < 0) else None
+        order = (
+            np.lexsort((units["index"], tick))
+            if np.any(np.diff(units["index"].astype(np.int64))[in_run[1:] > 0] < 0)
+            else None
+        )
         index = units["index"] if order is None else units["index"][order]
         previous = np.empty(len(units), dtype=np.uint32)
         previous[0] = NO_INDEX
@@ -127,7 +141,9 @@ class MergeJob:
 
     def _records(self, extents: Units) -> Iterable[Bytes]:
         records = self.frozen.records
-        for append, at, size in zip(extents["append"].tolist(), extents["at"].tolist(), extents["bytes"].tolist(), strict=True):
+        for append, at, size in zip(
+            extents["append"].tolist(), extents["at"].tolist(), extents["bytes"].tolist(), strict=True
+        ):
             blob = records[append]
             yield blob if size == len(blob) else memoryview(blob)[at : at + size]
 
@@ -144,7 +160,9 @@ class MergeJob:
 class HourChunks:
     """The chunks of one hour as far as they were merged when captured; read from disk if not known."""
 
-    def __init__(self, disk: Disk, directory: str, hour: int, lengths: SegmentLengths, chunks: Sequence[Chunk] | None) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, hour: int, lengths: SegmentLengths, chunks: Sequence[Chunk] | None
+    ) -> None:
         self._disk = disk
         self._directory = hour_directory(directory, hour)
         self.hour = hour
@@ -208,7 +226,9 @@ class LoadJob:
 
     kind = "load"
 
-    def __init__(self, slot_ms: int, due_min: int, due_max: int, hours: list[HourChunks], blocks: Sequence[Block]) -> None:
+    def __init__(
+        self, slot_ms: int, due_min: int, due_max: int, hours: list[HourChunks], blocks: Sequence[Block]
+    ) -> None:
         self._slot_ms = slot_ms
         self.due_min = due_min
         self.due_max = due_max

@@ -163,7 +163,7 @@ class CountJob:
         for chunk in hour.chunks():
             a, b = np.searchsorted(chunk.ticks, (ticks_low, ticks_high))
             due = hour.hour * HOUR_MS + chunk.ticks[a:b].astype(np.int64) * schedule.slot_ms
-            yield from _by_bucket(due, np.diff(chunk.starts[a : b + 1].astype(np.int64)), bucket_ms)
+            yield from _by_bucket(due, np.diff(chunk.starts[a : b + 1]).astype(np.int64), bucket_ms)
         for block in schedule.blocks:
             part = block.between(low_ms, high_ms)
             if part is not None:

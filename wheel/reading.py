@@ -7,6 +7,7 @@ need not be run.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -29,7 +30,7 @@ def spans(sorted_positions: NDArray[np.int64], gap: int) -> Iterator[tuple[int, 
     """(low, high) slices of positions whose neighbours are at most `gap` apart."""
     edges = np.flatnonzero(np.diff(sorted_positions) > gap) + 1
     bounds = [0, *edges.tolist(), len(sorted_positions)]
-    yield from zip(bounds, bounds[1:], strict=False)
+    yield from itertools.pairwise(bounds)
 
 
 def _by_hour(hours: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -42,7 +43,9 @@ class RecordsJob:
 
     kind = "records"
 
-    def __init__(self, units: Units, buffers: Sequence[Buffer], merged_rows: Callable[[int], int], open_hour: OpenHour) -> None:
+    def __init__(
+        self, units: Units, buffers: Sequence[Buffer], merged_rows: Callable[[int], int], open_hour: OpenHour
+    ) -> None:
         self._units = units
         self._result: list[bytes | None] = [None] * len(units)
         ids = ids_of(units)

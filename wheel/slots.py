@@ -8,6 +8,7 @@ Pieces of a slot keep the order of their arrival, so that a stable sort by due t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -73,7 +74,7 @@ class SecondWheel:
             return
         ticks = due // slot_ms
         edges = [0, *(np.flatnonzero(ticks[1:] != ticks[:-1]) + 1).tolist(), len(due)]
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in itertools.pairwise(edges):
             self._put(int(ticks[low]), Block(due[low:high], block.units[low:high]))
 
     def _put(self, tick: int, block: Block) -> None:

@@ -167,7 +167,9 @@ class Channel:
                 if head.records is None:
                     break
                 first = head.taken
-                ready = int(np.searchsorted(head.due_ms[first:], now_ms, "right")) if queue is self._staged else head.count
+                ready = (
+                    int(np.searchsorted(head.due_ms[first:], now_ms, "right")) if queue is self._staged else head.count
+                )
                 count = min(ready, limit, self._fitting(head, first))
                 if count <= 0:
                     break

@@ -160,7 +160,9 @@ class Checkpointer:
             write_whole(disk, MANIFEST_PATH, manifest.SerializeToString())
             return manifest
 
-        self._ports.executor.submit(write, lambda manifest, error: self._ended(checkpoint, index, term, manifest, error))
+        self._ports.executor.submit(
+            write, lambda manifest, error: self._ended(checkpoint, index, term, manifest, error)
+        )
 
     def _ended(
         self,
@@ -178,7 +180,9 @@ class Checkpointer:
             self._state.abandon_checkpoint(checkpoint)
             self._not_before_ms = self._now_ms + RETRY_MS
             for done in waiting:
-                done(Failure(common_pb2.DISK_FULL, f"the checkpoint failed: {error}", {"retry_after_ms": str(RETRY_MS)}))
+                done(
+                    Failure(common_pb2.DISK_FULL, f"the checkpoint failed: {error}", {"retry_after_ms": str(RETRY_MS)})
+                )
             return
         self.written += 1
         self.covered_index = index
@@ -191,4 +195,3 @@ class Checkpointer:
             copies.append(BackupFile(MANIFEST_PATH, disk.size(MANIFEST_PATH)))
             for done in waiting:
                 done(copies)
-

@@ -6,12 +6,12 @@ log where they do not exist yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tickwheel.node.core.delivery import Closed, Deliver, Session
-from tickwheel.node.core.failure import Failure, RequestError, invalid
+from tickwheel.node.core.delivery import CREDITS_MAX, Closed, Deliver, Session
+from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.names import check_group_name, check_topic_name
 from tickwheel.node.state.results import AdminResult, SettleResult
 from tickwheel.proto import common_pb2, consumer_pb2
@@ -85,6 +85,8 @@ class ConsumerDesk:
         """Attach a consumer; `opened` gets the handle or why not, before anything is delivered."""
         try:
             self._check_names(request.group, request.topics)
+            if request.credits > CREDITS_MAX:
+                raise invalid("credits", request.credits, f"at most {CREDITS_MAX} outstanding")
         except RequestError as error:
             opened(error.failure)
             return
@@ -104,11 +106,12 @@ class ConsumerDesk:
                     deliver=deliver,
                     closed=closed,
                 )
-                opened(ConsumerHandle(self, session, core.term))
-                if request.credits:
-                    core.delivery.credit(session, request.credits)
             except RequestError as error:
                 opened(error.failure)
+                return
+            # Opened before anything is delivered; a delivery never comes from inside `credit`.
+            core.delivery.credit(session, request.credits)
+            opened(ConsumerHandle(self, session, core.term))
 
         self._with_group(request.group, list(request.topics), request.start_from, request.start_ms, ready)
 
@@ -123,7 +126,7 @@ class ConsumerDesk:
             if request.wait_ms > PULL_WAIT_MS_MAX:
                 raise invalid("wait_ms", request.wait_ms, f"0 to {PULL_WAIT_MS_MAX}")
             if len(self._pulls) >= PULLS_MAX:
-                raise invalid("pulls", len(self._pulls), f"at most {PULLS_MAX} waiting")
+                raise RequestError(limit_reached("waiting_pulls", PULLS_MAX, 1_000))
         except RequestError as error:
             done(error.failure)
             return
@@ -210,7 +213,7 @@ class ConsumerDesk:
             )
         )
 
-    def _check_names(self, group: str, topics: list[str]) -> None:
+    def _check_names(self, group: str, topics: Sequence[str]) -> None:
         problem = check_group_name(group)
         if problem:
             raise invalid("group", group, problem)
@@ -225,7 +228,7 @@ class ConsumerDesk:
         self,
         group: str,
         topics: list[str],
-        start_from: consumer_pb2.StartFrom,
+        start_from: consumer_pb2.StartFrom.ValueType,
         start_ms: int,
         ready: Callable[[int | Failure], None],
     ) -> None:
@@ -252,7 +255,9 @@ class ConsumerDesk:
         if create and not state.settings.topics_auto_create:
             ready(
                 Failure(
-                    common_pb2.UNKNOWN_NAME, f"topic {create[0]} does not exist", {"field": "topics", "value": create[0]}
+                    common_pb2.UNKNOWN_NAME,
+                    f"topic {create[0]} does not exist",
+                    {"field": "topics", "value": create[0]},
                 )
             )
             return

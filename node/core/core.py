@@ -185,9 +185,7 @@ class NodeCore:
     def _wake_at(self, now_ms: int, log_wants_ns: int) -> int:
         times = [now_ms + IDLE_MS_MAX, self._next_upkeep_ms]
         if self.leading:
-            times += [
-                t for t in (self.dispatcher.wanted_ms(now_ms), self.delivery.wanted_ms()) if t is not None
-            ]
+            times += [t for t in (self.dispatcher.wanted_ms(now_ms), self.delivery.wanted_ms()) if t is not None]
         times += [t for t in (self.consumers.wanted_ms(), self.background.wanted_ms(now_ms)) if t is not None]
         wait_ms = max(0, min(times) - now_ms)
         return min(log_wants_ns, self._ports.clock.monotonic_ns() + wait_ms * 1_000_000)
@@ -275,7 +273,7 @@ class NodeCore:
             return
         self._leading = False
         self._lead_applied = False
-        failure = self.refusal()
+        failure = self.refusal() or not_master(None, None)
         self.dispatcher.end()
         self.proposer.lose(failure)
         self.publisher.lose(failure)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tickwheel.node.core.channel import Channel, Staged
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, Positions
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.recent import RecentUnits
@@ -36,6 +36,7 @@ from tickwheel.proto.log_pb2 import (
     Settle,
     SettleColumns,
 )
+from tickwheel.proto.peer_pb2 import LeaseRange
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.units import Units
 
@@ -179,14 +180,13 @@ class Delivery:
         closed: Closed,
         topic: str = "",
     ) -> Session:
-        """Attach a consumer to an existing group, for one topic of it or all. Raises RequestError for values out of bounds."""
+        """Attach a consumer to an existing group, for one topic of it or all. Raises RequestError."""
         config = self._config
         lease_ms = lease_ms or config.lease_default_ms
         if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
             raise invalid("lease_ms", lease_ms, f"{config.lease_min_ms} to {config.lease_max_ms}")
         if len(self._sessions) >= config.sessions_max:
-            failure = limit_reached("consumers", config.sessions_max, 1_000)
-            raise invalid("consumers", len(self._sessions), failure.message)
+            raise RequestError(limit_reached("consumers", config.sessions_max, 1_000))
         session = Session(
             session_id=self._next_session,
             group=group,
@@ -383,7 +383,9 @@ class Delivery:
 
     # -- settlements
 
-    def settle(self, batch: consumer_pb2.SettleBatch, now_ms: int, done: Callable[[SettleResult | Failure], None]) -> None:
+    def settle(
+        self, batch: consumer_pb2.SettleBatch, now_ms: int, done: Callable[[SettleResult | Failure], None]
+    ) -> None:
         """Put a settlement into the log; `done` comes when it is committed. Raises RequestError."""
         group_id, topic_id = self._names(batch.group, batch.topic)
         kind = SETTLE_KINDS.get(batch.outcome)
@@ -462,9 +464,7 @@ class Delivery:
 
         def returned(result: SettleResult | Failure) -> None:
             if isinstance(result, Failure) and reign == self._reign and self.reigning:
-                self._leases.give(
-                    Lease(lease.channel, positions, attempts, now_ms + RETURN_RETRY_MS, lease.session_id)
-                )
+                self._leases.give(Lease(lease.channel, positions, attempts, now_ms + RETURN_RETRY_MS, lease.session_id))
 
         self._propose_settle(columns, returned)
 
@@ -526,7 +526,7 @@ class Delivery:
         self._leases.forget_settled(floors)
         self.heard.prune(now_ms, floors)
 
-    def lease_feed_for(self, peer_id: str, number: int) -> tuple[list, bool]:
+    def lease_feed_for(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:
         """Ranges for the sync to one slave."""
         return self.feed.for_peer(peer_id, number, self._leases)
 

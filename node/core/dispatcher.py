@@ -100,11 +100,7 @@ class Dispatcher:
             if self._wheel.cursor.due_ms - 1 > until_ms:
                 return
             self.phase = Phase.RUNNING
-        while (
-            self._in_flight < config.dispatch_in_flight_max
-            and now_ms >= self._paused_until_ms
-            and not self.paused()
-        ):
+        while self._in_flight < config.dispatch_in_flight_max and now_ms >= self._paused_until_ms and not self.paused():
             start = max(self._proposed, self._wheel.cursor)
             target = self._wheel.plan(until_ms, config.dispatch_messages_max, after=start)
             if target is None:
@@ -162,4 +158,6 @@ class Dispatcher:
         due_ms = self._wheel.next_due_ms(after=max(self._proposed, self._wheel.cursor))
         if due_ms is None:
             return None
-        return max(due_ms - config.dispatch_ahead_ms, self._paused_until_ms, self._last_proposed_ms + config.dispatch_period_ms)
+        return max(
+            due_ms - config.dispatch_ahead_ms, self._paused_until_ms, self._last_proposed_ms + config.dispatch_period_ms
+        )

@@ -227,11 +227,11 @@ class CoreFace:
 
     def topics(self) -> list[admin_pb2.Topic]:
         """All topics."""
-        return self.core.state.topics()
+        return self.core.state.topic_messages()
 
     def groups(self) -> list[admin_pb2.Group]:
         """All consumer groups, with what this node knows of their consumers."""
-        groups = self.core.state.groups()
+        groups = self.core.state.group_messages()
         for group in groups:
             group.consumers = self.core.delivery.consumers(group.group_id)
             group.in_flight = self.core.delivery.in_flight_of(group.group_id)

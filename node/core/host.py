@@ -30,9 +30,7 @@ JOURNAL_DIRECTORY = "journal"
 class CheckpointSource(Protocol):
     """Copies the newest checkpoint of a peer; the network implements it."""
 
-    def fetch(
-        self, peer_id: str, chunk: Callable[[CheckpointChunk], None], done: Callable[[str | None], None]
-    ) -> None:
+    def fetch(self, peer_id: str, chunk: Callable[[CheckpointChunk], None], done: Callable[[str | None], None]) -> None:
         """Call `chunk` for every chunk in order, then `done(None)`, or `done(reason)` when it failed."""
         ...
 
@@ -101,9 +99,11 @@ class NodeHost:
     def _make_log(self, core: NodeCore, restored: Restored) -> ReplicatedLog:
         ports = self._ports
         journal = Journal.open(ports.disk, JOURNAL_DIRECTORY, segment_bytes=self._config.segment_bytes)
-        if restored.applied_index > journal.last_index or restored.applied_index < journal.base_index:
-            journal.reset_to(restored.applied_index, restored.applied_term)
-        elif journal.term_at(restored.applied_index) != restored.applied_term:
+        if (
+            restored.applied_index > journal.last_index
+            or restored.applied_index < journal.base_index
+            or journal.term_at(restored.applied_index) != restored.applied_term
+        ):
             journal.reset_to(restored.applied_index, restored.applied_term)
         self._journal = journal
         members = list(restored.members) or self._members

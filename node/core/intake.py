@@ -140,8 +140,8 @@ def _from_messages(
     kinds: NDArray[np.uint8] | int = KIND_DUE
     if not when.all():  # some row has no due_ms, or an explicit 0
         names = [m.WhichOneof("when") for m in messages]
-        for row, name in enumerate(names):
-            if name is None:
+        for row, when_name in enumerate(names):
+            if when_name is None:
                 raise invalid(f"when[{row}]", "absent", "due_ms, delay_ms or delay_level")
         kinds = np.fromiter((_WHEN_KINDS[name] for name in names if name), np.uint8, count)
         when = np.fromiter((getattr(m, name) for m, name in zip(messages, names, strict=True) if name), np.int64, count)

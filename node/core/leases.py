@@ -59,7 +59,9 @@ class LeaseTable:
         heapq.heappush(self._heap, (lease.until_ms, next(self._order), lease))
         self._sessions.setdefault(lease.session_id, deque()).append(lease)
 
-    def extend(self, channel: ChannelKey, positions: Positions, attempts: Attempts, until_ms: int, session_id: int) -> None:
+    def extend(
+        self, channel: ChannelKey, positions: Positions, attempts: Attempts, until_ms: int, session_id: int
+    ) -> None:
         """Hold these positions longer; their older lease no longer counts."""
         for position in positions.tolist():
             self._extended[channel, position] = until_ms
@@ -265,7 +267,9 @@ class HeardLeases:
 
 
 def _merged(key: ChannelKey, ranges: list[LeaseRange]) -> list[Lease]:
-    positions = np.concatenate([np.arange(r.first_position, r.first_position + r.count, dtype=np.uint64) for r in ranges])
+    positions = np.concatenate(
+        [np.arange(r.first_position, r.first_position + r.count, dtype=np.uint64) for r in ranges]
+    )
     attempts = np.concatenate(
         [np.frombuffer(r.attempts, "<u4") if r.attempts else np.ones(r.count, np.uint32) for r in ranges]
     )

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure, limit_reached, outcome_unknown
+from tickwheel.node.state.results import Ignored, Refused
 from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.replication.log import ProposalResult, ReplicatedLog, Verdict
 
@@ -95,8 +96,10 @@ class Proposer:
         if log is None or self.term == 0:
             return
         config = self._config
-        while self._entries_in_flight < config.propose_in_flight_max and self._bytes_in_flight < config.propose_bytes_max:
-            commands, dones, size = self._gather()
+        while (
+            self._entries_in_flight < config.propose_in_flight_max and self._bytes_in_flight < config.propose_bytes_max
+        ):
+            commands, dones, _size = self._gather()
             if not commands:
                 return
             entry = LogEntry(
@@ -139,7 +142,7 @@ class Proposer:
                 values = result.value
                 assert isinstance(values, list) and len(values) == len(dones), "apply answers every command"
                 for done, value in zip(dones, values, strict=True):
-                    done(value)
+                    done(_answer_of(value))
                 return
             failure = outcome_unknown()
             if result.verdict is Verdict.QUEUE_FULL:
@@ -148,3 +151,13 @@ class Proposer:
                 done(failure)
 
         log.propose(entry, settled)
+
+
+def _answer_of(value: object) -> object:
+    """What apply says of a command, as its caller understands it."""
+    if isinstance(value, Ignored):
+        # A later master led before it was applied: as if it had never been proposed, but nobody may rely on that.
+        return outcome_unknown()
+    if isinstance(value, Refused):
+        return value.failure
+    return value

@@ -117,7 +117,9 @@ class Publisher:
             if name in self._creating:
                 continue
             if not self._state.settings.topics_auto_create:
-                self._refuse_head(Failure(pb.UNKNOWN_NAME, f"topic {name} does not exist", {"field": "topic", "value": name}))
+                self._refuse_head(
+                    Failure(pb.UNKNOWN_NAME, f"topic {name} does not exist", {"field": "topic", "value": name})
+                )
                 return False
             self._creating.add(name)
             command = Command(admin=AdminCommand(create_topic=CreateTopicRequest(name=name)))
@@ -165,9 +167,7 @@ class Publisher:
         if len(due) > 1 and (due[1:] < due[:-1]).any():
             order = np.argsort(due, kind="stable")
         publish = Publish(
-            requests=[
-                PublishRequest(producer_id=b.producer_id, sequence=b.sequence, count=b.count) for b in batches
-            ]
+            requests=[PublishRequest(producer_id=b.producer_id, sequence=b.sequence, count=b.count) for b in batches]
         )
         sizes = _joined([b.sizes for b in batches])
         records = batches[0].records if len(batches) == 1 else b"".join(b.records for b in batches)

@@ -36,7 +36,7 @@ BUCKET_WIDTHS_MS = (1_000, 60_000, 3_600_000)
 class Rescheduled:
     """Outcome of a reschedule."""
 
-    outcome: scheduler_pb2.RescheduleOutcome
+    outcome: scheduler_pb2.RescheduleOutcome.ValueType
     id: int
     due_ms: int
 
@@ -67,7 +67,7 @@ class RequestDesk:
             return
         self._core.publisher.schedule(batch, done)
 
-    def cancel(self, number: int, done: Callable[[scheduler_pb2.CancelOutcome | Failure], None]) -> None:
+    def cancel(self, number: int, done: Callable[[scheduler_pb2.CancelOutcome.ValueType | Failure], None]) -> None:
         """Cancel by id; the outcome is decided when the command is applied."""
 
         def found(unit: Found | Failure) -> None:
@@ -89,9 +89,7 @@ class RequestDesk:
 
         self._find(number, found)
 
-    def reschedule(
-        self, number: int, when: int, kind: int, done: Callable[[Rescheduled | Failure], None]
-    ) -> None:
+    def reschedule(self, number: int, when: int, kind: int, done: Callable[[Rescheduled | Failure], None]) -> None:
         """Move a pending message; `when` as `kind` of intake says."""
         core = self._core
         try:
@@ -136,7 +134,7 @@ class RequestDesk:
                 done(result)
                 return
             assert isinstance(result, RescheduleResult)
-            done(Rescheduled(result.outcome, result.id, result.due_ms))
+            done(Rescheduled(result.outcome, result.new_id, result.due_ms))
 
         self._find(number, found)
 
@@ -169,9 +167,7 @@ class RequestDesk:
 
     # -- reads
 
-    def get(
-        self, number: int, content: bool, done: Callable[[scheduler_pb2.GetResponse | Failure], None]
-    ) -> None:
+    def get(self, number: int, content: bool, done: Callable[[scheduler_pb2.GetResponse | Failure], None]) -> None:
         """State and, with `content`, payload and meta of one message."""
         core = self._core
 
@@ -324,7 +320,9 @@ class RequestDesk:
             topic_id = state.topic_id(topic)
             if topic_id is None:
                 raise RequestError(
-                    Failure(common_pb2.UNKNOWN_NAME, f"topic {topic} does not exist", {"field": "topic", "value": topic})
+                    Failure(
+                        common_pb2.UNKNOWN_NAME, f"topic {topic} does not exist", {"field": "topic", "value": topic}
+                    )
                 )
         for name, value in (("due_ms_min", due_min), ("due_ms_max", due_max)):
             if not 0 <= value <= DUE_MS_LIMIT:

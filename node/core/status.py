@@ -89,7 +89,7 @@ class Rates:
         )
 
 
-def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState, str]:
+def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueType, str]:
     if log.halted:
         return admin_pb2.NODE_READ_ONLY, log.halted
     if core.handing_over:
@@ -201,7 +201,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "settled_messages": float(core.totals.settled),
         "expired_messages": float(counters.expired),
         "cancelled_messages": float(core.totals.cancelled),
-        "retention_removed_messages": float(core.state.unsettled_removed),
+        "retention_removed_messages": float(core.state.removed_unsettled),
         "lateness_seconds": late,
         "intake_requests": float(core.publisher.waiting),
         "consumers": float(core.delivery.session_count),

@@ -83,7 +83,9 @@ class Background:
                     self.loads += 1
                 return
             self._wheel.abandon(job)
-            if isinstance(error, SyncFailedError | CorruptSegmentError) or not isinstance(error, OSError | DiskFullError):
+            if isinstance(error, SyncFailedError | CorruptSegmentError) or not isinstance(
+                error, OSError | DiskFullError
+            ):
                 self._fatal(f"{job.kind} failed: {error}")
                 return
             self._paused_until_ms = self._now_ms + MERGE_RETRY_MS
