@@ -53,6 +53,32 @@ def print_metrics() -> None:
     typer.echo(metrics.reference(), nl=False)
 
 
+@node_app.command("node")
+def node_command(
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file; see docs/CONFIG.md.")] = None,
+    assignments: Annotated[list[str], typer.Option("--set", help="name=value, for instance node.id=n1; wins.")] = [],  # noqa: B006
+    insecure: Annotated[bool, typer.Option(help="Same as --set listen.insecure=true.")] = False,
+) -> None:
+    """Run one node until it gets SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity."""
+    from tickwheel.node.server.process import run_node  # grpc and uvloop only when a node runs
+
+    flags: dict[str, object] = {}
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        if not equals:
+            typer.echo(f"--set {text}: name=value", err=True)
+            raise typer.Exit(EXIT_CONFIG)
+        flags[name.strip()] = value
+    if insecure:
+        flags["listen.insecure"] = True
+    try:
+        read = read_config(config, os.environ, flags)
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_CONFIG) from None
+    raise typer.Exit(run_node(read))
+
+
 @node_app.command("certs")
 def certs(
     out: Annotated[Path, typer.Option(help="Directory for the files.")],

@@ -13,16 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, overload
 
+from tickwheel.replication.journal_sync import SyncWork
+
 Row = tuple[bytes, int, int]
 
 BASE_COMMAND = b"\x01"
 """Stands for the entries below the base: a no-op of pysyncobj."""
-
-
-class SyncWork(Protocol):
-    """An fdatasync to be run in a worker."""
-
-    def run(self) -> None: ...
 
 
 class Journal(Protocol):

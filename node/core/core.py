@@ -355,6 +355,21 @@ class NodeCore:
         """Where the dispatcher stands."""
         return self.dispatcher.phase
 
+    def refuses_member(self, node_id: str, disk_uuid: str) -> str:
+        """Why a peer may not take part: unknown, or its disk is not the one it joined with. Empty: it may."""
+        members = self.log.members()
+        known = next((m for m in members if m.node_id == node_id), None)
+        if known is None:
+            if members:
+                return f"{node_id} is not a member: add it (tickwheel member add), under an id never used before"
+            return ""
+        if known.disk_uuid and disk_uuid and known.disk_uuid != disk_uuid:
+            return (
+                f"{node_id} comes with another disk than it joined with: remove the member and add it anew "
+                "under a new id (docs/DEPLOY.md, replacing a dead node)"
+            )
+        return ""
+
     def monotonic_ns(self) -> int:
         """The port's monotonic clock."""
         return self._ports.clock.monotonic_ns()

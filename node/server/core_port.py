@@ -7,9 +7,9 @@ Everything runs on the node's loop. A `done` is called exactly once, at once or 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
+from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import IncomingBatch
 from tickwheel.node.core.publisher import BatchOutcome
@@ -18,14 +18,6 @@ from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import admin_pb2, consumer_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
-
-
-@dataclass(frozen=True, slots=True)
-class BackupFile:
-    """One file of a backup: its path below the data directory and how many bytes of it count."""
-
-    path: str
-    bytes: int
 
 
 class ConsumerSession(Protocol):

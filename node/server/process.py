@@ -1,0 +1,368 @@
+"""One node as a process: builds everything from the configuration, runs it, stops it in order.
+
+Order of start: certificates, lock of the data directory, identity, core, ports, servers. Order of stop (SIGTERM,
+SIGINT): hand the master role over, refuse new calls, end streams, stop the core, sync, let go. A second signal
+forces. Something fatal (a failed fdatasync, damaged data, an impossible state) ends the process at once, with the
+reason as its last line: what is not on stable storage was acknowledged to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+import uvloop
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from tickwheel.node.config import ConfigError, NodeConfig
+from tickwheel.node.core.checkpoint import BackupFile
+from tickwheel.node.core.core import NodeIdentity, Ports
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.host import NodeHost, raft_config
+from tickwheel.node.logs import RateLimit, logger, set_up_logs
+from tickwheel.node.metrics import HistogramValue, MetricValue, registry_of
+from tickwheel.node.server.access import Access
+from tickwheel.node.server.admin_service import AdminService
+from tickwheel.node.server.calls import Calls
+from tickwheel.node.server.consumer_service import ConsumerService
+from tickwheel.node.server.driver import LAG_BOUNDS_MS, LoopDriver
+from tickwheel.node.server.health import HealthReporter
+from tickwheel.node.server.identity import IdentityError, open_identity
+from tickwheel.node.server.metrics_server import MetricsServer
+from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
+from tickwheel.node.server.scheduler_service import SchedulerService
+from tickwheel.node.tls import NodeTls, is_member_certificate, read_tls
+from tickwheel.proto import (
+    admin_pb2,
+    admin_pb2_grpc,
+    consumer_pb2,
+    consumer_pb2_grpc,
+    peer_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+from tickwheel.replication.grpc_network import CHANNEL_OPTIONS, GrpcNetwork, PeerService
+from tickwheel.storage.disk import DiskError
+from tickwheel.storage.local import LocalDisk
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_DATA = 3
+HOUSEKEEPING_S = 0.2
+READ_THREADS = 4
+SYNC_THREADS = 2
+
+log = logger("node")
+
+
+class StartError(Exception):
+    """The process cannot start; the text says what to do. Carries the exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NodeProcess:
+    """See the module. `run` returns the exit code."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._clock = BootClock()
+        context, self._rate_limit = set_up_logs(config.log.level, config.log.format, config.node.id, self._clock)
+        context.read = self._log_context
+        self._host: NodeHost | None = None
+        self._stopping = asyncio.Event()
+        self._signals = 0
+        self._exit_code = 0
+        self._role = ""
+
+    def _log_context(self) -> Mapping[str, object]:
+        if self._host is None:
+            return {}
+        status = self._host.core.log.status()
+        return {"term": status.term, "role": status.role.value}
+
+    # -- life
+
+    async def run(self) -> int:
+        """Start, serve until told to stop, stop. Raises StartError."""
+        config = self._config
+        loop = asyncio.get_running_loop()
+        try:
+            tls = read_tls(config)
+        except ConfigError as error:
+            raise StartError(str(error), EXIT_CONFIG) from None
+        disk = self._open_disk()
+        try:
+            identity = open_identity(disk, config.cluster.id, config.node.id, config.node.data_dir)
+        except IdentityError as error:
+            raise StartError(str(error), EXIT_DATA) from None
+        wakers: list[Callable[[], None]] = []
+
+        def wake() -> None:
+            for waker in wakers:
+                waker()
+
+        reads = ThreadExecutor("read", READ_THREADS, loop, wake)
+        syncs = ThreadExecutor("sync", SYNC_THREADS, loop, wake)
+        network = GrpcNetwork(
+            config.node.id,
+            config.cluster.id,
+            identity.disk_uuid,
+            credentials=tls.peer_channel_credentials(),
+            channel_options=tls.peer_channel_options,
+            warn=lambda peer, text: log.warning("peer cannot be reached", peer=peer, reason=text),
+        )
+        try:
+            host = self._host = NodeHost(
+                config.core,
+                raft_config(config.core),
+                NodeIdentity(config.cluster.id, config.node.id, 0, identity.disk_uuid),
+                Ports(disk, self._clock, reads, syncs, network, system_random()),
+                seed=config.seed_settings,
+                members=config.members,
+                joining=config.cluster.join == "existing",
+                on_fatal=self._fatal,
+                source=network,
+            )
+        except DiskError as error:
+            raise StartError(f"the data in {config.node.data_dir} cannot be used: {error}", EXIT_DATA) from None
+        except ValueError as error:
+            raise StartError(str(error), EXIT_CONFIG) from None
+        driver = LoopDriver(loop, self._clock, host.tick, self._failed)
+        wakers.append(driver.wake)
+        calls = Calls(host.face, Access(tls=tls.client is not None, admin_names=config.tls.admin_names), driver.wake)
+        scheduler = SchedulerService(calls, config.limits.stream_batches_max)
+        consumer = ConsumerService(calls, config.core.batch_bytes_max * 4)
+        admin = AdminService(calls, config.limits.status_streams_max, disk, reads)
+        health = HealthReporter()
+        clients = self._client_server(tls, scheduler, consumer, admin, health)
+        peers = self._peer_server(tls, host, disk, driver.wake)
+        metrics = MetricsServer(
+            registry_of(lambda: self._metrics(host, driver, scheduler, consumer, {"read": reads, "sync": syncs}))
+        )
+        await peers.start()
+        await clients.start()
+        if config.listen.metrics_bind:
+            try:
+                await metrics.start(config.listen.metrics_bind)
+            except OSError as error:
+                raise StartError(f"listen.metrics_bind: {config.listen.metrics_bind}: {error}", EXIT_CONFIG) from None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        network.attach(host, driver.wake)
+        host.start()
+        driver.start()
+        log.info(
+            "node is up",
+            cluster=config.cluster.id,
+            clients=config.client_address,
+            peers=config.peer_address,
+            data=config.node.data_dir,
+        )
+        housekeeping = loop.create_task(self._keep_house(host, health))
+        await self._stopping.wait()
+        await self._hand_over(host, driver)
+        housekeeping.cancel()
+        await health.stop()
+        admin.stop()
+        host.core.stop()
+        driver.wake()
+        await clients.stop(grace=1.0)
+        driver.stop()
+        await network.stop()
+        await peers.stop(grace=0.2)
+        await metrics.stop()
+        reads.stop()
+        syncs.stop()
+        host.stop()
+        log.info("node has stopped")
+        return self._exit_code
+
+    def _open_disk(self) -> LocalDisk:
+        path = self._config.data_path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            disk = LocalDisk(str(path), space_reserve=self._config.storage.space_reserve_bytes)
+            disk.lock()
+        except (OSError, DiskError) as error:
+            raise StartError(f"node.data_dir: {path}: {error}", EXIT_DATA) from None
+        return disk
+
+    def _bind(
+        self, server: grpc.aio.Server, name: str, address: str, credentials: grpc.ServerCredentials | None
+    ) -> None:
+        try:
+            if credentials is None:
+                server.add_insecure_port(address)
+            else:
+                server.add_secure_port(address, credentials)
+        except RuntimeError:
+            raise StartError(
+                f"listen.{name}: {address}: cannot listen there; is another process using the port?", EXIT_CONFIG
+            ) from None
+
+    def _client_server(
+        self,
+        tls: NodeTls,
+        scheduler: SchedulerService,
+        consumer: ConsumerService,
+        admin: AdminService,
+        health: HealthReporter,
+    ) -> grpc.aio.Server:
+        limits = self._config.limits
+        server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", limits.request_bytes_max),
+                ("grpc.max_send_message_length", limits.request_bytes_max),
+            ],
+            maximum_concurrent_rpcs=limits.calls_max,
+        )
+        scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, server)
+        consumer_pb2_grpc.add_ConsumerServicer_to_server(consumer, server)
+        admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
+        health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
+        names = [
+            module.DESCRIPTOR.services_by_name[name].full_name
+            for module, name in (
+                (scheduler_pb2, "Scheduler"),
+                (consumer_pb2, "Consumer"),
+                (admin_pb2, "Admin"),
+                (health_pb2, "Health"),
+            )
+        ]
+        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+        self._bind(server, "client_bind", self._config.listen.client_bind, tls.client_server_credentials())
+        return server
+
+    def _peer_server(self, tls: NodeTls, host: NodeHost, disk: LocalDisk, wake: Callable[[], None]) -> grpc.aio.Server:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *CHANNEL_OPTIONS[:2]])
+
+        def refusal(sender_id: str, disk_uuid: str, context: grpc.aio.ServicerContext[Any, Any]) -> str:
+            if tls.peer is not None and not is_member_certificate(context.auth_context(), sender_id):
+                return f"the certificate is not that of node {sender_id}"
+            return host.core.refuses_member(sender_id, disk_uuid)
+
+        async def checkpoint() -> Sequence[BackupFile] | str:
+            future: asyncio.Future[list[BackupFile] | Failure] = asyncio.get_running_loop().create_future()
+            host.core.checkpointer.request(lambda files: None if future.done() else future.set_result(files))
+            wake()
+            files = await future
+            return files.message if isinstance(files, Failure) else files
+
+        service = PeerService(
+            (self._config.node.id, self._config.cluster.id),
+            host,
+            wake,
+            disk=disk,
+            refusal=refusal,
+            checkpoint=checkpoint,
+            copied=lambda: host.core.checkpointer.copied(),
+        )
+        peer_pb2_grpc.add_PeerServicer_to_server(service, server)
+        self._bind(server, "peer_bind", self._config.listen.peer_bind, tls.peer_server_credentials())
+        return server
+
+    def _signalled(self, number: int) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            log.warning("second signal: stopping at once", signal=signal.Signals(number).name)
+            _exit_now(EXIT_FAILED)
+        log.info("stopping", signal=signal.Signals(number).name)
+        self._stopping.set()
+        asyncio.get_running_loop().call_later(self._config.limits.stop_ms / 1_000, self._stop_took_too_long)
+
+    def _stop_took_too_long(self) -> None:
+        log.error("the stop took too long and is forced", stop_ms=self._config.limits.stop_ms)
+        _exit_now(EXIT_FAILED)
+
+    def _fatal(self, reason: str) -> None:
+        log.error("fatal", reason=reason)
+        _exit_now(EXIT_DATA)
+
+    def _failed(self, error: BaseException) -> None:
+        log.error("fatal: an impossible state", exc_info=error)
+        _exit_now(EXIT_FAILED)
+
+    async def _hand_over(self, host: NodeHost, driver: LoopDriver) -> None:
+        """Give the master role to another node, if there is one to take it."""
+        if not host.core.leading or len(host.core.log.members()) < 2:
+            return
+        future: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
+        host.core.transfer(None, lambda failure: None if future.done() else future.set_result(failure))
+        driver.wake()
+        try:
+            async with asyncio.timeout(self._config.limits.stop_ms / 2_000):
+                failure = await future
+        except TimeoutError:
+            log.warning("nobody took the master role over in time; the others will elect")
+            return
+        if failure is not None:
+            log.warning("the master role was not handed over; the others will elect", reason=failure.message)
+
+    async def _keep_house(self, host: NodeHost, health: HealthReporter) -> None:
+        """Health and role changes, a few times a second."""
+        while True:
+            status = host.face.status()
+            await health.update(status)
+            role = admin_pb2.Role.Name(status.role)
+            if role != self._role:
+                log.info("role changed", before=self._role or "none", now=role, master=status.master_id)
+                self._role = role
+            if status.state == admin_pb2.NODE_READ_ONLY:
+                log.warning("this node takes no part", reason=status.state_reason)
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _metrics(
+        self,
+        host: NodeHost,
+        driver: LoopDriver,
+        scheduler: SchedulerService,
+        consumer: ConsumerService,
+        pools: Mapping[str, ThreadExecutor],
+    ) -> Mapping[str, MetricValue]:
+        lag = driver.lag
+        status = host.face.status()
+        own: dict[str, MetricValue] = {
+            "node": {(status.version, status.cluster_id, status.node_id): 1.0},
+            "schedule_streams": float(scheduler.open_streams),
+            "stream_backlog_bytes": float(consumer.backlog_bytes),
+            "loop_lag_seconds": HistogramValue(
+                [bound / 1_000 for bound in LAG_BOUNDS_MS], list(lag.counts), lag.sum_ms / 1_000
+            ),
+            "loop_stalls": float(driver.stalls),
+            "executor_waiting_works": {(name,): float(pool.waiting) for name, pool in pools.items()},
+            "suppressed_log_lines": float(_suppressed(self._rate_limit)),
+        }
+        return {**host.face.metrics(), **own}
+
+
+def _suppressed(limit: RateLimit) -> int:
+    return limit.suppressed
+
+
+def _exit_now(code: int) -> None:
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run_node(config: NodeConfig) -> int:
+    """Run a node until it is told to stop; the exit code. Prints why it cannot start."""
+    sys.setswitchinterval(0.001)
+
+    async def main() -> int:
+        return await NodeProcess(config).run()
+
+    try:
+        return uvloop.run(main())
+    except StartError as error:
+        print(f"tickwheel node {config.node.id}: {error}", file=sys.stderr)
+        return error.code

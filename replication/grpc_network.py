@@ -1,0 +1,354 @@
+"""Frames between the nodes of a cluster over gRPC streams (asyncio).
+
+Each node dials each other one and writes its frames into that stream; what the other has to say comes on
+the stream that the other dialled. A stream begins with a hello, which the called side answers once it has
+checked who calls: cluster, member, format, and (with TLS) that the certificate is that member's. Only then
+is the peer reported connected. A stream that ends is dialled again after at most 200 ms.
+
+Checkpoints travel as a call of their own on a channel of their own, rate-limited, so that they delay no
+heartbeat. Implements the Network port, and CheckpointSource of the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import google_crc32c
+import grpc
+
+from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, Hello, PeerFrame, Refused
+from tickwheel.proto.peer_pb2_grpc import PeerServicer, PeerStub
+from tickwheel.replication.frames import FORMAT_VERSION
+from tickwheel.storage.disk import Disk, DiskError
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+REDIAL_S = 0.2
+HELLO_S = 2.0
+QUEUE_BYTES_MAX = 64 << 20
+"""Frames waiting for one peer's connection; above it sending fails, and the log tries again later."""
+MESSAGE_BYTES_MAX = 64 << 20
+CHUNK_BYTES = 1 << 20
+COPY_BYTES_PER_S = 64 << 20
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class Inbox(Protocol):
+    """Who gets what the network brings: the node's host."""
+
+    def receive(self, peer_id: str, frame: PeerFrame) -> None: ...
+
+    def peer_connected(self, peer_id: str) -> None: ...
+
+    def peer_disconnected(self, peer_id: str) -> None: ...
+
+
+class CopiedFile(Protocol):
+    """One file of a checkpoint and how much of it counts."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+
+@dataclass(slots=True)
+class _Link:
+    """The stream this node dials to one peer."""
+
+    address: str
+    task: asyncio.Task[None] | None = None
+    queue: deque[PeerFrame] = field(default_factory=deque)
+    queue_bytes: int = 0
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    up: bool = False
+
+
+class GrpcNetwork:
+    """See the module. Lives on one event loop."""
+
+    def __init__(
+        self,
+        node_id: str,
+        cluster_id: str,
+        disk_uuid: str,
+        *,
+        credentials: grpc.ChannelCredentials | None,
+        channel_options: Callable[[str], Sequence[tuple[str, Any]]],
+        warn: Callable[[str, str], None],
+    ) -> None:
+        """`warn(peer_id, text)` tells an operator why a peer cannot be reached."""
+        self._node_id = node_id
+        self._cluster_id = cluster_id
+        self._disk_uuid = disk_uuid
+        self._credentials = credentials
+        self._channel_options = channel_options
+        self._warn = warn
+        self._links: dict[str, _Link] = {}
+        self._inbox: Inbox | None = None
+        self._wake: Callable[[], None] = lambda: None
+        self._copies: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    def attach(self, inbox: Inbox, wake: Callable[[], None]) -> None:
+        """Connect the node; `wake` is called after each piece of input."""
+        self._inbox = inbox
+        self._wake = wake
+        for peer_id, link in self._links.items():
+            if link.task is None:
+                link.task = asyncio.get_running_loop().create_task(self._dial(peer_id, link))
+
+    async def stop(self) -> None:
+        """Idempotent."""
+        self._stopped = True
+        tasks = [link.task for link in self._links.values() if link.task is not None] + list(self._copies)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- Network port
+
+    def set_peers(self, addresses: dict[str, str]) -> None:
+        """See Network."""
+        for peer_id in [peer for peer in self._links if addresses.get(peer) != self._links[peer].address]:
+            link = self._links.pop(peer_id)
+            if link.task is not None:
+                link.task.cancel()
+        for peer_id, address in addresses.items():
+            if peer_id not in self._links:
+                link = self._links[peer_id] = _Link(address)
+                if self._inbox is not None and not self._stopped:
+                    link.task = asyncio.get_running_loop().create_task(self._dial(peer_id, link))
+
+    def send(self, peer_id: str, frame: PeerFrame) -> bool:
+        """See Network."""
+        link = self._links.get(peer_id)
+        if link is None or not link.up or link.queue_bytes > QUEUE_BYTES_MAX:
+            return False
+        link.queue.append(frame)
+        link.queue_bytes += frame.ByteSize()
+        link.ready.set()
+        return True
+
+    def _hello(self, peer_id: str) -> PeerFrame:
+        return PeerFrame(
+            cluster_id=self._cluster_id,
+            sender_id=self._node_id,
+            receiver_id=peer_id,
+            format_version=FORMAT_VERSION,
+            disk_uuid=self._disk_uuid,
+            hello=Hello(),
+        )
+
+    def _channel(self, peer_id: str, address: str) -> grpc.aio.Channel:
+        options = [*CHANNEL_OPTIONS, *self._channel_options(peer_id)]
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, self._credentials, options=options)
+
+    async def _dial(self, peer_id: str, link: _Link) -> None:
+        """Keep a stream to one peer open."""
+        while not self._stopped:
+            try:
+                async with self._channel(peer_id, link.address) as channel:
+                    await self._talk(peer_id, link, channel)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    self._warn(peer_id, f"stream to {link.address} ended: {error.details()}")
+            except (TimeoutError, asyncio.InvalidStateError):
+                self._warn(peer_id, f"{link.address} does not answer")
+            finally:
+                self._down(peer_id, link)
+            await asyncio.sleep(REDIAL_S)
+
+    def _down(self, peer_id: str, link: _Link) -> None:
+        link.queue.clear()
+        link.queue_bytes = 0
+        if link.up:
+            link.up = False
+            if self._inbox is not None and not self._stopped:
+                self._inbox.peer_disconnected(peer_id)
+                self._wake()
+
+    async def _talk(self, peer_id: str, link: _Link, channel: grpc.aio.Channel) -> None:
+        call: Any = PeerStub(channel).Exchange()  # type: ignore[call-arg]  # written to, not iterated over
+        async with asyncio.timeout(HELLO_S):
+            await call.write(self._hello(peer_id))
+            answer = await call.read()
+        if not isinstance(answer, PeerFrame):
+            return
+        if answer.WhichOneof("body") == "refused":
+            self._warn(peer_id, f"{link.address} refuses this node: {answer.refused.reason}")
+            return
+        link.up = True
+        assert self._inbox is not None
+        self._inbox.peer_connected(peer_id)
+        self._wake()
+        ended = asyncio.ensure_future(call.read())
+        try:
+            while not ended.done():
+                while link.queue:
+                    frame = link.queue.popleft()
+                    link.queue_bytes -= frame.ByteSize()
+                    await call.write(frame)
+                link.ready.clear()
+                waiting = asyncio.ensure_future(link.ready.wait())
+                await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+        finally:
+            ended.cancel()
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+                await ended
+
+    # -- CheckpointSource
+
+    def fetch(self, peer_id: str, chunk: Callable[[CheckpointChunk], None], done: Callable[[str | None], None]) -> None:
+        """See node.core.host.CheckpointSource."""
+        link = self._links.get(peer_id)
+        if link is None:
+            done(f"{peer_id} is not known")
+            return
+        task = asyncio.get_running_loop().create_task(self._copy(peer_id, link.address, chunk, done))
+        self._copies.add(task)
+        task.add_done_callback(self._copies.discard)
+
+    async def _copy(
+        self,
+        peer_id: str,
+        address: str,
+        chunk: Callable[[CheckpointChunk], None],
+        done: Callable[[str | None], None],
+    ) -> None:
+        problem: str | None = "the copy ended early"
+        try:
+            async with self._channel(peer_id, address) as channel:
+                request = FetchCheckpointRequest(cluster_id=self._cluster_id, node_id=self._node_id)
+                async for received in PeerStub(channel).FetchCheckpoint(request):
+                    chunk(received)
+                    if received.last:
+                        problem = None
+        except grpc.aio.AioRpcError as error:
+            problem = f"{error.code().name}: {error.details()}"
+        if problem is not None:
+            self._warn(peer_id, f"the checkpoint of {address} could not be copied: {problem}")
+        done(problem)
+        self._wake()
+
+
+class PeerService(PeerServicer):
+    """The called side: takes the frames of peers that may speak, and gives checkpoints away."""
+
+    def __init__(
+        self,
+        network_of: tuple[str, str],
+        inbox: Inbox,
+        wake: Callable[[], None],
+        *,
+        disk: Disk,
+        refusal: Callable[[str, str, Context], str],
+        checkpoint: Callable[[], Awaitable[Sequence[CopiedFile] | str]],
+        copied: Callable[[], None],
+    ) -> None:
+        """`network_of`: (node id, cluster id). `refusal(sender_id, disk_uuid, context)`: why a peer may not speak."""
+        self._node_id, self._cluster_id = network_of
+        self._inbox = inbox
+        self._wake = wake
+        self._disk = disk
+        self._refusal = refusal
+        self._checkpoint = checkpoint
+        self._copied = copied
+        self._calls: set[Context] = set()
+
+    def _refuses(self, hello: PeerFrame, context: Context) -> str:
+        if hello.WhichOneof("body") != "hello":
+            return "a stream begins with a hello"
+        if hello.cluster_id != self._cluster_id:
+            return f"this is cluster {self._cluster_id}, not {hello.cluster_id}: check cluster.id and the addresses"
+        if hello.receiver_id != self._node_id:
+            return f"this is node {self._node_id}, not {hello.receiver_id}: check the addresses of the members"
+        if not FORMAT_VERSION - 1 <= hello.format_version <= FORMAT_VERSION + 1:
+            return f"format {hello.format_version} does not go with format {FORMAT_VERSION}: upgrade one step at a time"
+        if hello.sender_id == self._node_id:
+            return f"two nodes are named {self._node_id}"
+        return self._refusal(hello.sender_id, hello.disk_uuid, context)
+
+    async def Exchange(self, request_iterator: AsyncIterator[PeerFrame], context: Context) -> AsyncIterator[PeerFrame]:
+        """See peer.proto."""
+        hello = await anext(request_iterator, None)
+        if hello is None:
+            return
+        reason = self._refuses(hello, context)
+        if reason:
+            yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, refused=Refused(reason=reason))
+            return
+        peer_id = hello.sender_id
+        yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, hello=Hello())
+        async for frame in request_iterator:
+            self._inbox.receive(peer_id, frame)
+            self._wake()
+
+    async def FetchCheckpoint(
+        self, request: FetchCheckpointRequest, context: Context
+    ) -> AsyncIterator[CheckpointChunk]:
+        """See peer.proto."""
+        if request.cluster_id != self._cluster_id:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this is cluster {self._cluster_id}")
+        reason = self._refusal(request.node_id, "", context)
+        if reason:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+        files = await self._checkpoint()
+        if isinstance(files, str):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, files)
+            return
+        try:
+            total_bytes = sum(file.bytes for file in files)
+            for number, file in enumerate(files):
+                async for chunk in self._chunks(file, total_bytes, last_file=number == len(files) - 1):
+                    yield chunk
+        except DiskError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        finally:
+            self._copied()
+
+    async def _chunks(self, copied: CopiedFile, total_bytes: int, *, last_file: bool) -> AsyncIterator[CheckpointChunk]:
+        offset = 0
+        while True:
+            size = min(CHUNK_BYTES, copied.bytes - offset)
+            data = await asyncio.to_thread(self._read, copied.path, offset, size)
+            if len(data) < size:
+                raise DiskError(f"{copied.path} was removed while it was copied")
+            end = offset + size
+            yield CheckpointChunk(
+                path=copied.path,
+                offset=offset,
+                data=data,
+                crc32c=google_crc32c.value(data),
+                file_bytes=copied.bytes,
+                total_bytes=total_bytes,
+                last=last_file and end >= copied.bytes,
+            )
+            offset = end
+            if offset >= copied.bytes:
+                return
+            await asyncio.sleep(size / COPY_BYTES_PER_S)
+
+    def _read(self, path: str, offset: int, size: int) -> bytes:
+        file = self._disk.open(path)
+        try:
+            return file.read_at(offset, size)
+        finally:
+            file.close()
