@@ -170,6 +170,9 @@ class NodeCore:
             self.proposer.flush()
             # What was proposed leaves at once, not at the next timer.
             log_wants_ns = min(log_wants_ns, self.log.tick())
+            if self.delivery.has_news and self._may_act():
+                self.delivery.tick(now_ms)
+                self.proposer.flush()
         elif self._leading:
             self.proposer.flush()
             log_wants_ns = min(log_wants_ns, self.log.tick())

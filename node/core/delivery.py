@@ -121,6 +121,7 @@ class Delivery:
         self.heard = HeardLeases()
         self.counters = Counters()
         self._hold_until_ms = 0
+        self._news = False
         self._dirty: set[int] = set()
         """Groups whose channels may have something to do."""
 
@@ -165,6 +166,7 @@ class Delivery:
         for group_id in self._by_group:
             if self._state.subscription(group_id, topic_id) is not None:
                 self._dirty.add(group_id)
+                self._news = True
 
     # -- consumers
 
@@ -236,10 +238,16 @@ class Delivery:
             return
         for lease in self._leases.expire(now_ms):
             self._return(lease, now_ms)
+        self._news = False
         dirty, self._dirty = self._dirty, set()
         for group_id in sorted(dirty):
             if self._serve(group_id, now_ms):
                 self._dirty.add(group_id)
+
+    @property
+    def has_news(self) -> bool:
+        """Messages became ready or a consumer gave credit since the last tick."""
+        return self._news
 
     def wanted_ms(self) -> int | None:
         """When the next tick is needed at the latest."""
