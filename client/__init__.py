@@ -1,0 +1,44 @@
+"""Python clients of a tickwheel cluster: `AsyncClient`, and `Client` for code without a loop. See docs/CLIENT.md."""
+
+from tickwheel.client.async_client import AsyncClient, Bucket, Message, PendingCount
+from tickwheel.client.cluster import TlsFiles
+from tickwheel.client.consumer import Consumer
+from tickwheel.client.delivery import DeliveredBatch, Delivery
+from tickwheel.client.errors import (
+    ClusterUnavailable,
+    LimitReached,
+    NotFound,
+    OutcomeUnknown,
+    PermissionRefused,
+    RequestRefused,
+    SequenceError,
+    TickwheelError,
+)
+from tickwheel.client.messages import BatchReceipt, Receipt
+from tickwheel.client.producer import Producer
+from tickwheel.client.sync_client import Client, SyncConsumer, SyncDelivery
+
+__all__ = [
+    "AsyncClient",
+    "BatchReceipt",
+    "Bucket",
+    "Client",
+    "ClusterUnavailable",
+    "Consumer",
+    "DeliveredBatch",
+    "Delivery",
+    "LimitReached",
+    "Message",
+    "NotFound",
+    "OutcomeUnknown",
+    "PendingCount",
+    "PermissionRefused",
+    "Producer",
+    "Receipt",
+    "RequestRefused",
+    "SequenceError",
+    "SyncConsumer",
+    "SyncDelivery",
+    "TickwheelError",
+    "TlsFiles",
+]

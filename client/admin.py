@@ -1,0 +1,155 @@
+"""The operator's calls: status, members, topics, groups, settings, transfer, digest, backup.
+
+Answers are the proto messages themselves: they are the reference. Changes go to the master.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+
+from tickwheel.client.cluster import STATUS_TIMEOUT_S, Cluster
+from tickwheel.client.errors import Fault, error_of, fault_of_call
+from tickwheel.proto import admin_pb2, consumer_pb2
+from tickwheel.proto.admin_pb2_grpc import AdminStub
+
+
+class AdminClient:
+    """`AsyncClient.admin`."""
+
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+
+    async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, admin_pb2.NodeStatus | Fault]:
+        """What every known node says, by address; a Fault for one that does not answer."""
+        return await self._cluster.statuses(timeout_s)
+
+    async def master_status(self, timeout_s: float | None = None) -> admin_pb2.NodeStatus:
+        """Status of the master."""
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.NodeStatus:
+            return await AdminStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=try_s)
+
+        return await self._cluster.call(invoke, timeout_s or self._timeout_s)
+
+    async def transfer(self, target_id: str = "") -> admin_pb2.TransferMasterResponse:
+        """Planned handover; empty: to the node that is furthest. OutcomeUnknown if the answer got lost."""
+        request = admin_pb2.TransferMasterRequest(target_id=target_id)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.TransferMasterResponse:
+            return await AdminStub(channel).TransferMaster(request, timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s, repeatable=False, try_timeout_s=self._timeout_s)
+
+    async def add_member(self, member: admin_pb2.Member) -> list[admin_pb2.Member]:
+        """Add one node; the members after it."""
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.MemberList:
+            return await AdminStub(channel).AddMember(admin_pb2.AddMemberRequest(member=member), timeout=try_s)
+
+        answer = await self._cluster.call(invoke, self._timeout_s, try_timeout_s=self._timeout_s)
+        return list(answer.members)
+
+    async def remove_member(self, node_id: str) -> list[admin_pb2.Member]:
+        """Remove one node; the members after it."""
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.MemberList:
+            return await AdminStub(channel).RemoveMember(admin_pb2.RemoveMemberRequest(node_id=node_id), timeout=try_s)
+
+        answer = await self._cluster.call(invoke, self._timeout_s, try_timeout_s=self._timeout_s)
+        return list(answer.members)
+
+    async def create_topic(self, name: str, *, fifo: bool = False) -> admin_pb2.Topic:
+        """Create a topic; the same again is no error."""
+        request = admin_pb2.CreateTopicRequest(name=name, fifo=fifo)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Topic:
+            return await AdminStub(channel).CreateTopic(request, timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s)
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic."""
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.DeleteTopicResponse:
+            return await AdminStub(channel).DeleteTopic(admin_pb2.DeleteTopicRequest(name=name), timeout=try_s)
+
+        await self._cluster.call(invoke, self._timeout_s)
+
+    async def topics(self) -> list[admin_pb2.Topic]:
+        """All topics, as the master knows them."""
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.ListTopicsResponse:
+            return await AdminStub(channel).ListTopics(admin_pb2.ListTopicsRequest(), timeout=try_s)
+
+        return list((await self._cluster.call(invoke, self._timeout_s)).topics)
+
+    async def create_group(
+        self, name: str, topics: Sequence[str], *, start_from: str = "earliest", start_ms: int = 0
+    ) -> admin_pb2.Group:
+        """Create a consumer group."""
+        request = admin_pb2.CreateGroupRequest(
+            name=name,
+            topics=topics,
+            start_from=consumer_pb2.StartFrom.Value(start_from.upper()),
+            start_ms=start_ms,
+        )
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
+            return await AdminStub(channel).CreateGroup(request, timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s)
+
+    async def delete_group(self, name: str) -> None:
+        """Delete a group."""
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.DeleteGroupResponse:
+            return await AdminStub(channel).DeleteGroup(admin_pb2.DeleteGroupRequest(name=name), timeout=try_s)
+
+        await self._cluster.call(invoke, self._timeout_s)
+
+    async def groups(self) -> list[admin_pb2.Group]:
+        """All groups, as the master knows them."""
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.ListGroupsResponse:
+            return await AdminStub(channel).ListGroups(admin_pb2.ListGroupsRequest(), timeout=try_s)
+
+        return list((await self._cluster.call(invoke, self._timeout_s)).groups)
+
+    async def settings(self) -> admin_pb2.Settings:
+        """The replicated settings."""
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Settings:
+            return await AdminStub(channel).GetSettings(admin_pb2.GetSettingsRequest(), timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s)
+
+    async def update_settings(self, settings: admin_pb2.Settings) -> admin_pb2.Settings:
+        """Replace the fields that are set; all after it."""
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Settings:
+            return await AdminStub(channel).UpdateSettings(settings, timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s)
+
+    async def digest(self, address: str) -> admin_pb2.StateDigest:
+        """Digest of the logical state of one node."""
+        try:
+            return await AdminStub(self._cluster.channel(address)).GetDigest(
+                admin_pb2.GetDigestRequest(), timeout=self._timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_of(fault_of_call(error)) from error
+
+    async def backup(self, address: str, timeout_s: float = 3_600.0) -> AsyncIterator[admin_pb2.BackupChunk]:
+        """A consistent copy of one node's state, in chunks."""
+        call = AdminStub(self._cluster.channel(address)).Backup(admin_pb2.BackupRequest(), timeout=timeout_s)
+        try:
+            async for chunk in call:
+                yield chunk
+        except grpc.aio.AioRpcError as error:
+            raise error_of(fault_of_call(error)) from error
+        finally:
+            call.cancel()

@@ -1,0 +1,324 @@
+"""The asyncio client: one object for a cluster, whoever is its master.
+
+Owns the lanes of unary schedules: each call under way uses a producer id and sequence of its own, so that repeating
+it after a lost answer never schedules twice. Everything has a deadline (`timeout_s`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+
+import grpc
+
+from tickwheel.client.admin import AdminClient
+from tickwheel.client.cluster import Cluster, TlsFiles
+from tickwheel.client.consumer import CREDITS, UNAVAILABLE_S_MAX, Consumer, open_request
+from tickwheel.client.errors import OutcomeUnknown, TickwheelError
+from tickwheel.client.ids import parse_id, text_of
+from tickwheel.client.messages import KIND_DELAY, KIND_DUE, Receipt, meta_of, row_of, when_of
+from tickwheel.client.producer import (
+    BATCH_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
+    BUFFER_BYTES_MAX,
+    IN_FLIGHT_MAX,
+    LINGER_MS,
+    Producer,
+    new_producer_id,
+)
+from tickwheel.proto import consumer_pb2, scheduler_pb2
+from tickwheel.proto.common_pb2 import MessageMeta
+from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
+
+TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as a node tells of it."""
+
+    id: str
+    topic: str
+    due_ms: int
+    due_requested_ms: int
+    payload_bytes: int
+    state: str
+    """PENDING, DISPATCHED, CANCELLED or REMOVED."""
+    payload: bytes | None = None
+    key: str = ""
+    tags: tuple[str, ...] = ()
+    headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """How many messages are pending in a stretch of time."""
+
+    start_ms: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCount:
+    """How many messages are pending, in all and by time."""
+
+    total: int
+    buckets: tuple[Bucket, ...]
+
+
+@dataclass(slots=True)
+class _Lane:
+    producer_id: str
+    sequence: int = 1
+
+
+def _message(pending: scheduler_pb2.PendingMessage, state: str, content: bool) -> Message:
+    meta: MessageMeta = pending.meta
+    return Message(
+        id=text_of(pending.id),
+        topic=pending.topic,
+        due_ms=pending.due_ms,
+        due_requested_ms=pending.due_requested_ms,
+        payload_bytes=pending.payload_bytes,
+        state=state,
+        payload=pending.payload if content else None,
+        key=meta.key,
+        tags=tuple(meta.tags),
+        headers=dict(meta.headers),
+    )
+
+
+class AsyncClient:
+    """Knows some nodes of a cluster and finds the master from any. Use it as an async context manager."""
+
+    def __init__(
+        self, addresses: str | Sequence[str], *, tls: TlsFiles | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        if isinstance(addresses, str):
+            addresses = [part.strip() for part in addresses.split(",") if part.strip()]
+        self.cluster = Cluster(addresses, tls)
+        self.timeout_s = timeout_s
+        self.admin = AdminClient(self.cluster, timeout_s)
+        self._lanes: list[_Lane] = []
+        self._name = new_producer_id()
+        self._lane_count = 0
+        self._producers: set[Producer] = set()
+        self._consumers: set[Consumer] = set()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End consumers and producers (what is not answered yet gets OutcomeUnknown) and close connections."""
+        for consumer in list(self._consumers):
+            await consumer.close()
+        for producer in list(self._producers):
+            await producer.abandon()
+        await self.cluster.close()
+
+    # -- producing
+
+    async def schedule(
+        self,
+        topic: str,
+        payload: bytes | str,
+        *,
+        due_ms: int | None = None,
+        delay_ms: int | None = None,
+        delay: timedelta | None = None,
+        level: int | None = None,
+        key: str = "",
+        tags: Sequence[str] = (),
+        headers: Mapping[str, str] | None = None,
+        message_group: str = "",
+        timeout_s: float | None = None,
+    ) -> Receipt:
+        """Schedule one message; returns once it is on stable storage of a majority. Repeated safely inside.
+
+        OutcomeUnknown: no answer in time, it may be scheduled."""
+        kind, when = when_of(due_ms, delay_ms, delay, level)
+        row = row_of(topic, payload, kind, when, meta_of(key, tags, headers, message_group))
+        lane = self._lanes.pop() if self._lanes else self._new_lane()
+        request = scheduler_pb2.ScheduleRequest(
+            message=row.message(), producer_id=lane.producer_id, sequence=lane.sequence
+        )
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ScheduleReceipt:
+            return await SchedulerStub(channel).Schedule(request, timeout=try_s)
+
+        try:
+            receipt = await self.cluster.call(invoke, timeout_s or self.timeout_s)
+        except OutcomeUnknown:
+            raise  # nobody uses that lane again: what became of its sequence is not known
+        except TickwheelError:
+            self._lanes.append(lane)
+            raise
+        lane.sequence += 1
+        self._lanes.append(lane)
+        return Receipt(text_of(receipt.id), receipt.due_ms)
+
+    def _new_lane(self) -> _Lane:
+        self._lane_count += 1
+        return _Lane(f"{self._name}-{self._lane_count}")
+
+    def producer(
+        self,
+        *,
+        producer_id: str | None = None,
+        batch_messages_max: int = BATCH_MESSAGES_MAX,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        linger_ms: float = LINGER_MS,
+        buffer_bytes_max: int = BUFFER_BYTES_MAX,
+        in_flight_max: int = IN_FLIGHT_MAX,
+        timeout_s: float = 60.0,
+    ) -> Producer:
+        """For many messages a second."""
+        producer = Producer(
+            self.cluster,
+            producer_id=producer_id,
+            batch_messages_max=batch_messages_max,
+            batch_bytes_max=batch_bytes_max,
+            linger_ms=linger_ms,
+            buffer_bytes_max=buffer_bytes_max,
+            in_flight_max=in_flight_max,
+            timeout_s=timeout_s,
+            closed=self._producers.discard,
+        )
+        self._producers.add(producer)
+        return producer
+
+    # -- one message
+
+    async def cancel(self, message_id: str) -> str:
+        """CANCELLED, ALREADY_DISPATCHED or NOT_FOUND; the answer is definite."""
+        request = scheduler_pb2.CancelRequest(id=parse_id(message_id))
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CancelResponse:
+            return await SchedulerStub(channel).Cancel(request, timeout=try_s)
+
+        response = await self.cluster.call(invoke, self.timeout_s)
+        return scheduler_pb2.CancelOutcome.Name(response.outcome)
+
+    async def reschedule(
+        self,
+        message_id: str,
+        *,
+        due_ms: int | None = None,
+        delay_ms: int | None = None,
+        delay: timedelta | None = None,
+        level: int | None = None,
+    ) -> tuple[str, Receipt | None]:
+        """RESCHEDULED with the receipt; or ALREADY_DISPATCHED, NOT_FOUND, CANCELLED with None.
+
+        The first id keeps naming the message."""
+        kind, when = when_of(due_ms, delay_ms, delay, level)
+        request = scheduler_pb2.RescheduleRequest(id=parse_id(message_id))
+        if kind == KIND_DUE:
+            request.due_ms = when
+        elif kind == KIND_DELAY:
+            request.delay_ms = when
+        else:
+            request.delay_level = when
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.RescheduleResponse:
+            return await SchedulerStub(channel).Reschedule(request, timeout=try_s)
+
+        response = await self.cluster.call(invoke, self.timeout_s)
+        name = scheduler_pb2.RescheduleOutcome.Name(response.outcome).removeprefix("RESCHEDULE_")
+        if response.outcome != scheduler_pb2.RESCHEDULED:
+            return name, None
+        return name, Receipt(text_of(response.id), response.due_ms)
+
+    async def get(self, message_id: str, *, content: bool = False) -> Message:
+        """State, and with `content` payload and meta. NotFound if there is no such message."""
+        request = scheduler_pb2.GetRequest(id=parse_id(message_id), content=content)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.GetResponse:
+            return await SchedulerStub(channel).Get(request, timeout=try_s)
+
+        response = await self.cluster.call(invoke, self.timeout_s)
+        state = scheduler_pb2.MessageState.Name(response.state).removeprefix("MESSAGE_")
+        return _message(response.message, state, content)
+
+    # -- what is pending
+
+    async def list_pending(
+        self,
+        topic: str = "",
+        *,
+        due_ms_min: int = 0,
+        due_ms_max: int = 0,
+        content: bool = False,
+        page_size: int = 0,
+    ) -> AsyncIterator[Message]:
+        """Pending messages of a time range in delivery order, fetched by pages."""
+        request = scheduler_pb2.ListPendingRequest(
+            topic=topic, due_ms_min=due_ms_min, due_ms_max=due_ms_max, content=content, page_size=page_size
+        )
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ListPendingResponse:
+            return await SchedulerStub(channel).ListPending(request, timeout=try_s)
+
+        while True:
+            page = await self.cluster.call(invoke, self.timeout_s, try_timeout_s=self.timeout_s)
+            for pending in page.messages:
+                yield _message(pending, "PENDING", content)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def count_pending(
+        self, topic: str = "", *, due_ms_min: int = 0, due_ms_max: int = 0, bucket_ms: int = 0
+    ) -> PendingCount:
+        """How many are pending, by buckets of 1,000, 60,000 or 3,600,000 ms."""
+        request = scheduler_pb2.CountPendingRequest(
+            topic=topic, due_ms_min=due_ms_min, due_ms_max=due_ms_max, bucket_ms=bucket_ms
+        )
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CountPendingResponse:
+            return await SchedulerStub(channel).CountPending(request, timeout=try_s)
+
+        response = await self.cluster.call(invoke, self.timeout_s, try_timeout_s=self.timeout_s)
+        return PendingCount(response.total, tuple(Bucket(b.start_ms, b.count) for b in response.buckets))
+
+    # -- consuming
+
+    def consumer(
+        self,
+        group: str,
+        topics: str | Sequence[str] = (),
+        *,
+        start_from: str = "earliest",
+        start_ms: int = 0,
+        credits: int = CREDITS,
+        lease: timedelta | None = None,
+        name: str = "",
+        batch_messages_max: int = 0,
+        unavailable_s_max: float = UNAVAILABLE_S_MAX,
+    ) -> Consumer:
+        """A consumer of a group, at most `credits` messages in hand. Where a group that this creates starts:
+        earliest, latest, or time with `start_ms`."""
+        consumer = Consumer(
+            self.cluster,
+            open_request(
+                group,
+                [topics] if isinstance(topics, str) else list(topics),
+                start_from=consumer_pb2.StartFrom.Value(start_from.upper()),
+                start_ms=start_ms,
+                credits=credits,
+                lease_ms=round(lease / timedelta(milliseconds=1)) if lease else 0,
+                name=name,
+                batch_messages_max=batch_messages_max,
+            ),
+            unavailable_s_max=unavailable_s_max,
+            closed=self._consumers.discard,
+        )
+        self._consumers.add(consumer)
+        return consumer

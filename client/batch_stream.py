@@ -1,0 +1,263 @@
+"""Batches on their way to the master, in order, each until its receipt is there.
+
+Owns the order, the sequences and the ScheduleStream. Invariants: a batch keeps (producer id, sequence) until a node
+has said that it surely was not accepted, so a repeat is recognised; after a lost connection all unanswered batches
+are sent again in their old order; the first batch of a producer id goes alone, since a node takes any sequence as the
+first one. When a batch is refused for good, those behind it answered with a gap: they get a new producer id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from tickwheel.client.backoff import Backoff, Deadline
+from tickwheel.client.cluster import END_OF_STREAM, Cluster
+from tickwheel.client.errors import Fault, OutcomeUnknown, TickwheelError, error_of, fault_of_call, fault_of_status
+from tickwheel.client.messages import BatchReceipt, receipt_of
+from tickwheel.proto import scheduler_pb2
+from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
+
+STILL_ANSWERING_S = 5.0
+"""How long receipts are waited for after one that was an error, before the stream is opened anew."""
+
+SURELY_NOT_ACCEPTED = frozenset({"NOT_MASTER", "NO_MASTER", "RECOVERING", "LIMIT_REACHED"})
+
+
+class Batch:
+    """One batch and the future of its receipt."""
+
+    __slots__ = ("bytes", "future", "request", "uncertain")
+
+    def __init__(self, request: scheduler_pb2.ScheduleBatch, future: asyncio.Future[BatchReceipt]) -> None:
+        self.request = request
+        self.future = future
+        self.bytes = request.ByteSize()
+        self.uncertain = False
+        """It was sent and may have been accepted."""
+
+
+class BatchStream:
+    """One per producer."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        producer_id: str,
+        *,
+        in_flight_max: int,
+        timeout_s: float,
+        answered: Callable[[Batch], None],
+    ) -> None:
+        self._cluster = cluster
+        self._name = producer_id
+        self._epoch = 0
+        self._epoch_accepted = False
+        self._next_sequence = 1
+        self._in_flight_max = in_flight_max
+        self._timeout_s = timeout_s
+        self._answered = answered
+        self._pending: deque[Batch] = deque()
+        self._to_send: deque[Batch] = deque()
+        """Not yet sent on the open stream."""
+        self._unanswered: deque[Batch] = deque()
+        """Sent on the open stream, without an answer on it."""
+        self._halted = False
+        self._refused = False
+        self._changed = asyncio.Event()
+        self._closing = False
+        self._call: grpc.aio.StreamStreamCall[Any, Any] | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._deadline: Deadline | None = None
+        self.reconnects = 0
+
+    @property
+    def pending(self) -> int:
+        """Batches without an answer."""
+        return len(self._pending)
+
+    def put(self, batch: Batch) -> None:
+        """Send it after all others."""
+        self._number(batch)
+        self._pending.append(batch)
+        self._to_send.append(batch)
+        self._changed.set()
+        if self._running is None:
+            self._cluster.watch(self, self._moved)
+            self._running = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        """Stop; what has no answer yet ends with OutcomeUnknown."""
+        self._closing = True
+        self._cluster.unwatch(self)
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        self._fail_all(OutcomeUnknown("the producer was closed before the answer came", "OUTCOME_UNKNOWN"))
+
+    @property
+    def _producer_id(self) -> str:
+        return f"{self._name}.{self._epoch}" if self._epoch else self._name
+
+    def _number(self, batch: Batch) -> None:
+        batch.request.producer_id = self._producer_id
+        batch.request.sequence = self._next_sequence
+        batch.uncertain = False
+        self._next_sequence += 1
+
+    def _new_epoch(self) -> None:
+        """What surely was not accepted is numbered anew, under a new producer id."""
+        self._epoch += 1
+        self._epoch_accepted = False
+        self._next_sequence = 1
+        self._refused = False
+        for batch in self._pending:
+            if not batch.uncertain:
+                self._number(batch)
+
+    def _moved(self, _address: str) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    # -- the loop
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        try:
+            while True:
+                while not self._pending:
+                    self._deadline = None
+                    self._changed.clear()
+                    await self._changed.wait()
+                if self._deadline is None:
+                    self._deadline = Deadline(self._timeout_s)
+                before = self._pending[0]
+                fault = await self._stream_once()
+                if self._pending and self._pending[0] is not before:
+                    self._deadline = Deadline(self._timeout_s)
+                    backoff.reset()
+                if fault is None:
+                    continue
+                self.reconnects += 1
+                if self._pending and self._deadline.over:
+                    uncertain = any(batch.uncertain for batch in self._pending)
+                    error = error_of(fault)
+                    self._fail_all(OutcomeUnknown(str(error), fault.reason, fault.metadata) if uncertain else error)
+                    self._new_epoch()
+                elif not fault.master_address:
+                    await backoff.pause(self._deadline, fault.retry_after_s)
+        except TickwheelError as error:
+            self._running = None
+            uncertain = any(batch.uncertain for batch in self._pending)
+            self._fail_all(OutcomeUnknown(str(error), error.reason, error.metadata) if uncertain else error)
+            self._new_epoch()
+
+    async def _stream_once(self) -> Fault | None:
+        """Open a stream at the master and use it until it ends. The fault that ended it, None if there was none."""
+        assert self._deadline is not None
+        address = await self._cluster.master(self._deadline)
+        call = SchedulerStub(self._cluster.channel(address)).ScheduleStream()  # type: ignore[call-arg]
+        self._call = call
+        self._to_send = deque(self._pending)
+        self._unanswered.clear()
+        self._halted = False
+        writer = asyncio.ensure_future(self._write(call))
+        fault: Fault | None = None
+        try:
+            while True:
+                if self._halted and not self._unanswered:
+                    break
+                reading = call.read()
+                receipt: Any = await (asyncio.wait_for(reading, STILL_ANSWERING_S) if self._halted else reading)
+                if receipt is END_OF_STREAM:
+                    fault = fault or Fault("UNAVAILABLE", "the node ended the stream")
+                    break
+                fault = self._receive(receipt) or fault
+        except grpc.aio.AioRpcError as error:
+            fault = fault or fault_of_call(error)
+        except TimeoutError:
+            fault = fault or Fault("DEADLINE_EXCEEDED", "the master does not answer")
+        except asyncio.CancelledError:
+            if self._closing or not call.cancelled():
+                raise
+            fault = Fault("UNAVAILABLE", "the master has changed")
+        finally:
+            self._call = None
+            writer.cancel()
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await writer
+        if fault is not None:
+            if not (fault.elsewhere or fault.later):
+                # The stream itself was refused: nobody's batch is at fault, everybody's is.
+                self._fail_all(error_of(fault))
+                self._new_epoch()
+            elif fault.elsewhere:
+                self._cluster.forget(address)
+                self._cluster.learn(fault.master_address)
+        if self._refused:
+            self._new_epoch()
+        return fault
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        while True:
+            room = self._in_flight_max if self._epoch_accepted else 1
+            if self._to_send and len(self._unanswered) < room and not self._halted:
+                batch = self._to_send.popleft()
+                self._unanswered.append(batch)
+                batch.uncertain = True
+                await call.write(batch.request)
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _receive(self, receipt: scheduler_pb2.BatchReceipt) -> Fault | None:
+        """One receipt, of the oldest batch without one on this stream. A fault if it is to be repeated for it."""
+        if not self._unanswered or self._unanswered[0].request.sequence != receipt.sequence:
+            self._halted = True
+            return Fault("UNKNOWN", f"a receipt of sequence {receipt.sequence}, which was not next")
+        batch = self._unanswered.popleft()
+        self._changed.set()
+        if not receipt.error:
+            self._epoch_accepted = self._epoch_accepted or batch.request.producer_id == self._producer_id
+            self._finish(batch)
+            if not batch.future.done():
+                batch.future.set_result(receipt_of(receipt))
+            return None
+        fault = fault_of_status(receipt.error)
+        self._halted = True
+        if fault.reason == "SEQUENCE_GAP":
+            batch.uncertain = False
+            if batch is self._pending[0] or batch.request.producer_id != self._producer_id:
+                self._refused = True  # nothing that could still be accepted is missing before it
+            return None
+        if fault.elsewhere or fault.later:
+            batch.uncertain = fault.reason not in SURELY_NOT_ACCEPTED
+            return fault
+        self._refused = True
+        self._finish(batch)
+        if not batch.future.done():
+            batch.future.set_exception(error_of(fault))
+        return None
+
+    def _finish(self, batch: Batch) -> None:
+        if batch is self._pending[0]:
+            self._pending.popleft()
+        else:
+            self._pending.remove(batch)
+        self._answered(batch)
+
+    def _fail_all(self, error: TickwheelError) -> None:
+        pending, self._pending = list(self._pending), deque()
+        self._to_send.clear()
+        self._unanswered.clear()
+        for batch in pending:
+            self._answered(batch)
+            if not batch.future.done():
+                batch.future.set_exception(error)

@@ -1,0 +1,507 @@
+"""A consumer: deliveries of one group from whoever is master, and their settlements back.
+
+Owns the Consume stream, the credits and the settlements without a receipt. Invariants: never more deliveries in hand
+than `credits`; a credit returns when its delivery is settled or its lease is surely over; a settlement is repeated on
+every new stream until a node has answered it. After a change of master the stream is opened anew there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.client.backoff import Backoff, Deadline
+from tickwheel.client.cluster import END_OF_STREAM, Cluster
+from tickwheel.client.delivery import DeliveredBatch, Delivery
+from tickwheel.client.errors import (
+    Fault,
+    OutcomeUnknown,
+    TickwheelError,
+    error_of,
+    fault_of_call,
+    fault_of_status,
+)
+from tickwheel.proto import consumer_pb2
+from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
+
+CREDITS = 4_096
+UNKNOWN_TRIES_MAX = 20
+"""A settlement that runs ahead of its dispatch on a new master is repeated so often."""
+UNAVAILABLE_S_MAX = 60.0
+"""So long without a master, the iterator raises ClusterUnavailable."""
+CLOSE_S = 5.0
+
+
+class _Settle:
+    __slots__ = ("future", "message", "tries")
+
+    def __init__(
+        self,
+        message: consumer_pb2.ConsumeRequest,
+        future: asyncio.Future[Any],
+    ) -> None:
+        self.message = message
+        self.future = future
+        self.tries = 0
+
+
+class Consumer:
+    """Made by `AsyncClient.consumer`. Iterate it for deliveries, `batches()` for batches, or `run(handler)`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        open_request: consumer_pb2.OpenConsumer,
+        *,
+        unavailable_s_max: float = UNAVAILABLE_S_MAX,
+        closed: Callable[[Consumer], None] | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._open = open_request
+        self._credits = open_request.credits
+        self._unavailable_s_max = unavailable_s_max
+        self._closed_hook = closed
+        self._ready: asyncio.Queue[DeliveredBatch | TickwheelError | None] = asyncio.Queue()
+        self._waiting: dict[int, _Settle] = {}
+        self._next_sequence = 1
+        self._outbox: deque[consumer_pb2.ConsumeRequest] = deque()
+        self._outbox_changed = asyncio.Event()
+        self._owed = 0
+        self._leases: deque[tuple[float, DeliveredBatch]] = deque()
+        self._acks: dict[int, tuple[DeliveredBatch, list[int]]] = {}
+        self._acks_by_key: dict[str, asyncio.Future[consumer_pb2.SettleReceipt]] = {}
+        self._call: grpc.aio.StreamStreamCall[Any, Any] | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._closing = False
+        self._lease_s = 30.0
+        self._generation = 0
+        self._opening_credits = 0
+        self.term = 0
+        """Term of the master of the open stream."""
+        self.reconnects = 0
+        self.stale = 0
+        """Settlements that came too late: another attempt was out."""
+
+    # -- three ways to consume
+
+    async def batches(self) -> AsyncIterator[DeliveredBatch]:
+        """Batches as they come; decoded when looked at."""
+        self._start()
+        while True:
+            item = await self._ready.get()
+            if item is None:
+                return
+            if isinstance(item, TickwheelError):
+                raise item
+            yield item
+
+    async def __aiter__(self) -> AsyncIterator[Delivery]:
+        async for batch in self.batches():
+            for delivery in batch:
+                yield delivery
+
+    async def run(self, handler: Callable[[Delivery], Awaitable[object]], *, concurrency: int = 16) -> None:
+        """Call the handler for each delivery, so many at once: acknowledged when it returns, nacked when it raises.
+
+        Ends with `close`; a cluster's error ends it too, after the handlers that run."""
+        slots = asyncio.Semaphore(concurrency)
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def handle(delivery: Delivery) -> None:
+            try:
+                await handler(delivery)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # the handler's own; the message comes again
+                await delivery.nack(reason=f"{type(error).__name__}: {error}")
+            else:
+                await delivery.ack()
+
+        def done(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            slots.release()
+            if not task.cancelled() and task.exception() is not None and not self._closing:
+                self._ready.put_nowait(_as_error(task.exception()))
+
+        try:
+            async for delivery in self:
+                await slots.acquire()
+                task = asyncio.ensure_future(handle(delivery))
+                tasks.add(task)
+                task.add_done_callback(done)
+        finally:
+            if tasks:
+                await asyncio.wait(tasks, timeout=CLOSE_S)
+            for task in tasks:
+                task.cancel()
+
+    # -- settling, for deliveries and batches
+
+    def settle_rows(
+        self,
+        batch: DeliveredBatch,
+        rows: NDArray[np.int64] | None,
+        outcome: consumer_pb2.Outcome.ValueType,
+        *,
+        delay_ms: int = 0,
+        delay_level: int = 0,
+        reason: str = "",
+    ) -> asyncio.Future[consumer_pb2.SettleReceipt]:
+        """Settle rows of a batch, or all; sent at once."""
+        wire = batch.wire
+        settle = consumer_pb2.SettleBatch(
+            group=wire.group,
+            topic=wire.topic,
+            outcome=outcome,
+            ids=wire.ids if rows is None else batch.ids[rows].tobytes(),
+            attempts=wire.attempts if rows is None else batch.attempts[rows].tobytes(),
+            delay_ms=delay_ms,
+            delay_level=delay_level,
+            reason=reason,
+        )
+        if wire.positions:
+            positions = np.frombuffer(wire.positions, "<u8")
+            settle.positions = wire.positions if rows is None else positions[rows].tobytes()
+        future: asyncio.Future[consumer_pb2.SettleReceipt] = self._submit(consumer_pb2.ConsumeRequest(settle=settle))
+        self._give_back(batch, len(batch) if rows is None else len(rows))
+        return future
+
+    def settle_one(self, batch: DeliveredBatch, row: int) -> asyncio.Future[consumer_pb2.SettleReceipt]:
+        """Acknowledge one; those of the same turn of the loop go in one settlement."""
+        loop = asyncio.get_running_loop()
+        if not self._acks:
+            loop.call_soon(self._send_acks)
+        self._acks.setdefault(id(batch), (batch, []))[1].append(row)
+        shared = self._acks_by_key.get(batch.topic)
+        if shared is None:
+            shared = self._acks_by_key[batch.topic] = loop.create_future()
+            shared.add_done_callback(_seen)
+        return shared
+
+    def _send_acks(self) -> None:
+        acks, self._acks = self._acks, {}
+        futures, self._acks_by_key = self._acks_by_key, {}
+        by_topic: dict[str, list[tuple[DeliveredBatch, NDArray[np.int64]]]] = {}
+        for batch, places in acks.values():
+            by_topic.setdefault(batch.topic, []).append((batch, np.array(places, np.int64)))
+        for topic, parts in by_topic.items():
+            with_positions = all(batch.wire.positions for batch, _ in parts)
+            settle = consumer_pb2.SettleBatch(
+                group=parts[0][0].wire.group,
+                topic=topic,
+                outcome=consumer_pb2.ACK,
+                ids=b"".join([batch.ids[rows].tobytes() for batch, rows in parts]),
+                attempts=b"".join([batch.attempts[rows].tobytes() for batch, rows in parts]),
+            )
+            if with_positions:
+                settle.positions = b"".join(
+                    [np.frombuffer(batch.wire.positions, "<u8")[rows].tobytes() for batch, rows in parts]
+                )
+            self._submit(consumer_pb2.ConsumeRequest(settle=settle), futures[topic])
+            for batch, rows in parts:
+                self._give_back(batch, len(rows))
+
+    async def extend_rows(self, batch: DeliveredBatch, rows: NDArray[np.int64] | None, lease_ms: int) -> int:
+        """Extend leases of rows of a batch, or of all."""
+        wire = batch.wire
+        extend = consumer_pb2.ExtendBatch(
+            group=wire.group,
+            topic=wire.topic,
+            lease_ms=lease_ms,
+            ids=wire.ids if rows is None else batch.ids[rows].tobytes(),
+            attempts=wire.attempts if rows is None else batch.attempts[rows].tobytes(),
+        )
+        if wire.positions:
+            positions = np.frombuffer(wire.positions, "<u8")
+            extend.positions = wire.positions if rows is None else positions[rows].tobytes()
+        receipt = await self._submit(consumer_pb2.ConsumeRequest(extend=extend))
+        return int(receipt.extended)
+
+    def _submit(self, message: consumer_pb2.ConsumeRequest, future: asyncio.Future[Any] | None = None) -> Any:
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            future.add_done_callback(_seen)
+        if self._closing and self._running is None:
+            future.set_exception(OutcomeUnknown("the consumer is closed", "CLOSED"))
+            return future
+        part = message.settle if message.HasField("settle") else message.extend
+        part.sequence = self._next_sequence
+        self._waiting[self._next_sequence] = _Settle(message, future)
+        self._next_sequence += 1
+        self._send(message)
+        return future
+
+    def _send(self, message: consumer_pb2.ConsumeRequest) -> None:
+        self._outbox.append(message)
+        self._outbox_changed.set()
+
+    # -- credits
+
+    def _give_back(self, batch: DeliveredBatch, count: int) -> None:
+        """So many deliveries left this consumer's hands."""
+        given = min(count, batch.unsettled)
+        batch.unsettled -= given
+        self._owe(given)
+
+    def _owe(self, count: int) -> None:
+        self._owed += count
+        if self._owed * 4 >= self._credits or (self._owed and not self._in_hand()):
+            self._send(consumer_pb2.ConsumeRequest(credits=self._owed))
+            self._owed = 0
+
+    def _in_hand(self) -> bool:
+        while self._leases and not self._leases[0][1].unsettled:
+            self._leases.popleft()
+        return bool(self._leases)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        while self._leases and (not self._leases[0][1].unsettled or self._leases[0][0] <= now):
+            _, batch = self._leases.popleft()
+            count, batch.unsettled = batch.unsettled, 0
+            self._owe(count)
+
+    # -- the stream
+
+    def _start(self) -> None:
+        if self._running is None and not self._closing:
+            self._cluster.watch(self, self._moved)
+            self._running = asyncio.ensure_future(self._run())
+
+    def _moved(self, _address: str) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        deadline = Deadline(self._unavailable_s_max)
+        while not self._closing:
+            opened_before = self._generation
+            try:
+                fault = await self._stream_once(deadline)
+            except TickwheelError as error:
+                self._end(error)
+                return
+            if self._generation != opened_before:
+                backoff.reset()
+                deadline = Deadline(self._unavailable_s_max)
+            if self._closing:
+                return
+            if not (fault.elsewhere or fault.later) or deadline.over:
+                self._end(error_of(fault))
+                return
+            self.reconnects += 1
+            if not fault.master_address:
+                await backoff.pause(deadline, fault.retry_after_s)
+
+    def _end(self, error: TickwheelError | None) -> None:
+        self._cluster.unwatch(self)
+        waiting, self._waiting = self._waiting, {}
+        for settle in waiting.values():
+            if not settle.future.done():
+                settle.future.set_exception(
+                    OutcomeUnknown("the consumer ended before the receipt came", "OUTCOME_UNKNOWN")
+                )
+        self._ready.put_nowait(error)
+
+    async def _stream_once(self, deadline: Deadline) -> Fault:
+        address = await self._cluster.master(deadline)
+        call = ConsumerStub(self._cluster.channel(address)).Consume()  # type: ignore[call-arg]
+        self._call = call
+        writer: asyncio.Task[None] | None = None
+        fault: Fault
+        try:
+            await call.write(self._opening())
+            while True:
+                response: Any = await call.read()
+                if response is END_OF_STREAM:
+                    fault = Fault("UNAVAILABLE", "the node ended the stream")
+                    break
+                if response.HasField("deliver"):
+                    self._take(response.deliver)
+                elif response.HasField("settled"):
+                    self._settled(response.settled)
+                elif response.HasField("extended"):
+                    self._extended(response.extended)
+                elif response.HasField("opened"):
+                    self._opened(response.opened)
+                    writer = asyncio.ensure_future(self._write(call))
+                elif response.HasField("moved"):
+                    where = response.moved.master_address
+                    fault = Fault("NOT_MASTER", "the master has moved", {"master_address": where})
+                    break
+        except grpc.aio.AioRpcError as error:
+            fault = fault_of_call(error)
+        except asyncio.InvalidStateError as error:
+            fault = Fault("UNAVAILABLE", str(error))
+        except asyncio.CancelledError:
+            if self._closing or not call.cancelled():
+                raise
+            fault = Fault("UNAVAILABLE", "the master has changed")
+        finally:
+            self._call = None
+            call.cancel()
+            if writer is not None:
+                writer.cancel()
+                with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await writer
+        if fault.elsewhere:
+            self._cluster.forget(address)
+            self._cluster.learn(fault.master_address)
+        return fault
+
+    def _opening(self) -> consumer_pb2.ConsumeRequest:
+        """Open anew with the credits that nothing in hand takes."""
+        held = sum(batch.unsettled for _, batch in self._leases)
+        self._owed = 0
+        first = consumer_pb2.OpenConsumer()
+        first.CopyFrom(self._open)
+        first.credits = self._opening_credits = max(0, self._credits - held)
+        return consumer_pb2.ConsumeRequest(open=first)
+
+    def _opened(self, opened: consumer_pb2.Opened) -> None:
+        self._generation += 1
+        self.term = opened.term
+        self._lease_s = opened.lease_ms / 1_000
+        # Credits that were waiting went with the opening; settlements without a receipt go again.
+        self._outbox = deque(settle.message for settle in self._waiting.values())
+        held = sum(batch.unsettled for _, batch in self._leases)
+        self._owed = 0
+        self._owe(max(0, self._credits - held - self._opening_credits))
+        self._outbox_changed.set()
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        while True:
+            if self._outbox:
+                await call.write(self._outbox.popleft())
+                continue
+            self._outbox_changed.clear()
+            if self._leases:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._outbox_changed.wait(), 1.0)
+                self._expire()
+            else:
+                await self._outbox_changed.wait()
+
+    def _take(self, wire: consumer_pb2.DeliverBatch) -> None:
+        batch = DeliveredBatch(wire, self)
+        self._leases.append((time.monotonic() + self._lease_s + 1.0, batch))
+        self._outbox_changed.set()
+        self._ready.put_nowait(batch)
+
+    def _settled(self, receipt: consumer_pb2.SettleReceipt) -> None:
+        settle = self._waiting.get(receipt.sequence)
+        if settle is None:
+            return
+        self.stale += receipt.stale
+        if receipt.unknown and settle.tries < UNKNOWN_TRIES_MAX:
+            self._again(settle, Fault("NO_MASTER", "not known to be dispatched yet"))
+            return
+        self._answer(receipt, settle)
+
+    def _extended(self, receipt: consumer_pb2.ExtendReceipt) -> None:
+        settle = self._waiting.get(receipt.sequence)
+        if settle is not None:
+            self._answer(receipt, settle)
+
+    def _answer(self, receipt: consumer_pb2.SettleReceipt | consumer_pb2.ExtendReceipt, settle: _Settle) -> None:
+        if receipt.error:
+            fault = fault_of_status(receipt.error)
+            if fault.elsewhere or fault.later:
+                self._again(settle, fault)
+                return
+            if not settle.future.done():
+                settle.future.set_exception(error_of(fault))
+        elif not settle.future.done():
+            settle.future.set_result(receipt)
+        self._waiting.pop(receipt.sequence, None)
+
+    def _again(self, settle: _Settle, fault: Fault) -> None:
+        """Repeat after a moment, if the stream is still the same; a new stream repeats everything anyway."""
+        settle.tries += 1
+        generation = self._generation
+        part = settle.message.settle if settle.message.HasField("settle") else settle.message.extend
+
+        def send() -> None:
+            if generation == self._generation and part.sequence in self._waiting:
+                self._send(settle.message)
+
+        pause_s = max(fault.retry_after_s, min(0.5, 0.02 * 2 ** min(settle.tries, 5)))
+        asyncio.get_running_loop().call_later(pause_s, send)
+
+    # -- the end
+
+    async def drain(self, timeout_s: float = CLOSE_S) -> None:
+        """Until the settlements so far have receipts."""
+        if self._acks:
+            self._send_acks()
+        futures = [settle.future for settle in self._waiting.values()]
+        if futures and self._running is not None and not self._running.done():
+            await asyncio.wait(futures, timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Wait shortly for the receipts that are due, then end. Deliveries in hand come again elsewhere. Idempotent."""
+        if self._closing:
+            return
+        await self.drain()
+        self._closing = True
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        self._end(None)
+        if self._closed_hook is not None:
+            self._closed_hook(self)
+
+    async def __aenter__(self) -> Consumer:
+        self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _as_error(error: BaseException | None) -> TickwheelError:
+    if isinstance(error, TickwheelError):
+        return error
+    return TickwheelError(f"{type(error).__name__}: {error}", "HANDLER")
+
+
+def open_request(
+    group: str,
+    topics: Sequence[str],
+    *,
+    start_from: consumer_pb2.StartFrom.ValueType,
+    start_ms: int,
+    credits: int,
+    lease_ms: int,
+    name: str,
+    batch_messages_max: int,
+) -> consumer_pb2.OpenConsumer:
+    """The first message of a stream."""
+    return consumer_pb2.OpenConsumer(
+        group=group,
+        topics=topics,
+        start_from=start_from,
+        start_ms=start_ms,
+        credits=credits,
+        lease_ms=lease_ms,
+        consumer_name=name,
+        batch_messages_max=batch_messages_max,
+    )

@@ -1,0 +1,229 @@
+"""What a consumer gets: batches as they came, decoded only when somebody looks, and single deliveries of them.
+
+A batch's columns are views of the received bytes. Settling a whole batch sends them back as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator
+from datetime import timedelta
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.client.ids import id_text
+from tickwheel.client.messages import refused
+from tickwheel.proto import common_pb2, consumer_pb2
+
+
+class Settler(Protocol):
+    """The consumer a batch came through."""
+
+    def settle_rows(
+        self,
+        batch: DeliveredBatch,
+        rows: NDArray[np.int64] | None,
+        outcome: consumer_pb2.Outcome.ValueType,
+        *,
+        delay_ms: int = 0,
+        delay_level: int = 0,
+        reason: str = "",
+    ) -> Awaitable[consumer_pb2.SettleReceipt]: ...
+
+    def settle_one(self, batch: DeliveredBatch, row: int) -> Awaitable[consumer_pb2.SettleReceipt]: ...
+
+    def extend_rows(self, batch: DeliveredBatch, rows: NDArray[np.int64] | None, lease_ms: int) -> Awaitable[int]: ...
+
+
+class DeliveredBatch:
+    """Deliveries of one topic, under one lease."""
+
+    __slots__ = ("_offsets", "_settler", "unsettled", "wire")
+
+    def __init__(self, wire: consumer_pb2.DeliverBatch, settler: Settler) -> None:
+        self.wire = wire
+        self._settler = settler
+        self._offsets: list[int] | None = None
+        self.unsettled = len(wire.ids) // 8
+        """Deliveries for which neither ack nor nack was called; kept by the consumer."""
+
+    def __len__(self) -> int:
+        return len(self.wire.ids) // 8
+
+    @property
+    def topic(self) -> str:
+        return self.wire.topic
+
+    @property
+    def term(self) -> int:
+        """Term of the master that delivered."""
+        return self.wire.term
+
+    @property
+    def lease_until_ms(self) -> int:
+        """When the lease ends, by the cluster's clock."""
+        return self.wire.lease_until_ms
+
+    @property
+    def ids(self) -> NDArray[np.uint64]:
+        return np.frombuffer(self.wire.ids, "<u8")
+
+    @property
+    def attempts(self) -> NDArray[np.uint32]:
+        return np.frombuffer(self.wire.attempts, "<u4")
+
+    @property
+    def due_ms(self) -> NDArray[np.int64]:
+        return np.frombuffer(self.wire.due_ms, "<i8")
+
+    @property
+    def sizes(self) -> NDArray[np.uint32]:
+        """Meta and payload of each, in bytes."""
+        return np.frombuffer(self.wire.sizes, "<u4")
+
+    @property
+    def meta_sizes(self) -> NDArray[np.uint32]:
+        """Meta of each in bytes; zeros when none has one."""
+        if not self.wire.meta_sizes:
+            return np.zeros(len(self), "<u4")
+        return np.frombuffer(self.wire.meta_sizes, "<u4")
+
+    def _bounds(self, row: int) -> tuple[int, int]:
+        if self._offsets is None:
+            self._offsets = [0, *np.cumsum(self.sizes, dtype=np.int64).tolist()]
+        return self._offsets[row], self._offsets[row + 1]
+
+    def payload(self, row: int) -> bytes:
+        """Payload of one."""
+        start, end = self._bounds(row)
+        return self.wire.records[start + int(self.meta_sizes[row]) : end]
+
+    def meta(self, row: int) -> common_pb2.MessageMeta:
+        """Meta of one."""
+        start, _ = self._bounds(row)
+        return common_pb2.MessageMeta.FromString(self.wire.records[start : start + int(self.meta_sizes[row])])
+
+    def payloads(self) -> list[bytes]:
+        """All payloads."""
+        return [self.payload(row) for row in range(len(self))]
+
+    def delivery(self, row: int) -> Delivery:
+        """One of them as an object."""
+        return Delivery(self, row)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return (Delivery(self, row) for row in range(len(self)))
+
+    def ack(self) -> Awaitable[consumer_pb2.SettleReceipt]:
+        """All are done, in one settlement. Sent at once; await it for the committed receipt."""
+        return self._settler.settle_rows(self, None, consumer_pb2.ACK)
+
+    def nack(self, *, delay: timedelta | None = None, level: int = 0) -> Awaitable[consumer_pb2.SettleReceipt]:
+        """All are to come again."""
+        return self._settler.settle_rows(self, None, consumer_pb2.RETRY, delay_ms=_delay_ms(delay), delay_level=level)
+
+    def extend(self, lease: timedelta) -> Awaitable[int]:
+        """Longer leases for all, from now; awaits how many were extended."""
+        return self._settler.extend_rows(self, None, _delay_ms(lease))
+
+
+class Delivery:
+    """One message, handed to this consumer under a lease."""
+
+    __slots__ = ("_meta", "batch", "row")
+
+    def __init__(self, batch: DeliveredBatch, row: int) -> None:
+        self.batch = batch
+        self.row = row
+        self._meta: common_pb2.MessageMeta | None = None
+
+    def __repr__(self) -> str:
+        return f"Delivery({self.topic} {self.id}, attempt {self.attempt}, due {self.due_ms})"
+
+    @property
+    def topic(self) -> str:
+        return self.batch.topic
+
+    @property
+    def id64(self) -> int:
+        """The id as one integer."""
+        return int(self.batch.ids[self.row])
+
+    @property
+    def id(self) -> str:
+        """`group-hour-index`: the same at every attempt, the one `schedule` returned."""
+        return id_text(self.id64)
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery."""
+        return int(self.batch.attempts[self.row])
+
+    @property
+    def term(self) -> int:
+        """Term of the master that delivered."""
+        return self.batch.term
+
+    @property
+    def due_ms(self) -> int:
+        return int(self.batch.due_ms[self.row])
+
+    @property
+    def payload(self) -> bytes:
+        return self.batch.payload(self.row)
+
+    @property
+    def meta(self) -> common_pb2.MessageMeta:
+        if self._meta is None:
+            self._meta = self.batch.meta(self.row)
+        return self._meta
+
+    @property
+    def key(self) -> str:
+        return self.meta.key
+
+    @property
+    def tags(self) -> list[str]:
+        return list(self.meta.tags)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return dict(self.meta.headers)
+
+    def _rows(self) -> NDArray[np.int64]:
+        return np.array([self.row], np.int64)
+
+    def ack(self) -> Awaitable[consumer_pb2.SettleReceipt]:
+        """Done. Acknowledgements of the same moment travel together; await it for the committed receipt."""
+        return self.batch._settler.settle_one(self.batch, self.row)
+
+    def nack(
+        self, *, delay: timedelta | None = None, level: int = 0, reason: str = ""
+    ) -> Awaitable[consumer_pb2.SettleReceipt]:
+        """Deliver again: at the group's pace, after `delay`, or at a delay level."""
+        return self.batch._settler.settle_rows(
+            self.batch,
+            self._rows(),
+            consumer_pb2.RETRY,
+            delay_ms=_delay_ms(delay),
+            delay_level=level,
+            reason=reason[:1_024],
+        )
+
+    def dead(self, reason: str = "") -> Awaitable[consumer_pb2.SettleReceipt]:
+        """To the dead letters, without further attempts."""
+        return self.batch._settler.settle_rows(self.batch, self._rows(), consumer_pb2.DEAD, reason=reason[:1_024])
+
+    async def extend(self, lease: timedelta) -> bool:
+        """A longer lease, from now. False: it is over or settled already."""
+        return await self.batch._settler.extend_rows(self.batch, self._rows(), _delay_ms(lease)) == 1
+
+
+def _delay_ms(delay: timedelta | None) -> int:
+    if delay is None:
+        return 0
+    delay_ms = round(delay / timedelta(milliseconds=1))
+    if delay_ms < 0:
+        raise refused("delay", delay, "not negative")
+    return delay_ms

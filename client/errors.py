@@ -1,0 +1,167 @@
+"""What can go wrong, named by whose it is to act.
+
+Owns the exceptions of the client and how a node's answer becomes one. A `TickwheelError` carries the node's reason
+(a name of ErrorReason in common.proto, or of the gRPC status when a node gave none) and its metadata; the text is
+for people. Nothing else is raised for what a cluster answers; a wrong argument is a `RequestRefused` too, with the
+same fields, when a node would refuse it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+DETAILS_KEY = "grpc-status-details-bin"
+
+ELSEWHERE = frozenset({"NOT_MASTER", "NO_MASTER", "RECOVERING", "OUTCOME_UNKNOWN"})
+"""Reasons that say: not here, not now. The request is repeated at the master."""
+
+TRANSPORT = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED"})
+"""gRPC codes without a node's reason: the connection or the node broke on the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A node's answer that is no success, as data."""
+
+    reason: str
+    message: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def master_address(self) -> str:
+        """Where the master is, if the node said so; empty otherwise."""
+        return self.metadata.get("master_address", "")
+
+    @property
+    def retry_after_s(self) -> float:
+        """The pause the node asks for, in seconds; 0 if none."""
+        value = self.metadata.get("retry_after_ms", "0")
+        return int(value) / 1_000 if value.isdigit() else 0.0
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the request is worth repeating at the (perhaps new) master."""
+        return self.reason in ELSEWHERE or self.reason in TRANSPORT
+
+    @property
+    def later(self) -> bool:
+        """Whether the request is worth repeating at the same node after a pause."""
+        return self.reason == "LIMIT_REACHED"
+
+
+class TickwheelError(Exception):
+    """Base of all. `reason` and `metadata` are the node's own."""
+
+    def __init__(self, message: str, reason: str = "", metadata: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.metadata: dict[str, str] = dict(metadata or {})
+
+
+class RequestRefused(TickwheelError):
+    """The caller's: a field has a value that is not allowed, or the request does not fit the state."""
+
+    @property
+    def field(self) -> str:
+        """Which field; empty if it is not about one."""
+        return self.metadata.get("field", "")
+
+    @property
+    def value(self) -> str:
+        """Its value as the node saw it."""
+        return self.metadata.get("value", "")
+
+    @property
+    def limit(self) -> str:
+        """What is allowed."""
+        return self.metadata.get("limit", "")
+
+
+class LimitReached(TickwheelError):
+    """The load's: a queue, quota or window was full for as long as the call was allowed to take."""
+
+    @property
+    def retry_after_s(self) -> float:
+        """When another try makes sense."""
+        return Fault(self.reason, "", self.metadata).retry_after_s
+
+
+class NotFound(TickwheelError):
+    """The caller's: no such topic, group, member or message."""
+
+
+class PermissionRefused(TickwheelError):
+    """The operator's: the certificate does not allow this."""
+
+
+class ClusterUnavailable(TickwheelError):
+    """The cluster's: no master answered in time. Surely nothing was changed by this call."""
+
+
+class OutcomeUnknown(TickwheelError):
+    """The cluster's: the answer got lost and could not be had in time; the request may have been carried out."""
+
+
+class SequenceError(TickwheelError):
+    """The producer's: another process uses its id, or a repeat came too late to be recognised."""
+
+
+_TYPES: dict[str, type[TickwheelError]] = {
+    "INVALID_FIELD": RequestRefused,
+    "NAME_TAKEN": RequestRefused,
+    "WRONG_STATE": RequestRefused,
+    "INVALID_ARGUMENT": RequestRefused,
+    "FAILED_PRECONDITION": RequestRefused,
+    "OUT_OF_RANGE": RequestRefused,
+    "UNIMPLEMENTED": RequestRefused,
+    "LIMIT_REACHED": LimitReached,
+    "DISK_FULL": LimitReached,
+    "RESOURCE_EXHAUSTED": LimitReached,
+    "UNKNOWN_NAME": NotFound,
+    "NOT_FOUND": NotFound,
+    "ROLE_REQUIRED": PermissionRefused,
+    "PERMISSION_DENIED": PermissionRefused,
+    "UNAUTHENTICATED": PermissionRefused,
+    "SEQUENCE_GAP": SequenceError,
+    "SEQUENCE_FORGOTTEN": SequenceError,
+    "OUTCOME_UNKNOWN": OutcomeUnknown,
+    "NOT_MASTER": ClusterUnavailable,
+    "NO_MASTER": ClusterUnavailable,
+    "RECOVERING": ClusterUnavailable,
+    "UNAVAILABLE": ClusterUnavailable,
+}
+
+
+def error_of(fault: Fault) -> TickwheelError:
+    """The exception for a fault that is not repeated (any more)."""
+    kind = _TYPES.get(fault.reason, TickwheelError)
+    return kind(fault.message or fault.reason, fault.reason, fault.metadata)
+
+
+def fault_of_status(data: bytes) -> Fault:
+    """The fault in a serialized google.rpc.Status, as receipts carry it."""
+    try:
+        status = status_pb2.Status.FromString(data)
+    except DecodeError:
+        return Fault("UNKNOWN", "the node's error cannot be read")
+    for packed in status.details:
+        info = error_details_pb2.ErrorInfo()
+        if packed.Is(info.DESCRIPTOR) and packed.Unpack(info):
+            return Fault(info.reason, status.message, dict(info.metadata))
+    name = next((code.name for code in grpc.StatusCode if code.value[0] == status.code), "UNKNOWN")
+    return Fault(name, status.message)
+
+
+def fault_of_call(error: grpc.aio.AioRpcError) -> Fault:
+    """The fault of a call that ended with an error."""
+    trailing: Iterable[tuple[str, str | bytes]] = cast(Any, error.trailing_metadata()) or ()
+    for key, value in trailing:
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            return fault_of_status(value)
+    return Fault(error.code().name, error.details() or error.code().name)

@@ -1,0 +1,145 @@
+"""What goes in and what comes back: when a message is due, its columns, its receipts.
+
+Owns the reading of the four ways to say "when" and the layout of a batch. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.client.errors import RequestRefused
+from tickwheel.client.ids import id_text
+from tickwheel.proto import common_pb2, scheduler_pb2
+
+KIND_DUE, KIND_DELAY, KIND_LEVEL = 0, 1, 2
+
+
+def refused(field: str, value: object, limit: str) -> RequestRefused:
+    """A wrong argument, in the words a node would use."""
+    shown = str(value)[:100]
+    return RequestRefused(
+        f"{field}: {shown}: {limit}", "INVALID_FIELD", {"field": field, "value": shown, "limit": limit}
+    )
+
+
+def when_of(due_ms: int | None, delay_ms: int | None, delay: timedelta | None, level: int | None) -> tuple[int, int]:
+    """Kind and value of exactly one of the four."""
+    if (due_ms is not None) + (delay_ms is not None) + (delay is not None) + (level is not None) != 1:
+        raise refused("when", "none or several", "exactly one of due_ms, delay_ms, delay and level")
+    if due_ms is not None:
+        return KIND_DUE, _number("due_ms", due_ms, -(1 << 50), 1 << 50)
+    if level is not None:
+        return KIND_LEVEL, _number("level", level, 0, (1 << 32) - 1)
+    if delay is not None:
+        delay_ms = round(delay / timedelta(milliseconds=1))
+    assert delay_ms is not None
+    return KIND_DELAY, _number("delay_ms", delay_ms, 0, 1 << 50)
+
+
+def _number(field: str, value: object, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
+        raise refused(field, value, f"a whole number from {least} to {most}")
+    return int(value)
+
+
+def meta_of(
+    key: str = "", tags: Sequence[str] = (), headers: Mapping[str, str] | None = None, message_group: str = ""
+) -> common_pb2.MessageMeta | None:
+    """The meta of a message; None if there is nothing in it."""
+    if not (key or tags or headers or message_group):
+        return None
+    if isinstance(tags, str):
+        raise refused("tags", tags, "a list of texts")
+    return common_pb2.MessageMeta(key=key, tags=tags, headers=headers or {}, message_group=message_group)
+
+
+@dataclass(slots=True)
+class Row:
+    """A message on its way."""
+
+    topic: str
+    payload: bytes
+    kind: int
+    when: int
+    meta: bytes
+
+    def message(self) -> common_pb2.Message:
+        """As the wire has it."""
+        message = common_pb2.Message(topic=self.topic, payload=self.payload)
+        if self.meta:
+            message.meta.ParseFromString(self.meta)
+        if self.kind == KIND_DUE:
+            message.due_ms = self.when
+        elif self.kind == KIND_DELAY:
+            message.delay_ms = self.when
+        else:
+            message.delay_level = self.when
+        return message
+
+
+def row_of(topic: str, payload: bytes | str, kind: int, when: int, meta: common_pb2.MessageMeta | None) -> Row:
+    """A message from checked parts; text becomes UTF-8."""
+    if isinstance(payload, str):
+        payload = payload.encode()
+    return Row(topic, payload, kind, when, meta.SerializeToString() if meta is not None else b"")
+
+
+def batch_of(rows: Sequence[Row]) -> scheduler_pb2.ScheduleBatch:
+    """Columns when all are of one topic and one kind of time, rows otherwise."""
+    first = rows[0]
+    if first.kind == KIND_LEVEL or any(row.topic != first.topic or row.kind != first.kind for row in rows):
+        return scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=[row.message() for row in rows]))
+    count = len(rows)
+    when = np.fromiter((row.when for row in rows), "<i8", count).tobytes()
+    columns = scheduler_pb2.ColumnBatch(
+        topic=first.topic,
+        payload_sizes=np.fromiter((len(row.payload) for row in rows), "<u4", count).tobytes(),
+        payloads=b"".join([row.payload for row in rows]),
+    )
+    if first.kind == KIND_DUE:
+        columns.due_ms = when
+    else:
+        columns.delay_ms = when
+    if any(row.meta for row in rows):
+        columns.meta_sizes = np.fromiter((len(row.meta) for row in rows), "<u4", count).tobytes()
+        columns.metas = b"".join([row.meta for row in rows])
+    return scheduler_pb2.ScheduleBatch(columns=columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """One message is on stable storage of a majority."""
+
+    id: str
+    due_ms: int
+    """The time that holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReceipt:
+    """A batch is on stable storage of a majority."""
+
+    ids: NDArray[np.uint64]
+    """In the order of the batch."""
+    due_ms: NDArray[np.int64] | None
+    """Times that hold; None: all as asked."""
+    repeated: bool
+    """It answers a repeat: the batch had been accepted before."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def texts(self) -> list[str]:
+        """The ids as text."""
+        return [id_text(value) for value in self.ids.tolist()]
+
+
+def receipt_of(receipt: scheduler_pb2.BatchReceipt) -> BatchReceipt:
+    """A receipt of the wire, decoded without copying."""
+    due_ms = np.frombuffer(receipt.due_ms, "<i8") if receipt.due_ms else None
+    return BatchReceipt(np.frombuffer(receipt.ids, "<u8"), due_ms, receipt.repeated)

@@ -1,0 +1,297 @@
+"""A producer: many messages a second, in batches, over one stream.
+
+Owns the filling of batches by size and linger, and the bound on what is under way: at the bound callers wait, which
+is the back-pressure. Order is kept; repeating is `batch_stream`'s. `schedule_columns` does nothing per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tickwheel.client.batch_stream import Batch, BatchStream
+from tickwheel.client.cluster import Cluster
+from tickwheel.client.errors import TickwheelError
+from tickwheel.client.ids import id_text
+from tickwheel.client.messages import BatchReceipt, Receipt, Row, batch_of, meta_of, refused, row_of, when_of
+from tickwheel.proto import scheduler_pb2
+
+BATCH_MESSAGES_MAX = 1_000
+BATCH_BYTES_MAX = 1 << 20
+LINGER_MS = 5
+BUFFER_BYTES_MAX = 64 << 20
+IN_FLIGHT_MAX = 32
+TIMEOUT_S = 60.0
+ROW_BYTES = 64
+"""What a message takes beside its payload, about."""
+
+
+def new_producer_id() -> str:
+    """A name nobody else has."""
+    return f"p-{secrets.token_hex(8)}"
+
+
+class Producer:
+    """Made by `AsyncClient.producer`; an async context manager that sends what is left at its end."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        producer_id: str | None = None,
+        batch_messages_max: int = BATCH_MESSAGES_MAX,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        linger_ms: float = LINGER_MS,
+        buffer_bytes_max: int = BUFFER_BYTES_MAX,
+        in_flight_max: int = IN_FLIGHT_MAX,
+        timeout_s: float = TIMEOUT_S,
+        closed: Callable[[Producer], None] | None = None,
+    ) -> None:
+        self.producer_id = producer_id or new_producer_id()
+        self._batch_messages_max = batch_messages_max
+        self._batch_bytes_max = batch_bytes_max
+        self._linger_s = linger_ms / 1_000
+        self._buffer_bytes_max = buffer_bytes_max
+        self._closed_hook = closed
+        self._stream = BatchStream(
+            cluster, self.producer_id, in_flight_max=in_flight_max, timeout_s=timeout_s, answered=self._answered
+        )
+        self._rows: list[Row] = []
+        self._row_futures: list[asyncio.Future[Receipt]] = []
+        self._rows_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+
+    @property
+    def bytes_under_way(self) -> int:
+        """Accepted from the caller and not yet answered."""
+        return self._bytes
+
+    @property
+    def reconnects(self) -> int:
+        """How often the stream was opened anew after a fault."""
+        return self._stream.reconnects
+
+    # -- one by one, batched behind the scenes
+
+    async def send(
+        self,
+        topic: str,
+        payload: bytes | str,
+        *,
+        due_ms: int | None = None,
+        delay_ms: int | None = None,
+        delay: timedelta | None = None,
+        level: int | None = None,
+        key: str = "",
+        tags: Sequence[str] = (),
+        headers: Mapping[str, str] | None = None,
+        message_group: str = "",
+    ) -> asyncio.Future[Receipt]:
+        """Put a message into the next batch; waits only for room. The future has its receipt or a TickwheelError."""
+        kind, when = when_of(due_ms, delay_ms, delay, level)
+        row = row_of(topic, payload, kind, when, meta_of(key, tags, headers, message_group))
+        size = len(row.payload) + len(row.meta) + ROW_BYTES
+        await self._take_room(size)
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        if self._rows and self._rows_bytes + size > self._batch_bytes_max:
+            self._send_rows()
+        self._rows.append(row)
+        self._row_futures.append(future)
+        self._rows_bytes += size
+        if len(self._rows) >= self._batch_messages_max:
+            self._send_rows()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._linger_s, self._send_rows)
+        return future
+
+    async def schedule(
+        self,
+        topic: str,
+        payload: bytes | str,
+        *,
+        due_ms: int | None = None,
+        delay_ms: int | None = None,
+        delay: timedelta | None = None,
+        level: int | None = None,
+        key: str = "",
+        tags: Sequence[str] = (),
+        headers: Mapping[str, str] | None = None,
+        message_group: str = "",
+    ) -> Receipt:
+        """`send`, and wait for the receipt."""
+        future = await self.send(
+            topic,
+            payload,
+            due_ms=due_ms,
+            delay_ms=delay_ms,
+            delay=delay,
+            level=level,
+            key=key,
+            tags=tags,
+            headers=headers,
+            message_group=message_group,
+        )
+        return await future
+
+    # -- many at once
+
+    async def schedule_many(
+        self, topic: str, messages: Iterable[tuple[int, bytes]]
+    ) -> list[asyncio.Future[BatchReceipt]]:
+        """Messages of one topic as (due_ms, payload), in batches; one future a batch."""
+        futures: list[asyncio.Future[BatchReceipt]] = []
+        due: list[int] = []
+        payloads: list[bytes] = []
+        total = 0
+        for due_ms, payload in messages:
+            if due and (len(due) >= self._batch_messages_max or total + len(payload) > self._batch_bytes_max):
+                futures.append(await self._send_payloads(topic, due, payloads))
+                due, payloads, total = [], [], 0
+            due.append(due_ms)
+            payloads.append(payload)
+            total += len(payload)
+        if due:
+            futures.append(await self._send_payloads(topic, due, payloads))
+        return futures
+
+    async def _send_payloads(self, topic: str, due: list[int], payloads: list[bytes]) -> asyncio.Future[BatchReceipt]:
+        sizes = np.fromiter(map(len, payloads), "<u4", len(payloads))
+        return await self.schedule_columns(topic, np.array(due, "<i8"), sizes, b"".join(payloads))
+
+    async def schedule_columns(
+        self,
+        topic: str,
+        due_ms: ArrayLike | None,
+        payload_sizes: ArrayLike,
+        payloads: bytes,
+        *,
+        delay_ms: ArrayLike | None = None,
+        meta_sizes: ArrayLike | None = None,
+        metas: bytes = b"",
+    ) -> asyncio.Future[BatchReceipt]:
+        """One batch of n messages as columns, as it is: int64[n] times (due or delay), uint32[n] sizes, the payloads
+        one after the other; likewise serialized MessageMeta. Waits for room; the future has the receipt."""
+        if (due_ms is None) == (delay_ms is None):
+            raise refused("due_ms", "both or none", "exactly one of due_ms and delay_ms")
+        columns = scheduler_pb2.ColumnBatch(
+            topic=topic, payload_sizes=_column(payload_sizes, "<u4"), payloads=payloads, metas=metas
+        )
+        if due_ms is not None:
+            columns.due_ms = _column(due_ms, "<i8")
+        elif delay_ms is not None:
+            columns.delay_ms = _column(delay_ms, "<i8")
+        if meta_sizes is not None:
+            columns.meta_sizes = _column(meta_sizes, "<u4")
+        self._send_rows()
+        return await self._put(scheduler_pb2.ScheduleBatch(columns=columns))
+
+    async def flush(self) -> None:
+        """Until everything accepted so far is answered."""
+        self._send_rows()
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Flush and end. Idempotent."""
+        if not self._closed:
+            await self.flush()
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """End at once; what has no receipt yet gets OutcomeUnknown."""
+        self._closed = True
+        self._send_rows()
+        await self._stream.close()
+        if self._closed_hook is not None:
+            self._closed_hook(self)
+
+    async def __aenter__(self) -> Producer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            await self.abandon()
+
+    # -- inside
+
+    async def _take_room(self, size: int) -> None:
+        if self._closed:
+            raise TickwheelError("the producer is closed", "CLOSED")
+        while self._bytes and self._bytes + size > self._buffer_bytes_max:
+            self._send_rows()
+            self._room.clear()
+            await self._room.wait()
+        self._bytes += size
+        self._idle.clear()
+
+    def _give_room(self, size: int) -> None:
+        self._bytes -= size
+        self._room.set()
+        if self._bytes == 0:
+            self._idle.set()
+
+    async def _put(self, request: scheduler_pb2.ScheduleBatch) -> asyncio.Future[BatchReceipt]:
+        batch = Batch(request, asyncio.get_running_loop().create_future())
+        await self._take_room(batch.bytes)
+        batch.future.add_done_callback(_seen)
+        self._stream.put(batch)
+        return batch.future
+
+    def _send_rows(self) -> None:
+        """The rows so far become a batch."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._rows:
+            return
+        rows, futures, size = self._rows, self._row_futures, self._rows_bytes
+        self._rows, self._row_futures, self._rows_bytes = [], [], 0
+        batch = Batch(batch_of(rows), asyncio.get_running_loop().create_future())
+        self._bytes += batch.bytes - size
+        batch.future.add_done_callback(lambda done: _spread(done, futures, rows))
+        self._stream.put(batch)
+
+    def _answered(self, batch: Batch) -> None:
+        self._give_room(batch.bytes)
+
+
+def _column(values: ArrayLike, kind: str) -> bytes:
+    array: NDArray[np.generic] = np.ascontiguousarray(values, dtype=kind)
+    return array.tobytes()
+
+
+def _seen(future: asyncio.Future[BatchReceipt]) -> None:
+    """A caller that drops the future is not told of its error a second time."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _spread(done: asyncio.Future[BatchReceipt], futures: list[asyncio.Future[Receipt]], rows: list[Row]) -> None:
+    error = done.exception() if not done.cancelled() else TickwheelError("cancelled", "CANCELLED")
+    if error is not None:
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
+        return
+    receipt = done.result()
+    ids = receipt.ids.tolist()
+    due = receipt.due_ms.tolist() if receipt.due_ms is not None else [row.when for row in rows]
+    for future, id64, due_ms in zip(futures, ids, due, strict=True):
+        if not future.done():
+            future.set_result(Receipt(id_text(id64), due_ms))
