@@ -1,0 +1,183 @@
+"""Promises of the core on three simulated nodes: loss of the master, handover, leases, catching up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.node.core.trio import Client, World, digests
+from tickwheel.node.core.config import CoreConfig
+
+
+def load(world: World, client: Client, seconds: float, delays: tuple[int, int] = (50, 3_000)) -> None:
+    """Schedule ten messages every 20 ms for a while."""
+    for _ in range(int(seconds * 50)):
+        client.schedule([world.rng.randrange(*delays) for _ in range(10)])
+        world.run(20)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_master_loses_nothing(seed: int) -> None:
+    """P1, P3, P4, P8: the master dies with its unsynced data under load; all is delivered, in time, by the next."""
+    world = World(seed)
+    client = Client(world)
+    master = world.elect()
+    client.consume()
+    load(world, client, 3)
+    killed_ms = world.now_ms
+    master.kill()
+    world.run_until(lambda: world.master() is not None, 2_000)
+    assert world.now_ms - killed_ms < 1_000
+    load(world, client, 2)
+    master.start()
+    load(world, client, 1)
+    world.run(6_000)
+    assert len(client.acked) > 2_500
+    assert not client.lost()
+    assert not client.early()
+    assert len(digests(world)) == 1
+
+
+def test_all_nodes_killed_at_once_lose_nothing() -> None:
+    """P1: power fails everywhere; what was acknowledged comes back from the journals."""
+    world = World(5)
+    client = Client(world)
+    world.elect()
+    load(world, client, 2, (5_000, 20_000))
+    for node in world.nodes.values():
+        node.kill()
+    world.run(500)
+    for node in world.nodes.values():
+        node.start()
+    world.elect()
+    client.consume()
+    world.run(25_000)
+    assert len(client.acked) >= 900
+    assert not client.lost()
+    assert not client.early()
+    assert len(digests(world)) == 1
+
+
+def test_planned_handover_repeats_nothing() -> None:
+    """A handover under load: another node leads within 200 ms, nothing is lost and nothing comes twice."""
+    world = World(2)
+    client = Client(world)
+    master = world.elect()
+    client.consume()
+    load(world, client, 2)
+    answers: list[object] = []
+    assert master.host is not None
+    master.host.core.transfer(None, answers.append)
+    master.wake()
+    began_ms = world.now_ms
+    world.run_until(lambda: bool(answers))
+    world.run_until(lambda: world.master() not in (None, master))
+    assert answers == [None]
+    assert world.now_ms - began_ms < 200
+    load(world, client, 2)
+    world.run(5_000)
+    assert not client.lost()
+    assert not client.repeated()
+
+
+def held_by_a_slow_consumer(sync: bool) -> int:
+    """Deliver 50 messages to a consumer that keeps them, kill the master; how many come again within the lease."""
+    world = World(3)
+    for node in world.nodes.values():
+        assert node.host is not None
+        node.host.core.sync.enabled = sync
+    client = Client(world)
+    client.settle = False
+    master = world.elect()
+    client.consume(lease_ms=20_000)
+    client.schedule([100] * 50)
+    world.run(1_000)
+    assert len(client.got) == 50
+    master.kill()
+    world.elect()
+    world.run(3_000)
+    again = len(client.repeated())
+    world.run(25_000)
+    assert len(client.repeated()) == 50, "after the lease all of them come again"
+    return again
+
+
+def test_held_lease_is_not_delivered_again() -> None:
+    """P5: the new master knows from the 50 ms sync who holds what; without the sync it repeats all of it."""
+    assert held_by_a_slow_consumer(sync=True) == 0
+    assert held_by_a_slow_consumer(sync=False) == 50
+
+
+def test_isolated_master_stops_delivering() -> None:
+    """P7: a master without a majority delivers nothing once its lease is over, and acknowledges nothing."""
+    world = World(4)
+    client = Client(world)
+    master = world.elect()
+    client.consume()
+    client.schedule([i * 20 for i in range(200)])
+    world.run(1_000)
+    world.cut_off(master.name)
+    host = master.host
+    assert host is not None
+    world.run(world.config.lease_ms + 60)
+    delivered = host.core.delivery.counters.delivered
+    world.run(2_000)
+    assert host.core.delivery.counters.delivered == delivered
+    assert not host.core.leading
+    assert world.master() is not None
+    world.heal()
+    world.run(6_000)
+    assert not client.lost()
+    assert len(digests(world)) == 1
+
+
+def test_slave_far_behind_gets_a_checkpoint() -> None:
+    """A slave whose next entry is no longer in the log takes over a checkpoint and ends equal."""
+    config = replace(CoreConfig(), segment_bytes=1 << 16, checkpoint_period_ms=500)
+    world = World(6, config=config)
+    client = Client(world)
+    master = world.elect()
+    client.consume()
+    for node in world.nodes.values():
+        assert node.host is not None
+        # Keep no tail below a checkpoint, so that being away for a moment is being far behind.
+        object.__setattr__(node.host._raft, "journal_tail_bytes_max", 1)
+    slave = next(n for n in world.nodes.values() if n is not master)
+    slave.kill()
+    load(world, client, 4)
+    slave.start()
+    world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
+    load(world, client, 1)
+    world.run(6_000)
+    assert not client.lost()
+    assert len(digests(world)) == 1
+
+
+def test_expired_lease_returns_the_message() -> None:
+    """A consumer that keeps what it got: after the lease it comes again, with the next attempt."""
+    world = World(7)
+    client = Client(world)
+    client.settle = False
+    world.elect()
+    client.consume(lease_ms=500)
+    client.schedule([10])
+    world.run(1_500)
+    ((_, first, _), (_, second, _), *_rest) = next(iter(client.got.values()))
+    assert (first, second) == (1, 2)
+
+
+def test_failed_fdatasync_stops_the_node() -> None:
+    """A failed fdatasync is fatal at once; the others go on."""
+    world = World(8)
+    client = Client(world)
+    master = world.elect()
+    client.consume()
+    load(world, client, 1)
+    master.disk.fail_sync()
+    load(world, client, 1)
+    assert "stable storage" in master.fatal or master.fatal
+    world.elect()
+    load(world, client, 1)
+    world.run(5_000)
+    assert not client.lost()

@@ -1,0 +1,363 @@
+"""Three nodes in one process on a simulated clock, network, disk and executor; for tests of the core.
+
+Small on purpose: links are in order with a fixed delay and may be cut, disks lose what was not synced. The
+simulation in chaos/sim does all this with chance; here a test says what happens.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import google_crc32c
+import numpy as np
+
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.core import NodeIdentity, Ports
+from tickwheel.node.core.face import Session
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.host import NodeHost, raft_config
+from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
+from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.proto import consumer_pb2
+from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
+from tickwheel.replication.log import Member
+from tickwheel.storage.simulated import SimulatedDisk
+
+T = TypeVar("T")
+
+MS = 1_000_000
+EPOCH_MS = 1_800_000_000_000
+LINK_NS = MS // 2
+DISK_NS = MS // 2
+BOOT_NS = 10**9
+
+
+class World:
+    """Virtual time and three nodes."""
+
+    def __init__(self, seed: int = 1, names: str = "abc", config: CoreConfig | None = None) -> None:
+        self.now_ns = 0
+        self.agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self.order = itertools.count()
+        self.rng = random.Random(seed)
+        self.config = config or replace(CoreConfig(), segment_bytes=1 << 20)
+        self.cut: set[frozenset[str]] = set()
+        self.nodes = {name: Node(self, name) for name in names}
+        for node in self.nodes.values():
+            node.start()
+
+    def at(self, when_ns: int, action: Callable[[], None]) -> None:
+        heapq.heappush(self.agenda, (when_ns, next(self.order), action))
+
+    def run(self, ms: float) -> None:
+        """Let so much time pass."""
+        until_ns = self.now_ns + int(ms * MS)
+        while self.agenda and self.agenda[0][0] <= until_ns:
+            self.now_ns, _, action = heapq.heappop(self.agenda)
+            action()
+        self.now_ns = until_ns
+
+    def run_until(self, condition: Callable[[], bool], ms: float = 10_000) -> None:
+        """Let time pass until something holds; it must within `ms`."""
+        limit_ns = self.now_ns + int(ms * MS)
+        while not condition():
+            assert self.now_ns < limit_ns, "it did not come to hold in time"
+            self.run(5)
+
+    @property
+    def now_ms(self) -> int:
+        return EPOCH_MS + self.now_ns // MS
+
+    def master(self) -> Node | None:
+        return next(
+            (n for n in self.nodes.values() if n.host and n.host.core.leading and n.host.core.log.lease_held()), None
+        )
+
+    def elect(self) -> Node:
+        self.run_until(lambda: self.master() is not None)
+        master = self.master()
+        assert master is not None
+        return master
+
+    def connected(self, one: str, other: str) -> bool:
+        nodes = self.nodes
+        return bool(nodes[one].host and nodes[other].host) and frozenset((one, other)) not in self.cut
+
+    def cut_off(self, name: str) -> None:
+        """Take a node off the network: its connections break."""
+        for other in self.nodes:
+            if other != name:
+                self.cut.add(frozenset((name, other)))
+                for a, b in ((name, other), (other, name)):
+                    host = self.nodes[a].host
+                    if host is not None:
+                        host.peer_disconnected(b)
+                        self.nodes[a].wake()
+
+    def heal(self) -> None:
+        self.cut.clear()
+        for one, other in itertools.permutations(self.nodes, 2):
+            host = self.nodes[one].host
+            if host is not None and self.nodes[other].host is not None:
+                host.peer_connected(other)
+                self.nodes[one].wake()
+
+
+class Node:
+    """One machine; implements the ports."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.boot = 0
+        self.host: NodeHost | None = None
+        self.disk = SimulatedDisk(random.Random(f"{name}{world.rng.random()}"))
+        self.wake_ns: int | None = None
+        self.fatal = ""
+
+    # Clock
+
+    def monotonic_ns(self) -> int:
+        return self.world.now_ns + BOOT_NS
+
+    def wall_ms(self) -> int:
+        return self.world.now_ms
+
+    # Executor
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        boot = self.boot
+
+        def go() -> None:
+            if boot != self.boot:
+                return
+            try:
+                result, error = work(), None
+            except Exception as raised:
+                result, error = None, raised
+            done(result, error)
+            self.wake()
+
+        self.world.at(self.world.now_ns + DISK_NS, go)
+
+    # Network and CheckpointSource
+
+    def send(self, peer_id: str, frame: PeerFrame) -> bool:
+        if not self.world.connected(self.name, peer_id):
+            return False
+        data, target = frame.SerializeToString(), self.world.nodes[peer_id]
+        boot = target.boot
+
+        def arrive() -> None:
+            if target.boot == boot and target.host and self.world.connected(self.name, peer_id):
+                target.host.receive(self.name, PeerFrame.FromString(data))
+                target.wake()
+
+        self.world.at(self.world.now_ns + LINK_NS, arrive)
+        return True
+
+    def set_peers(self, addresses: dict[str, str]) -> None:
+        pass
+
+    def fetch(self, peer_id: str, chunk: Callable[[CheckpointChunk], None], done: Callable[[str | None], None]) -> None:
+        source = self.world.nodes[peer_id]
+        assert source.host is not None
+
+        def files_ready(files: object) -> None:
+            assert isinstance(files, list)
+            for copied in files:
+                file = source.disk.open(copied.path)
+                data = file.read_at(0, copied.bytes)
+                file.close()
+                chunk(CheckpointChunk(path=copied.path, offset=0, data=data, crc32c=google_crc32c.value(data)))
+            assert source.host is not None
+            source.host.core.checkpointer.copied()
+            done(None)
+            self.wake()
+
+        source.host.core.checkpointer.request(files_ready)
+        source.wake()
+
+    # Random
+
+    def random(self) -> float:
+        return self.world.rng.random()
+
+    def getrandbits(self, bits: int) -> int:
+        return self.world.rng.getrandbits(bits)
+
+    # Life
+
+    def start(self) -> None:
+        self.boot += 1
+        self.wake_ns = None
+        members = [Member(name, f"peer-{name}", f"client-{name}") for name in sorted(self.world_names())]
+        self.host = NodeHost(
+            self.world.config,
+            raft_config(self.world.config),
+            NodeIdentity("c", self.name),
+            Ports(self.disk, self, self, self, self, self),
+            seed=None,
+            members=members,
+            on_fatal=self._on_fatal,
+            source=self,
+        )
+        self.host.start()
+        for other in self.world_nodes():
+            if other is not self and self.world.connected(self.name, other.name):
+                assert other.host is not None
+                self.host.peer_connected(other.name)
+                other.host.peer_connected(self.name)
+                other.wake()
+        self.wake()
+
+    def world_names(self) -> list[str]:
+        return list(getattr(self.world, "nodes", {}) or "abc")
+
+    def world_nodes(self) -> list[Node]:
+        return [n for n in getattr(self.world, "nodes", {}).values() if n.host is not None]
+
+    def _on_fatal(self, reason: str) -> None:
+        self.fatal = reason
+        self.boot += 1
+        self.host = None
+
+    def kill(self) -> None:
+        """SIGKILL and power loss at once: what was not synced may be gone."""
+        self.boot += 1
+        self.host = None
+        self.disk.crash()
+        for other in self.world_nodes():
+            assert other.host is not None
+            other.host.peer_disconnected(self.name)
+            other.wake()
+
+    def wake(self) -> None:
+        if self.wake_ns is None or self.wake_ns > self.world.now_ns:
+            self._sleep_until(self.world.now_ns)
+
+    def _sleep_until(self, when_ns: int) -> None:
+        boot = self.boot
+        self.wake_ns = when_ns
+
+        def tick() -> None:
+            if boot != self.boot or self.host is None or self.wake_ns != when_ns:
+                return
+            self.wake_ns = None
+            wanted_ns = self.host.tick() - BOOT_NS
+            if self.host is not None and self.wake_ns is None:
+                self._sleep_until(max(wanted_ns, self.world.now_ns + MS // 10))
+
+        self.world.at(when_ns, tick)
+
+
+class Client:
+    """Schedules and consumes, and remembers everything that was promised."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.acked: dict[bytes, int] = {}
+        self.refused: list[Failure] = []
+        self.got: dict[bytes, list[tuple[int, int, int]]] = {}
+        """record -> (when, attempt, due_ms) of each delivery"""
+        self.count = 0
+        self.session: Session | None = None
+        self.at: Node | None = None
+        self.settle = True
+        self.closed = False
+
+    def schedule(self, delays_ms: list[int], producer: str = "", sequence: int = 0) -> None:
+        master = self.world.master()
+        if master is None or master.host is None:
+            return
+        due = [self.world.now_ms + delay for delay in delays_ms]
+        records = [b"m%d" % (self.count + i) for i in range(len(due))]
+        self.count += len(due)
+        batch = IncomingBatch(
+            producer_id=producer,
+            sequence=sequence,
+            count=len(due),
+            topics=["t"],
+            topic_of=None,
+            when=np.array(due, np.int64),
+            kinds=KIND_DUE,
+            sizes=np.array([len(r) for r in records], np.uint32),
+            meta_sizes=None,
+            records=b"".join(records),
+        )
+
+        def done(outcome: BatchOutcome | Failure) -> None:
+            if isinstance(outcome, Failure):
+                self.refused.append(outcome)
+            else:
+                self.acked.update(zip(records, due, strict=True))
+
+        master.host.face.schedule(batch, done)
+        master.wake()
+
+    def consume(self, credits: int = 10_000, lease_ms: int = 5_000) -> None:
+        """Open a consumer at the master, and again wherever the master goes."""
+        master = self.world.master()
+        if master is not None and master.host is not None and (self.at is not master or self.closed):
+            self.at, self.closed = master, False
+            request = consumer_pb2.OpenConsumer(group="g", topics=["t"], credits=credits, lease_ms=lease_ms)
+            master.host.face.open_consumer(request, self._deliver, self._closed, self._opened)
+            master.wake()
+        self.world.at(self.world.now_ns + 20 * MS, lambda: self.consume(credits, lease_ms))
+
+    def _opened(self, session: Session | Failure) -> None:
+        if isinstance(session, Failure):
+            self.closed = True
+        else:
+            self.session = session
+
+    def _closed(self, failure: Failure) -> None:
+        self.closed = True
+
+    def _deliver(self, batch: consumer_pb2.DeliverBatch) -> None:
+        at = 0
+        sizes = np.frombuffer(batch.sizes, "<u4").tolist()
+        attempts = np.frombuffer(batch.attempts, "<u4").tolist()
+        due = np.frombuffer(batch.due_ms, "<i8").tolist()
+        for size, attempt, due_ms in zip(sizes, attempts, due, strict=True):
+            self.got.setdefault(batch.records[at : at + size], []).append((self.world.now_ms, attempt, due_ms))
+            at += size
+        session, node = self.session, self.at
+        if not self.settle or session is None or node is None:
+            return
+        settle = consumer_pb2.SettleBatch(
+            group="g", topic=batch.topic, outcome=consumer_pb2.ACK,
+            ids=batch.ids, attempts=batch.attempts, positions=batch.positions,
+        )  # fmt: skip
+
+        def answer() -> None:
+            if node.host is not None and not self.closed:
+                session.settle(settle, lambda receipt: None)
+                session.credit(len(attempts))
+                node.wake()
+
+        self.world.at(self.world.now_ns + MS, answer)
+
+    def lost(self) -> set[bytes]:
+        return set(self.acked) - set(self.got)
+
+    def early(self) -> list[bytes]:
+        return [r for r, seen in self.got.items() if any(when < self.acked.get(r, when) for when, _, _ in seen)]
+
+    def repeated(self) -> list[bytes]:
+        return [r for r, seen in self.got.items() if len(seen) > 1]
+
+
+def digests(world: World) -> set[tuple[int, bytes]]:
+    """(applied index, digest) of all nodes; one element when they agree."""
+    found = set()
+    for node in world.nodes.values():
+        assert node.host is not None, node.fatal
+        digest = node.host.face.digest()
+        found.add((digest.applied_index, digest.digest))
+    return found
