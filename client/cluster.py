@@ -141,6 +141,11 @@ class Cluster:
             for moved in list(self._watchers.values()):
                 moved(address)
 
+    def add(self, address: str) -> None:
+        """Another node of the cluster is known by this address."""
+        if address not in self._addresses and len(self._addresses) < ADDRESSES_MAX:
+            self._addresses.append(_checked(address))
+
     def forget(self, address: str) -> None:
         """This node did not answer as master."""
         if self._master == address:

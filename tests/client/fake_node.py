@@ -118,14 +118,9 @@ class FakeState:
             message, due_ms = self.messages[id64]
             place = (group, id64)
             held = self.leased.get(place, 0.0) > now
-            if (
-                message.topic in topics
-                and due_ms <= now_ms
-                and id64 not in self.cancelled
-                and place not in self.settled
-            ):
-                if not held and len(found) < count:
-                    found.append(id64)
+            open_here = message.topic in topics and id64 not in self.cancelled and place not in self.settled
+            if open_here and due_ms <= now_ms and not held and len(found) < count:
+                found.append(id64)
         return found
 
 

@@ -1,0 +1,138 @@
+"""A backup as a directory: the files of one node, and a list of them with sizes and checksums written last.
+
+Owns the list (backup.json). Without it a directory is no backup: the copy was broken off. Restoring checks every byte
+before the data directory is renamed into place, so a half restored one is never taken for whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+import google_crc32c
+
+from tickwheel.proto import admin_pb2
+
+LIST_NAME = "backup.json"
+VERSION = 1
+BLOCK_BYTES = 1 << 20
+
+
+class BackupError(Exception):
+    """The backup cannot be written or is not whole; the text is for people."""
+
+
+def _safe(path: str) -> PurePosixPath:
+    checked = PurePosixPath(path)
+    if not path or checked.is_absolute() or ".." in checked.parts:
+        raise BackupError(f"a file named {path!r} is no part of a backup")
+    return checked
+
+
+def _need_empty(directory: Path) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise BackupError(f"{directory} is not empty")
+
+
+class BackupWriter:
+    """Writes chunks as they come; `finish` makes it a backup."""
+
+    def __init__(self, directory: Path) -> None:
+        _need_empty(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._open: IO[bytes] | None = None
+        self._path = ""
+        self._crc = 0
+        self._list: dict[str, dict[str, int]] = {}
+        self._complete = False
+        self.bytes = 0
+
+    @property
+    def files(self) -> int:
+        return len(self._list)
+
+    def write(self, chunk: admin_pb2.BackupChunk) -> None:
+        """One chunk; files come one after the other, each from its beginning."""
+        if google_crc32c.value(chunk.data) != chunk.crc32c:
+            raise BackupError(f"{chunk.path} arrived damaged at byte {chunk.offset}")
+        if chunk.path != self._path or chunk.offset == 0:
+            self._close_file()
+            target = self._directory / _safe(chunk.path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._open = target.open("xb")
+            self._path, self._crc = chunk.path, 0
+        if self._open is None or self._open.tell() != chunk.offset:
+            raise BackupError(f"{chunk.path}: byte {chunk.offset} came out of order")
+        self._open.write(chunk.data)
+        self._crc = google_crc32c.extend(self._crc, chunk.data)
+        self.bytes += len(chunk.data)
+        if chunk.offset + len(chunk.data) >= chunk.file_bytes:
+            self._close_file()
+        self._complete = self._complete or chunk.last
+
+    def _close_file(self) -> None:
+        if self._open is None:
+            return
+        self._open.flush()
+        os.fsync(self._open.fileno())
+        self._list[self._path] = {"bytes": self._open.tell(), "crc32c": self._crc}
+        self._open.close()
+        self._open, self._path = None, ""
+
+    def finish(self) -> None:
+        """All chunks are there: write the list."""
+        self._close_file()
+        if not self._complete:
+            raise BackupError("the node ended the copy before its last file; start the backup again")
+        text = json.dumps({"version": VERSION, "files": self._list}, indent=1)
+        part = self._directory / (LIST_NAME + ".part")
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(self._directory / LIST_NAME)
+
+
+def restore_backup(source: Path, data_dir: Path, progress: Callable[[int, int], None]) -> tuple[int, int]:
+    """Copy and check; files and bytes."""
+    _need_empty(data_dir)
+    try:
+        listed = json.loads((source / LIST_NAME).read_text(encoding="utf-8"))
+        files: dict[str, dict[str, int]] = listed["files"]
+        version = listed["version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BackupError(f"{source} holds no whole backup: {LIST_NAME}: {error}") from error
+    if version != VERSION:
+        raise BackupError(f"{source} is a backup of version {version}; this program reads {VERSION}")
+    part = data_dir.with_name(data_dir.name + ".part")
+    if part.exists():
+        shutil.rmtree(part)
+    total = sum(item["bytes"] for item in files.values())
+    done = 0
+    for path, item in files.items():
+        target = part / _safe(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        crc = size = 0
+        try:
+            with (source / path).open("rb") as read, target.open("xb") as write:
+                while block := read.read(BLOCK_BYTES):
+                    write.write(block)
+                    crc = google_crc32c.extend(crc, block)
+                    size += len(block)
+                    done += len(block)
+                    progress(done, total)
+                write.flush()
+                os.fsync(write.fileno())
+        except OSError as error:
+            raise BackupError(f"{path}: {error.strerror}") from error
+        if (size, crc) != (item["bytes"], item["crc32c"]):
+            raise BackupError(f"{source / path} is damaged: its size or checksum is not the listed one")
+    if data_dir.exists():
+        data_dir.rmdir()
+    part.rename(data_dir)
+    return len(files), total

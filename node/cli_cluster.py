@@ -1,0 +1,461 @@
+"""Commands about the cluster: status, transfer, member, topic, group, settings, backup, restore."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich.live import Live
+from rich.progress import Progress
+from rich.table import Table
+
+from tickwheel.client.errors import ClusterUnavailable, Fault
+from tickwheel.node.cli_output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    err,
+    fail,
+    open_client,
+    out,
+    print_json,
+    table,
+    time_text,
+    use_json,
+)
+from tickwheel.proto import admin_pb2
+
+cluster_app = typer.Typer()
+member_app = typer.Typer(no_args_is_help=True, help="Nodes of the cluster.")
+topic_app = typer.Typer(no_args_is_help=True, help="Topics.")
+group_app = typer.Typer(no_args_is_help=True, help="Consumer groups.")
+settings_app = typer.Typer(no_args_is_help=True, help="Replicated settings.")
+cluster_app.add_typer(member_app, name="member")
+cluster_app.add_typer(topic_app, name="topic")
+cluster_app.add_typer(group_app, name="group")
+cluster_app.add_typer(settings_app, name="settings")
+
+Name = Annotated[str, typer.Argument(help="Name.")]
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    """A proto message with its own field names, defaults included."""
+    found: dict[str, Any] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return found
+
+
+def _short(name: str, prefix: str = "NODE_") -> str:
+    return name.removeprefix(prefix).lower()
+
+
+def status_table(answers: dict[str, admin_pb2.NodeStatus | Fault]) -> Table:
+    """Roles, term, cursor, lag and rates of every node."""
+    peers = {
+        peer.node_id: peer
+        for status in answers.values()
+        if isinstance(status, admin_pb2.NodeStatus) and status.role == admin_pb2.MASTER
+        for peer in status.peers
+    }
+    rows = []
+    for address, status in answers.items():
+        if isinstance(status, Fault):
+            rows.append((address, "-", "no answer", *["-"] * 11))
+            continue
+        master = status.role == admin_pb2.MASTER
+        peer = peers.get(status.node_id)
+        rows.append(
+            (
+                address,
+                status.node_id,
+                _short(admin_pb2.Role.Name(status.role)) + ("*" if status.lease_held else ""),
+                _short(admin_pb2.NodeState.Name(status.state)),
+                status.term,
+                time_text(status.cursor_due_ms)[11:-1] if status.cursor_due_ms else "-",
+                status.tick,
+                status.local_index,
+                "-" if master else f"{status.sync_age_ms} ms",
+                "-" if master or peer is None else f"{peer.applied_lag:,}",
+                f"{status.pending:,}",
+                f"{status.ready:,}",
+                f"{status.in_flight:,}",
+                " / ".join(
+                    f"{rate:,.0f}"
+                    for rate in (status.schedule_rate, status.dispatch_rate, status.deliver_rate, status.settle_rate)
+                ),
+            )
+        )
+    columns = ("address", "node", "role", "state", "term", "cursor", "tick", "local", "sync age", "lag")
+    columns += ("pending", "ready", "out", "schedule / dispatch / deliver / settle per s")
+    return table("", columns, rows, right=range(4, 14))
+
+
+@cluster_app.command()
+def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between looks with --watch.")] = 1.0,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """What every node says: role (* holds the lease), term, cursor, lag, rates. Exit code 3 without a master."""
+    use_json(as_json)
+
+    async def go() -> bool:
+        async with open_client(address) as client:
+
+            async def look() -> dict[str, admin_pb2.NodeStatus | Fault]:
+                answers = await client.admin.statuses()
+                for answer in list(answers.values()):
+                    if isinstance(answer, admin_pb2.NodeStatus):
+                        client.cluster.learn(answer.master_address, answer.term)
+                new = [known for known in client.cluster.addresses if known not in answers]
+                return await client.admin.statuses() if new else answers
+
+            async def members() -> None:
+                """Ask the master for the others: one address is enough to see all."""
+                for answer in (await look()).values():
+                    if isinstance(answer, admin_pb2.NodeStatus):
+                        for peer in answer.peers:
+                            if peer.address and answer.node_id != peer.node_id:
+                                client.cluster.add(peer.address)
+
+            await members()
+            answers = await look()
+            if watch and not as_json:
+                with Live(status_table(answers), console=out, auto_refresh=False) as live:
+                    while True:
+                        await asyncio.sleep(interval)
+                        live.update(status_table(await look()), refresh=True)
+            while True:
+                if as_json:
+                    print_json(
+                        [
+                            {"address": where, "error": answer.message}
+                            if isinstance(answer, Fault)
+                            else {"address": where, **as_dict(answer)}
+                            for where, answer in answers.items()
+                        ]
+                    )
+                else:
+                    out.print(status_table(answers))
+                if not watch:
+                    break
+                await asyncio.sleep(interval)
+                answers = await look()
+            return any(
+                isinstance(answer, admin_pb2.NodeStatus) and answer.role == admin_pb2.MASTER
+                for answer in answers.values()
+            )
+
+    if not asyncio.run(go()):
+        raise ClusterUnavailable("no node says that it is master", "NO_MASTER")
+
+
+@cluster_app.command()
+def transfer(
+    target: Annotated[str, typer.Argument(help="Node id; none: the one that is furthest.")] = "",
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Hand the master role over, without duplicates."""
+    use_json(as_json)
+
+    async def go() -> admin_pb2.TransferMasterResponse:
+        async with open_client(address) as client:
+            return await client.admin.transfer(target)
+
+    answer = asyncio.run(go())
+    if as_json:
+        print_json(as_dict(answer))
+    else:
+        out.print(f"{answer.master_id} is master in term {answer.term}; pause {answer.pause_ms} ms")
+
+
+def _show_members(members: list[admin_pb2.Member], as_json: bool) -> None:
+    if as_json:
+        print_json([as_dict(member) for member in members])
+        return
+    rows = [(m.node_id, m.client_address, m.peer_address, m.disk_uuid) for m in members]
+    out.print(table("", ("node", "clients", "peers", "disk"), rows))
+
+
+@member_app.command("add")
+def member_add(
+    node_id: Annotated[str, typer.Argument(help="Id of the new node.")],
+    peer_address: Annotated[str, typer.Argument(help="host:port for its peers.")],
+    client_address: Annotated[str, typer.Argument(help="host:port for clients.")],
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Add a node, which waits with `cluster.join = "existing"`."""
+    use_json(as_json)
+
+    async def go() -> list[admin_pb2.Member]:
+        async with open_client(address, timeout_s=60.0) as client:
+            member = admin_pb2.Member(node_id=node_id, peer_address=peer_address, client_address=client_address)
+            with err.status(f"waiting until {node_id} has caught up"):
+                return await client.admin.add_member(member)
+
+    _show_members(asyncio.run(go()), as_json)
+
+
+@member_app.command("remove")
+def member_remove(
+    node_id: Annotated[str, typer.Argument(help="Id of the node.")],
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a node; its id is never used again."""
+    use_json(as_json)
+
+    async def go() -> list[admin_pb2.Member]:
+        async with open_client(address) as client:
+            return await client.admin.remove_member(node_id)
+
+    _show_members(asyncio.run(go()), as_json)
+
+
+@member_app.command("list")
+def member_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """The nodes as the master sees them."""
+    use_json(as_json)
+
+    async def go() -> admin_pb2.NodeStatus:
+        async with open_client(address) as client:
+            return await client.admin.master_status()
+
+    status = asyncio.run(go())
+    if as_json:
+        print_json({"master_id": status.master_id, "peers": [as_dict(peer) for peer in status.peers]})
+        return
+    rows: list[tuple[object, ...]] = [(status.node_id, "master", "", "")]
+    rows += [
+        (peer.node_id, "connected" if peer.connected else "away", peer.address, f"{peer.applied_lag:,}")
+        for peer in status.peers
+        if peer.node_id != status.node_id
+    ]
+    out.print(table("", ("node", "", "address", "applied lag"), rows, right=(3,)))
+
+
+@topic_app.command("create")
+def topic_create(
+    name: Name,
+    fifo: Annotated[bool, typer.Option("--fifo", help="Messages of one group in order.")] = False,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Create a topic."""
+    use_json(as_json)
+
+    async def go() -> admin_pb2.Topic:
+        async with open_client(address) as client:
+            return await client.admin.create_topic(name, fifo=fifo)
+
+    topic = asyncio.run(go())
+    print_json(as_dict(topic)) if as_json else out.print(f"topic {topic.name}")
+
+
+@topic_app.command("delete")
+def topic_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Delete a topic."""
+    use_json(as_json)
+
+    async def go() -> None:
+        async with open_client(address) as client:
+            await client.admin.delete_topic(name)
+
+    asyncio.run(go())
+    if as_json:
+        print_json({"deleted": name})
+
+
+@topic_app.command("list")
+def topic_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """All topics."""
+    use_json(as_json)
+
+    async def go() -> list[admin_pb2.Topic]:
+        async with open_client(address) as client:
+            return await client.admin.topics()
+
+    topics = asyncio.run(go())
+    if as_json:
+        print_json([as_dict(topic) for topic in topics])
+        return
+    rows = [(t.name, "fifo" if t.fifo else "", "paused" if t.paused else "", f"{t.dispatched:,}") for t in topics]
+    out.print(table("", ("topic", "", "", "dispatched"), rows, right=(3,)))
+
+
+@group_app.command("create")
+def group_create(
+    name: Name,
+    topics: Annotated[list[str], typer.Argument(help="Its topics.")],
+    start_from: Annotated[str, typer.Option(help="earliest or latest.")] = "earliest",
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Create a consumer group."""
+    use_json(as_json)
+    if start_from not in {"earliest", "latest"}:
+        raise typer.BadParameter("--start-from is earliest or latest")
+
+    async def go() -> admin_pb2.Group:
+        async with open_client(address) as client:
+            return await client.admin.create_group(name, topics, start_from=start_from)
+
+    group = asyncio.run(go())
+    print_json(as_dict(group)) if as_json else out.print(f"group {group.name} of {', '.join(group.topics)}")
+
+
+@group_app.command("delete")
+def group_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Delete a consumer group."""
+    use_json(as_json)
+
+    async def go() -> None:
+        async with open_client(address) as client:
+            await client.admin.delete_group(name)
+
+    asyncio.run(go())
+    if as_json:
+        print_json({"deleted": name})
+
+
+@group_app.command("list")
+def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """All consumer groups."""
+    use_json(as_json)
+
+    async def go() -> list[admin_pb2.Group]:
+        async with open_client(address) as client:
+            return await client.admin.groups()
+
+    groups = asyncio.run(go())
+    if as_json:
+        print_json([as_dict(group) for group in groups])
+        return
+    rows = [(g.name, ", ".join(g.topics), g.consumers, f"{g.backlog:,}", f"{g.in_flight:,}") for g in groups]
+    out.print(table("", ("group", "topics", "consumers", "backlog", "out"), rows, right=(2, 3, 4)))
+
+
+@settings_app.command("get")
+def settings_get(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """The replicated settings."""
+    use_json(as_json)
+
+    async def go() -> admin_pb2.Settings:
+        async with open_client(address) as client:
+            return await client.admin.settings()
+
+    _show_settings(asyncio.run(go()), as_json)
+
+
+@settings_app.command("set")
+def settings_set(
+    changes: Annotated[list[str], typer.Argument(help="NAME=VALUE.")],
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Change replicated settings, for all nodes at once."""
+    use_json(as_json)
+    settings = admin_pb2.Settings()
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals or name not in admin_pb2.Settings.DESCRIPTOR.fields_by_name:
+            known = ", ".join(admin_pb2.Settings.DESCRIPTOR.fields_by_name)
+            raise typer.BadParameter(f"{change}: NAME=VALUE, where NAME is one of {known}")
+        try:
+            setattr(settings, name, _value(name, text))
+        except (TypeError, ValueError) as error:
+            raise typer.BadParameter(f"{change}: {error}") from None
+
+    async def go() -> admin_pb2.Settings:
+        async with open_client(address) as client:
+            return await client.admin.update_settings(settings)
+
+    _show_settings(asyncio.run(go()), as_json)
+
+
+def _value(name: str, text: str) -> object:
+    field = admin_pb2.Settings.DESCRIPTOR.fields_by_name[name]
+    if field.type == field.TYPE_STRING:
+        return text
+    if field.type == field.TYPE_BOOL:
+        if text not in {"true", "false"}:
+            raise ValueError("true or false")
+        return text == "true"
+    return int(text)
+
+
+def _show_settings(settings: admin_pb2.Settings, as_json: bool) -> None:
+    values = {field.name: value for field, value in settings.ListFields()}
+    if as_json:
+        print_json(values)
+    else:
+        out.print(table("", ("setting", "value"), list(values.items())))
+
+
+@cluster_app.command()
+def backup(
+    directory: Annotated[Path, typer.Argument(help="An empty or new directory.")],
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Copy one node's whole state, consistent, while it serves. Ask a slave: the first address is taken."""
+    use_json(as_json)
+    from tickwheel.node.backup_files import BackupError, BackupWriter
+
+    started = time.monotonic()
+
+    async def go() -> BackupWriter:
+        writer = BackupWriter(directory)
+        with Progress(console=err, disable=as_json, transient=True) as progress:
+            task = progress.add_task("backup", total=None)
+            async with open_client(address) as client:
+                async for chunk in client.admin.backup(address.split(",")[0]):
+                    writer.write(chunk)
+                    progress.update(task, total=chunk.total_bytes, completed=writer.bytes)
+        writer.finish()
+        return writer
+
+    try:
+        writer = asyncio.run(go())
+    except BackupError as error:
+        fail(str(error), "BACKUP", {})
+        raise typer.Exit(1) from None
+    seconds = time.monotonic() - started
+    if as_json:
+        print_json({"directory": str(directory), "files": writer.files, "bytes": writer.bytes, "seconds": seconds})
+    else:
+        out.print(f"{writer.files} files, {writer.bytes:,} bytes in {seconds:.1f} s: {directory}")
+
+
+@cluster_app.command()
+def restore(
+    source: Annotated[Path, typer.Argument(help="Directory of a backup.", exists=True, file_okay=False)],
+    data_dir: Annotated[Path, typer.Argument(help="Data directory of the new node: empty or new.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check a backup and lay it down as the data directory of a node that is not running."""
+    use_json(as_json)
+    from tickwheel.node.backup_files import BackupError, restore_backup
+
+    try:
+        with Progress(console=err, disable=as_json, transient=True) as progress:
+            task = progress.add_task("restore", total=None)
+            files, size = restore_backup(
+                source, data_dir, lambda done, total: progress.update(task, completed=done, total=total)
+            )
+    except BackupError as error:
+        fail(str(error), "BACKUP", {})
+        raise typer.Exit(1) from None
+    if as_json:
+        print_json({"directory": str(data_dir), "files": files, "bytes": size})
+    else:
+        out.print(f"{files} files, {size:,} bytes: {data_dir}")

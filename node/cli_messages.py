@@ -1,0 +1,289 @@
+"""Commands about messages: schedule, consume, cancel, reschedule, get, list, count."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tickwheel.client import Delivery, Message
+from tickwheel.node.cli_output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    duration,
+    moment_ms,
+    open_client,
+    out,
+    print_json,
+    table,
+    time_text,
+    use_json,
+)
+
+messages_app = typer.Typer()
+
+MessageId = Annotated[str, typer.Argument(help="group-hour-index, as schedule printed it.")]
+Delay = Annotated[str | None, typer.Option("--delay", "-d", help="From now: 250ms, 5s, 1h30m.")]
+At = Annotated[str | None, typer.Option("--at", help="ISO 8601, or milliseconds since 1970.")]
+Level = Annotated[int | None, typer.Option(help="A delay level of the cluster, 1 to 18 by default.")]
+
+
+def _when(delay: str | None, at: str | None, level: int | None) -> dict[str, Any]:
+    if (delay is not None) + (at is not None) + (level is not None) != 1:
+        raise typer.BadParameter("exactly one of --delay, --at and --level")
+    if delay is not None:
+        return {"delay": duration(delay)}
+    return {"due_ms": moment_ms(at)} if at is not None else {"level": level}
+
+
+def _content(payload: bytes | None) -> dict[str, str]:
+    if payload is None:
+        return {}
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_hex": payload.hex()}
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    values = dataclasses.asdict(message)
+    values.update(_content(values.pop("payload")))
+    return values
+
+
+@messages_app.command()
+def schedule(
+    topic: Annotated[str, typer.Argument(help="Topic.")],
+    payload: Annotated[str | None, typer.Argument(help="Payload as text; - reads standard input.")] = None,
+    delay: Delay = None,
+    at: At = None,
+    level: Level = None,
+    file: Annotated[Path | None, typer.Option(help="Payload from a file.", exists=True, dir_okay=False)] = None,
+    key: Annotated[str, typer.Option(help="Key kept with the message.")] = "",
+    tag: Annotated[list[str], typer.Option(help="Tag; may be given several times.")] = [],  # noqa: B006
+    header: Annotated[list[str], typer.Option(help="NAME=VALUE; may be given several times.")] = [],  # noqa: B006
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Schedule one message; prints its id once it is safe on a majority."""
+    use_json(as_json)
+    when = _when(delay, at, level)
+    if (payload is None) == (file is None):
+        raise typer.BadParameter("either a payload or --file")
+    if any("=" not in item for item in header):
+        raise typer.BadParameter("--header is NAME=VALUE")
+    headers = dict(item.split("=", 1) for item in header)
+    content = sys.stdin.buffer.read() if payload == "-" else file.read_bytes() if file else str(payload).encode()
+
+    async def go() -> None:
+        async with open_client(address) as client:
+            receipt = await client.schedule(topic, content, key=key, tags=tag, headers=headers, **when)
+        if as_json:
+            print_json(dataclasses.asdict(receipt))
+        else:
+            out.print(f"{receipt.id}  due {time_text(receipt.due_ms)}")
+
+    asyncio.run(go())
+
+
+@messages_app.command()
+def consume(
+    topics: Annotated[list[str], typer.Argument(help="Topics.")],
+    group: Annotated[str, typer.Option("--group", "-g", help="Consumer group.")] = "cli",
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many; 0: go on.")] = 0,
+    start_from: Annotated[str, typer.Option(help="Where a new group starts: earliest or latest.")] = "earliest",
+    no_ack: Annotated[bool, typer.Option("--no-ack", help="Leave the messages: they come again.")] = False,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Print messages as they are delivered, and acknowledge them. Ctrl-C ends it."""
+    use_json(as_json)
+    if start_from not in {"earliest", "latest"}:
+        raise typer.BadParameter("--start-from is earliest or latest")
+
+    def show(delivery: Delivery) -> None:
+        if as_json:
+            print_json(
+                {
+                    "id": delivery.id,
+                    "topic": delivery.topic,
+                    "attempt": delivery.attempt,
+                    "due_ms": delivery.due_ms,
+                    "key": delivery.key,
+                    "tags": delivery.tags,
+                    "headers": delivery.headers,
+                    **_content(delivery.payload),
+                }
+            )
+        else:
+            text = delivery.payload.decode(errors="backslashreplace")
+            again = f" (attempt {delivery.attempt})" if delivery.attempt > 1 else ""
+            out.print(f"{time_text(delivery.due_ms)}  {delivery.topic}  {delivery.id}{again}  {text}", markup=False)
+
+    async def go() -> None:
+        credits = min(count, 1_024) if count else 1_024
+        async with open_client(address) as client:
+            consumer = client.consumer(group, topics, start_from=start_from, credits=credits, name="tickwheel consume")
+            closing: list[asyncio.Task[None]] = []
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, lambda: closing.append(asyncio.ensure_future(consumer.close())))
+            seen = 0
+            async for delivery in consumer:
+                show(delivery)
+                if not no_ack:
+                    delivery.ack()
+                seen += 1
+                if seen == count:
+                    break
+            await consumer.close()
+            await asyncio.gather(*closing)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(go())
+
+
+@messages_app.command()
+def cancel(message_id: MessageId, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Cancel a pending message. Exit code 1 if it was too late or there is none."""
+    use_json(as_json)
+
+    async def go() -> str:
+        async with open_client(address) as client:
+            return await client.cancel(message_id)
+
+    outcome = asyncio.run(go())
+    print_json({"id": message_id, "outcome": outcome}) if as_json else out.print(outcome)
+    if outcome != "CANCELLED":
+        raise typer.Exit(1)
+
+
+@messages_app.command()
+def reschedule(
+    message_id: MessageId,
+    delay: Delay = None,
+    at: At = None,
+    level: Level = None,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Move a pending message to another time; its first id stays valid."""
+    use_json(as_json)
+    when = _when(delay, at, level)
+
+    async def go() -> bool:
+        async with open_client(address) as client:
+            outcome, receipt = await client.reschedule(message_id, **when)
+        if as_json:
+            new = {"new_id": receipt.id, "due_ms": receipt.due_ms} if receipt else {}
+            print_json({"id": message_id, "outcome": outcome, **new})
+        else:
+            out.print(f"{outcome}  due {time_text(receipt.due_ms)}" if receipt else outcome)
+        return receipt is not None
+
+    if not asyncio.run(go()):
+        raise typer.Exit(1)
+
+
+@messages_app.command()
+def get(
+    message_id: MessageId,
+    content: Annotated[bool, typer.Option(help="With payload, key, tags and headers.")] = True,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """State and content of one message."""
+    use_json(as_json)
+
+    async def go() -> Message:
+        async with open_client(address) as client:
+            return await client.get(message_id, content=content)
+
+    message = asyncio.run(go())
+    if as_json:
+        print_json(_as_dict(message))
+        return
+    rows = [(name, value) for name, value in _as_dict(message).items() if value not in ("", (), {}, None)]
+    shown = [(name, time_text(value) if name.startswith("due_") else value) for name, value in rows]
+    out.print(table("", ("", ""), shown))
+
+
+@messages_app.command("list")
+def list_messages(
+    topic: Annotated[str, typer.Argument(help="Topic; none: all.")] = "",
+    after: Annotated[str | None, typer.Option("--from", help="Due from this time on.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Due before this time.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="So many at most.")] = 100,
+    content: Annotated[bool, typer.Option("--content", help="With payload.")] = False,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Pending messages in the order of their delivery."""
+    use_json(as_json)
+
+    async def go() -> list[Message]:
+        found: list[Message] = []
+        async with open_client(address) as client:
+            pages = client.list_pending(
+                topic,
+                due_ms_min=moment_ms(after) if after else 0,
+                due_ms_max=moment_ms(until) if until else 0,
+                content=content,
+                page_size=min(limit, 1_000),
+            )
+            async for message in pages:
+                found.append(message)
+                if len(found) == limit:
+                    break
+        return found
+
+    found = asyncio.run(go())
+    if as_json:
+        print_json([_as_dict(message) for message in found])
+        return
+    rows = [
+        (time_text(m.due_ms), m.topic, m.id, f"{m.payload_bytes:,}", (m.payload or b"")[:60].decode(errors="replace"))
+        for m in found
+    ]
+    out.print(table("", ("due", "topic", "id", "bytes", "payload" if content else ""), rows, right=(3,)))
+
+
+@messages_app.command()
+def count(
+    topic: Annotated[str, typer.Argument(help="Topic; none: all.")] = "",
+    after: Annotated[str | None, typer.Option("--from", help="Due from this time on.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Due before this time.")] = None,
+    bucket: Annotated[str, typer.Option(help="Width of a bucket: 1s, 1m or 1h.")] = "1h",
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """How many messages are pending, by time."""
+    use_json(as_json)
+    widths = {"1s": 1_000, "1m": 60_000, "1h": 3_600_000}
+    if bucket not in widths:
+        raise typer.BadParameter("--bucket is 1s, 1m or 1h")
+
+    async def go() -> Any:
+        async with open_client(address) as client:
+            return await client.count_pending(
+                topic,
+                due_ms_min=moment_ms(after) if after else 0,
+                due_ms_max=moment_ms(until) if until else 0,
+                bucket_ms=widths[bucket],
+            )
+
+    counted = asyncio.run(go())
+    if as_json:
+        print_json(dataclasses.asdict(counted))
+        return
+    most = max((b.count for b in counted.buckets), default=1)
+    rows = [(time_text(b.start_ms), f"{b.count:,}", "█" * max(1, b.count * 40 // most)) for b in counted.buckets]
+    out.print(table("", ("from", "pending", ""), rows, right=(1,)))
+    out.print(f"{counted.total:,} pending")

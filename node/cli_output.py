@@ -1,0 +1,113 @@
+"""How the command line speaks: tables and sentences for people, one JSON value for programs.
+
+Owns the two consoles and the options that every command shares. Results go to standard output, progress and errors
+to standard error. With --json an error is JSON too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tickwheel.client import AsyncClient, TlsFiles
+
+ADDRESS_DEFAULT = "127.0.0.1:7700"
+
+Addresses = Annotated[
+    str,
+    typer.Option(
+        "--address", "-a", envvar="TICKWHEEL_ADDRESS", help="Nodes of the cluster, host:port with commas; any will do."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead of text for people.")]
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+class _Mode:
+    json = False
+
+
+def use_json(as_json: bool) -> None:
+    """Errors from now on are JSON if asked."""
+    _Mode.json = as_json
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def fail(message: str, reason: str, metadata: Mapping[str, str]) -> None:
+    """Say what went wrong."""
+    if _Mode.json:
+        sys.stderr.write(json.dumps({"error": message, "reason": reason, **metadata}, ensure_ascii=False) + "\n")
+    else:
+        err.print(f"[red]tickwheel:[/red] {message}", markup=True, soft_wrap=True)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> Table:
+    """A table; `right` are columns of numbers."""
+    made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, name in enumerate(columns):
+        made.add_column(name, justify="right" if number in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(str(cell) for cell in row))
+    return made
+
+
+def open_client(addresses: str, timeout_s: float = 15.0) -> AsyncClient:
+    """A client from the shared options; certificates come from TICKWHEEL_TLS_CA, _CERT, _KEY and _NAME."""
+    ca = os.environ.get("TICKWHEEL_TLS_CA")
+    tls = None
+    if ca:
+        tls = TlsFiles(
+            Path(ca),
+            os.environ.get("TICKWHEEL_TLS_CERT"),
+            os.environ.get("TICKWHEEL_TLS_KEY"),
+            os.environ.get("TICKWHEEL_TLS_NAME"),
+        )
+    return AsyncClient(addresses, tls=tls, timeout_s=timeout_s)
+
+
+def duration(text: str) -> timedelta:
+    """`250ms`, `5s`, `1h30m`; a usage error otherwise."""
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise typer.BadParameter(f"{text!r}: a duration is a number and ms, s, m, h or d, such as 250ms or 1h30m")
+    return timedelta(milliseconds=sum(float(number) * _UNIT_MS[unit] for number, unit in parts))
+
+
+def moment_ms(text: str) -> int:
+    """Milliseconds since 1970, or a time in ISO 8601 (without a zone: local); a usage error otherwise."""
+    if text.lstrip("-").isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: a time is milliseconds since 1970 or ISO 8601") from None
+    return round(moment.timestamp() * 1_000)
+
+
+def time_text(ms: int) -> str:
+    """A time for people, in UTC."""
+    try:
+        moment = datetime.fromtimestamp(ms / 1_000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(ms)
+    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{ms % 1_000:03}Z"

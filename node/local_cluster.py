@@ -1,0 +1,355 @@
+"""A cluster of real node processes on this machine: for `tickwheel up`, the demo, tests and benchmarks.
+
+Owns the processes it started, their configuration files, logs and ports below one directory. Ports are chosen once
+and kept with the configuration, so a stopped cluster starts again on its data. A log is cut at its start to
+LOG_BYTES_MAX. Stop is idempotent and waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from tickwheel.client import AsyncClient
+from tickwheel.client.errors import Fault
+from tickwheel.proto import admin_pb2
+
+LOG_BYTES_MAX = 4 << 20
+STOP_S = 20.0
+READY_S = 30.0
+POLL_S = 0.05
+
+
+class LocalClusterError(Exception):
+    """A process did not do what it should; the text is for people and names the log."""
+
+
+@dataclass(slots=True)
+class LocalNode:
+    """One node: where it listens, where its files are, and its process if it runs."""
+
+    node_id: str
+    directory: Path
+    client_address: str
+    peer_address: str
+    metrics_address: str
+    process: subprocess.Popen[bytes] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def config_file(self) -> Path:
+        return self.directory / "node.toml"
+
+    @property
+    def log_file(self) -> Path:
+        return self.directory / "node.log"
+
+    @property
+    def running(self) -> bool:
+        """Whether its process is there."""
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process is not None and self.running else None
+
+    def log_tail(self, lines: int = 5) -> str:
+        """The end of its log."""
+        try:
+            text = self.log_file.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for item in sockets:
+            item.bind(("127.0.0.1", 0))
+        return [item.getsockname()[1] for item in sockets]
+    finally:
+        for item in sockets:
+            item.close()
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value)
+
+
+def write_toml(path: Path, sections: Mapping[str, Mapping[str, object]]) -> None:
+    """Write a configuration."""
+    blocks = []
+    for name, values in sections.items():
+        lines = [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items())]
+        blocks.append("\n".join(lines))
+    path.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
+
+
+class LocalCluster:
+    """`nodes` processes below `directory`; asynchronous context manager: started, ready, stopped at the end.
+
+    `config` is laid over every node's configuration: {"section": {"key": value}}.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 3,
+        *,
+        config: Mapping[str, Mapping[str, object]] | None = None,
+        cluster_id: str = "local",
+        ready_s: float = READY_S,
+        client_port: int = 0,
+    ) -> None:
+        self.directory = directory
+        self.cluster_id = cluster_id
+        self._config = config or {}
+        self._ready_s = ready_s
+        self.nodes = self._known_nodes() or self._new_nodes(nodes, client_port)
+        self._client: AsyncClient | None = None
+
+    # -- layout
+
+    def _known_nodes(self) -> list[LocalNode]:
+        found = []
+        for file in sorted(self.directory.glob("*/node.toml")):
+            try:
+                tree = tomllib.loads(file.read_text(encoding="utf-8"))
+                listen = tree["listen"]
+                found.append(
+                    LocalNode(
+                        tree["node"]["id"],
+                        file.parent,
+                        listen["client_bind"],
+                        listen["peer_bind"],
+                        listen["metrics_bind"],
+                    )
+                )
+            except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+                raise LocalClusterError(f"{file} is no configuration of a local node: {error}") from error
+        return found
+
+    def _new_nodes(self, count: int, client_port: int) -> list[LocalNode]:
+        ports = free_ports(3 * count)
+        made = []
+        for number in range(count):
+            client, peer, metrics = ports[3 * number : 3 * number + 3]
+            if client_port:
+                client = client_port + number
+            node_id = f"n{number + 1}"
+            made.append(
+                LocalNode(
+                    node_id,
+                    self.directory / node_id,
+                    f"127.0.0.1:{client}",
+                    f"127.0.0.1:{peer}",
+                    f"127.0.0.1:{metrics}",
+                )
+            )
+        members: list[object] = [
+            {"id": n.node_id, "peer_address": n.peer_address, "client_address": n.client_address} for n in made
+        ]
+        for node in made:
+            self._write_config(node, {"id": self.cluster_id, "join": "new", "members": members})
+        return made
+
+    def _write_config(self, node: LocalNode, cluster: Mapping[str, object]) -> None:
+        node.directory.mkdir(parents=True, exist_ok=True)
+        sections: dict[str, dict[str, object]] = {
+            "cluster": dict(cluster),
+            "node": {"id": node.node_id, "data_dir": str(node.directory.resolve() / "data")},
+            "listen": {
+                "client_bind": node.client_address,
+                "peer_bind": node.peer_address,
+                "metrics_bind": node.metrics_address,
+            },
+            "log": {"level": "info", "format": "json"},
+        }
+        for name, values in self._config.items():
+            sections.setdefault(name, {}).update(values)
+        write_toml(node.config_file, sections)
+
+    def add_node(self, node_id: str) -> LocalNode:
+        """Prepare one more node that joins when it is added as a member; start it with `start_node`."""
+        client, peer, metrics = free_ports(3)
+        node = LocalNode(
+            node_id,
+            self.directory / node_id,
+            f"127.0.0.1:{client}",
+            f"127.0.0.1:{peer}",
+            f"127.0.0.1:{metrics}",
+        )
+        self._write_config(node, {"id": self.cluster_id, "join": "existing"})
+        self.nodes.append(node)
+        return node
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where clients reach the nodes."""
+        return [node.client_address for node in self.nodes]
+
+    def node(self, node_id: str) -> LocalNode:
+        """One node by its id."""
+        return next(node for node in self.nodes if node.node_id == node_id)
+
+    # -- processes
+
+    def start_node(self, node: LocalNode) -> None:
+        """Start its process; does not wait."""
+        if node.running:
+            return
+        _cut_log(node.log_file)
+        with node.log_file.open("ab") as log:
+            node.process = subprocess.Popen(
+                [sys.executable, "-m", "tickwheel.node.cli", "node", "--config", str(node.config_file)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **node.environment},
+                start_new_session=True,  # a Ctrl-C at the terminal is for us alone: nodes are stopped in order
+            )
+
+    def signal_node(self, node: LocalNode, number: signal.Signals) -> None:
+        """Send a signal to its process, if it runs."""
+        if node.process is not None and node.running:
+            node.process.send_signal(number)
+
+    async def kill_node(self, node: LocalNode) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        self.signal_node(node, signal.SIGKILL)
+        await self._gone(node, 5.0)
+
+    async def stop_node(self, node: LocalNode, timeout_s: float = STOP_S) -> int:
+        """SIGTERM and wait; killed if it takes longer. Its exit code."""
+        if node.process is None:
+            return 0
+        self.signal_node(node, signal.SIGTERM)
+        if not await self._gone(node, timeout_s):
+            await self.kill_node(node)
+        return node.process.returncode
+
+    async def _gone(self, node: LocalNode, timeout_s: float) -> bool:
+        process = node.process
+        if process is None:
+            return True
+        try:
+            await asyncio.to_thread(process.wait, timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    async def start(self) -> None:
+        """Start all and wait until they are ready."""
+        for node in self.nodes:
+            self.start_node(node)
+        await self.wait_ready()
+
+    async def stop(self) -> None:
+        """Stop all and wait."""
+        nodes = [node for node in self.nodes if node.running]
+        for node in nodes:
+            self.signal_node(node, signal.SIGTERM)
+        await asyncio.gather(*(self.stop_node(node) for node in nodes))
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.close()
+
+    async def __aenter__(self) -> LocalCluster:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # -- asking
+
+    def client(self) -> AsyncClient:
+        """A client of this cluster, closed with it."""
+        if self._client is None:
+            self._client = AsyncClient(self.addresses)
+        return self._client
+
+    async def statuses(self, timeout_s: float = 1.0) -> dict[str, admin_pb2.NodeStatus | Fault]:
+        """What each node says, by node id."""
+        answers = await self.client().admin.statuses(timeout_s)
+        return {node.node_id: answers[node.client_address] for node in self.nodes if node.client_address in answers}
+
+    async def wait_ready(self, *, all_serve: bool = True) -> LocalNode:
+        """Until there is a master that serves, and every running node follows it. The master."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._ready_s
+        while True:
+            for node in self.nodes:
+                if node.process is not None and node.process.poll() is not None and all_serve:
+                    raise LocalClusterError(
+                        f"node {node.node_id} ended with code {node.process.returncode}; {node.log_file} ends with:\n"
+                        f"{node.log_tail()}"
+                    )
+            answers = await self.statuses()
+            running = [answers[node.node_id] for node in self.nodes if node.running]
+            serving = [status for status in running if isinstance(status, admin_pb2.NodeStatus)]
+            masters = [
+                status
+                for status in serving
+                if status.role == admin_pb2.MASTER and status.lease_held and status.state == admin_pb2.NODE_SERVING
+            ]
+            follow = [status for status in serving if masters and status.master_id == masters[-1].node_id]
+            if masters and (not all_serve or len(follow) == len(running)):
+                return self.node(masters[-1].node_id)
+            if loop.time() > end:
+                logs = ", ".join(str(node.log_file) for node in self.nodes)
+                raise LocalClusterError(f"the cluster was not ready within {self._ready_s:g} s; see {logs}")
+            await asyncio.sleep(POLL_S)
+
+    async def master(self, timeout_s: float = READY_S) -> LocalNode:
+        """The node that is master now."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        while True:
+            answers = await self.statuses()
+            masters = [
+                status
+                for status in answers.values()
+                if isinstance(status, admin_pb2.NodeStatus) and status.role == admin_pb2.MASTER and status.lease_held
+            ]
+            if masters:
+                return self.node(max(masters, key=lambda status: status.term).node_id)
+            if loop.time() > end:
+                raise LocalClusterError(f"no master within {timeout_s:g} s")
+            await asyncio.sleep(POLL_S)
+
+
+def _cut_log(path: Path) -> None:
+    """Keep the second half of a log that has become too long."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return
+    if size > LOG_BYTES_MAX:
+        with path.open("rb") as log:
+            log.seek(size - LOG_BYTES_MAX // 2)
+            log.readline()
+            rest = log.read()
+        path.write_bytes(rest)
