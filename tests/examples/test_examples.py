@@ -1,0 +1,76 @@
+"""Every example runs, against a real node."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tickwheel.node.local_cluster import LocalCluster
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXPECTED = {
+    "quickstart": "received",
+    "reminders": "reminded 200",
+    "payment_timeout": "order 1 paid: CANCELLED\nonce more: CANCELLED\ngiven up: order 2",
+    "idempotent_consumer": "balance 35",
+    "sync_client": "received dear reader ['paper']",
+}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One real node."""
+    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"), 1)
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(cluster.start())
+            yield cluster.addresses[0]
+        finally:
+            runner.run(cluster.stop())
+
+
+def test_all_examples_are_listed() -> None:
+    """A new example is run too."""
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_python_example(name: str, address: str) -> None:
+    """It ends well and says what it should."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"{name}.py", address], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert EXPECTED[name] in done.stdout
+
+
+def test_node_example(address: str, tmp_path: Path) -> None:
+    """From the .proto files alone, in another language."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("needs node and npm")
+    shutil.copytree(EXAMPLES / "node", tmp_path / "examples" / "node", ignore=shutil.ignore_patterns("node_modules"))
+    shutil.copytree(EXAMPLES.parent / "proto", tmp_path / "proto", ignore=shutil.ignore_patterns("__pycache__"))
+    folder = tmp_path / "examples" / "node"
+    installed = subprocess.run(
+        [npm, "install", "--no-audit", "--no-fund", "--prefer-offline"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if installed.returncode != 0:
+        pytest.skip(f"npm install failed: {installed.stderr.strip().splitlines()[-1:]}")
+    done = subprocess.run(
+        [node, "main.js", address], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "received hello from Node" in done.stdout
+    assert "settled 1" in done.stdout
