@@ -42,7 +42,9 @@ def judge(term: int, append: AppendEntries, journal: Journal, commit_index: int,
         return Judgement(_message(term, append.commit_index, previous, previous_term, rows))
     last = journal.last_index
     if previous > last:
-        return Judgement(_heartbeat(term, 0, commit_index), next_index=last + 1, reset=True)
+        # Not `last + 1`: what follows the commit index may differ too, and two answers that send the master
+        # to different places can chase each other for ever.
+        return Judgement(_heartbeat(term, 0, commit_index), next_index=commit_index + 1, reset=True)
     if previous < journal.base_index:
         # What the base covers is committed and applied here: equal by definition.
         rows = [row for row in rows if row[1] > journal.base_index]

@@ -82,8 +82,12 @@ def require_known_version(version: str = VERSION) -> None:
 class PeerNode(Node):  # type: ignore[misc]
     """A peer whose place in a set is the same in every process."""
 
+    def __init__(self, id: str) -> None:
+        super().__init__(id)
+        self._place = zlib.crc32(id.encode())
+
     def __hash__(self) -> int:
-        return zlib.crc32(self.id.encode())
+        return self._place
 
 
 _stack: list[Engine] = []

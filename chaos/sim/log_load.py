@@ -10,7 +10,7 @@ from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.world import MS
 from tickwheel.replication.config import RaftConfig
-from tickwheel.replication.log import ProposalResult, Role
+from tickwheel.replication.log import ProposalResult, Role, Verdict
 
 CLIENTS = 3
 COMMAND_BYTES_MOST = 300_000
@@ -111,7 +111,7 @@ class LogLoad:
         process.log.propose(command, self._ended(machine, number))
 
     def _ended(self, machine: Machine, number: int) -> Callable[[ProposalResult], None]:
-        answered = []
+        answered: list[Verdict] = []
 
         def done(result: ProposalResult) -> None:
             assert not answered, f"{machine.name}: proposal {number} ended twice"

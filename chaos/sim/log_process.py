@@ -9,8 +9,6 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-from tickwheel.replication.raft import RaftLog
-
 from tickwheel.chaos.sim.history import Applied, LeaseSeen, RoleSeen, SyncHeard
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.proto.peer_pb2 import PeerFrame
@@ -18,6 +16,7 @@ from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import LogStatus, Member
+from tickwheel.replication.raft import RaftLog
 
 CLUSTER_ID = "simulated"
 CHECKPOINT_PATH = "checkpoint"
@@ -74,7 +73,6 @@ class LogProcess:
             config,
             machine.name,
             CLUSTER_ID,
-            machine.disk,
             machine.clock,
             machine.executor,
             machine.network,

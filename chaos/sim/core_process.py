@@ -1,0 +1,188 @@
+"""A whole node on a machine: NodeHost on simulated ports, and what a bystander sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import google_crc32c
+
+from tickwheel.chaos.sim.history import CursorSeen, DigestSeen, SyncedSeen
+from tickwheel.chaos.sim.log_process import CLUSTER_ID, Watcher, members_of, note_sync
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.node.core.checkpoint import BackupFile
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.core import NodeCore, NodeIdentity, Ports
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.host import NodeHost, raft_config
+from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
+from tickwheel.replication.guards import Guards
+
+DIGEST_EVERY = 200
+"""Entries between two digests of the state."""
+COPY_NS = 20 * MS
+COPY_NS_MOST = 3 * SECOND
+
+
+class _ObservedHost(NodeHost):
+    """Writes down digests at fixed indexes, so that nodes can be compared, and the syncs that were heard."""
+
+    machine: Machine
+
+    def _build(self) -> NodeCore:
+        core = super()._build()
+        machine = self.machine
+        apply, sync_in = core.apply, core.sync_in
+
+        def observed_apply(index: int, term: int, command: bytes) -> object:
+            result = apply(index, term, command)
+            if index % DIGEST_EVERY == 0 and core.state.applied_index == index:
+                note_digest(machine, core)
+            return result
+
+        def observed_sync_in(peer_id: str, frame: PeerFrame) -> PeerFrame | None:
+            note_sync(machine, peer_id, frame)
+            return sync_in(peer_id, frame)
+
+        core.apply = observed_apply  # type: ignore[method-assign]
+        core.sync_in = observed_sync_in  # type: ignore[method-assign]
+        return core
+
+
+def note_digest(machine: Machine, core: NodeCore) -> None:
+    """Write the digest of a node's state down."""
+    digest = core.state.digest()
+    parts = tuple(sorted(digest.parts.items()))
+    machine.history.add(
+        DigestSeen(machine.world.now_ns, machine.name, machine.boot, digest.applied_index, digest.digest, parts)
+    )
+
+
+class CoreProcess:
+    """`setup.Process` of the whole node; also its CheckpointSource."""
+
+    def __init__(self, machine: Machine, names: Sequence[str], guards: Guards, config: CoreConfig) -> None:
+        self.machine = machine
+        self._watcher = Watcher(machine)
+        self._cursor: tuple[int, int] = (-1, -1)
+        self._recovering: bool | None = None
+        self._synced = (-1, -1, -1)
+        ports = Ports(
+            disk=machine.disk,
+            clock=machine.clock,
+            executor=machine.executor,
+            sync_executor=machine.executor,
+            network=machine.network,
+            random=machine.world.stream(f"node/{machine.name}/{machine.boot}"),
+        )
+
+        class Host(_ObservedHost):
+            pass
+
+        Host.machine = machine
+        self.host = Host(
+            config,
+            raft_config(config),
+            NodeIdentity(CLUSTER_ID, machine.name),
+            ports,
+            seed=None,
+            members=members_of(names),
+            on_fatal=machine.fatal,
+            source=self,
+            guards=guards,
+        )
+
+    # -- Process
+
+    def start(self) -> None:
+        self.host.start()
+
+    def tick(self) -> int:
+        return self.host.tick()
+
+    def receive(self, peer_id: str, frame: PeerFrame) -> None:
+        self.host.receive(peer_id, frame)
+
+    def peer_connected(self, peer_id: str) -> None:
+        self.host.peer_connected(peer_id)
+
+    def peer_disconnected(self, peer_id: str) -> None:
+        self.host.peer_disconnected(peer_id)
+
+    def stop(self) -> None:
+        self.host.stop()
+
+    def observe(self) -> None:
+        core, machine = self.host.core, self.machine
+        log = core.log
+        status = log.status()
+        self._watcher.role(status.role.value, status.term)
+        self._watcher.lease(status.term, log.lease_until_ns() if status.lease_held else 0)
+        cursor, recovering = tuple(core.wheel.cursor), core.recovering
+        if cursor != self._cursor or recovering != self._recovering:
+            self._cursor, self._recovering = cursor, recovering
+            machine.history.add(
+                CursorSeen(machine.world.now_ns, machine.name, machine.boot, status.term, *cursor, recovering)
+            )
+        heard = core.sync.heard
+        synced = (heard.term, heard.tick, heard.local_index)
+        if not core.leading and heard.at_ns and synced != self._synced:
+            self._synced = synced
+            machine.history.add(SyncedSeen(machine.world.now_ns, machine.name, machine.boot, *synced))
+
+    @property
+    def position(self) -> int:
+        """Index of the last entry applied."""
+        return self.host.core.applied_index
+
+    # -- CheckpointSource
+
+    def fetch(self, peer_id: str, chunk: Callable[[CheckpointChunk], None], done: Callable[[str | None], None]) -> None:
+        """Copy a peer's checkpoint as a call of its own would: late, and not at all if one of both dies."""
+        me, source = self.machine, self.machine.fabric.machines[peer_id]
+        world, boot = me.world, me.boot
+        open_call = [True]
+
+        def answer(problem: str | None) -> None:
+            if open_call[0] and me.boot == boot:
+                open_call[0] = False
+                me.deliver(done, problem)
+
+        def files_ready(files: list[BackupFile] | Failure) -> None:
+            process = source.process
+            if isinstance(files, Failure) or not isinstance(process, CoreProcess):
+                world.after(MS, answer, "the peer refuses")
+                return
+            chunks = [_chunk_of(source, copied) for copied in files]
+            process.host.core.checkpointer.copied()
+            world.after(COPY_NS, arrive, chunks)
+
+        def arrive(chunks: list[CheckpointChunk]) -> None:
+            if me.boot == boot and open_call[0]:
+                for received in chunks:
+                    me.deliver(chunk, received)
+                answer(None)
+
+        process = source.process
+        if isinstance(process, CoreProcess):
+            source.deliver(process.host.core.checkpointer.request, files_ready)
+        world.after(COPY_NS_MOST, answer, "the copy timed out")
+
+
+def _chunk_of(source: Machine, copied: BackupFile) -> CheckpointChunk:
+    file = source.disk.open(copied.path)
+    data = file.read_at(0, copied.bytes)
+    file.close()
+    return CheckpointChunk(path=copied.path, offset=0, data=data, crc32c=google_crc32c.value(data))
+
+
+def small_config() -> CoreConfig:
+    """Small files and frequent checkpoints, so that a short run meets all of it."""
+    return replace(
+        CoreConfig(),
+        segment_bytes=128 << 10,
+        buffer_bytes_max=64 << 10,
+        checkpoint_log_bytes=200 << 10,
+        checkpoint_period_ms=5_000,
+    )
