@@ -55,45 +55,52 @@ def _short(name: str, prefix: str = "NODE_") -> str:
     return name.removeprefix(prefix).lower()
 
 
+ROWS = (
+    *("node", "role", "state", "why", "term", "cursor (UTC)", "tick", "local index", "sync age", "applied lag"),
+    *("pending", "ready", "out", "schedule /s", "dispatch /s", "deliver /s", "settle /s", "loop lag", "disk free"),
+)
+
+
 def status_table(answers: dict[str, admin_pb2.NodeStatus | Fault]) -> Table:
-    """Roles, term, cursor, lag and rates of every node."""
+    """A column a node: role, term, cursor, lag and rates."""
     peers = {
         peer.node_id: peer
         for status in answers.values()
         if isinstance(status, admin_pb2.NodeStatus) and status.role == admin_pb2.MASTER
         for peer in status.peers
     }
-    rows = []
-    for address, status in answers.items():
-        if isinstance(status, Fault):
-            rows.append((address, "-", "no answer", *["-"] * 11))
-            continue
-        master = status.role == admin_pb2.MASTER
-        peer = peers.get(status.node_id)
-        rows.append(
-            (
-                address,
-                status.node_id,
-                _short(admin_pb2.Role.Name(status.role)) + ("*" if status.lease_held else ""),
-                _short(admin_pb2.NodeState.Name(status.state)),
-                status.term,
-                time_text(status.cursor_due_ms)[11:-1] if status.cursor_due_ms else "-",
-                status.tick,
-                status.local_index,
-                "-" if master else f"{status.sync_age_ms} ms",
-                "-" if master or peer is None else f"{peer.applied_lag:,}",
-                f"{status.pending:,}",
-                f"{status.ready:,}",
-                f"{status.in_flight:,}",
-                " / ".join(
-                    f"{rate:,.0f}"
-                    for rate in (status.schedule_rate, status.dispatch_rate, status.deliver_rate, status.settle_rate)
-                ),
-            )
-        )
-    columns = ("address", "node", "role", "state", "term", "cursor", "tick", "local", "sync age", "lag")
-    columns += ("pending", "ready", "out", "schedule / dispatch / deliver / settle per s")
-    return table("", columns, rows, right=range(4, 14))
+    columns = [_column_of(status, peers) for status in answers.values()]
+    rows = [(name, *cells) for name, cells in zip(ROWS, zip(*columns, strict=True), strict=True) if any(cells)]
+    return table("", ("", *answers), rows, right=range(1, len(answers) + 1))
+
+
+def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.PeerStatus]) -> list[str]:
+    if isinstance(status, Fault):
+        return ["", "[red]no answer[/]", *[""] * (len(ROWS) - 2)]
+    master = status.role == admin_pb2.MASTER
+    peer = peers.get(status.node_id)
+    role = _short(admin_pb2.Role.Name(status.role))
+    return [
+        status.node_id,
+        f"[bold green]{role}[/]{'*' if status.lease_held else ''}" if master else role,
+        _short(admin_pb2.NodeState.Name(status.state)),
+        status.state_reason,
+        str(status.term),
+        time_text(status.cursor_due_ms)[11:-1] if status.cursor_due_ms else "-",
+        str(status.tick),
+        f"{status.local_index:,}",
+        "-" if master else f"{status.sync_age_ms} ms",
+        "-" if peer is None else f"{peer.applied_lag:,}",
+        f"{status.pending:,}",
+        f"{status.ready:,}",
+        f"{status.in_flight:,}",
+        f"{status.schedule_rate:,.0f}",
+        f"{status.dispatch_rate:,.0f}",
+        f"{status.deliver_rate:,.0f}",
+        f"{status.settle_rate:,.0f}",
+        f"{status.loop_lag_ms} ms",
+        f"{status.disk_bytes_free / (1 << 30):,.1f} GiB",
+    ]
 
 
 @cluster_app.command()
@@ -122,8 +129,8 @@ def status(
                 for answer in (await look()).values():
                     if isinstance(answer, admin_pb2.NodeStatus):
                         for peer in answer.peers:
-                            if peer.address and answer.node_id != peer.node_id:
-                                client.cluster.add(peer.address)
+                            if peer.client_address:
+                                client.cluster.add(peer.client_address)
 
             await members()
             answers = await look()
@@ -236,7 +243,12 @@ def member_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -
         return
     rows: list[tuple[object, ...]] = [(status.node_id, "master", "", "")]
     rows += [
-        (peer.node_id, "connected" if peer.connected else "away", peer.address, f"{peer.applied_lag:,}")
+        (
+            peer.node_id,
+            "connected" if peer.connected else "away",
+            peer.client_address or peer.address,
+            f"{peer.applied_lag:,}",
+        )
         for peer in status.peers
         if peer.node_id != status.node_id
     ]

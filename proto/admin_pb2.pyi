@@ -248,6 +248,7 @@ class PeerStatus(_message.Message):
     SYNC_AGE_MS_FIELD_NUMBER: _builtins.int
     CLOCK_OFFSET_MS_FIELD_NUMBER: _builtins.int
     CLOCK_ERROR_MS_FIELD_NUMBER: _builtins.int
+    CLIENT_ADDRESS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
     connected: _builtins.bool
@@ -259,6 +260,8 @@ class PeerStatus(_message.Message):
     clock_offset_ms: _builtins.float
     """Offset of its clock against this node's, and the bound of the error."""
     clock_error_ms: _builtins.float
+    client_address: _builtins.str
+    """Where clients reach it; `address` is where its peers do."""
     def __init__(
         self,
         *,
@@ -270,10 +273,11 @@ class PeerStatus(_message.Message):
         sync_age_ms: _builtins.int = ...,
         clock_offset_ms: _builtins.float = ...,
         clock_error_ms: _builtins.float = ...,
+        client_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_lag", b"applied_lag", "clock_error_ms", b"clock_error_ms", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "match_index", b"match_index", "node_id", b"node_id", "sync_age_ms", b"sync_age_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_lag", b"applied_lag", "client_address", b"client_address", "clock_error_ms", b"clock_error_ms", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "match_index", b"match_index", "node_id", b"node_id", "sync_age_ms", b"sync_age_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

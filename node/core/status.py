@@ -152,6 +152,7 @@ def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
         status.peers.add(
             node_id=node_id,
             address=member.peer_address if member else "",
+            client_address=member.client_address if member else "",
             connected=peer.connected,
             match_index=peer.match_index,
             applied_lag=max(0, log.commit_index - core.sync.applied_of(node_id)) if leading else 0,

@@ -1,0 +1,163 @@
+"""The command line against a real node: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tickwheel.node import cli
+from tickwheel.node.local_cluster import LocalCluster
+
+Run = Callable[..., "Result"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One real node."""
+    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"), 1)
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(cluster.start())
+            yield cluster.addresses[0]
+        finally:
+            runner.run(cluster.stop())
+
+
+@pytest.fixture
+def run(address: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command against the node."""
+    monkeypatch.setenv("TICKWHEEL_ADDRESS", address)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def go(*arguments: str) -> Result:
+        capfd.readouterr()
+        code = cli.run(list(arguments))
+        captured = capfd.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return go
+
+
+def test_life_of_a_message(run: Run) -> None:
+    """Scheduled, looked at, moved, cancelled."""
+    made = run("schedule", "life", "hello", "--delay", "1h", "--key", "k", "--tag", "a", "--header", "x=y", "--json")
+    assert made.code == 0
+    name = made.json["id"]
+    seen = run("get", name, "--json").json
+    assert (seen["payload"], seen["key"], seen["tags"], seen["headers"]) == ("hello", "k", ["a"], {"x": "y"})
+    assert [message["id"] for message in run("list", "life", "--json").json] == [name]
+    assert run("count", "life", "--json").json["total"] == 1
+    moved = run("reschedule", name, "--delay", "2h", "--json").json
+    assert moved["outcome"] == "RESCHEDULED"
+    assert moved["due_ms"] > made.json["due_ms"] + 3_000_000
+    assert run("cancel", name, "--json").json == {"id": name, "outcome": "CANCELLED"}
+    assert "CANCELLED" in run("get", name).out
+
+
+def test_schedule_and_consume(run: Run) -> None:
+    """What is due is printed, after its time."""
+    due_ms = run("schedule", "now", "ring", "--delay", "20ms", "--json").json["due_ms"]
+    got = run("consume", "now", "--group", "ears", "-n", "1", "--json")
+    assert got.code == 0
+    assert (got.json["payload"], got.json["attempt"], got.json["due_ms"]) == ("ring", 1, due_ms)
+    assert time.time_ns() // 1_000_000 >= due_ms
+
+
+def test_payload_from_a_file_may_be_binary(run: Run, tmp_path: Path) -> None:
+    """Bytes that are no text come back as hex."""
+    (tmp_path / "payload").write_bytes(b"\xff\x00")
+    name = run("schedule", "binary", "--file", str(tmp_path / "payload"), "--delay", "1h", "--json").json["id"]
+    assert run("get", name, "--json").json["payload_hex"] == "ff00"
+
+
+def test_status_as_table_and_json(run: Run, address: str) -> None:
+    """The master is shown, with its numbers."""
+    table = run("status")
+    assert table.code == 0
+    assert "master" in table.out
+    assert "applied lag" in table.out
+    (node,) = run("status", "--json").json
+    assert (node["address"], node["role"], node["state"]) == (address, "MASTER", "NODE_SERVING")
+
+
+def test_topics_groups_and_settings(run: Run) -> None:
+    """Created, listed, deleted; a setting changes."""
+    assert run("topic", "create", "made").code == 0
+    assert "made" in [topic["name"] for topic in run("topic", "list", "--json").json]
+    assert run("group", "create", "team", "made", "--start-from", "latest").code == 0
+    assert "team" in run("group", "list").out
+    assert run("group", "delete", "team").code == 0
+    assert run("topic", "delete", "made").code == 0
+    assert run("settings", "set", "attempts_max=9", "--json").json["attempts_max"] == 9
+    assert "attempts_max" in run("settings", "get").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["cancel", "0-1-1"], 1, "NOT_FOUND"),
+        (["get", "0-1-1"], 1, ""),
+        (["cancel", "nonsense"], 1, "group-hour-index"),
+        (["topic", "create", ".bad"], 1, "not starting with a dot"),
+        (["schedule", "t", "x"], 2, "exactly one of --delay, --at and --level"),
+        (["schedule", "t", "x", "--delay", "soon"], 2, "such as 250ms"),
+        (["schedule", "t", "x", "--at", "yesterday"], 2, "ISO 8601"),
+        (["schedule", "t", "", "--delay", "1s"], 1, "at least one byte"),
+        (["schedule", "t", "x", "--delay", "36500d"], 1, "ahead of now"),
+        (["settings", "set", "nothing=1"], 2, "NAME is one of"),
+        (["list", "--limit", "0"], 2, ""),
+        (["unheard-of"], 2, ""),
+        (["schedule", "t", "x", "--delay", "1s", "--address", "nowhere"], 1, "host:port"),
+    ],
+)
+def test_refusals_have_their_exit_code_and_no_traceback(run: Run, arguments: list[str], code: int, words: str) -> None:
+    """A sentence, the documented code, never a traceback."""
+    result = run(*arguments)
+    assert result.code == code, result
+    said = " ".join((result.out + result.err).split())
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_backup_and_restore(run: Run, tmp_path: Path) -> None:
+    """A copy is whole, checked byte for byte, and never laid over something."""
+    assert run("schedule", "kept", "x", "--delay", "1h").code == 0
+    done = run("backup", str(tmp_path / "copy"), "--json")
+    assert done.code == 0
+    assert run("restore", str(tmp_path / "copy"), str(tmp_path / "data"), "--json").json["bytes"] == done.json["bytes"]
+    assert run("restore", str(tmp_path / "copy"), str(tmp_path / "data")).code == 1
+    victim = max((path for path in (tmp_path / "copy").rglob("*") if path.name == "manifest"), key=lambda p: p.name)
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(bytes(data))
+    damaged = run("restore", str(tmp_path / "copy"), str(tmp_path / "other"))
+    assert damaged.code == 1
+    assert "damaged" in damaged.err
+    assert not (tmp_path / "other").exists()
+
+
+def test_no_cluster_is_exit_code_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody answers: says whom it asked; as JSON if asked."""
+    result = run("status", "--address", "127.0.0.1:1", "--json")
+    assert result.code == 3
+    assert json.loads(result.err.splitlines()[-1])["reason"] == "NO_MASTER"
