@@ -1,0 +1,220 @@
+"""`tickwheel chaos`: prove the promises, in simulation.
+
+Registered under the entry point group `tickwheel.commands`. A simulation runs in worker processes whose
+hash seed is fixed, because pysyncobj walks sets; with one job that process is this one, started anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tickwheel.chaos.sim.faults import DEFAULT_KINDS, KINDS, Tally
+from tickwheel.chaos.sim.run import shrink, simulate
+from tickwheel.chaos.sim.setup import Level, RunResult, SimulationConfig
+from tickwheel.chaos.sim.world import SECOND
+
+app = typer.Typer(help="Faults against the promises: simulated, seeded, replayable.", no_args_is_help=True)
+
+FAILURES_SHOWN_MAX = 10
+HASH_SEED = "0"
+
+
+@app.callback()
+def _group() -> None:
+    """Faults against the promises: simulated, seeded, replayable."""
+
+
+def _parse_faults(text: str) -> tuple[str, ...]:
+    if text == "default":
+        return DEFAULT_KINDS
+    if text == "all":
+        return tuple(KINDS)
+    if text in ("", "none"):
+        return ()
+    names = tuple(name.strip() for name in text.split(","))
+    unknown = [name for name in names if name not in KINDS]
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}: known are {', '.join(KINDS)}, and default, all, none")
+    return names
+
+
+def replay_command(seed: int, config: SimulationConfig) -> str:
+    """The command that runs exactly this again."""
+    faults = "default" if config.faults == DEFAULT_KINDS else ",".join(config.faults) or "none"
+    parts = ["tickwheel chaos sim --seeds 1", f"--from {seed}", f"--level {config.level.value}"]
+    parts += [f"--nodes {config.nodes}", f"--seconds {config.seconds}", f"--faults {faults}"]
+    if config.only is not None:
+        parts.append("--only " + (",".join(map(str, config.only)) or "none"))
+    return " ".join([*parts, "--trace"])
+
+
+def _fix_hash_seed() -> None:
+    """Start this very command again with a fixed hash seed, unless it has one."""
+    if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
+        os.environ["PYTHONHASHSEED"] = HASH_SEED
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+class _Summary:
+    """Results of many seeds, folded together."""
+
+    def __init__(self) -> None:
+        self.seeds = 0
+        self.simulated_s = 0.0
+        self.cpu_s = 0.0
+        self.tallies: dict[str, Tally] = {}
+        self.facts: dict[str, float] = {}
+        self.failed: list[RunResult] = []
+
+    def add(self, result: RunResult) -> None:
+        self.seeds += 1
+        self.simulated_s += result.simulated_ns / SECOND
+        self.cpu_s += result.wall_s
+        for kind, tally in result.tallies.items():
+            self.tallies.setdefault(kind, Tally()).add(tally)
+        for name, value in {**result.counts, **result.facts}.items():
+            self.facts[name] = self.facts.get(name, 0) + value
+        if result.failed:
+            self.failed.append(result)
+
+    def without_effect(self) -> list[str]:
+        return sorted(kind for kind, tally in self.tallies.items() if tally.injected and not tally.effective)
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "seeds": self.seeds,
+            "simulated_s": round(self.simulated_s, 3),
+            "cpu_s": round(self.cpu_s, 3),
+            "faults": {
+                kind: {"injected": t.injected, "effective": t.effective, "evidence": t.evidence, "unit": t.unit}
+                for kind, t in sorted(self.tallies.items())
+            },
+            "without_effect": self.without_effect(),
+            "facts": {name: round(value, 3) for name, value in sorted(self.facts.items())},
+            "failed": [{"seed": r.seed, "promise": r.promise, "what": r.broken} for r in self.failed],
+        }
+
+
+def _fault_table(tallies: dict[str, Tally]) -> Table:
+    table = Table(title="Faults", title_justify="left")
+    table.add_column("fault")
+    table.add_column("injected", justify="right")
+    table.add_column("with effect", justify="right")
+    table.add_column("evidence", justify="right")
+    table.add_column("counted")
+    for kind in KINDS:
+        tally = tallies.get(kind)
+        if tally is not None:
+            style = "" if tally.effective else "bold red"
+            cells = [kind, f"{tally.injected:,}", f"{tally.effective:,}", f"{tally.evidence:,}", tally.unit]
+            table.add_row(*cells, style=style)
+    return table
+
+
+@app.command()
+def sim(
+    seeds: Annotated[int, typer.Option(help="How many seeds to run.", min=1)] = 100,
+    first: Annotated[int, typer.Option("--from", help="The first seed.", min=0)] = 0,
+    faults: Annotated[str, typer.Option(help="Kinds, by commas; or default, all, none.")] = "default",
+    level: Annotated[Level, typer.Option(help="The whole node, or its replicated log alone.")] = Level.NODE,
+    nodes: Annotated[int, typer.Option(help="Nodes of the cluster.", min=1, max=7)] = 3,
+    seconds: Annotated[int, typer.Option(help="Simulated seconds with load and faults.", min=1)] = 20,
+    only: Annotated[str, typer.Option(help="Inject only the planned faults with these numbers.")] = "",
+    jobs: Annotated[int, typer.Option(help="Processes; 0: one for each CPU.", min=0)] = 1,
+    trace: Annotated[bool, typer.Option("--trace", help="Tell the story of each run.")] = False,
+    do_shrink: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Leave faults out while it fails.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Run seeds; exit code 1 if a promise was broken."""
+    kinds = _parse_faults(faults)
+    chosen = None if not only else () if only == "none" else tuple(int(number) for number in only.split(","))
+    config = SimulationConfig(level=level, nodes=nodes, seconds=seconds, faults=kinds, only=chosen)
+    _fix_hash_seed()
+    console = Console(stderr=as_json)
+    summary = _Summary()
+    if trace:
+        for seed in range(first, first + seeds):
+            summary.add(simulate(seed, config, lambda at, who, what: print(f"{at / SECOND:12.6f}  {who:<6} {what}")))
+    else:
+        _run_many(range(first, first + seeds), config, jobs, summary, console)
+    if as_json:
+        print(json.dumps(summary.as_json(), indent=2))
+    else:
+        _report(summary, console)
+    for result in summary.failed[:FAILURES_SHOWN_MAX]:
+        _report_failure(result, config, do_shrink and chosen is None and not trace, console)
+    raise typer.Exit(1 if summary.failed else 0)
+
+
+def _run_many(seeds: range, config: SimulationConfig, jobs: int, summary: _Summary, console: Console) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("seeds", total=len(seeds))
+
+        def took(result: RunResult) -> None:
+            summary.add(result)
+            rate = summary.seeds / max(progress.tasks[0].elapsed or 0.0, 1e-3)
+            failed = f", [red]{len(summary.failed)} failed[/red]" if summary.failed else ""
+            progress.update(task, advance=1, description=f"{rate:.1f} seeds/s{failed}")
+
+        workers = jobs or os.cpu_count() or 1
+        if workers == 1:
+            for seed in seeds:
+                took(simulate(seed, config))
+            return
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            remaining = iter(seeds)
+            running: set[Future[RunResult]] = set()
+            while True:
+                while len(running) < 2 * workers and (seed := next(remaining, None)) is not None:
+                    running.add(pool.submit(simulate, seed, config))
+                if not running:
+                    return
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    took(future.result())
+
+
+def _report(summary: _Summary, console: Console) -> None:
+    if summary.tallies:
+        console.print(_fault_table(summary.tallies))
+    for kind in summary.without_effect():
+        console.print(f"[bold red]{kind} was injected and never had an effect[/bold red]")
+    console.print(
+        f"{summary.seeds:,} seeds, {summary.simulated_s:,.0f} simulated s in {summary.cpu_s:,.1f} CPU s "
+        f"({summary.simulated_s / max(summary.cpu_s, 1e-9):,.0f} times real time)"
+    )
+    facts = ", ".join(f"{name} {value:,.0f}" for name, value in sorted(summary.facts.items()))
+    console.print(facts, style="dim", highlight=False)
+    verdict = f"[bold red]{len(summary.failed)} seeds broke a promise[/bold red]" if summary.failed else "[green]clean"
+    console.print(verdict)
+
+
+def _report_failure(result: RunResult, config: SimulationConfig, do_shrink: bool, console: Console) -> None:
+    console.print(f"\n[bold red]seed {result.seed}[/bold red] {result.broken}", highlight=False)
+    if result.where:
+        console.print(result.where, style="dim", highlight=False, markup=False)
+    if do_shrink and result.planned:
+        with console.status("shrinking") as status:
+            config, result = shrink(
+                result, config, lambda runs, left: status.update(f"shrinking: {runs} runs, {left} faults left")
+            )
+        kept = [fault for fault in result.planned if fault.number in (config.only or ())]
+        for fault in kept:
+            console.print(
+                f"  needs #{fault.number} {fault.kind} of {fault.target} at {fault.at_ns / SECOND:.3f} s "
+                f"for {fault.length_ns / SECOND:.3f} s",
+                highlight=False,
+            )
+    console.print("  replay: " + replay_command(result.seed, replace(config)), highlight=False, soft_wrap=True)
