@@ -11,8 +11,8 @@ unavailable; 4 the outcome is unknown; 5 not permitted; 130 interrupted.
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
-from typing import Any
+from importlib.metadata import entry_points, version
+from typing import Annotated, Any
 
 import typer
 
@@ -39,6 +39,21 @@ app = typer.Typer(
 )
 for part in (messages_app, local_app, cluster_app, node_app):
     app.add_typer(part)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(version("tickwheel"))
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A scheduler for delayed messages that survives its master."""
 
 
 def _mount_others() -> None:

@@ -193,7 +193,8 @@ class Demo:
 
     def _view(self, start_ms: int) -> Group:
         tally = self.tally
-        bar = ProgressBar(total=max(1, len(self._flights)), completed=len(tally.lateness_ms), width=60)
+        bar = Table.grid()  # a bar alone ends without a new line
+        bar.add_row(ProgressBar(total=max(1, len(self._flights)), completed=len(tally.lateness_ms), width=60))
         nodes = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         for node_id, status in sorted(self._statuses.items()):
             if isinstance(status, Fault):

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,14 @@ def run(address: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         return Result(code, captured.out, captured.err)
 
     return go
+
+
+def test_version_and_help(run: Run) -> None:
+    """The version that is installed; help names every command."""
+    assert run("--version").out.strip() == version("tickwheel")
+    said = run("--help").out
+    for name in ("up", "demo", "node", "schedule", "consume", "status", "transfer", "member", "backup", "certs"):
+        assert name in said
 
 
 def test_life_of_a_message(run: Run) -> None:
