@@ -45,6 +45,7 @@ def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecor
     found = segment_sequences(disk.list(directory))
     void, found = _split_at_reset(disk, directory, found)
     segments: list[Segment] = []
+    synced_position = 0
     data = b""
     unusable: list[int] = []
     for place, sequence in enumerate(found):
@@ -61,12 +62,14 @@ def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecor
         on_segment(header, path)
         data = next_data
         end = SEGMENT_HEADER_BYTES
+        synced_position = max(synced_position, header.synced_position)
         for offset, record, command in scan(data, sequence):
             on_record(header, path, offset, record, command)
+            synced_position = max(synced_position, record.synced_position)
             end = offset + RECORD_HEADER_BYTES + record.length
         segments.append(Segment(header, disk.open(path), end))
     _judge_end(disk, directory, segments, data, unusable)
-    _repair(disk, directory, segments, void, unusable)
+    _repair(disk, directory, segments, void, unusable, synced_position)
     return segments
 
 
@@ -103,9 +106,18 @@ def _judge_end(disk: Disk, directory: str, segments: Sequence[Segment], data: by
 
 
 def _repair(
-    disk: Disk, directory: str, segments: Sequence[Segment], void: Sequence[int], unusable: Sequence[int]
+    disk: Disk,
+    directory: str,
+    segments: Sequence[Segment],
+    void: Sequence[int],
+    unusable: Sequence[int],
+    synced_position: int,
 ) -> None:
-    """Cut the end, remove what does not count, and bring all the rest to stable storage."""
+    """Cut the end, remove what does not count, and bring all the rest to stable storage.
+
+    What nobody has said was synced is written again first: after a failed fdatasync the kernel may hold
+    such pages as clean though they never reached the disk, and no later fdatasync would write them.
+    """
     # The last one first: what a crash leaves of this is again a journal with a torn end.
     for sequence in reversed(unusable):
         disk.remove(segment_path(directory, sequence))
@@ -113,6 +125,10 @@ def _repair(
         disk.remove(segment_path(directory, sequence))
     if segments:
         segments[-1].file.truncate(segments[-1].end)
+    for segment in segments:
+        if segment.end_position > synced_position:
+            start = max(0, synced_position - segment.header.start_position)
+            segment.file.write_at(start, segment.file.read_at(start, segment.end - start))
     for segment in segments:
         segment.file.sync()
     disk.sync_dir(directory)

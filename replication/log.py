@@ -87,6 +87,8 @@ class LogStatus:
     peers: Mapping[str, PeerProgress] = field(default_factory=dict)
     halted: str = ""
     """Why this node takes no part (disk full); empty while it does."""
+    caught_up: bool = True
+    """Since its start this node has applied everything that was committed when it first heard of a master."""
 
 
 class LogListener(Protocol):

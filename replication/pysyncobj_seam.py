@@ -356,9 +356,7 @@ class Engine(SyncObj):  # type: ignore[misc]
             self._send_rows(peer, following[peer], [])
 
     def _has_room(self, flight: _Flight) -> bool:
-        return (
-            flight.bytes < self._config.window_bytes_max and len(flight.messages) < self._config.window_messages_max
-        )
+        return flight.bytes < self._config.window_bytes_max and len(flight.messages) < self._config.window_messages_max
 
     def _send_rows(self, peer: Node, first: int, rows: list[tuple[bytes, int, int]]) -> bool:
         message = {

@@ -140,6 +140,10 @@ class RaftLog:
         self._running = False
         self._dead = False
         self._told: tuple[int, int, str | None] = (-1, -1, None)
+        self._caught_up = False
+        self._first_commit: tuple[int, int] = (-1, 0)
+        """(term, commit index) when this node first heard of the master of that term."""
+        self._applied_term = applied[1]
 
     # -- life
 
@@ -395,6 +399,9 @@ class RaftLog:
 
     def applied(self, index: int, term: int, value: object) -> None:
         """See EngineHost."""
+        self._applied_term = term
+        if not self._caught_up:
+            self._check_caught_up(index)
         proposal = self._proposals.pop(index, None)
         if proposal is None:
             return
@@ -403,6 +410,14 @@ class RaftLog:
             proposal.done(ProposalResult(Verdict.COMMITTED, index, value))
         else:
             proposal.done(ProposalResult(Verdict.UNKNOWN))
+
+    def _check_caught_up(self, applied_index: int) -> None:
+        """Whatever this node had applied before it stopped was committed, so a master's commit index covers it,
+        once an entry of that master's own term is committed too."""
+        term, commit_index = self._first_commit
+        leads = self._engine.state == LEADER
+        heard = term == self._engine.term and applied_index >= commit_index
+        self._caught_up = self._applied_term == self._engine.term and (leads or heard)
 
     def became_leader(self) -> None:
         """See EngineHost."""
@@ -509,6 +524,11 @@ class RaftLog:
             raise ImpossibleMessageError(f"{peer_id} leads term {frame.term}, and so do we")
         self._leader_heard_ns = self._clock.monotonic_ns()
         self._asked = None
+        if not self._caught_up:
+            if self._first_commit[0] != frame.term:
+                self._first_commit = (frame.term, append.commit_index)
+            if engine.term == frame.term:
+                self._check_caught_up(engine.applied_index)
         judgement = judge(frame.term, append, self._journal, engine.commit_index, self._guards)
         if self._held is not None and (self._held.term != frame.term or self._held.leader_id != peer_id):
             self._held = None
@@ -519,8 +539,8 @@ class RaftLog:
             if judgement.next_index:
                 self._answer(peer_id, judgement.next_index, judgement.success, judgement.reset)
             elif not append.HasField("previous_index"):
-                result = AppendResult(next_index=self._journal.last_index + 1, echo_sent_ns=append.sent_ns)
-                self._send(peer_id, PeerFrame(append_result=result), connection_id=frame.connection_id)
+                # The master has no entry for us to follow on: it learns where we stand, perhaps with a checkpoint.
+                self._answer(peer_id, engine.commit_index + 1, success=False, reset=True)
         finally:
             self._answering = None
         self._start_sync()
@@ -805,4 +825,5 @@ class RaftLog:
             lease_held=self.lease_held(),
             peers=peers,
             halted=self._halted,
+            caught_up=self._caught_up,
         )

@@ -69,8 +69,8 @@ class Channel:
     """Nothing leaves before: a new master's clock may be behind the cursor."""
     _staged: deque[Staged] = field(default_factory=deque)
     _urgent: deque[Staged] = field(default_factory=deque)
-    _claimed_again: set[int] = field(default_factory=set)
-    """Returned positions that are staged or out again."""
+    _claimed_again: dict[int, int] = field(default_factory=dict)
+    """Returned positions that are staged or out again, and with which attempt."""
     _held: set[int] = field(default_factory=set)
     _fetching: int = 0
     _staged_count: int = 0
@@ -117,12 +117,18 @@ class Channel:
         if not self.subscription.returned_count:
             return 0
         positions, ids, attempts = self.subscription.returned(limit + len(self._claimed_again) + len(self._held))
+        claimed, held = self._claimed_again, self._held
         keep = np.fromiter(
-            (p not in self._claimed_again and p not in self._held for p in positions.tolist()), bool, len(positions)
+            (
+                claimed.get(position, 0) < attempt and position not in held
+                for position, attempt in zip(positions.tolist(), attempts.tolist(), strict=True)
+            ),
+            bool,
+            len(positions),
         )
         positions, ids, attempts = positions[keep][:limit], ids[keep][:limit], attempts[keep][:limit]
         if len(positions):
-            self._claimed_again.update(positions.tolist())
+            self._claimed_again.update(zip(positions.tolist(), attempts.tolist(), strict=True))
             self._start(self._urgent, positions, ids, attempts)
         return len(positions)
 
@@ -141,9 +147,11 @@ class Channel:
 
         self.fetch(staged, fetched)
 
-    def forget_claims(self, positions: Positions) -> None:
-        """A lease on these is over or they were nacked: when they return they may be claimed again."""
-        self._claimed_again.difference_update(positions.tolist())
+    def forget_settled(self) -> None:
+        """Claims and holds below the floor are settled."""
+        floor = self.subscription.floor
+        self._claimed_again = {p: attempt for p, attempt in self._claimed_again.items() if p >= floor}
+        self._held = {p for p in self._held if p >= floor}
 
     def earliest_ms(self) -> int | None:
         """When the first staged message may leave; None if nothing that was read waits."""

@@ -127,6 +127,7 @@ class NodeCore:
         self._next_upkeep_ms = 0
         self._stopped = False
         self.recover_to = 0
+        self._recovered = False
         self.handing_over = False
         self.leader_changes = 0
 
@@ -136,7 +137,7 @@ class NodeCore:
         """Replay the journal and take part."""
         if self._restored.members:
             self.log.set_members(self._restored.members)
-        self.recover_to = self.log.status().commit_index
+        self.recover_to = self.log.status().last_index
         self.log.start()
 
     def stop(self) -> None:
@@ -149,8 +150,10 @@ class NodeCore:
 
     @property
     def recovering(self) -> bool:
-        """Not yet replayed to where this node was when it stopped."""
-        return self.applied_index < self.recover_to
+        """Perhaps not yet replayed to where this node was when it stopped."""
+        if not self._recovered:
+            self._recovered = self.log.status().caught_up
+        return not self._recovered
 
     @property
     def leading(self) -> bool:

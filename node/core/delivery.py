@@ -327,9 +327,18 @@ class Delivery:
 
     def _send(self, channel: Channel, session: Session, staged: Staged, first: int, last: int, now_ms: int) -> None:
         assert staged.records is not None and staged.units is not None
-        part = slice(first, last)
-        positions, attempts = staged.positions[part], staged.attempts[part]
-        count = last - first
+        places: slice | NDArray[np.int64] = slice(first, last)
+        records = staged.records[first:last]
+        valid = channel.subscription.attempts_of(staged.positions[places]) == staged.attempts[places]
+        if not valid.all():
+            # Settled or returned since it was claimed: another delivery of it counts.
+            places = np.flatnonzero(valid) + first
+            if not len(places):
+                return
+            records = [staged.records[place] for place in places.tolist()]
+        positions, attempts = staged.positions[places], staged.attempts[places]
+        units, due_ms = staged.units[places], staged.due_ms[places]
+        count = len(positions)
         session.credits -= count
         session.delivered += count
         until_ms = now_ms + session.lease_ms
@@ -340,19 +349,19 @@ class Delivery:
             topic=channel.topic,
             group=channel.group,
             term=self.term,
-            ids=staged.ids[part].tobytes(),
+            ids=staged.ids[places].tobytes(),
             attempts=attempts.astype("<u4").tobytes(),
             positions=positions.tobytes(),
-            due_ms=staged.due_ms[part].tobytes(),
-            meta_sizes=staged.units["meta_size"][part].astype("<u4").tobytes(),
-            sizes=staged.units["size"][part].tobytes(),
-            records=b"".join(staged.records[first:last]),
+            due_ms=due_ms.tobytes(),
+            meta_sizes=units["meta_size"].astype("<u4").tobytes(),
+            sizes=units["size"].tobytes(),
+            records=b"".join(records),
             lease_until_ms=until_ms,
         )
         counters = self.counters
         counters.delivered += count
         counters.redelivered += int((attempts > 1).sum())
-        late_ms = now_ms - staged.due_ms[part]
+        late_ms = now_ms - due_ms
         counters.late_counts += np.bincount(np.searchsorted(_LATE_BOUNDS, late_ms), minlength=len(LATE_BOUNDS_MS) + 1)
         counters.late_sum_ms += int(late_ms.sum())
         session.deliver(batch)
@@ -438,24 +447,19 @@ class Delivery:
 
     def _came_back(self, key: ChannelKey, columns: SettleColumns) -> None:
         channel = self._channels.get(key)
-        if channel is not None and columns.positions:
-            positions = np.frombuffer(columns.positions, "<u8")
-            channel.forget_claims(positions)
-            channel.release_hold(positions)
-        elif channel is not None:
-            channel.forget_claims(np.array(sorted(channel.subscription.returned_positions()), np.uint64))
+        if channel is not None:
+            given = np.frombuffer(columns.positions, "<u8") if columns.positions else None
+            positions, known = channel.subscription.locate(np.frombuffer(columns.ids, "<u8"), given)
+            channel.release_hold(positions[known])
         self._dirty.add(key[0])
 
     def _return(self, lease: Lease, now_ms: int) -> None:
         """A lease is over: what is not settled goes back to the front of the ready queue."""
         subscription = self._state.subscription(*lease.channel)
-        channel = self._channels.get(lease.channel)
         if subscription is None or not len(lease.positions):
             return
         is_open = ~subscription.is_settled(lease.positions)
         is_open &= subscription.attempts_of(lease.positions) == lease.attempts
-        if channel is not None and lease.session_id == 0:
-            channel.release_hold(lease.positions)
         positions, attempts = lease.positions[is_open], lease.attempts[is_open]
         if not len(positions):
             return
@@ -532,6 +536,8 @@ class Delivery:
         """Every second or so: let go of leases that are settled."""
         floors = self._floors()
         self._leases.forget_settled(floors)
+        for channel in self._channels.values():
+            channel.forget_settled()
         self.heard.prune(now_ms, floors)
 
     def lease_feed_for(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:

@@ -150,7 +150,8 @@ class Publisher:
     def _due(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
         """Absolute due times; None if the request was refused because one is too far ahead."""
         batch = request.batch
-        due = resolve_when(batch.when, batch.kinds, now_ms, self._state.delay_levels_ms)
+        # Relative times count from the next full millisecond, so that none is short by a fraction of one.
+        due = resolve_when(batch.when, batch.kinds, now_ms + 1, self._state.delay_levels_ms)
         limit_ms = self._state.settings.delay_ms_max
         latest = int(due.max())
         if latest > now_ms + limit_ms:

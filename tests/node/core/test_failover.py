@@ -17,7 +17,7 @@ def load(world: World, client: Client, seconds: float, delays: tuple[int, int] =
         world.run(20)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_killed_master_loses_nothing(seed: int) -> None:
     """P1, P3, P4, P8: the master dies with its unsynced data under load; all is delivered, in time, by the next."""
     world = World(seed)
