@@ -177,8 +177,8 @@ def _run_many(seeds: range, config: SimulationConfig, jobs: int, summary: _Summa
             remaining = iter(seeds)
             running: set[Future[RunResult]] = set()
             while True:
-                while len(running) < 2 * workers and (seed := next(remaining, None)) is not None:
-                    running.add(pool.submit(simulate, seed, config))
+                while len(running) < 2 * workers and (following := next(remaining, None)) is not None:
+                    running.add(pool.submit(simulate, following, config))
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)

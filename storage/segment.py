@@ -171,7 +171,7 @@ class Segment:
             crcs.extend(
                 google_crc32c.value(piece[at : at + LOG_BLOCK_BYTES]) for at in range(0, len(piece), LOG_BLOCK_BYTES)
             )
-        index.append(memoryview(rows.reshape(-1)))
+        index.append(rows.reshape(-1).data)
         count = len(rows)
         crcs_array = np.array(crcs, dtype="<u4")
         body = ticks.astype("<u4").tobytes() + counts.astype("<u4").tobytes() + crcs_array.tobytes()

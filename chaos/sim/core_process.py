@@ -119,7 +119,7 @@ class CoreProcess:
         status = log.status()
         self._watcher.role(status.role.value, status.term)
         self._watcher.lease(status.term, log.lease_until_ns() if status.lease_held else 0)
-        cursor, recovering = tuple(core.wheel.cursor), core.recovering
+        cursor, recovering = (core.wheel.cursor.due_ms, core.wheel.cursor.index), core.recovering
         if cursor != self._cursor or recovering != self._recovering:
             self._cursor, self._recovering = cursor, recovering
             machine.history.add(

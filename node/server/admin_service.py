@@ -12,10 +12,10 @@ from typing import Any
 import google_crc32c
 import grpc
 
+from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.server.access import Permission
 from tickwheel.node.server.calls import Calls
-from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.server.errors import abort
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2

@@ -31,7 +31,7 @@ class Settings:
     attempts_max: int = 16
     """Deliveries of a message before it is a dead letter; a unit keeps the count in one byte."""
 
-    delay_ms_max: int = 3_650 * DAY_MS
+    delay_ms_max: int = 1_100 * DAY_MS
     """Ten years: any hour may have a segment, so far ones cost nothing."""
 
     payload_bytes_max: int = 4 << 20

@@ -59,7 +59,7 @@ async def test_the_dialled_peer_must_have_its_members_name(directory: Path, dial
     options = dialler_tls.peer_channel_options(dialled_as)
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", channel_credentials, options=options) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/no/method")(b"", timeout=10)
+            await channel.unary_unary("/no/method", None, None)(b"", timeout=10)
     expected = grpc.StatusCode.UNIMPLEMENTED if works else grpc.StatusCode.UNAVAILABLE
     assert caught.value.code() is expected
     await server.stop(None)
