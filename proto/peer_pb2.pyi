@@ -122,12 +122,17 @@ Global___PeerFrame: _TypeAlias = PeerFrame  # noqa: Y015
 class Hello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    PEER_ADDRESS_FIELD_NUMBER: _builtins.int
+    peer_address: _builtins.str
+    """host:port under which the sender is reached: a newcomer, who does not know the members yet, answers there."""
     def __init__(
         self,
+        *,
+        peer_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer_address", b"peer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -85,6 +85,7 @@ class GrpcNetwork:
         node_id: str,
         cluster_id: str,
         disk_uuid: str,
+        peer_address: str,
         *,
         credentials: grpc.ChannelCredentials | None,
         channel_options: Callable[[str], Sequence[tuple[str, Any]]],
@@ -94,6 +95,7 @@ class GrpcNetwork:
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._disk_uuid = disk_uuid
+        self._peer_address = peer_address
         self._credentials = credentials
         self._channel_options = channel_options
         self._warn = warn
@@ -150,8 +152,13 @@ class GrpcNetwork:
             receiver_id=peer_id,
             format_version=FORMAT_VERSION,
             disk_uuid=self._disk_uuid,
-            hello=Hello(),
+            hello=Hello(peer_address=self._peer_address),
         )
+
+    def learn(self, peer_id: str, address: str) -> None:
+        """A member called this node, which knows no members yet: dial it back."""
+        if peer_id not in self._links and address:
+            self.set_peers({**{known: link.address for known, link in self._links.items()}, peer_id: address})
 
     def _channel(self, peer_id: str, address: str) -> grpc.aio.Channel:
         options = [*CHANNEL_OPTIONS, *self._channel_options(peer_id)]
@@ -260,15 +267,18 @@ class PeerService(PeerServicer):
         *,
         disk: Disk,
         refusal: Callable[[str, str, Context], str],
+        greeted: Callable[[str, str], None],
         checkpoint: Callable[[], Awaitable[Sequence[CopiedFile] | str]],
         copied: Callable[[], None],
     ) -> None:
-        """`network_of`: (node id, cluster id). `refusal(sender_id, disk_uuid, context)`: why a peer may not speak."""
+        """`network_of`: (node id, cluster id). `refusal(sender_id, disk_uuid, context)`: why a peer may not speak.
+        `greeted(peer_id, address)`: a peer that may speak has called."""
         self._node_id, self._cluster_id = network_of
         self._inbox = inbox
         self._wake = wake
         self._disk = disk
         self._refusal = refusal
+        self._greeted = greeted
         self._checkpoint = checkpoint
         self._copied = copied
         self._calls: set[Context] = set()
@@ -296,6 +306,7 @@ class PeerService(PeerServicer):
             yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, refused=Refused(reason=reason))
             return
         peer_id = hello.sender_id
+        self._greeted(peer_id, hello.hello.peer_address)
         yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, hello=Hello())
         async for frame in request_iterator:
             self._inbox.receive(peer_id, frame)

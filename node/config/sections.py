@@ -132,9 +132,9 @@ class DeliverySection:
 
     order: str = fields.choice(
         "commit-first",
-        ("commit-first", "push-first"),
-        "`commit-first`: a dispatch is committed before its messages are delivered. `push-first`: deliver at once, "
-        "commit up to 50 ms behind; a failover may then repeat that much.",
+        ("commit-first",),
+        "`commit-first`: a dispatch is committed before its messages are delivered. (`push-first`, delivering before "
+        "the commit, is not built yet and therefore refused.)",
     )
     push_behind_ms: int = fields.core_number(
         "push_behind_ms", 1, 49, "push-first: how long the commit may stay behind what was delivered."

@@ -123,6 +123,10 @@ class CoreConfig:
                 self.lease_ms >= 2 * self.sync_period_ms,
                 f"lease_ms: {self.lease_ms}: at least twice sync_period_ms ({self.sync_period_ms})",
             ),
+            (
+                self.delivery_order is DeliveryOrder.COMMIT_FIRST,
+                "delivery_order: push-first: not built in this version; use commit-first",
+            ),
             (self.push_behind_ms < 50, f"push_behind_ms: {self.push_behind_ms}: below 50"),
             (
                 self.lease_min_ms <= self.lease_default_ms <= self.lease_max_ms,

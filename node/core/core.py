@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
-from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.consumers import ConsumerDesk
 from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
@@ -350,11 +350,6 @@ class NodeCore:
                 done(Failure(common_pb2.WRONG_STATE, problem, {"retry_after_ms": "1000"}))
 
         self.log.transfer(target_id, transferred)
-
-    @property
-    def push_first(self) -> bool:
-        """Whether deliveries go out before their dispatch is committed."""
-        return self.config.delivery_order is DeliveryOrder.PUSH_FIRST
 
     @property
     def phase(self) -> Phase:

@@ -116,6 +116,7 @@ class NodeProcess:
             config.node.id,
             config.cluster.id,
             identity.disk_uuid,
+            config.peer_address,
             credentials=tls.peer_channel_credentials(),
             channel_options=tls.peer_channel_options,
             warn=lambda peer, text: log.warning("peer cannot be reached", peer=peer, reason=text),
@@ -144,7 +145,7 @@ class NodeProcess:
         admin = AdminService(calls, config.limits.status_streams_max, disk, reads)
         health = HealthReporter()
         clients = self._client_server(tls, scheduler, consumer, admin, health)
-        peers = self._peer_server(tls, host, disk, driver.wake)
+        peers = self._peer_server(tls, host, network, disk, driver.wake)
         metrics = MetricsServer(
             registry_of(lambda: self._metrics(host, driver, scheduler, consumer, {"read": reads, "sync": syncs}))
         )
@@ -243,8 +244,14 @@ class NodeProcess:
         self._bind(server, "client_bind", self._config.listen.client_bind, tls.client_server_credentials())
         return server
 
-    def _peer_server(self, tls: NodeTls, host: NodeHost, disk: LocalDisk, wake: Callable[[], None]) -> grpc.aio.Server:
+    def _peer_server(
+        self, tls: NodeTls, host: NodeHost, network: GrpcNetwork, disk: LocalDisk, wake: Callable[[], None]
+    ) -> grpc.aio.Server:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *CHANNEL_OPTIONS[:2]])
+
+        def greeted(peer_id: str, address: str) -> None:
+            if not host.core.log.members():
+                network.learn(peer_id, address)
 
         def refusal(sender_id: str, disk_uuid: str, context: grpc.aio.ServicerContext[Any, Any]) -> str:
             if tls.peer is not None and not is_member_certificate(context.auth_context(), sender_id):
@@ -264,6 +271,7 @@ class NodeProcess:
             wake,
             disk=disk,
             refusal=refusal,
+            greeted=greeted,
             checkpoint=checkpoint,
             copied=lambda: host.core.checkpointer.copied(),
         )
