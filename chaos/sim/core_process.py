@@ -18,6 +18,7 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.guards import Guards
+from tickwheel.replication.log import LogStatus
 
 DIGEST_EVERY = 200
 """Entries between two digests of the state."""
@@ -29,11 +30,13 @@ class _ObservedHost(NodeHost):
     """Writes down digests at fixed indexes, so that nodes can be compared, and the syncs that were heard."""
 
     machine: Machine
+    watcher: Watcher
 
     def _build(self) -> NodeCore:
         core = super()._build()
         machine = self.machine
-        apply, sync_in = core.apply, core.sync_in
+        apply, sync_in, role_changed = core.apply, core.sync_in, core.role_changed
+        watcher = self.watcher
 
         def observed_apply(index: int, term: int, command: bytes) -> object:
             result = apply(index, term, command)
@@ -45,6 +48,11 @@ class _ObservedHost(NodeHost):
             note_sync(machine, peer_id, frame)
             return sync_in(peer_id, frame)
 
+        def observed_role_changed(status: LogStatus) -> None:
+            watcher.role(status.role.value, status.term)
+            role_changed(status)
+
+        core.role_changed = observed_role_changed  # type: ignore[method-assign]
         core.apply = observed_apply  # type: ignore[method-assign]
         core.sync_in = observed_sync_in  # type: ignore[method-assign]
         return core
@@ -81,6 +89,7 @@ class CoreProcess:
             pass
 
         Host.machine = machine
+        Host.watcher = self._watcher
         self.host = Host(
             config,
             raft_config(config),
@@ -96,6 +105,8 @@ class CoreProcess:
     # -- Process
 
     def start(self) -> None:
+        status = self.host.core.log.status()
+        self._watcher.role(status.role.value, status.term)
         self.host.start()
 
     def tick(self) -> int:
@@ -115,21 +126,25 @@ class CoreProcess:
 
     def observe(self) -> None:
         core, machine = self.host.core, self.machine
-        log = core.log
-        status = log.status()
-        self._watcher.role(status.role.value, status.term)
-        self._watcher.lease(status.term, log.lease_until_ns() if status.lease_held else 0)
+        until_ns = core.log.lease_until_ns()
+        self._watcher.lease(core.term, until_ns if until_ns > machine.clock.monotonic_ns() else 0)
         cursor, recovering = (core.wheel.cursor.due_ms, core.wheel.cursor.index), core.recovering
         if cursor != self._cursor or recovering != self._recovering:
             self._cursor, self._recovering = cursor, recovering
             machine.history.add(
-                CursorSeen(machine.world.now_ns, machine.name, machine.boot, status.term, *cursor, recovering)
+                CursorSeen(machine.world.now_ns, machine.name, machine.boot, core.term, *cursor, recovering)
             )
         heard = core.sync.heard
         synced = (heard.term, heard.tick, heard.local_index)
         if not core.leading and heard.at_ns and synced != self._synced:
             self._synced = synced
             machine.history.add(SyncedSeen(machine.world.now_ns, machine.name, machine.boot, *synced))
+
+    def note_lease(self) -> None:
+        """Before something is handed out: the lease may have come back in this very turn."""
+        log = self.host.core.log
+        status = log.status()
+        self._watcher.lease(status.term, log.lease_until_ns() if status.lease_held else 0)
 
     @property
     def position(self) -> int:

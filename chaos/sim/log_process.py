@@ -37,6 +37,11 @@ class Watcher:
         self._standing = ("", -1)
         self._lease = (-1, -1)
 
+    @property
+    def term(self) -> int:
+        """As last told."""
+        return self._standing[1]
+
     def role(self, role: str, term: int) -> None:
         if (role, term) != self._standing:
             self._standing = (role, term)
@@ -87,6 +92,7 @@ class LogProcess:
     # -- Process
 
     def start(self) -> None:
+        self.role_changed(self.log.status())
         self.log.start()
 
     def tick(self) -> int:
@@ -108,9 +114,9 @@ class LogProcess:
         self.log.stop()
 
     def observe(self) -> None:
-        status = self.log.status()
-        self._watcher.role(status.role.value, status.term)
-        self._watcher.lease(status.term, self.log.lease_until_ns() if self.log.lease_held() else 0)
+        until_ns = self.log.lease_until_ns()
+        held = until_ns > self.machine.clock.monotonic_ns()
+        self._watcher.lease(self._watcher.term, until_ns if held else 0)
 
     @property
     def position(self) -> tuple[int, int]:

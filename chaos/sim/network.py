@@ -1,6 +1,6 @@
 """The network between simulated machines: one connection for each direction of each pair.
 
-A connection is first in, first out. A frame is lost only with its connection; a blocked direction holds
+A connection is first in, first out; what leaves at one moment arrives together. A frame is lost only with its connection; a blocked direction holds
 frames back (they come late, in a burst, if it opens before the connection is given up). A replaying
 connection delivers frames twice. Frames travel as bytes, so no two machines share an object.
 
@@ -34,6 +34,8 @@ class Link:
     """One direction between two machines and its current connection, if any."""
 
     __slots__ = (
+        "_departing",
+        "_departure_ns",
         "_fabric",
         "_in_flight",
         "_latest_ns",
@@ -79,6 +81,8 @@ class Link:
         self.replayed = 0
         self._latest_ns = 0
         self._in_flight = 0
+        self._departure_ns = -1
+        self._departing: list[bytes] | None = None
         self._stalled: list[bytes] = []
         self._recent: deque[bytes] = deque(maxlen=REPLAY_DEPTH)
 
@@ -96,11 +100,16 @@ class Link:
         if not self.up or self._in_flight >= QUEUE_FRAMES_MAX:
             return False
         world = self._world
+        self._in_flight += 1
+        if self._departure_ns == world.now_ns and self._departing is not None:
+            self._departing.append(data)
+            return True
         latency_ns = self._rng.randrange(LATENCY_NS_LEAST, LATENCY_NS_MOST) + self.extra_delay_ns
         when_ns = max(self._latest_ns + 1, world.now_ns + latency_ns) + len(data) * NS_PER_BYTE
         self._latest_ns = when_ns
-        self._in_flight += 1
-        world.at(when_ns, self._arrive, self.epoch, data)
+        self._departure_ns = world.now_ns
+        self._departing = [data]
+        world.at(when_ns, self._arrive, self.epoch, self._departing)
         return True
 
     def reset(self) -> None:
@@ -112,6 +121,7 @@ class Link:
         self.lost += self._in_flight
         self._in_flight = 0
         self._stalled.clear()
+        self._departing = None
         self._recent.clear()
         sender = self._fabric.machines[self.sender]
         if sender.boot == self.sender_boot:
@@ -156,14 +166,15 @@ class Link:
         self._latest_ns = self._world.now_ns
         sender.peer_up(self.receiver)
 
-    def _arrive(self, epoch: int, data: bytes) -> None:
+    def _arrive(self, epoch: int, segment: list[bytes]) -> None:
         if epoch != self.epoch:
             return
         if self.blocked or self._stalled:
-            self.held_back += 1
-            self._stalled.append(data)
+            self.held_back += len(segment)
+            self._stalled += segment
             return
-        self._hand_over(data)
+        for data in segment:
+            self._hand_over(data)
 
     def _hand_over(self, data: bytes) -> None:
         self._in_flight -= 1

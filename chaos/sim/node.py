@@ -22,8 +22,8 @@ from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.simulated import SimulatedDisk
 
-TURN_NS = 40_000
-INPUT_NS = 10_000
+TURN_NS = 200_000
+INPUT_NS = 20_000
 # A process that asks to be called at once, again and again, without input, gets this pause.
 IDLE_NS_LEAST = 100_000
 

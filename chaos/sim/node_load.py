@@ -219,7 +219,7 @@ class NodeLoad:
             self._known[uid] = _Message(id64, due_ms)
         producer.rows = ()
         producer.delivered_probes += self._winding_down
-        pause_ns = int(self._rng.expovariate(1 / (150 * MS)))
+        pause_ns = int(self._rng.expovariate(1 / (400 * MS)))
         self._world.after(pause_ns, self._produce, producer)
 
     def _again(self, producer: _Producer, sequence: int) -> None:
@@ -229,24 +229,26 @@ class NodeLoad:
     def _new_rows(self) -> tuple[Row, ...]:
         rng = self._rng
         wall_ms = self._world.wall_ms
-        count = rng.choice((1, 1, 3, 10, 40))
+        count = rng.choice((1, 1, 2, 5, 30))
         topic = rng.choice(TOPICS)
         same_ms = wall_ms + rng.randrange(200, 4_000)
+        # Mostly times that many messages share, as people like them: fewer commands, faster seeds.
+        grid_ms = rng.choice((1, 100, 200, 500))
         rows = []
         for _ in range(count):
             shape = rng.random()
             due_ms: int | None
             delay_ms: int | None = None
-            if shape < 0.2:
+            if shape < 0.3:
                 due_ms = same_ms
-            elif shape < 0.3:
+            elif shape < 0.36:
                 due_ms = wall_ms - rng.randrange(10_000)
-            elif shape < 0.35 and not self._winding_down:
+            elif shape < 0.42 and not self._winding_down:
                 due_ms = wall_ms + HOUR_MS * rng.randrange(1, 1_000)
             elif shape < 0.5:
                 due_ms, delay_ms = None, rng.randrange(3_000)
             else:
-                due_ms = wall_ms + rng.randrange(5_000)
+                due_ms = (wall_ms + rng.randrange(5_000)) // grid_ms * grid_ms
             rows.append(Row(self._next_uid, topic, due_ms, delay_ms))
             self._next_uid += 1
         return tuple(rows)
@@ -417,6 +419,8 @@ class NodeLoad:
         machine.deliver(close)
 
     def _deliver(self, consumer: _Consumer, machine: Machine, number: int, batch: consumer_pb2.DeliverBatch) -> None:
+        if isinstance(machine.process, CoreProcess):
+            machine.process.note_lease()
         ids = np.frombuffer(batch.ids, "<u8").tolist()
         attempts = np.frombuffer(batch.attempts, "<u4").tolist()
         due = np.frombuffer(batch.due_ms, "<i8").tolist()
