@@ -18,7 +18,7 @@ from tickwheel.client.cluster import Cluster, TlsFiles
 from tickwheel.client.consumer import CREDITS, UNAVAILABLE_S_MAX, Consumer, open_request
 from tickwheel.client.errors import OutcomeUnknown, TickwheelError
 from tickwheel.client.ids import parse_id, text_of
-from tickwheel.client.messages import KIND_DELAY, KIND_DUE, Receipt, meta_of, row_of, when_of
+from tickwheel.client.messages import KIND_DELAY, KIND_DUE, Receipt, meta_of, refused, row_of, when_of
 from tickwheel.client.producer import (
     BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
@@ -33,6 +33,7 @@ from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 
 TIMEOUT_S = 15.0
+STARTS = ("earliest", "latest", "time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +306,8 @@ class AsyncClient:
     ) -> Consumer:
         """A consumer of a group, at most `credits` messages in hand. Where a group that this creates starts:
         earliest, latest, or time with `start_ms`."""
+        if start_from not in STARTS:
+            raise refused("start_from", start_from, ", ".join(STARTS))
         consumer = Consumer(
             self.cluster,
             open_request(

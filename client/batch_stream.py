@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from tickwheel.client.backoff import Backoff, Deadline
-from tickwheel.client.cluster import END_OF_STREAM, Cluster
+from tickwheel.client.cluster import END_OF_STREAM, Cluster, task_is_cancelled
 from tickwheel.client.errors import Fault, OutcomeUnknown, TickwheelError, error_of, fault_of_call, fault_of_status
 from tickwheel.client.messages import BatchReceipt, receipt_of
 from tickwheel.proto import scheduler_pb2
@@ -184,7 +184,7 @@ class BatchStream:
         except TimeoutError:
             fault = fault or Fault("DEADLINE_EXCEEDED", "the master does not answer")
         except asyncio.CancelledError:
-            if self._closing or not call.cancelled():
+            if self._closing or task_is_cancelled() or not call.cancelled():
                 raise
             fault = Fault("UNAVAILABLE", "the master has changed")
         finally:

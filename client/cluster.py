@@ -26,6 +26,14 @@ A = TypeVar("A")
 END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 """What `read` of a stream returns when the node has ended it without an error."""
 
+
+def task_is_cancelled() -> bool:
+    """Whether somebody wants the running task to end. A read that is cancelled takes its call with it, so the state
+    of the call alone does not tell that from a call that was left for another master."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 MESSAGE_BYTES_MAX = 64 << 20
 WATCH_PERIOD_S = 0.2
 STATUS_TIMEOUT_S = 1.0

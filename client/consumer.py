@@ -8,6 +8,7 @@ every new stream until a node has answered it. After a change of master the stre
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import time
 from collections import deque
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.client.backoff import Backoff, Deadline
-from tickwheel.client.cluster import END_OF_STREAM, Cluster
+from tickwheel.client.cluster import END_OF_STREAM, Cluster, task_is_cancelled
 from tickwheel.client.delivery import DeliveredBatch, Delivery
 from tickwheel.client.errors import (
     Fault,
@@ -39,6 +40,8 @@ UNKNOWN_TRIES_MAX = 20
 UNAVAILABLE_S_MAX = 60.0
 """So long without a master, the iterator raises ClusterUnavailable."""
 CLOSE_S = 5.0
+LEASE_MARGIN_S = 1.0
+"""A lease counts as over so long after its end by this clock."""
 
 
 class _Settle:
@@ -82,6 +85,7 @@ class Consumer:
         self._call: grpc.aio.StreamStreamCall[Any, Any] | None = None
         self._running: asyncio.Task[None] | None = None
         self._closing = False
+        self._ended = False
         self._lease_s = 30.0
         self._generation = 0
         self._opening_credits = 0
@@ -224,14 +228,16 @@ class Consumer:
             positions = np.frombuffer(wire.positions, "<u8")
             extend.positions = wire.positions if rows is None else positions[rows].tobytes()
         receipt = await self._submit(consumer_pb2.ConsumeRequest(extend=extend))
+        if receipt.extended:
+            self._hold(batch, lease_ms / 1_000 or self._lease_s)
         return int(receipt.extended)
 
     def _submit(self, message: consumer_pb2.ConsumeRequest, future: asyncio.Future[Any] | None = None) -> Any:
         if future is None:
             future = asyncio.get_running_loop().create_future()
             future.add_done_callback(_seen)
-        if self._closing and self._running is None:
-            future.set_exception(OutcomeUnknown("the consumer is closed", "CLOSED"))
+        if self._ended:
+            future.set_exception(OutcomeUnknown("the consumer has ended: nothing settles any more", "CLOSED"))
             return future
         part = message.settle if message.HasField("settle") else message.extend
         part.sequence = self._next_sequence
@@ -262,6 +268,15 @@ class Consumer:
         while self._leases and not self._leases[0][1].unsettled:
             self._leases.popleft()
         return bool(self._leases)
+
+    def _hold(self, batch: DeliveredBatch, lease_s: float) -> None:
+        """The batch was given a longer lease; its credits stay taken until that is surely over."""
+        for place, (before_s, held) in enumerate(self._leases):
+            if held is batch:
+                del self._leases[place]
+                end_s = max(before_s, time.monotonic() + lease_s + LEASE_MARGIN_S)
+                bisect.insort(self._leases, (end_s, batch), key=_end_of)
+                return
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -304,6 +319,7 @@ class Consumer:
                 await backoff.pause(deadline, fault.retry_after_s)
 
     def _end(self, error: TickwheelError | None) -> None:
+        self._ended = True
         self._cluster.unwatch(self)
         waiting, self._waiting = self._waiting, {}
         for settle in waiting.values():
@@ -344,7 +360,7 @@ class Consumer:
         except asyncio.InvalidStateError as error:
             fault = Fault("UNAVAILABLE", str(error))
         except asyncio.CancelledError:
-            if self._closing or not call.cancelled():
+            if self._closing or task_is_cancelled() or not call.cancelled():
                 raise
             fault = Fault("UNAVAILABLE", "the master has changed")
         finally:
@@ -394,7 +410,8 @@ class Consumer:
 
     def _take(self, wire: consumer_pb2.DeliverBatch) -> None:
         batch = DeliveredBatch(wire, self)
-        self._leases.append((time.monotonic() + self._lease_s + 1.0, batch))
+        lease = (time.monotonic() + self._lease_s + LEASE_MARGIN_S, batch)
+        bisect.insort(self._leases, lease, key=_end_of)
         self._outbox_changed.set()
         self._ready.put_nowait(batch)
 
@@ -470,6 +487,10 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _end_of(lease: tuple[float, DeliveredBatch]) -> float:
+    return lease[0]
 
 
 def _seen(future: asyncio.Future[Any]) -> None:

@@ -230,12 +230,12 @@ class Producer:
     # -- inside
 
     async def _take_room(self, size: int) -> None:
-        if self._closed:
-            raise TickwheelError("the producer is closed", "CLOSED")
-        while self._bytes and self._bytes + size > self._buffer_bytes_max:
+        while not self._closed and self._bytes and self._bytes + size > self._buffer_bytes_max:
             self._send_rows()
             self._room.clear()
             await self._room.wait()
+        if self._closed:  # perhaps while waiting
+            raise TickwheelError("the producer is closed", "CLOSED")
         self._bytes += size
         self._idle.clear()
 
