@@ -38,10 +38,17 @@ class Backoff:
         self._first_s = first_s
         self._max_s = max_s
         self._next_s = first_s
+        self._redirected = False
 
     def reset(self) -> None:
         """Something succeeded."""
         self._next_s = self._first_s
+        self._redirected = False
+
+    def follows(self, master_address: str) -> bool:
+        """Whether to go where a node points without a pause: once a series, since two nodes may point at each other."""
+        first, self._redirected = not self._redirected, self._redirected or bool(master_address)
+        return first and bool(master_address)
 
     def next_s(self, least_s: float = 0.0) -> float:
         """The next pause: at least `least_s`, half of it by chance."""

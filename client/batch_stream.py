@@ -150,7 +150,7 @@ class BatchStream:
                     error = error_of(fault)
                     self._fail_all(OutcomeUnknown(str(error), fault.reason, fault.metadata) if uncertain else error)
                     self._new_epoch()
-                elif not fault.master_address:
+                elif not backoff.follows(fault.master_address):
                     await backoff.pause(self._deadline, fault.retry_after_s)
         except TickwheelError as error:
             self._running = None

@@ -271,5 +271,5 @@ class Cluster:
                 raise OutcomeUnknown(uncertain.message, "OUTCOME_UNKNOWN", uncertain.metadata)
             if deadline.over:
                 raise error_of(fault)
-            if not fault.master_address:
+            if not backoff.follows(fault.master_address):
                 await backoff.pause(deadline, fault.retry_after_s)

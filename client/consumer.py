@@ -315,7 +315,7 @@ class Consumer:
                 self._end(error_of(fault))
                 return
             self.reconnects += 1
-            if not fault.master_address:
+            if not backoff.follows(fault.master_address):
                 await backoff.pause(deadline, fault.retry_after_s)
 
     def _end(self, error: TickwheelError | None) -> None:

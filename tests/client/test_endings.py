@@ -9,6 +9,7 @@ import pytest
 
 from tests.client.fake_node import LEASE_S, FakeNode
 from tickwheel.client import AsyncClient, ClusterUnavailable, OutcomeUnknown, RequestRefused, TickwheelError
+from tickwheel.client.backoff import Backoff
 
 SOON_S = 10.0
 STREAMS = {"BatchStream._run", "Consumer._run"}
@@ -89,3 +90,13 @@ async def test_an_unknown_start_is_refused(nodes: list[FakeNode]) -> None:
         with pytest.raises(RequestRefused) as caught:
             client.consumer("g", "t", start_from="yesterday")
     assert caught.value.field == "start_from"
+
+
+def test_only_the_first_hint_is_followed_without_a_pause() -> None:
+    """Two nodes that each name the other as master are not asked in a tight loop."""
+    backoff = Backoff()
+    assert not backoff.follows("")
+    assert backoff.follows("n2:1")
+    assert not backoff.follows("n1:1")
+    backoff.reset()
+    assert backoff.follows("n2:1")
