@@ -126,8 +126,7 @@ class CoreProcess:
 
     def observe(self) -> None:
         core, machine = self.host.core, self.machine
-        until_ns = core.log.lease_until_ns()
-        self._watcher.lease(core.term, until_ns if until_ns > machine.clock.monotonic_ns() else 0)
+        self.observe_lease()
         cursor, recovering = (core.wheel.cursor.due_ms, core.wheel.cursor.index), core.recovering
         if cursor != self._cursor or recovering != self._recovering:
             self._cursor, self._recovering = cursor, recovering
@@ -145,6 +144,12 @@ class CoreProcess:
         log = self.host.core.log
         status = log.status()
         self._watcher.lease(status.term, log.lease_until_ns() if status.lease_held else 0)
+
+    def observe_lease(self) -> None:
+        """Also asked for at the moment of a delivery: the lease may have come back in this very turn."""
+        core = self.host.core
+        until_ns = core.log.lease_until_ns()
+        self._watcher.lease(core.term, until_ns if until_ns > self.machine.clock.monotonic_ns() else 0)
 
     @property
     def position(self) -> int:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 WORKERS = 4
 WORK_NS_LEAST = 100_000
 WORK_NS_MOST = 10_000_000
+# However many faults slow one disk: a sync that hangs for seconds is another fault.
+SLOWNESS_MOST = 60.0
 
 T = TypeVar("T")
 
@@ -41,7 +43,7 @@ class SimulatedExecutor:
         rng = self._rng
         # Log-uniform: mostly fast, sometimes the slow disk of a bad day.
         takes_ns = int(WORK_NS_LEAST * (WORK_NS_MOST / WORK_NS_LEAST) ** rng.random())
-        takes_ns = int(takes_ns * self._machine.disk_slowness)
+        takes_ns = int(takes_ns * min(self._machine.disk_slowness, SLOWNESS_MOST))
         start_ns = max(self._world.now_ns, heapq.heappop(self._free_ns))
         end_ns = start_ns + takes_ns
         heapq.heappush(self._free_ns, end_ns)

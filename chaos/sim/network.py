@@ -1,8 +1,9 @@
 """The network between simulated machines: one connection for each direction of each pair.
 
-A connection is first in, first out; what leaves at one moment arrives together. A frame is lost only with its connection; a blocked direction holds
-frames back (they come late, in a burst, if it opens before the connection is given up). A replaying
-connection delivers frames twice. Frames travel as bytes, so no two machines share an object.
+A connection is first in, first out; what leaves at one moment arrives together. A frame is lost only with
+its connection; a blocked direction holds frames back (they come late, in a burst, if it opens before the
+connection is given up). A replaying connection delivers frames twice. Frames travel as bytes, so no two
+machines share an object.
 
 `Fabric` is the whole network with the switches of the faults, `NetworkPort` what one machine sees of it
 (`replication.ports.Network`).

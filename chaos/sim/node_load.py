@@ -421,6 +421,8 @@ class NodeLoad:
     def _deliver(self, consumer: _Consumer, machine: Machine, number: int, batch: consumer_pb2.DeliverBatch) -> None:
         if isinstance(machine.process, CoreProcess):
             machine.process.note_lease()
+        if isinstance(machine.process, CoreProcess):
+            machine.process.observe_lease()
         ids = np.frombuffer(batch.ids, "<u8").tolist()
         attempts = np.frombuffer(batch.attempts, "<u4").tolist()
         due = np.frombuffer(batch.due_ms, "<i8").tolist()

@@ -112,6 +112,8 @@ class Delivery:
         self._channels: dict[ChannelKey, Channel] = {}
         self._recent: dict[int, RecentUnits] = {}
         self._leases = LeaseTable()
+        self._returning: dict[ChannelKey, set[int]] = {}
+        """Positions whose return is on its way into the log: not to be handed out before it is applied."""
         self._next_session = 1
         self._reign = 0
         self._turn = 0
@@ -147,6 +149,7 @@ class Delivery:
         self._channels.clear()
         self._recent.clear()
         self._leases.clear()
+        self._returning.clear()
         self.feed.clear()
         self._dirty.clear()
         sessions, self._sessions = self._sessions, {}
@@ -288,6 +291,7 @@ class Delivery:
             for lease in self._leases.open_leases():
                 if lease.session_id == 0 and lease.channel == key:
                     channel.hold(lease.positions)
+            channel.hold(np.array(sorted(self._returning.get(key, ())), np.uint64))
             self._channels[key] = channel
         return channel
 
@@ -464,6 +468,11 @@ class Delivery:
         if not len(positions):
             return
         self.counters.expired += len(positions)
+        returning = self._returning.setdefault(lease.channel, set())
+        returning.update(positions.tolist())
+        channel = self._channels.get(lease.channel)
+        if channel is not None:
+            channel.hold(positions)
         columns = SettleColumns(
             group_id=lease.channel[0],
             topic_id=lease.channel[1],
@@ -475,6 +484,8 @@ class Delivery:
         reign = self._reign
 
         def returned(result: SettleResult | Failure) -> None:
+            if reign == self._reign:
+                returning.difference_update(positions.tolist())
             if isinstance(result, Failure) and reign == self._reign and self.reigning:
                 self._leases.give(Lease(lease.channel, positions, attempts, now_ms + RETURN_RETRY_MS, lease.session_id))
 

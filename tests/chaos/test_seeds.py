@@ -38,7 +38,8 @@ def test_log_seeds_that_failed_once(seed: int, seconds: int) -> None:
     verdict(seed, SimulationConfig(level=Level.LOG, seconds=seconds))
 
 
-@pytest.mark.parametrize(("seed", "seconds"), [(1, 6), (10, 10)])
+@pytest.mark.parametrize(("seed", "seconds"), [(1, 6), (10, 10), (55, 6)])
 def test_node_seeds_that_failed_once(seed: int, seconds: int) -> None:
-    """1: a returned message was claimed twice. 10: what had been claimed before its return went out after it."""
+    """1: a returned message was claimed twice. 10: what had been claimed before its return went out after it.
+    55: a message went out while its return was on its way into the log."""
     verdict(seed, SimulationConfig(level=Level.NODE, seconds=seconds))
