@@ -1,6 +1,6 @@
 """Writes the generated pages of docs/, or checks with `--check` that the committed ones are fresh.
 
-CONFIG.md comes from the definitions in the code. STATES.md comes from the tables of states
+CONFIG.md and METRICS.md come from the definitions in the code. STATES.md comes from the tables of states
 in the docstrings of modules: lines `state -> state   what makes it happen` below a line that starts
 with `States`.
 """
@@ -20,6 +20,7 @@ FOLDERS = ("storage", "wheel", "replication", "node", "client", "chaos")
 
 REFERENCES = {
     "CONFIG.md": ("tickwheel.node.config.reference", "reference"),
+    "METRICS.md": ("tickwheel.node.metrics", "reference"),
 }
 """Page -> module and function that returns its text."""
 
@@ -57,6 +58,9 @@ def pages() -> dict[str, str]:
     """Name and text of every generated page."""
     found = {"STATES.md": states_page()}
     for name, (module, function) in REFERENCES.items():
+        if importlib.util.find_spec(module) is None:
+            print(f"docs/{name}: there is no {module} yet", file=sys.stderr)
+            continue
         found[name] = str(getattr(importlib.import_module(module), function)())
     return found
 
