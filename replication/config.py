@@ -37,7 +37,7 @@ class RaftConfig:
     window_bytes_max: int = 4 << 20
     """Sent to a slave and not acknowledged; bounds what a heartbeat waits behind."""
     window_messages_max: int = 64
-    command_bytes_max: int = 8 << 20
+    command_bytes_max: int = 48 << 20
     """One payload of the largest size and its columns fit."""
     proposals_max: int = 4096
     proposal_bytes_max: int = 64 << 20

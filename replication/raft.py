@@ -37,7 +37,16 @@ from tickwheel.replication.journal import Journal
 from tickwheel.replication.lease import Lease
 from tickwheel.replication.log import LogListener, LogStatus, Member, PeerProgress, ProposalResult, Role, Verdict
 from tickwheel.replication.ports import Clock, Executor, Network, Random
-from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NO_OP, NS_PER_MS, REGULAR, Engine, Message
+from tickwheel.replication.pysyncobj_seam import (
+    CANDIDATE,
+    LEADER,
+    NO_OP,
+    NS_PER_MS,
+    REGULAR,
+    Engine,
+    Message,
+    PickleRefusedError,
+)
 from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
 
 Done = Callable[[ProposalResult], None]
@@ -175,7 +184,7 @@ class RaftLog:
             work()
         except DiskFullError as error:
             self._halt(str(error))
-        except (ImpossibleMessageError, SyncFailedError, DiskError, AssertionError) as error:
+        except (ImpossibleMessageError, SyncFailedError, DiskError, AssertionError, PickleRefusedError) as error:
             self._fatal(str(error) or repr(error))
 
     # -- the loop
@@ -686,6 +695,11 @@ class RaftLog:
         if not self._running or engine.state != LEADER or self._told[0] != LEADER:
             done(ProposalResult(Verdict.NOT_MASTER))
             return
+        if len(command) > config.command_bytes_max:
+            # A peer could never be sent it, and everything behind it would wait for ever.
+            raise AssertionError(
+                f"a command of {len(command)} bytes was proposed, at most {config.command_bytes_max} may be"
+            )
         if self._halted or self._handover.parks_proposals:
             done(ProposalResult(Verdict.QUEUE_FULL))
             return
@@ -751,6 +765,11 @@ class RaftLog:
         send = self._handover.step(
             now_ns, leading=engine.state == LEADER, term=engine.term, leader_id=engine.leader_id, caught_up=caught_up
         )
+        if self._lease.given_up and not self._handover.lease_given_up and engine.state == LEADER:
+            # Nobody took over in time, but the request to may still be on its way: leading on in this term could
+            # make two masters. Stand down, and let an election decide.
+            engine.step_down()
+            return
         self._lease.given_up = self._handover.lease_given_up
         if send:
             engine.send_timeout_now(target)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.wheel.units import UNIT, UNIT_BYTES, Ids, Units
+from tickwheel.wheel.units import UNIT, UNIT_BYTES, Ids, Units, join_units
 
 BLOCK_UNITS_MIN = 8192
 """Blocks below this size are joined with their neighbours."""
@@ -59,7 +59,7 @@ def join_blocks(blocks: list[Block]) -> Block:
         return blocks[0]
     due = np.concatenate([block.due_ms for block in blocks])
     order = np.argsort(due, kind="stable")
-    return Block(due[order], np.concatenate([block.units for block in blocks])[order])
+    return Block(due[order], join_units([block.units for block in blocks])[order])
 
 
 class Buffer:

@@ -22,7 +22,7 @@ from tickwheel.storage.segment import CorruptSegmentError, Segment
 from tickwheel.wheel.buffer import EXTENT, Block, Buffer
 from tickwheel.wheel.jobs import hour_directory, units_from
 from tickwheel.wheel.marks import MOVED
-from tickwheel.wheel.units import UNIT_BYTES, CursorKey, Ids, Units, ids_of
+from tickwheel.wheel.units import UNIT_BYTES, CursorKey, Ids, Units, ids_of, join_units
 
 _MAGIC = b"TWRF"
 FORMAT_VERSION = 1
@@ -178,7 +178,7 @@ class CheckpointJob:
         """Units by (hour, index), one extent an hour, and the records in the same order."""
         if not self._blocks:
             return units_from(np.zeros(0, dtype=np.uint8)), np.zeros(0, dtype=EXTENT), iter(())
-        units: Units = np.concatenate([block.units for block in self._blocks])
+        units: Units = join_units([block.units for block in self._blocks])
         ids = ids_of(units)
         order = np.argsort(ids, kind="stable")
         ids, units = ids[order], units[order]

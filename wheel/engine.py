@@ -33,7 +33,7 @@ from tickwheel.wheel.marks import Marks
 from tickwheel.wheel.queries import CountJob, ScanJob, Schedule
 from tickwheel.wheel.reading import LookupJob, RecordsJob
 from tickwheel.wheel.slots import SecondWheel, cut_at
-from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Ids, Units
+from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Ids, Units, join_units
 
 HOURS_AHEAD = 2
 """Hours after the cursor's whose chunk directories are kept in memory; hours older than this are let go."""
@@ -192,7 +192,7 @@ class Wheel:
             self.local_index = 0
         if not taken:
             return _NOTHING
-        units: Units = taken[0].units if len(taken) == 1 else np.concatenate([block.units for block in taken])
+        units = join_units([block.units for block in taken])
         self.local_index += int(np.count_nonzero(units["due_ms"] >= self.tick * self._slot_ms))
         passed = len(units)
         marked = self._marks.marked(units)
@@ -363,7 +363,13 @@ class Wheel:
             if self._frozen is None:
                 self._frozen, self._active = self._active, Buffer()
             self._merging = MergeJob(
-                self._disk, self._directory, self._slot_ms, self._frozen, self._hours.merged, self._open
+                self._disk,
+                self._directory,
+                self._slot_ms,
+                self._frozen,
+                self._hours.merged,
+                self._open,
+                self._removed_below,
             )
             wanted.append(self._merging)
         mapping = self._wanted_map()
@@ -502,6 +508,7 @@ class Wheel:
             self._mapping = None
         elif isinstance(job, CheckpointJob):
             self._dirty |= job.dirty
+            self._doomed = job.doomed + self._doomed
 
     # -- checkpoints
 

@@ -17,7 +17,7 @@ from tickwheel.storage.disk import Buffer as Bytes
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.segment import Chunk, Segment, SegmentLengths, row_checksums
 from tickwheel.wheel.buffer import Block, Buffer
-from tickwheel.wheel.units import HOUR_MS, NO_INDEX, UNIT, UNIT_BYTES, Units
+from tickwheel.wheel.units import HOUR_MS, NO_INDEX, UNIT, UNIT_BYTES, Units, join_units
 
 OPEN_HOURS_MAX = 80
 """Hours whose three files a merge keeps open between its runs: 240 descriptors."""
@@ -60,23 +60,30 @@ class MergeJob:
         frozen: Buffer,
         merged: Callable[[int], SegmentLengths],
         open_segments: dict[int, Segment],
+        removed_below: int,
     ) -> None:
+        """Units of hours below `removed_below` are not written: their files are gone or going."""
         self._disk = disk
         self._directory = directory
         self._slot_ms = slot_ms
         self.frozen = frozen
         self._blocks = frozen.snapshot()
         self._extents = frozen.extents()
+        self._extents = self._extents[self._extents["id"] >> np.uint64(32) >= np.uint64(removed_below)]
+        self._due_min = removed_below * HOUR_MS
         self._hours = np.unique(self._extents["id"] >> np.uint64(32)).astype(np.int64).tolist()
         self._merged = {hour: merged(hour) for hour in self._hours}
         self._open = open_segments
         self.results: list[tuple[int, SegmentLengths, Chunk]] = []
 
     def run(self) -> None:
+        if not self._hours:
+            return
         due = np.concatenate([block.due_ms for block in self._blocks])
         order = np.argsort(due, kind="stable")
+        order = order[int(np.searchsorted(due[order], self._due_min)) :]
         due = due[order]
-        units: Units = np.concatenate([block.units for block in self._blocks])[order]
+        units: Units = join_units([block.units for block in self._blocks])[order]
         hours = np.array(self._hours, dtype=np.int64)
         edges = due.searchsorted(np.append(hours * HOUR_MS, (hours[-1] + 1) * HOUR_MS))
         counts = np.diff(edges)

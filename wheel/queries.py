@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tickwheel.wheel.buffer import Block, join_blocks
 from tickwheel.wheel.jobs import HourChunks
 from tickwheel.wheel.slots import cut_at
-from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units
+from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units, join_units
 
 SCAN_TICKS_FIRST = 4
 """A scan reads so many ticks at first, then ever more, until its page is full."""
@@ -86,7 +86,7 @@ class ScanJob:
         finally:
             self._schedule.close()
         if parts:
-            self.units = np.concatenate(parts)
+            self.units = join_units(parts)
         self.done = True
 
     def _windows(self) -> Iterator[Units]:

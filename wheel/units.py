@@ -6,6 +6,7 @@ Ids of units are `hour << 32 | global index` in one uint64 (`ids_of`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ UNIT_BYTES = 96
 assert UNIT.itemsize == UNIT_BYTES
 
 Units = NDArray[np.void]
+_RAW = np.dtype((np.void, UNIT_BYTES))
 Ids = NDArray[np.uint64]
 
 
@@ -58,3 +60,12 @@ def ids_of(units: Units) -> Ids:
     hours = (units["due_ms"] // HOUR_MS).astype(np.uint64)
     ids: Ids = (hours << np.uint64(32)) | units["index"]
     return ids
+
+
+def join_units(parts: Sequence[Units]) -> Units:
+    """Concatenation; as plain bytes, since numpy spends 24 us an array on working out that the fields are equal."""
+    if len(parts) == 1:
+        return parts[0]
+    raw = np.concatenate([np.ascontiguousarray(part).view(_RAW) for part in parts])
+    joined: Units = raw.view(UNIT)
+    return joined

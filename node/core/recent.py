@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 
 from tickwheel.node.core.leases import Positions
-from tickwheel.wheel.units import Units
+from tickwheel.wheel.units import Units, join_units
 
 UNITS_MAX = 200_000
 """Per topic: 19 MB of units at most."""
@@ -46,7 +46,7 @@ class RecentUnits:
             parts.append(chunk)
             if len(parts) == 1:
                 start = chunk_first
-        joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        joined = join_units(parts)
         found = joined[(positions - np.uint64(start)).astype(np.int64)]
         assert len(found) == len(positions)
         return found
