@@ -72,7 +72,7 @@ class _Summary:
     def add(self, result: RunResult) -> None:
         self.seeds += 1
         self.simulated_s += result.simulated_ns / SECOND
-        self.cpu_s += result.wall_s
+        self.cpu_s += result.cpu_s
         for kind, tally in result.tallies.items():
             self.tallies.setdefault(kind, Tally()).add(tally)
         for name, value in {**result.counts, **result.facts}.items():

@@ -1,8 +1,8 @@
 """One switch for each guard around pysyncobj. All on, always.
 
 Owns nothing but the switches. A test or the simulation turns one off to show that it is needed; no
-configuration file, flag or environment variable reaches them. The numbers are those of the table of
-gaps in DESIGN.md of this folder.
+configuration file, flag or environment variable reaches them. The numbers are those of the gaps
+of pysyncobj 0.3.17 that each guard closes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The port of the replicated log: one ordered sequence of commands, the same on every node.
 
-Two implementations pass `tests/replication/conformance.py`: `memory.py` (one process, for tests and
-for reading) and `raft.py` (pysyncobj, journal, transport guard). All methods are called on the
+Implemented by `raft.py` (pysyncobj, journal, transport guard). All methods are called on the
 node's one thread and none blocks; what takes long goes through the executor port.
 
 Invariants every implementation keeps:

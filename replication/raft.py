@@ -696,7 +696,7 @@ class RaftLog:
             done(ProposalResult(Verdict.NOT_MASTER))
             return
         if len(command) > config.command_bytes_max:
-            # A peer could never be sent it, and everything behind it would wait for ever.
+            # A peer could never be sent it, and everything behind it would wait for ever. Intake bounds it far below.
             raise AssertionError(
                 f"a command of {len(command)} bytes was proposed, at most {config.command_bytes_max} may be"
             )

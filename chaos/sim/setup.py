@@ -47,7 +47,7 @@ class RunResult:
     where: str = ""
     """Traceback when an exception came out of a node."""
     simulated_ns: int = 0
-    wall_s: float = 0.0
+    cpu_s: float = 0.0
     steps: int = 0
     planned: tuple[PlannedFault, ...] = ()
     tallies: dict[str, Tally] = field(default_factory=dict)
