@@ -90,7 +90,7 @@ class Kind:
     length_ms: tuple[int, int]
     unit: str
     default: bool = True
-    """In the default set; clock faults are not while one node's wrong clock counts."""
+    """In the default set; clock faults are not while a node trusts its own clock."""
     touches_disk: bool = False
 
 
@@ -244,6 +244,24 @@ def _power_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
     return Active(_start_all(scene, rng), lambda: lost)
 
 
+def _power_slaves(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """All but the master lose power and come back to elect one of themselves: the master is cut off and dies."""
+    isolation = _block(_links_of(scene, machine))
+    slaves = [one for one in scene.machines if one is not machine]
+    before = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in slaves)
+    for one in slaves:
+        one.lose_power()
+        scene.world.after(rng.randrange(1, 200 * MS), one.start)
+    lost = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in slaves) - before
+
+    def end() -> None:
+        machine.lose_power()
+        isolation.end()
+        scene.world.after(rng.randrange(1, 200 * MS), machine.start)
+
+    return Active(end, lambda: lost)
+
+
 def _start_all(scene: Scene, rng: random.Random) -> Callable[[], None]:
     def start() -> None:
         for one in scene.machines:
@@ -350,6 +368,8 @@ KINDS: dict[str, Kind] = {
     "power": Kind(_power, (20, 4_000), "pages and directory changes lost"),
     "kill-all": Kind(_kill_all, (60, 2_000), "processes killed"),
     "power-all": Kind(_power_all, (60, 2_000), "pages and directory changes lost"),
+    # Directed: finds acknowledgements that came before their fdatasync. Not in the default set.
+    "power-slaves": Kind(_power_slaves, (1_500, 3_000), "pages and directory changes lost", default=False),
     "restart": Kind(_restart, (20, 2_000), "processes stopped"),
     "freeze": Kind(_freeze, (100, 4_000), "inputs that waited"),
     "slow-disk": Kind(_slow_disk, (500, 5_000), "syncs slowed"),
