@@ -44,6 +44,7 @@ class PeerFrame(_message.Message):
     CHECKPOINT_NEEDED_FIELD_NUMBER: _builtins.int
     HELLO_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    BUNDLE_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     sender_id: _builtins.str
     receiver_id: _builtins.str
@@ -82,6 +83,8 @@ class PeerFrame(_message.Message):
     def hello(self) -> Global___Hello: ...
     @_builtins.property
     def refused(self) -> Global___Refused: ...
+    @_builtins.property
+    def bundle(self) -> Global___FrameBundle: ...
     def __init__(
         self,
         *,
@@ -107,16 +110,41 @@ class PeerFrame(_message.Message):
         checkpoint_needed: Global___CheckpointNeeded | None = ...,
         hello: Global___Hello | None = ...,
         refused: Global___Refused | None = ...,
+        bundle: Global___FrameBundle | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "checkpoint_needed", b"checkpoint_needed", "hello", b"hello", "ping", b"ping", "pong", b"pong", "refused", b"refused", "request_vote", b"request_vote", "sync", b"sync", "sync_reply", b"sync_reply", "timeout_now", b"timeout_now", "vote", b"vote"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "bundle", b"bundle", "checkpoint_needed", b"checkpoint_needed", "hello", b"hello", "ping", b"ping", "pong", b"pong", "refused", b"refused", "request_vote", b"request_vote", "sync", b"sync", "sync_reply", b"sync_reply", "timeout_now", b"timeout_now", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "boot_id", b"boot_id", "checkpoint_needed", b"checkpoint_needed", "cluster_id", b"cluster_id", "connection_id", b"connection_id", "disk_uuid", b"disk_uuid", "format_version", b"format_version", "hello", b"hello", "ping", b"ping", "pong", b"pong", "receiver_id", b"receiver_id", "refused", b"refused", "request_vote", b"request_vote", "sender_id", b"sender_id", "sequence", b"sequence", "sync", b"sync", "sync_reply", b"sync_reply", "term", b"term", "timeout_now", b"timeout_now", "vote", b"vote", "wheel_group", b"wheel_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "boot_id", b"boot_id", "bundle", b"bundle", "checkpoint_needed", b"checkpoint_needed", "cluster_id", b"cluster_id", "connection_id", b"connection_id", "disk_uuid", b"disk_uuid", "format_version", b"format_version", "hello", b"hello", "ping", b"ping", "pong", b"pong", "receiver_id", b"receiver_id", "refused", b"refused", "request_vote", b"request_vote", "sender_id", b"sender_id", "sequence", b"sequence", "sync", b"sync", "sync_reply", b"sync_reply", "term", b"term", "timeout_now", b"timeout_now", "vote", b"vote", "wheel_group", b"wheel_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["append_entries", "append_result", "request_vote", "vote", "timeout_now", "ping", "pong", "sync", "sync_reply", "checkpoint_needed", "hello", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["append_entries", "append_result", "request_vote", "vote", "timeout_now", "ping", "pong", "sync", "sync_reply", "checkpoint_needed", "hello", "refused", "bundle"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___PeerFrame: _TypeAlias = PeerFrame  # noqa: Y015
+
+@_typing.final
+class FrameBundle(_message.Message):
+    """Frames that waited for the stream at the same time, in order: one message costs the stream less than many.
+    Only the bundle's own body is set; each frame in it has an envelope of its own. Never nested.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerFrame]: ...
+    def __init__(
+        self,
+        *,
+        frames: _abc.Iterable[Global___PeerFrame] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FrameBundle: _TypeAlias = FrameBundle  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):

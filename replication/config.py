@@ -27,7 +27,9 @@ class RaftConfig:
     ping_period_ms: int = 100
     campaign_round_ms: int = 100
     """How long the answers to the question before an election are waited for."""
-    commit_notice_ms: int = 2
+    answer_within_ms: int = 20
+    """A slave that waits for its disk answers heartbeats and entries after this all the same, unsuccessfully."""
+    commit_notice_ms: int = 5
     """A risen commit index is told to slaves that are otherwise idle after this."""
     stall_ms: int = 150
     """A longer pause between two ticks is a stall: a new round of answers is needed for the lease."""

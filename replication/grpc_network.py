@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import google_crc32c
 import grpc
 
-from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, Hello, PeerFrame, Refused
+from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, FrameBundle, Hello, PeerFrame, Refused
 from tickwheel.proto.peer_pb2_grpc import PeerServicer, PeerStub
 from tickwheel.replication.frames import FORMAT_VERSION
 from tickwheel.storage.disk import Disk, DiskError
@@ -33,6 +33,8 @@ HELLO_S = 2.0
 QUEUE_BYTES_MAX = 64 << 20
 """Frames waiting for one peer's connection; above it sending fails, and the log tries again later."""
 MESSAGE_BYTES_MAX = 64 << 20
+BUNDLE_BYTES_MAX = 256 << 10
+BUNDLE_FRAMES_MAX = 256
 CHUNK_BYTES = 1 << 20
 COPY_BYTES_PER_S = 64 << 20
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
@@ -71,10 +73,26 @@ class _Link:
 
     address: str
     task: asyncio.Task[None] | None = None
-    queue: deque[PeerFrame] = field(default_factory=deque)
+    queue: deque[tuple[PeerFrame, int]] = field(default_factory=deque)
+    """Frames and their sizes in bytes."""
     queue_bytes: int = 0
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     up: bool = False
+
+
+def _next_message(link: _Link) -> PeerFrame:
+    """The next frame of a queue that is not empty; small ones that wait together as one bundle."""
+    frame, size = link.queue.popleft()
+    link.queue_bytes -= size
+    if not link.queue or size >= BUNDLE_BYTES_MAX:
+        return frame
+    frames = [frame]
+    while link.queue and len(frames) < BUNDLE_FRAMES_MAX and size + link.queue[0][1] <= BUNDLE_BYTES_MAX:
+        frame, more = link.queue.popleft()
+        link.queue_bytes -= more
+        size += more
+        frames.append(frame)
+    return frames[0] if len(frames) == 1 else PeerFrame(bundle=FrameBundle(frames=frames))
 
 
 class GrpcNetwork:
@@ -140,8 +158,9 @@ class GrpcNetwork:
         link = self._links.get(peer_id)
         if link is None or not link.up or link.queue_bytes > QUEUE_BYTES_MAX:
             return False
-        link.queue.append(frame)
-        link.queue_bytes += frame.ByteSize()
+        size = frame.ByteSize()
+        link.queue.append((frame, size))
+        link.queue_bytes += size
         link.ready.set()
         return True
 
@@ -205,16 +224,13 @@ class GrpcNetwork:
         self._inbox.peer_connected(peer_id)
         self._wake()
         ended = asyncio.ensure_future(call.read())
+        ended.add_done_callback(lambda _: link.ready.set())
         try:
             while not ended.done():
                 while link.queue:
-                    frame = link.queue.popleft()
-                    link.queue_bytes -= frame.ByteSize()
-                    await call.write(frame)
+                    await call.write(_next_message(link))
                 link.ready.clear()
-                waiting = asyncio.ensure_future(link.ready.wait())
-                await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
+                await link.ready.wait()
         finally:
             ended.cancel()
             call.cancel()
@@ -308,8 +324,12 @@ class PeerService(PeerServicer):
         peer_id = hello.sender_id
         self._greeted(peer_id, hello.hello.peer_address)
         yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, hello=Hello())
-        async for frame in request_iterator:
-            self._inbox.receive(peer_id, frame)
+        async for message in request_iterator:
+            if message.HasField("bundle"):
+                for frame in message.bundle.frames:
+                    self._inbox.receive(peer_id, frame)
+            else:
+                self._inbox.receive(peer_id, message)
             self._wake()
 
     async def FetchCheckpoint(

@@ -74,6 +74,8 @@ class _Held:
     connection_id: int
     next_index: int
     echo_sent_ns: int
+    silent_since_ns: int
+    """Since when the master has had no answer because of it."""
 
 
 @dataclass(slots=True)
@@ -206,6 +208,7 @@ class RaftLog:
             self._recover_from_full(now_ns)
             self._engine.run_due()
             self._drive_handover(now_ns)
+            self._answer_unsynced(now_ns)
             if self._engine.state == LEADER:
                 self._send_sync(now_ns)
                 notice_ns = self._engine.send_new(self._config.commit_notice_ms * NS_PER_MS)
@@ -230,6 +233,8 @@ class RaftLog:
             times.append(self._asked.since_ns + self._config.campaign_round_ms * NS_PER_MS)
         elif self._node_id in self._voters and not self._halted:
             times.append(engine.election_deadline_ns)
+        if self._held is not None:
+            times.append(self._held.silent_since_ns + self._config.answer_within_ms * NS_PER_MS)
         wanted = self._handover.wanted_ns()
         if wanted:
             times.append(wanted)
@@ -291,8 +296,18 @@ class RaftLog:
         durable = self._journal.durable_index
         if durable + 1 >= held.next_index:
             self._held = None
+        held.silent_since_ns = self._clock.monotonic_ns()
         next_index = min(held.next_index, durable + 1)
         result = AppendResult(next_index=next_index, success=True, echo_sent_ns=held.echo_sent_ns)
+        self._send(held.leader_id, PeerFrame(append_result=result), connection_id=held.connection_id)
+
+    def _answer_unsynced(self, now_ns: int) -> None:
+        """The disk takes long: tell the master that this node hears it, and how far its log is durable."""
+        held = self._held
+        if held is None or now_ns - held.silent_since_ns < self._config.answer_within_ms * NS_PER_MS:
+            return
+        held.silent_since_ns = now_ns
+        result = AppendResult(next_index=self._journal.durable_index + 1, echo_sent_ns=held.echo_sent_ns)
         self._send(held.leader_id, PeerFrame(append_result=result), connection_id=held.connection_id)
 
     def _halt(self, reason: str) -> None:
@@ -365,7 +380,13 @@ class RaftLog:
         connection_id = answering[2] if answering is not None else 0
         durable = self._journal.durable_index
         if success and self._guards.durable_before_acknowledged and next_index > durable + 1:
-            self._held = _Held(peer_id, self._engine.term, connection_id, next_index, echo_ns)
+            # The disk is asked at once and answers soon; only if it does not is the master told that we live.
+            now_ns = self._clock.monotonic_ns()
+            silent_since_ns = now_ns if self._held is None else self._held.silent_since_ns
+            self._held = _Held(peer_id, self._engine.term, connection_id, next_index, echo_ns, silent_since_ns)
+            if now_ns - silent_since_ns < self._config.answer_within_ms * NS_PER_MS:
+                return True
+            self._held.silent_since_ns = now_ns
             success, next_index = False, durable + 1
         result = AppendResult(next_index=next_index, success=success, reset=reset, echo_sent_ns=echo_ns)
         return self._send(peer_id, PeerFrame(append_result=result), connection_id=connection_id)

@@ -47,8 +47,13 @@ class CoreConfig:
     push_behind_ms: int = 40
     """Push-first: how long the commit may stay behind what was delivered. Kept under 50 ms."""
 
-    propose_in_flight_max: int = 32
+    propose_in_flight_max: int = 8
     """Entries proposed and not applied; more wait and are merged (group commit)."""
+
+    gather_ms: int = 4
+    """Settlements, and schedules while others are under way, wait so long for company before they make an entry;
+    a dispatch takes along at once what waits. 0: never."""
+
 
     propose_bytes_max: int = 8 << 20
     """Bytes of entries proposed and not applied."""
@@ -137,4 +142,4 @@ class CoreConfig:
         return problems + [message for holds, message in relations if not holds]
 
 
-_MAY_BE_ZERO = frozenset({"dispatch_ahead_ms", "dispatch_period_ms"})
+_MAY_BE_ZERO = frozenset({"dispatch_ahead_ms", "dispatch_period_ms", "gather_ms"})

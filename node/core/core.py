@@ -191,7 +191,8 @@ class NodeCore:
     def _wake_at(self, now_ms: int, log_wants_ns: int) -> int:
         times = [now_ms + IDLE_MS_MAX, self._next_upkeep_ms]
         if self.leading:
-            times += [t for t in (self.dispatcher.wanted_ms(now_ms), self.delivery.wanted_ms()) if t is not None]
+            wanted = (self.dispatcher.wanted_ms(now_ms), self.delivery.wanted_ms(), self.proposer.wanted_ms())
+            times += [t for t in wanted if t is not None]
         times += [t for t in (self.consumers.wanted_ms(), self.background.wanted_ms(now_ms)) if t is not None]
         wait_ms = max(0, min(times) - now_ms)
         return min(log_wants_ns, self._ports.clock.monotonic_ns() + wait_ms * 1_000_000)
@@ -349,6 +350,8 @@ class NodeCore:
             else:
                 done(Failure(common_pb2.WRONG_STATE, problem, {"retry_after_ms": "1000"}))
 
+        # A settlement left behind would be delivered again by the next master.
+        self.proposer.flush_all()
         self.log.transfer(target_id, transferred)
 
     @property

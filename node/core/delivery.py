@@ -447,7 +447,7 @@ class Delivery:
                 assert isinstance(result, Failure)
                 done(result)
 
-        self._proposer.submit(Command(settle=Settle(batches=[columns])), answered)
+        self._proposer.submit(Command(settle=Settle(batches=[columns])), answered, may_gather=True)
 
     def _came_back(self, key: ChannelKey, columns: SettleColumns) -> None:
         channel = self._channels.get(key)

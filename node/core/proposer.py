@@ -1,8 +1,9 @@
 """Group commit: what callers want to have in the log, merged into few entries.
 
 Owns the commands that wait to be proposed and the callbacks of those under way. `flush` runs after
-every input: as long as few entries are in flight each command leaves at once; when the log is busy
-they gather and leave together. Every callback is called exactly once.
+every input. Commands that somebody's clock waits for (dispatch, membership) leave at once and take along
+what waits; settlements, and schedules while others are under way, gather for `gather_ms` first, because each
+entry costs every node the same work however little is in it. Every callback is called exactly once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.replication.log import ProposalResult, ReplicatedLog, Verdict
 
 FORMAT_VERSION = 1
+GATHER_BYTES_MAX = 64 << 10
+"""So much that waits makes an entry of its own worth while."""
 
 Done = Callable[[object], None]
 """Gets the typed result of apply, or a Failure."""
@@ -33,6 +36,11 @@ class _Waiting:
 
 class PublishSource(Protocol):
     """Where publish commands come from: the publisher."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the requests that wait; 0: none does."""
+        ...
 
     def take(self, bytes_max: int) -> tuple[Command, Done, int] | None:
         """A publish of waiting requests of about `bytes_max`, its callback and its size; None: nothing waits."""
@@ -52,6 +60,9 @@ class Proposer:
         self._waiting_bytes = 0
         self._entries_in_flight = 0
         self._bytes_in_flight = 0
+        self._urgent = False
+        self._gather_until_ms = 0
+        """Until when what waits may wait for company; 0: nothing waits."""
         self.term = 0
         """Term this node leads; 0 while it does not."""
 
@@ -70,8 +81,13 @@ class Proposer:
         """Entries proposed and not yet applied."""
         return self._entries_in_flight
 
-    def submit(self, command: Command, done: Done, refuse: Failure | None = None) -> None:
-        """Queue a command; `done` gets its result or a Failure. `refuse` is the answer when not master."""
+    def submit(
+        self, command: Command, done: Done, refuse: Failure | None = None, *, may_gather: bool = False
+    ) -> None:
+        """Queue a command; `done` gets its result or a Failure. `refuse` is the answer when not master.
+
+        `may_gather`: it may wait a few milliseconds for others to share an entry with.
+        """
         if self.term == 0:
             done(refuse or outcome_unknown())
             return
@@ -81,6 +97,7 @@ class Proposer:
             return
         self._waiting.append(_Waiting(command, done, size))
         self._waiting_bytes += size
+        self._urgent = self._urgent or not may_gather
 
     def lose(self, failure: Failure) -> None:
         """Mastership is gone: everything not yet proposed is refused with `failure`."""
@@ -96,20 +113,54 @@ class Proposer:
         if log is None or self.term == 0:
             return
         config = self._config
+        now_ms = self._now_ms()
         while (
-            self._entries_in_flight < config.propose_in_flight_max and self._bytes_in_flight < config.propose_bytes_max
+            self._entries_in_flight < config.propose_in_flight_max
+            and self._bytes_in_flight < config.propose_bytes_max
+            and not self._gathers(now_ms)
+            and self._propose_next(log, now_ms)
         ):
-            commands, dones, _size = self._gather()
-            if not commands:
-                return
-            entry = LogEntry(
-                format_version=FORMAT_VERSION,
-                wheel_group=self._wheel_group,
-                term=self.term,
-                stamped_ms=self._now_ms(),
-                commands=commands,
-            )
-            self._propose(log, entry.SerializeToString(), dones)
+            pass
+
+    def flush_all(self) -> None:
+        """Propose everything that waits, however much is in flight: a handover is about to close the log."""
+        while self._log is not None and self.term and self._propose_next(self._log, self._now_ms()):
+            pass
+
+    def _propose_next(self, log: ReplicatedLog, now_ms: int) -> bool:
+        """One entry of what waits; False if there is nothing that can go."""
+        self._urgent = False
+        self._gather_until_ms = 0
+        commands, dones, _size = self._gather()
+        if not commands:
+            return False
+        entry = LogEntry(
+            format_version=FORMAT_VERSION,
+            wheel_group=self._wheel_group,
+            term=self.term,
+            stamped_ms=now_ms,
+            commands=commands,
+        )
+        self._propose(log, entry.SerializeToString(), dones)
+        return True
+
+    def _gathers(self, now_ms: int) -> bool:
+        """Whether what waits should go on waiting for company."""
+        published = self._source.waiting_bytes if self._source is not None else 0
+        if not self._waiting and not published:
+            self._gather_until_ms = 0
+            return True
+        if self._urgent or (published and not self._entries_in_flight):
+            return False
+        if self._waiting_bytes + published >= GATHER_BYTES_MAX:
+            return False
+        if not self._gather_until_ms:
+            self._gather_until_ms = now_ms + self._config.gather_ms
+        return now_ms < self._gather_until_ms
+
+    def wanted_ms(self) -> int | None:
+        """When the next flush is needed at the latest; None: an answer or an arrival will bring it."""
+        return self._gather_until_ms or None
 
     def _gather(self) -> tuple[list[Command], list[Done], int]:
         commands: list[Command] = []

@@ -68,6 +68,11 @@ class Publisher:
         """Requests accepted and not yet proposed."""
         return len(self._queue)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """See PublishSource."""
+        return self._queue_bytes
+
     def schedule(self, batch: IncomingBatch, answer: Answer) -> None:
         """Accept a request, or refuse it at once when the queue is full."""
         config = self._config

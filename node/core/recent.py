@@ -2,56 +2,53 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 
 import numpy as np
 
 from tickwheel.node.core.leases import Positions
 from tickwheel.wheel.units import Units, join_units
 
-UNITS_MAX = 200_000
-"""Per topic: 19 MB of units at most."""
+UNITS_MAX = 100_000
+"""Per topic: kept at least, if so many came; at most twice as many, 19 MB of units."""
 
 
 class RecentUnits:
     """The newest dispatched units of one topic, by position in its ready queue."""
 
     def __init__(self) -> None:
-        self._chunks: deque[tuple[int, Units]] = deque()
+        self._firsts: list[int] = []
+        self._chunks: list[Units] = []
         self._count = 0
 
     def add(self, first_position: int, units: Units) -> None:
         """Units that entered the ready queue, from `first_position` on."""
-        self._chunks.append((first_position, units))
+        self._firsts.append(first_position)
+        self._chunks.append(units)
         self._count += len(units)
-        while self._count > UNITS_MAX and len(self._chunks) > 1:
-            self._count -= len(self._chunks.popleft()[1])
+        if self._count > 2 * UNITS_MAX:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        place = 0
+        while self._count > UNITS_MAX and place < len(self._chunks) - 1:
+            self._count -= len(self._chunks[place])
+            place += 1
+        del self._firsts[:place], self._chunks[:place]
 
     def find(self, positions: Positions) -> Units | None:
         """The units at these rising positions if all are held, else None."""
-        if not self._chunks or not len(positions) or int(positions[0]) < self._chunks[0][0]:
+        if not self._chunks or not len(positions):
             return None
         first, last = int(positions[0]), int(positions[-1])
-        newest_first, newest = self._chunks[-1]
-        if last >= newest_first + len(newest):
+        if first < self._firsts[0] or last >= self._firsts[-1] + len(self._chunks[-1]):
             return None
-        parts: list[Units] = []
-        start = 0
-        for chunk_first, chunk in self._chunks:
-            end = chunk_first + len(chunk)
-            if end <= first:
-                continue
-            if chunk_first > last:
-                break
-            parts.append(chunk)
-            if len(parts) == 1:
-                start = chunk_first
-        joined = join_units(parts)
-        found = joined[(positions - np.uint64(start)).astype(np.int64)]
-        assert len(found) == len(positions)
-        return found
+        low, high = bisect_right(self._firsts, first) - 1, bisect_right(self._firsts, last)
+        places = (positions - np.uint64(self._firsts[low])).astype(np.int64)
+        return join_units(self._chunks[low:high])[places]
 
     def clear(self) -> None:
         """Mastership is gone."""
+        self._firsts.clear()
         self._chunks.clear()
         self._count = 0
