@@ -81,9 +81,7 @@ class Proposer:
         """Entries proposed and not yet applied."""
         return self._entries_in_flight
 
-    def submit(
-        self, command: Command, done: Done, refuse: Failure | None = None, *, may_gather: bool = False
-    ) -> None:
+    def submit(self, command: Command, done: Done, refuse: Failure | None = None, *, may_gather: bool = False) -> None:
         """Queue a command; `done` gets its result or a Failure. `refuse` is the answer when not master.
 
         `may_gather`: it may wait a few milliseconds for others to share an entry with.
