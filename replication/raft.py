@@ -152,6 +152,10 @@ class RaftLog:
         self._dead = False
         self._told: tuple[int, int, str | None] = (-1, -1, None)
         self._caught_up = False
+        self._stirred = True
+        """Something came in, or was said, since the last tick."""
+        self._quiet_until_ns = 0
+        """Unless stirred there is nothing to do before."""
         self._first_commit: tuple[int, int] = (-1, 0)
         """(term, commit index) when this node first heard of the master of that term."""
         self._applied_term = applied[1]
@@ -162,6 +166,7 @@ class RaftLog:
         """See ReplicatedLog."""
         now_ns = self._clock.monotonic_ns()
         self._running = True
+        self._stirred = True
         self._started_ns = self._last_tick_ns = now_ns
         self._announce_members()
 
@@ -201,6 +206,9 @@ class RaftLog:
             if self._guards.input_drained_first:
                 self._engine.postpone_election(now_ns + self._config.campaign_round_ms * NS_PER_MS)
         self._last_tick_ns = now_ns
+        if not self._stirred and now_ns < self._quiet_until_ns:
+            return self._quiet_until_ns
+        self._stirred = False
         notice_ns = 0
 
         def work() -> None:
@@ -216,7 +224,8 @@ class RaftLog:
 
         self._guarded(work)
         self._tell_role()
-        return self._deadline(now_ns, notice_ns)
+        self._quiet_until_ns = self._deadline(now_ns, notice_ns)
+        return self._quiet_until_ns
 
     def _deadline(self, now_ns: int, notice_ns: int) -> int:
         engine = self._engine
@@ -274,6 +283,7 @@ class RaftLog:
             if not self._running:
                 return
             self._syncing = False
+            self._stirred = True
 
             def finish() -> None:
                 self._journal.finish_sync(work)
@@ -313,6 +323,7 @@ class RaftLog:
     def _halt(self, reason: str) -> None:
         self._halted = f"the disk is full: {reason}; free space in the data directory"
         self._halted_ns = self._clock.monotonic_ns()
+        self._stirred = True
         self._held = None
         if self._engine.state == LEADER:
             self._engine.step_down()
@@ -477,6 +488,7 @@ class RaftLog:
 
     def peer_connected(self, peer_id: str) -> None:
         """See ReplicatedLog."""
+        self._stirred = True
         peer = self._peer(peer_id)
         if peer.connected:
             self.peer_disconnected(peer_id)
@@ -487,6 +499,7 @@ class RaftLog:
 
     def peer_disconnected(self, peer_id: str) -> None:
         """See ReplicatedLog."""
+        self._stirred = True
         peer = self._peer(peer_id)
         if not peer.connected:
             return
@@ -502,6 +515,7 @@ class RaftLog:
         if self._envelope.refuses(peer_id, frame):
             return
         self._peer(peer_id).last_heard_ns = self._clock.monotonic_ns()
+        self._stirred = True
         self._guarded(lambda: self._take(peer_id, frame))
         self._tell_role()
 
@@ -737,6 +751,7 @@ class RaftLog:
         if not index:
             done(ProposalResult(Verdict.QUEUE_FULL))
             return
+        self._stirred = True
         self._proposals[index] = _Proposal(engine.term, len(command), done)
         self._proposal_bytes += len(command)
 
@@ -769,6 +784,7 @@ class RaftLog:
         if not candidates:
             done("no other member is connected")
             return
+        self._stirred = True
         target = target_id or max(candidates, key=lambda peer: (engine.match_index(peer), peer))
         if not self._handover.begin(target, engine.term, self._clock.monotonic_ns(), done):
             done("a handover is under way")
@@ -802,6 +818,7 @@ class RaftLog:
         self._members = tuple(members)
         self._voters = tuple(sorted(m.node_id for m in members))
         self._others = tuple(v for v in self._voters if v != self._node_id)
+        self._stirred = True
         self._engine.set_voters(self._voters)
         if self._running:
             self._announce_members()
@@ -830,6 +847,7 @@ class RaftLog:
                 high = middle
             else:
                 low = middle + 1
+        self._stirred = True
         if low > journal.base_index:
             self._guarded(lambda: journal.compact(low, journal.term_at(low)))
 
