@@ -116,6 +116,10 @@ class LogListener(Protocol):
         """A slave answered a sync of this term."""
         ...
 
+    def handover_ready(self, peer_id: str) -> bool:
+        """Whether this slave has heard of everything beside the log that it needs to lead without a repeat."""
+        ...
+
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
         """This slave is too far behind for the log: fetch the checkpoint of `peer_id` and restart from it."""
         ...

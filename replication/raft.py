@@ -720,6 +720,8 @@ class RaftLog:
         peer.clock_offset_ms = frame.sync_reply.clock_ms + round_trip_ms / 2 - self._clock.wall_ms()
         peer.clock_error_ms = round_trip_ms / 2 + 1
         self._listener.sync_reply_in(peer_id, frame)
+        if self._handover.parks_proposals:
+            self._next_sync_ns = 0
 
     # -- proposals
 
@@ -788,6 +790,8 @@ class RaftLog:
         target = target_id or max(candidates, key=lambda peer: (engine.match_index(peer), peer))
         if not self._handover.begin(target, engine.term, self._clock.monotonic_ns(), done):
             done("a handover is under way")
+            return
+        self._next_sync_ns = 0
 
     def _drive_handover(self, now_ns: int) -> None:
         engine = self._engine
@@ -798,6 +802,7 @@ class RaftLog:
             engine.match_index(target) == self._journal.last_index
             and engine.applied_index == self._journal.last_index
             and not self._proposals
+            and self._listener.handover_ready(target)
         )
         send = self._handover.step(
             now_ns, leading=engine.state == LEADER, term=engine.term, leader_id=engine.leader_id, caught_up=caught_up

@@ -148,6 +148,10 @@ class LogProcess:
         answer.sync_reply.number = frame.sync.number
         return answer
 
+    def handover_ready(self, peer_id: str) -> bool:
+        """See LogListener."""
+        return True
+
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
         """Nothing waits for it."""
 

@@ -67,6 +67,8 @@ class Channel:
     next_position: int = 0
     hold_until_ms: int = 0
     """Nothing leaves before: a new master's clock may be behind the cursor."""
+    _pace_until_ms: int = 0
+    """What comes due before this shares the next batch."""
     _staged: deque[Staged] = field(default_factory=deque)
     _urgent: deque[Staged] = field(default_factory=deque)
     _claimed_again: dict[int, int] = field(default_factory=dict)
@@ -158,12 +160,14 @@ class Channel:
         for queue in (self._urgent, self._staged):
             if queue and queue[0].records is not None:
                 head = queue[0]
-                return max(int(head.due_ms[head.taken]), self.hold_until_ms)
+                return max(int(head.due_ms[head.taken]), self.hold_until_ms, self._pace_until_ms)
         return None
 
     def take(self, now_ms: int, limit: int) -> tuple[Staged, int, int] | None:
         """Up to `limit` messages whose time has come: a Staged and the part [first, last) of it."""
         if now_ms < self.hold_until_ms or limit <= 0:
+            return None
+        if now_ms < self._pace_until_ms and self._staged_count < limit:
             return None
         for queue in (self._urgent, self._staged):
             while queue:
@@ -181,6 +185,8 @@ class Channel:
                 count = min(ready, limit, self._fitting(head, first))
                 if count <= 0:
                     break
+                if now_ms >= self._pace_until_ms:
+                    self._pace_until_ms = now_ms + self.config.delivery_period_ms
                 head.taken = first + count
                 self._staged_count -= count
                 if head.count == 0:

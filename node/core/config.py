@@ -38,11 +38,15 @@ class CoreConfig:
     dispatch_messages_max: int = 8_192
     """Messages one dispatch command moves at most (more only when they arrive between proposal and apply)."""
 
-    dispatch_ahead_ms: int = 5
+    dispatch_ahead_ms: int = 8
     """A dispatch is proposed this long before it is due, so that the majority's fdatasync is hidden."""
 
     dispatch_period_ms: int = 5
     """Dispatches are at least this far apart unless they are full: bounds the log's growth."""
+
+    delivery_period_ms: int = 3
+    """Batches of one group and topic leave at least this far apart unless they are full: many tiny ones would cost
+    the node and its consumers more time than they save."""
 
     push_behind_ms: int = 40
     """Push-first: how long the commit may stay behind what was delivered. Kept under 50 ms."""
@@ -141,4 +145,4 @@ class CoreConfig:
         return problems + [message for holds, message in relations if not holds]
 
 
-_MAY_BE_ZERO = frozenset({"dispatch_ahead_ms", "dispatch_period_ms", "gather_ms"})
+_MAY_BE_ZERO = frozenset({"dispatch_ahead_ms", "dispatch_period_ms", "gather_ms", "delivery_period_ms"})

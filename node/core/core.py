@@ -191,7 +191,9 @@ class NodeCore:
     def _wake_at(self, now_ms: int, log_wants_ns: int) -> int:
         times = [now_ms + IDLE_MS_MAX, self._next_upkeep_ms]
         if self.leading:
-            wanted = (self.dispatcher.wanted_ms(now_ms), self.delivery.wanted_ms(), self.proposer.wanted_ms())
+            wanted = [self.proposer.wanted_ms()]
+            if self._may_act():
+                wanted += [self.dispatcher.wanted_ms(now_ms), self.delivery.wanted_ms()]
             times += [t for t in wanted if t is not None]
         times += [t for t in (self.consumers.wanted_ms(), self.background.wanted_ms(now_ms)) if t is not None]
         wait_ms = max(0, min(times) - now_ms)
@@ -299,6 +301,10 @@ class NodeCore:
         """See LogListener."""
         self.sync.reply(peer_id, frame)
 
+    def handover_ready(self, peer_id: str) -> bool:
+        """See LogListener: the next master must know what is out with consumers, or it would deliver it again."""
+        return not self.sync.enabled or self.delivery.feed.all_heard(peer_id)
+
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
         """See LogListener."""
         self._on_checkpoint_needed(peer_id)
@@ -314,7 +320,7 @@ class NodeCore:
     # -- what requests ask
 
     def _may_act(self) -> bool:
-        return self.leading and self.log.lease_held()
+        return self.leading and not self.handing_over and self.log.lease_held()
 
     def refusal(self) -> Failure | None:
         """Why this node cannot serve a request of a client now; None if it can."""

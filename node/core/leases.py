@@ -203,6 +203,10 @@ class LeaseFeed:
                 self._heard[peer_id] = max(self._heard.get(peer_id, 0), reached)
                 self._trim()
 
+    def all_heard(self, peer_id: str) -> bool:
+        """Whether a slave has acknowledged every lease given out so far."""
+        return self._heard.get(peer_id) == self._first + len(self._events)
+
     def _note_sent(self, peer_id: str, number: int, reached: int) -> None:
         sent = self._sent.setdefault(peer_id, deque(maxlen=UNANSWERED_MAX))
         sent.append((number, reached))

@@ -18,6 +18,9 @@ STALL_NS = 20_000_000
 DRAIN_PASSES = 6
 """Passes of the loop after a stall before timers run: socket readable, call resumed, frame handed to the core."""
 
+TICK_GAP_NS = 1_000_000
+"""Ticks are at least this far apart: what comes in meanwhile shares one. A step of the loop's timers."""
+
 LAG_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 
 
@@ -66,6 +69,7 @@ class LoopDriver:
         self._deadline_ns = 0
         self._timer: asyncio.TimerHandle | None = None
         self._drain_passes_left = 0
+        self._ticked_ns = 0
         self.lag = LoopLag()
         self.stalls = 0
 
@@ -84,13 +88,19 @@ class LoopDriver:
 
     def wake(self) -> None:
         """Something came in: tick after what else is ready in this pass of the loop."""
-        if self._running and not self._queued:
-            self._queued = True
+        if not self._running or self._queued:
+            return
+        self._queued = True
+        if self._drain_passes_left or self._clock.monotonic_ns() - self._ticked_ns >= TICK_GAP_NS:
             self._loop.call_soon(self._run)
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(TICK_GAP_NS / 1e9, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._running and not self._queued:
+        if self._running:
             self._queued = True
             self._run()
 
@@ -113,6 +123,7 @@ class LoopDriver:
                 self._drain_passes_left = DRAIN_PASSES
                 self.wake()
                 return
+        self._ticked_ns = now_ns
         try:
             self._deadline_ns = self._tick()
         except Exception as error:  # our bug, or a fault that must stop the node: `failed` ends the process
