@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.wheel.units import UNIT, UNIT_BYTES, Ids, Units, join_units
+from tickwheel.wheel.units import HOUR_MS, UNIT, UNIT_BYTES, Ids, Units, join_units
 
 BLOCK_UNITS_MIN = 8192
 """Blocks below this size are joined with their neighbours."""
@@ -71,6 +71,7 @@ class Buffer:
         self.appends: list[Units] = []
         self.bytes = 0
         self.units = 0
+        self._first_hour, self._last_hour = 0, -1
         self._extents = np.zeros(0, dtype=EXTENT)  # sorted by id
         self._recent: list[Units] = []
         self._recent_count = 0
@@ -94,6 +95,11 @@ class Buffer:
         extents["row"] = starts
         extents["count"] = np.diff(starts, append=len(units))
         extents["append"] = len(self.appends)
+        first, last = int(ids[0] >> np.uint64(32)), int(ids[-1] >> np.uint64(32))
+        if self._last_hour < self._first_hour:
+            self._first_hour, self._last_hour = first, last
+        else:
+            self._first_hour, self._last_hour = min(self._first_hour, first), max(self._last_hour, last)
         self._recent.append(extents)
         self._recent_count += len(extents)
         self.appends.append(units)
@@ -102,6 +108,11 @@ class Buffer:
         self.bytes += (
             len(records) + len(units) * (UNIT_BYTES + 8) + len(extents) * EXTENT.itemsize + APPEND_BYTES_OVERHEAD
         )
+
+    @property
+    def hours(self) -> int:
+        """Hours from the first to the last that an append touched."""
+        return self._last_hour - self._first_hour + 1
 
     def _join_small(self, block: Block) -> None:
         self.blocks.append(block)
@@ -123,6 +134,7 @@ class Buffer:
         self.appends = [units]
         self.records = [records]
         self._extents = extents
+        self._first_hour, self._last_hour = int(due[order[0]]) // HOUR_MS, int(due[order[-1]]) // HOUR_MS
         self.units = len(units)
         self.bytes = len(records) + len(units) * (UNIT_BYTES + 8)
 

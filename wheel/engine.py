@@ -77,6 +77,12 @@ class Dispatched:
 
 _NOTHING = Dispatched(np.zeros(0, dtype=UNIT), 0)
 
+MERGE_SHARE_MIN = 8
+"""A merge begins at an eighth of a full buffer at the least,"""
+
+MERGE_HOUR_BYTES = 4 << 20
+"""and not before it brings so much to each hour, or many hours would mean many small writes."""
+
 
 class Wheel:
     """See the module."""
@@ -359,7 +365,7 @@ class Wheel:
     def jobs(self, now_ms: int) -> list[Job]:
         """Work that is wanted now and not under way. Each is to be run, then given to `finish` or `abandon`."""
         wanted: list[Job] = []
-        if self._merging is None and (self._frozen is not None or self._active.bytes >= self._config.buffer_bytes_max):
+        if self._merging is None and (self._frozen is not None or self._worth_merging()):
             if self._frozen is None:
                 self._frozen, self._active = self._active, Buffer()
             self._merging = MergeJob(
@@ -379,6 +385,12 @@ class Wheel:
         if loading is not None:
             wanted.append(loading)
         return wanted
+
+    def _worth_merging(self) -> bool:
+        """Full, or enough for each hour that it touches: small merges hold loop and disk up for less long."""
+        size, most = self._active.bytes, self._config.buffer_bytes_max
+        least = min(most, max(most // MERGE_SHARE_MIN, self._active.hours * MERGE_HOUR_BYTES))
+        return size >= least
 
     def _wanted_map(self) -> MapJob | None:
         if self._mapping is not None:
