@@ -58,7 +58,7 @@ class CoreConfig:
     """Settlements, and schedules while others are under way, wait so long for company before they make an entry;
     a dispatch takes along at once what waits. 0: never."""
 
-    propose_bytes_max: int = 8 << 20
+    propose_bytes_max: int = 2 << 20
     """Bytes of entries proposed and not applied."""
 
     entry_bytes_target: int = 1 << 20
