@@ -241,7 +241,7 @@ class Engine(SyncObj):  # type: ignore[misc]
             raftMaxTimeout=config.election_timeout_ms_max / 1000,
             leaderFallbackTimeout=config.fallback_ms / 1000,
             connectionTimeout=max(3.5, config.election_timeout_ms_max / 1000),
-            appendEntriesBatchSizeBytes=1 << 40 if guards.commands_unsplit else 1 << 16,
+            appendEntriesBatchSizeBytes=1 << 40,  # never cut: see `_send_to`
             logCompactionMinEntries=1 << 62,
             logCompactionMinTime=1 << 62,
             dynamicMembershipChange=False,
@@ -285,6 +285,11 @@ class Engine(SyncObj):  # type: ignore[misc]
         if self._SyncObj__transferInProgress or not self.guards.campaign_asked_first:
             return bool(super()._SyncObj__connectedToAnyone())
         return self.host.may_campaign()
+
+    def _checkCommandsToApply(self) -> None:
+        # pysyncobj's own queue would forward, or append in a later term, what was queued in an earlier one.
+        if not self.guards.proposals_local:
+            super()._checkCommandsToApply()
 
     def _SyncObj__applyLogEntries(self) -> bool:
         started_ns, count = self.clock.monotonic_ns(), 0

@@ -363,8 +363,6 @@ class RaftLog:
             return self._send(peer_id, PeerFrame(vote=Vote(granted=True)))
         if kind == "timeout_now":
             return self._send(peer_id, PeerFrame(timeout_now=TimeoutNow()))
-        if kind == "apply_command" and not self._guards.proposals_local:
-            return False
         raise AssertionError(f"pysyncobj wants to send {kind}, which has no place here")
 
     def _send_append(self, peer_id: str, message: Message) -> bool:
