@@ -24,7 +24,6 @@ class RaftConfig:
     """How long a majority's answer lets the master act, from when it was asked."""
     fallback_ms: int = 350
     """A master that no majority has answered for this long steps down."""
-    ping_period_ms: int = 100
     campaign_round_ms: int = 100
     """How long the answers to the question before an election are waited for."""
     answer_within_ms: int = 20
@@ -50,11 +49,9 @@ class RaftConfig:
     """Entries applied in one tick, however fast."""
     journal_tail_bytes_max: int = 64 << 20
     """Kept below a checkpoint for slaves that are only a little behind."""
-    learner_lag_bytes_max: int = 4 << 20
-    """A newcomer may become a member once it is no further behind than this."""
     disk_retry_ms: int = 1000
-    disk_room_bytes_min: int = 64 << 20
-    """Space that must be free before a node that ran full takes part again."""
+    sync_hang_ms: int = 1500
+    """A master whose fdatasync takes longer stands down, and stands for no election until it is over."""
     handover_wait_ms: int = 2000
     handover_answer_ms: int = 1000
     checkpoint_hint_ms: int = 1000

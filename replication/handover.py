@@ -80,6 +80,11 @@ class Handover:
         """When `step` is needed at the latest; 0: not."""
         return self._until_ns if self._phase is not _Phase.IDLE else 0
 
+    def abandon(self, problem: str) -> None:
+        """The log ends: whoever asked is told why there will be no handover."""
+        if self._phase is not _Phase.IDLE:
+            self._end(problem)
+
     def clear(self) -> None:
         """This node leads a new term: whatever was under way is over."""
         if self._phase is not _Phase.IDLE:

@@ -37,6 +37,8 @@ class Verdict(enum.Enum):
     """Not appended anywhere: safe to propose elsewhere."""
     QUEUE_FULL = "queue_full"
     """Not appended: retry later."""
+    TOO_LARGE = "too_large"
+    """Not appended, and never will be: no peer could be sent it."""
     UNKNOWN = "unknown"
     """Mastership was lost on the way: it may commit or not."""
 

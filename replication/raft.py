@@ -142,6 +142,7 @@ class RaftLog:
         self._proposals: dict[int, _Proposal] = {}
         self._proposal_bytes = 0
         self._syncing = False
+        self._sync_began_ns = 0
         self._leader_heard_ns = 0
         self._started_ns = 0
         self._last_tick_ns = 0
@@ -176,6 +177,7 @@ class RaftLog:
             return
         self._running = False
         self._fail_proposals()
+        self._handover.abandon("this node stops")
 
     def _fatal(self, reason: str) -> None:
         if self._dead:
@@ -184,6 +186,7 @@ class RaftLog:
         self._running = False
         self._listener.fatal(reason)
         self._fail_proposals()
+        self._handover.abandon("this node stops")
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Run a piece of work; what must not happen stops the node, a full disk halts it."""
@@ -217,6 +220,8 @@ class RaftLog:
             self._engine.run_due()
             self._drive_handover(now_ns)
             self._answer_unsynced(now_ns)
+            if self._engine.state == LEADER and self._others and self._disk_hangs(now_ns):
+                self._engine.step_down()
             if self._engine.state == LEADER:
                 self._send_sync(now_ns)
                 notice_ns = self._engine.send_new(self._config.commit_notice_ms * NS_PER_MS)
@@ -236,6 +241,8 @@ class RaftLog:
         times = [now_ns + IDLE_NS_MAX]
         if engine.state == LEADER:
             times += [engine.heartbeat_due_ns, self._next_sync_ns]
+            if self._syncing:
+                times.append(self._sync_began_ns + (self._config.sync_hang_ms + 1) * NS_PER_MS)
             if notice_ns:
                 times.append(notice_ns)
         elif self._asked is not None:
@@ -277,6 +284,7 @@ class RaftLog:
         if self._syncing or not self._journal.needs_sync:
             return
         self._syncing = True
+        self._sync_began_ns = self._clock.monotonic_ns()
         work = self._journal.begin_sync()
 
         def finished(_: object, error: BaseException | None) -> None:
@@ -319,6 +327,10 @@ class RaftLog:
         held.silent_since_ns = now_ns
         result = AppendResult(next_index=self._journal.durable_index + 1, echo_sent_ns=held.echo_sent_ns)
         self._send(held.leader_id, PeerFrame(append_result=result), connection_id=held.connection_id)
+
+    def _disk_hangs(self, now_ns: int) -> bool:
+        """A sync is under way for so long that a master would hold its lease and commit nothing."""
+        return self._syncing and now_ns - self._sync_began_ns > self._config.sync_hang_ms * NS_PER_MS
 
     def _halt(self, reason: str) -> None:
         self._halted = f"the disk is full: {reason}; free space in the data directory"
@@ -403,7 +415,7 @@ class RaftLog:
     def may_campaign(self) -> bool:
         """See EngineHost: ask first, raise the term only when a majority would vote for this node."""
         now_ns = self._clock.monotonic_ns()
-        if self._node_id not in self._voters or self._halted:
+        if self._node_id not in self._voters or self._halted or self._disk_hangs(now_ns):
             return False
         if not self._others:
             return True
@@ -731,10 +743,8 @@ class RaftLog:
             done(ProposalResult(Verdict.NOT_MASTER))
             return
         if len(command) > config.command_bytes_max:
-            # A peer could never be sent it, and everything behind it would wait for ever. Intake bounds it far below.
-            raise AssertionError(
-                f"a command of {len(command)} bytes was proposed, at most {config.command_bytes_max} may be"
-            )
+            done(ProposalResult(Verdict.TOO_LARGE))
+            return
         if self._halted or self._handover.parks_proposals:
             done(ProposalResult(Verdict.QUEUE_FULL))
             return
@@ -749,7 +759,8 @@ class RaftLog:
 
         self._guarded(append)
         if not index:
-            done(ProposalResult(Verdict.QUEUE_FULL))
+            # A full disk took nothing; what another failure left in the journal is for the next start to find out.
+            done(ProposalResult(Verdict.QUEUE_FULL if self._running else Verdict.UNKNOWN))
             return
         self._stirred = True
         self._proposals[index] = _Proposal(engine.term, len(command), done)

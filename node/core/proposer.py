@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.failure import Failure, limit_reached, outcome_unknown
+from tickwheel.node.core.failure import Failure, invalid, limit_reached, outcome_unknown
 from tickwheel.node.state.results import Ignored, Refused
 from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.replication.log import ProposalResult, ReplicatedLog, Verdict
@@ -196,6 +196,8 @@ class Proposer:
             failure = outcome_unknown()
             if result.verdict is Verdict.QUEUE_FULL:
                 failure = limit_reached("log_in_flight", self._config.propose_in_flight_max)
+            elif result.verdict is Verdict.TOO_LARGE:
+                failure = invalid("request", f"{len(entry)} bytes", "fits one entry of the log (48 MiB)").failure
             for done in dones:
                 done(failure)
 

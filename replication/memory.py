@@ -1,0 +1,214 @@
+"""The replicated log in memory: the same port without disk, network or time, for tests and for trying things.
+
+Owns the one sequence of entries that all logs of a `MemoryCluster` share. There are no elections: `elect` says
+who leads. An entry is committed once a majority of the members is up. It keeps the port's invariants, and is
+held to them by the suite that the real one passes (tests/replication/test_conformance.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tickwheel.proto.peer_pb2 import PeerFrame
+from tickwheel.replication.log import LogListener, LogStatus, Member, ProposalResult, Role, Verdict
+
+IDLE_NS = 1_000_000_000
+COMMAND_BYTES_MAX = 48 << 20
+PROPOSALS_MAX = 4096
+
+
+class MemoryCluster:
+    """What the logs share: entries, term, master."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = tuple(members)
+        self.entries: list[tuple[int, bytes]] = []
+        """(term, command); the first has index 1."""
+        self.term = 0
+        self.master_id: str | None = None
+        self.logs: dict[str, MemoryLog] = {}
+
+    @property
+    def has_majority(self) -> bool:
+        """Whether enough members are up to commit."""
+        up = sum(m.node_id in self.logs and self.logs[m.node_id].running for m in self.members)
+        return up > len(self.members) // 2
+
+    @property
+    def commit_index(self) -> int:
+        """Last entry that is committed."""
+        return len(self.entries) if self.has_majority else max((log.applied for log in self.logs.values()), default=0)
+
+    def elect(self, node_id: str | None) -> None:
+        """This node leads a new term, or nobody does."""
+        former = self.master_id
+        if node_id is not None:
+            is_member = any(m.node_id == node_id for m in self.members)
+            if not is_member or not self.logs[node_id].running or not self.has_majority:
+                raise ValueError(f"{node_id}: only a running member of a majority can lead")
+            self.term += 1
+            self.entries.append((self.term, b""))
+        self.master_id = node_id
+        if former is not None and former != node_id and former in self.logs:
+            self.logs[former].lose()
+        for log in list(self.logs.values()):
+            log.tell()
+
+
+@dataclass(slots=True)
+class _Proposal:
+    term: int
+    bytes: int
+    done: Callable[[ProposalResult], None]
+
+
+class MemoryLog:
+    """Implements ReplicatedLog."""
+
+    def __init__(
+        self, cluster: MemoryCluster, node_id: str, listener: LogListener, applied: int = 0, *, proposals_max: int = 0
+    ) -> None:
+        self._cluster = cluster
+        self._node_id = node_id
+        self._listener = listener
+        self._proposals: dict[int, _Proposal] = {}
+        self._proposals_max = proposals_max or PROPOSALS_MAX
+        self._transfer: tuple[str, Callable[[str | None], None]] | None = None
+        self.applied = applied
+        self.running = False
+        cluster.logs[node_id] = self
+
+    def start(self) -> None:
+        """See ReplicatedLog."""
+        self.running = True
+        self.tell()
+
+    def stop(self) -> None:
+        """See ReplicatedLog."""
+        if not self.running:
+            return
+        self.running = False
+        if self._cluster.master_id == self._node_id:
+            self._cluster.elect(None)
+        self.lose()
+
+    def lose(self) -> None:
+        """Mastership is gone: what was not applied is in doubt."""
+        proposals, self._proposals = self._proposals, {}
+        for index in sorted(proposals):
+            proposals[index].done(ProposalResult(Verdict.UNKNOWN))
+        transfer, self._transfer = self._transfer, None
+        if transfer is not None:
+            leads = self._cluster.master_id not in (None, self._node_id)
+            transfer[1](None if leads else "this node stops")
+
+    def tell(self) -> None:
+        """Role, term or master may have changed."""
+        if self.running:
+            self._listener.role_changed(self.status())
+
+    def tick(self) -> int:
+        """See ReplicatedLog."""
+        cluster = self._cluster
+        while self.running and self.applied < cluster.commit_index:
+            self.applied += 1
+            term, command = cluster.entries[self.applied - 1]
+            value = self._listener.apply(self.applied, term, command)
+            proposal = self._proposals.pop(self.applied, None)
+            if proposal is not None:
+                proposal.done(ProposalResult(Verdict.COMMITTED, self.applied, value))
+        if self._transfer is not None and not self._proposals and self._listener.handover_ready(self._transfer[0]):
+            cluster.elect(self._transfer[0])
+        return IDLE_NS
+
+    def receive(self, peer_id: str, frame: PeerFrame) -> None:
+        """See ReplicatedLog: there are no frames between logs in memory."""
+        raise AssertionError(f"a frame from {peer_id} at a log that sends none")
+
+    def peer_connected(self, peer_id: str) -> None:
+        """See ReplicatedLog."""
+
+    def peer_disconnected(self, peer_id: str) -> None:
+        """See ReplicatedLog."""
+
+    def propose(self, command: bytes, done: Callable[[ProposalResult], None]) -> None:
+        """See ReplicatedLog."""
+        cluster = self._cluster
+        if not self.running or cluster.master_id != self._node_id:
+            done(ProposalResult(Verdict.NOT_MASTER))
+        elif len(command) > COMMAND_BYTES_MAX:
+            done(ProposalResult(Verdict.TOO_LARGE))
+        elif self._transfer is not None or len(self._proposals) >= self._proposals_max:
+            done(ProposalResult(Verdict.QUEUE_FULL))
+        else:
+            cluster.entries.append((cluster.term, command))
+            self._proposals[len(cluster.entries)] = _Proposal(cluster.term, len(command), done)
+
+    def in_flight(self) -> tuple[int, int]:
+        """See ReplicatedLog."""
+        return len(self._proposals), sum(proposal.bytes for proposal in self._proposals.values())
+
+    def lease_held(self) -> bool:
+        """See ReplicatedLog."""
+        return self.lease_until_ns() > 0
+
+    def lease_until_ns(self) -> int:
+        """See ReplicatedLog: without time, as long as it leads a majority."""
+        leads = self.running and self._cluster.master_id == self._node_id
+        return 1 << 62 if leads and self._cluster.has_majority else 0
+
+    def transfer(self, target_id: str | None, done: Callable[[str | None], None]) -> None:
+        """See ReplicatedLog."""
+        cluster = self._cluster
+        others = [
+            m.node_id
+            for m in cluster.members
+            if m.node_id != self._node_id and m.node_id in cluster.logs and cluster.logs[m.node_id].running
+        ]
+        if not self.running or cluster.master_id != self._node_id:
+            done("this node is not the master")
+        elif target_id is not None and target_id not in others:
+            done(f"{target_id} is not a connected member")
+        elif not others:
+            done("no other member is connected")
+        elif self._transfer is not None:
+            done("a handover is under way")
+        else:
+            self._transfer = (target_id or others[0], done)
+
+    def set_members(self, members: Sequence[Member]) -> None:
+        """See ReplicatedLog."""
+        self._cluster.members = tuple(members)
+        if self._cluster.master_id is not None and all(m.node_id != self._cluster.master_id for m in members):
+            self._cluster.elect(None)
+
+    def members(self) -> Sequence[Member]:
+        """See ReplicatedLog."""
+        return self._cluster.members
+
+    def entries_after(self, index: int) -> int:
+        """See ReplicatedLog."""
+        return sum(len(command) for _, command in self._cluster.entries[index:])
+
+    def checkpointed(self, index: int, term: int) -> None:
+        """See ReplicatedLog: nothing is cut, memory is all there is."""
+
+    def status(self) -> LogStatus:
+        """See ReplicatedLog."""
+        cluster = self._cluster
+        role = Role.SLAVE
+        if cluster.master_id == self._node_id:
+            role = Role.MASTER
+        elif all(m.node_id != self._node_id for m in cluster.members):
+            role = Role.LEARNER
+        return LogStatus(
+            role=role,
+            term=cluster.term,
+            master_id=cluster.master_id,
+            first_index=1,
+            last_index=len(cluster.entries),
+            commit_index=cluster.commit_index,
+            applied_index=self.applied,
+            lease_held=self.lease_held(),
+        )

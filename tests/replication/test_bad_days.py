@@ -1,0 +1,123 @@
+"""One log on a bad day: a disk that hangs, a disk that is full, a handover that fails, a node that dies meanwhile."""
+
+from __future__ import annotations
+
+from tests.replication.lone import MS, STEP_MS, Lone
+from tickwheel.replication.log import Role, Verdict
+
+
+def keep_answering(lone: Lone, term: int, ms: int, *, disk: bool) -> None:
+    """Time passes; both peers answer every heartbeat, acknowledging nothing new."""
+    for _ in range(0, ms, 50):
+        lone.run(50, disk=disk)
+        for peer in lone.peers.values():
+            peer.answer(term, 1, success=False)
+
+
+def test_a_master_whose_disk_hangs_stands_down() -> None:
+    """It would hold its lease and commit nothing for as long as one fdatasync takes."""
+    lone = Lone()
+    term = lone.lead()
+    outcome = lone.propose(b"never durable")
+    keep_answering(lone, term, lone.config.sync_hang_ms - 200, disk=False)
+    assert lone.log.status().role is Role.MASTER
+    keep_answering(lone, term, 500, disk=False)
+    assert lone.log.status().role is not Role.MASTER
+    assert [result.verdict for result in outcome] == [Verdict.UNKNOWN]
+    lone.drain()
+    lone.run(3_000, disk=False)
+    assert not lone.sent_of("request_vote") and not lone.sent_of("ping"), "stands for election with a disk that hangs"
+    lone.executor.run()
+    lone.run(3_000)
+    assert lone.sent_of("ping"), "takes part again once the disk answers"
+
+
+def test_a_slave_whose_disk_is_slow_answers_that_it_lives() -> None:
+    """Without an answer the master would lose its lease for the time of one slow fdatasync."""
+    lone = Lone()
+    lone.peers["b"].append(1, (0, 0), [(1, 1, b"\x00one")])
+    assert not lone.sent_of("append_result"), "the disk is asked first"
+    lone.run(lone.config.answer_within_ms + STEP_MS, disk=False)
+    answers = [frame.append_result for frame in lone.sent_of("append_result")]
+    assert [(answer.success, answer.next_index) for answer in answers] == [(False, 1)]
+    lone.executor.run()
+    last = lone.sent_of("append_result")[-1].append_result
+    assert (last.success, last.next_index) == (True, 2)
+
+
+def test_a_handover_that_nobody_takes_up_stands_down() -> None:
+    """The request to lead may still be on its way: leading on in the same term could make two masters."""
+    lone = Lone()
+    term = lone.lead()
+    ended: list[str | None] = []
+    lone.log.transfer("b", ended.append)
+    for peer in lone.peers.values():
+        peer.answer(term, lone.journal.last_index + 1)
+    lone.run(2 * STEP_MS)
+    assert lone.sent_of("timeout_now", "b")
+    keep_answering(lone, term, lone.config.handover_answer_ms + 200, disk=True)
+    assert ended == ["b did not take over in time"]
+    assert lone.log.status().role is not Role.MASTER
+
+
+def test_a_handover_to_a_slave_that_stays_behind_is_given_up() -> None:
+    """The lease was never given up, so the master goes on in its term, and takes proposals again."""
+    lone = Lone()
+    term = lone.lead()
+    lone.propose(b"that b never gets")
+    lone.peers["c"].answer(term, lone.journal.last_index + 1)
+    lone.run(STEP_MS)
+    ended: list[str | None] = []
+    lone.log.transfer("b", ended.append)
+    keep_answering(lone, term, lone.config.handover_wait_ms + 200, disk=True)
+    assert ended == ["b did not catch up in time"]
+    assert lone.log.status().role is Role.MASTER and lone.term == term
+    outcome = lone.propose(b"on it goes")
+    assert not outcome, "taken, and under way"
+
+
+def test_a_handover_is_answered_when_the_node_dies() -> None:
+    """A fatal error must not leave the asker waiting."""
+    lone = Lone()
+    term = lone.lead()
+    ended: list[str | None] = []
+    lone.log.transfer("b", ended.append)
+    lone.peers["b"].answer(term, lone.journal.last_index + 100)
+    assert lone.problems and "acknowledges up to" in lone.problems[0]
+    assert ended == ["this node stops"]
+
+
+def test_a_full_disk_halts_and_recovers() -> None:
+    """No room for the next file: a master gives up, says why, takes nothing; with room it takes part again."""
+    lone = Lone()
+    lone.lead()
+    lone.disk.fill(0)
+    for number in range(3):
+        lone.propose(bytes(600_000) + b"%d" % number)
+        lone.run(2 * STEP_MS)
+    assert "full" in lone.log.status().halted
+    assert lone.log.status().role is not Role.MASTER
+    assert lone.propose(b"no")[0].verdict is Verdict.NOT_MASTER
+    assert not lone.problems
+    lone.disk.fill(1 << 40)
+    lone.run(lone.config.disk_retry_ms + 200)
+    assert not lone.log.status().halted
+
+
+def test_a_failed_fdatasync_ends_the_node() -> None:
+    """A later fdatasync may lie about the pages that this one lost: only a restart from the journal is safe."""
+    lone = Lone()
+    lone.lead()
+    outcome = lone.propose(b"lost?")
+    lone.disk.fail_sync()
+    work, done = lone.executor.waiting.pop(0)
+    try:
+        work()
+    except Exception as error:
+        done(None, error)
+    assert [result.verdict for result in outcome] == [Verdict.UNKNOWN]
+    assert len(lone.problems) == 1 and "stable storage" in lone.problems[0]
+    sent = len(lone.sent)
+    lone.clock.now_ns += 5_000 * MS
+    lone.log.tick()
+    assert len(lone.sent) == sent, "a dead log says nothing"
