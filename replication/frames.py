@@ -7,11 +7,21 @@ reaches the log.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from tickwheel.proto.peer_pb2 import PeerFrame
 
 FORMAT_VERSION = 1
 BOOTS_REMEMBERED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a peer may not speak here, in words for its operator."""
+
+    reason: str
+    final: bool = False
+    """It never may, as it is: it should stop."""
 
 
 class Envelope:

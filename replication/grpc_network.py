@@ -23,7 +23,7 @@ import grpc
 
 from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, FrameBundle, Hello, PeerFrame, Refused
 from tickwheel.proto.peer_pb2_grpc import PeerServicer, PeerStub
-from tickwheel.replication.frames import FORMAT_VERSION
+from tickwheel.replication.frames import FORMAT_VERSION, Refusal
 from tickwheel.storage.disk import Disk, DiskError
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -108,8 +108,10 @@ class GrpcNetwork:
         credentials: grpc.ChannelCredentials | None,
         channel_options: Callable[[str], Sequence[tuple[str, Any]]],
         warn: Callable[[str, str], None],
+        refused: Callable[[str], None],
     ) -> None:
-        """`warn(peer_id, text)` tells an operator why a peer cannot be reached."""
+        """`warn(peer_id, text)` tells an operator why a peer cannot be reached; `refused(text)` that a peer
+        will never let this node take part as it is."""
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._disk_uuid = disk_uuid
@@ -117,6 +119,7 @@ class GrpcNetwork:
         self._credentials = credentials
         self._channel_options = channel_options
         self._warn = warn
+        self._refused = refused
         self._links: dict[str, _Link] = {}
         self._inbox: Inbox | None = None
         self._wake: Callable[[], None] = lambda: None
@@ -218,6 +221,8 @@ class GrpcNetwork:
             return
         if answer.WhichOneof("body") == "refused":
             self._warn(peer_id, f"{link.address} refuses this node: {answer.refused.reason}")
+            if answer.refused.final:
+                self._refused(f"{peer_id} refuses this node: {answer.refused.reason}")
             return
         link.up = True
         assert self._inbox is not None
@@ -282,7 +287,7 @@ class PeerService(PeerServicer):
         wake: Callable[[], None],
         *,
         disk: Disk,
-        refusal: Callable[[str, str, Context], str],
+        refusal: Callable[[str, str, Context], Refusal | None],
         greeted: Callable[[str, str], None],
         checkpoint: Callable[[], Awaitable[Sequence[CopiedFile] | str]],
         copied: Callable[[], None],
@@ -299,17 +304,20 @@ class PeerService(PeerServicer):
         self._copied = copied
         self._calls: set[Context] = set()
 
-    def _refuses(self, hello: PeerFrame, context: Context) -> str:
+    def _refuses(self, hello: PeerFrame, context: Context) -> Refusal | None:
         if hello.WhichOneof("body") != "hello":
-            return "a stream begins with a hello"
+            return Refusal("a stream begins with a hello")
         if hello.cluster_id != self._cluster_id:
-            return f"this is cluster {self._cluster_id}, not {hello.cluster_id}: check cluster.id and the addresses"
+            text = f"this is cluster {self._cluster_id}, not {hello.cluster_id}: check cluster.id and the addresses"
+            return Refusal(text)
         if hello.receiver_id != self._node_id:
-            return f"this is node {self._node_id}, not {hello.receiver_id}: check the addresses of the members"
+            text = f"this is node {self._node_id}, not {hello.receiver_id}: check the addresses of the members"
+            return Refusal(text)
         if not FORMAT_VERSION - 1 <= hello.format_version <= FORMAT_VERSION + 1:
-            return f"format {hello.format_version} does not go with format {FORMAT_VERSION}: upgrade one step at a time"
+            text = f"format {hello.format_version} does not go with format {FORMAT_VERSION}: upgrade one step at a time"
+            return Refusal(text)
         if hello.sender_id == self._node_id:
-            return f"two nodes are named {self._node_id}"
+            return Refusal(f"two nodes are named {self._node_id}")
         return self._refusal(hello.sender_id, hello.disk_uuid, context)
 
     async def Exchange(self, request_iterator: AsyncIterator[PeerFrame], context: Context) -> AsyncIterator[PeerFrame]:
@@ -317,9 +325,10 @@ class PeerService(PeerServicer):
         hello = await anext(request_iterator, None)
         if hello is None:
             return
-        reason = self._refuses(hello, context)
-        if reason:
-            yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, refused=Refused(reason=reason))
+        refusal = self._refuses(hello, context)
+        if refusal is not None:
+            refused = Refused(reason=refusal.reason, final=refusal.final)
+            yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, refused=refused)
             return
         peer_id = hello.sender_id
         self._greeted(peer_id, hello.hello.peer_address)
@@ -338,9 +347,9 @@ class PeerService(PeerServicer):
         """See peer.proto."""
         if request.cluster_id != self._cluster_id:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this is cluster {self._cluster_id}")
-        reason = self._refusal(request.node_id, "", context)
-        if reason:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+        refusal = self._refusal(request.node_id, "", context)
+        if refusal is not None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal.reason)
         files = await self._checkpoint()
         if isinstance(files, str):
             await context.abort(grpc.StatusCode.UNAVAILABLE, files)

@@ -27,9 +27,10 @@ from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.work import Background
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2
-from tickwheel.proto.log_pb2 import Command, Lead, LogEntry
+from tickwheel.proto.log_pb2 import AdminCommand, Command, Lead, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.clock import ClusterClock
+from tickwheel.replication.frames import Refusal
 from tickwheel.replication.log import LogStatus, Member, ReplicatedLog, Role
 from tickwheel.replication.ports import Clock, Executor, Network, Random
 from tickwheel.storage.disk import Disk
@@ -130,6 +131,9 @@ class NodeCore:
         self._recovered = False
         self.handing_over = False
         self.leader_changes = 0
+        self._disk_uuids: dict[str, str] = {}
+        """Member to the disk that it came with."""
+        self._recording_disk = False
 
     # -- life
 
@@ -185,6 +189,8 @@ class NodeCore:
             self._next_upkeep_ms = now_ms + UPKEEP_PERIOD_MS
             self.delivery.upkeep(now_ms)
             self.rates.note(self, now_ms)
+            if self.leading:
+                self._record_disks()
         self.checkpointer.tick(now_ms)
         return self._wake_at(now_ms, log_wants_ns)
 
@@ -365,20 +371,51 @@ class NodeCore:
         """Where the dispatcher stands."""
         return self.dispatcher.phase
 
-    def refuses_member(self, node_id: str, disk_uuid: str) -> str:
-        """Why a peer may not take part: unknown, or its disk is not the one it joined with. Empty: it may."""
+    def refuses_member(self, node_id: str, disk_uuid: str) -> Refusal | None:
+        """Why a peer may not take part: unknown, or its disk is not the one it joined with. None: it may.
+
+        The disk of a member that may is remembered; the master has it recorded in the log.
+        """
         members = self.log.members()
         known = next((m for m in members if m.node_id == node_id), None)
         if known is None:
             if members:
-                return f"{node_id} is not a member: add it (tickwheel member add), under an id never used before"
-            return ""
+                return Refusal(
+                    f"{node_id} is not a member: add it (tickwheel member add), under an id never used before"
+                )
+            return None
         if known.disk_uuid and disk_uuid and known.disk_uuid != disk_uuid:
-            return (
-                f"{node_id} comes with another disk than it joined with: remove the member and add it anew "
-                "under a new id (docs/DEPLOY.md, replacing a dead node)"
+            return Refusal(
+                f"{node_id} comes with another disk than it joined with, so it has forgotten votes and entries: "
+                "remove the member and add it anew under a new id (docs/DEPLOY.md, replacing a dead node)",
+                final=True,
             )
-        return ""
+        if disk_uuid:
+            self._disk_uuids[node_id] = disk_uuid
+        return None
+
+    def _record_disks(self) -> None:
+        """As master: members whose disk is not known yet get the one they came with first."""
+        if not self.state.created or self._recording_disk:
+            return
+        self._disk_uuids[self.identity.node_id] = self.identity.disk_uuid
+        for member in self.state.members():
+            disk_uuid = self._disk_uuids.get(member.node_id, "")
+            if member.disk_uuid or not disk_uuid:
+                continue
+            self._recording_disk = True
+
+            def recorded(_: object) -> None:
+                self._recording_disk = False
+
+            filled = admin_pb2.Member(
+                node_id=member.node_id,
+                peer_address=member.peer_address,
+                client_address=member.client_address,
+                disk_uuid=disk_uuid,
+            )
+            self.proposer.submit(Command(admin=AdminCommand(add_member=filled)), recorded)
+            return
 
     def monotonic_ns(self) -> int:
         """The port's monotonic clock."""

@@ -198,7 +198,10 @@ class ConsumerService(ConsumerServicer):
         reader: asyncio.Task[None] | None = None
         self._streams.add(stream)
         try:
-            await stream.open(first.open, context)
+            try:
+                await stream.open(first.open, context)
+            except RequestError as error:
+                await abort(context, error.failure)
             opened = stream.opened()
             if opened is not None:
                 await context.write(opened)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from tickwheel.node.core.delivery import CREDITS_MAX
+from tickwheel.node.core.failure import invalid
 from tickwheel.proto.consumer_pb2 import ConsumeResponse
 
 SIZE_FIRST_BYTES = 64 << 10
@@ -34,7 +36,10 @@ class CreditGate:
         return self._held
 
     def add(self, credits: int) -> int:
-        """The client gives credits; returns how many to pass to the core now."""
+        """The client gives credits; returns how many to pass to the core now. RequestError beyond CREDITS_MAX."""
+        outstanding = self._held + self._with_core + credits
+        if outstanding > CREDITS_MAX:
+            raise invalid("credits", outstanding, f"at most {CREDITS_MAX} outstanding")
         self._held += credits
         return self._pass()
 

@@ -48,6 +48,7 @@ from tickwheel.proto import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
+from tickwheel.replication.frames import Refusal
 from tickwheel.replication.grpc_network import CHANNEL_OPTIONS, GrpcNetwork, PeerService
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.local import LocalDisk
@@ -123,6 +124,7 @@ class NodeProcess:
             credentials=tls.peer_channel_credentials(),
             channel_options=tls.peer_channel_options,
             warn=lambda peer, text: log.warning("peer cannot be reached", peer=peer, reason=text),
+            refused=self._fatal,
         )
         try:
             host = self._host = NodeHost(
@@ -256,9 +258,9 @@ class NodeProcess:
             if not host.core.log.members():
                 network.learn(peer_id, address)
 
-        def refusal(sender_id: str, disk_uuid: str, context: grpc.aio.ServicerContext[Any, Any]) -> str:
+        def refusal(sender_id: str, disk_uuid: str, context: grpc.aio.ServicerContext[Any, Any]) -> Refusal | None:
             if tls.peer is not None and not is_member_certificate(context.auth_context(), sender_id):
-                return f"the certificate is not that of node {sender_id}"
+                return Refusal(f"the certificate is not that of node {sender_id}")
             return host.core.refuses_member(sender_id, disk_uuid)
 
         async def checkpoint() -> Sequence[BackupFile] | str:

@@ -225,7 +225,11 @@ class Administration:
             text = f"member {member.node_id} was removed; a node that comes back takes a new id"
             return _refuse(pb.WRONG_STATE, text, field="node_id", value=member.node_id)
         found = state.members.get(member.node_id)
-        if found == member:
+        same_place = found is not None and (found.peer_address, found.client_address) == (
+            member.peer_address,
+            member.client_address,
+        )
+        if found == member or (same_place and not member.disk_uuid):
             return AdminResult(members=tuple(state.members.values()))
         if found is not None and found.disk_uuid not in ("", member.disk_uuid):
             text = (
