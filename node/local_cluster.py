@@ -197,6 +197,8 @@ class LocalCluster:
         )
         self._write_config(node, {"id": self.cluster_id, "join": "existing"})
         self.nodes.append(node)
+        if self._client is not None:
+            self._client.cluster.add(node.client_address)
         return node
 
     @property
@@ -262,10 +264,7 @@ class LocalCluster:
 
     async def stop(self) -> None:
         """Stop all and wait."""
-        nodes = [node for node in self.nodes if node.running]
-        for node in nodes:
-            self.signal_node(node, signal.SIGTERM)
-        await asyncio.gather(*(self.stop_node(node) for node in nodes))
+        await asyncio.gather(*(self.stop_node(node) for node in self.nodes if node.running))
         if self._client is not None:
             client, self._client = self._client, None
             await client.close()
@@ -308,7 +307,7 @@ class LocalCluster:
                         f"{node.log_tail()}"
                     )
             answers = await self.statuses()
-            running = [answers[node.node_id] for node in self.nodes if node.running]
+            running = [answers.get(node.node_id) for node in self.nodes if node.running]
             serving = [status for status in running if isinstance(status, admin_pb2.NodeStatus)]
             masters = [
                 status

@@ -55,8 +55,8 @@ class CoreConfig:
     """Entries proposed and not applied; more wait and are merged (group commit)."""
 
     gather_ms: int = 4
-    """Settlements, and schedules while others are under way, wait so long for company before they make an entry;
-    a dispatch takes along at once what waits. 0: never."""
+    """Settlements, and schedules while others are under way, make an entry so long after the last one at the earliest;
+    a dispatch leaves at once and takes along what waits. 0: everything leaves at once."""
 
     propose_bytes_max: int = 2 << 20
     """Bytes of entries proposed and not applied."""

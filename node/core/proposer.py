@@ -2,8 +2,8 @@
 
 Owns the commands that wait to be proposed and the callbacks of those under way. `flush` runs after
 every input. Commands that somebody's clock waits for (dispatch, membership) leave at once and take along
-what waits; settlements, and schedules while others are under way, gather for `gather_ms` first, because each
-entry costs every node the same work however little is in it. Every callback is called exactly once.
+what waits; settlements, and schedules while others are under way, leave `gather_ms` after the last entry at
+the earliest, because each entry costs every node the same work however little is in it. Every callback is called exactly once.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class Proposer:
         self._entries_in_flight = 0
         self._bytes_in_flight = 0
         self._urgent = False
+        self._proposed_ms = 0
+        """When the last entry was proposed."""
         self._gather_until_ms = 0
         """Until when what waits may wait for company; 0: nothing waits."""
         self.term = 0
@@ -132,6 +134,7 @@ class Proposer:
         commands, dones, _size = self._gather()
         if not commands:
             return False
+        self._proposed_ms = now_ms
         entry = LogEntry(
             format_version=FORMAT_VERSION,
             wheel_group=self._wheel_group,
@@ -153,7 +156,7 @@ class Proposer:
         if self._waiting_bytes + published >= GATHER_BYTES_MAX:
             return False
         if not self._gather_until_ms:
-            self._gather_until_ms = now_ms + self._config.gather_ms
+            self._gather_until_ms = min(now_ms, self._proposed_ms) + self._config.gather_ms
         return now_ms < self._gather_until_ms
 
     def wanted_ms(self) -> int | None:

@@ -106,7 +106,7 @@ class NodeProcess:
         disk = self._open_disk()
         try:
             identity = open_identity(disk, config.cluster.id, config.node.id, config.node.data_dir)
-        except IdentityError as error:
+        except (IdentityError, DiskError) as error:
             raise StartError(str(error), EXIT_DATA) from None
         wakers: list[Callable[[], None]] = []
 

@@ -1,0 +1,271 @@
+"""Bad days of real nodes: wiped and damaged disks, a full one, kills under load, a member replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from tickwheel.client import AsyncClient, TickwheelError
+from tickwheel.node.local_cluster import LocalCluster, LocalNode
+from tickwheel.proto import admin_pb2
+from tickwheel.proto.admin_pb2_grpc import AdminStub
+
+KILL_ROUNDS = int(os.environ.get("TICKWHEEL_KILL_ROUNDS", "2"))
+"""How often all nodes are killed under load; `TICKWHEEL_KILL_ROUNDS=20` for the long run."""
+
+
+def now_ms() -> int:
+    """This machine's clock, which the nodes share."""
+    return time.time_ns() // 1_000_000
+
+
+async def digests(nodes: list[LocalNode]) -> set[tuple[int, bytes]]:
+    """(applied index, digest) of each; one element when all agree."""
+    found = set()
+    for node in nodes:
+        async with grpc.aio.insecure_channel(node.client_address) as channel:
+            digest = await AdminStub(channel).GetDigest(admin_pb2.GetDigestRequest(), timeout=5)
+            found.add((digest.applied_index, digest.digest))
+    return found
+
+
+async def until_equal(nodes: list[LocalNode]) -> None:
+    """Wait until all have applied the same and agree on it."""
+    async with asyncio.timeout(20):
+        while True:
+            if len(await digests(nodes)) == 1:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def ended(node: LocalNode) -> int:
+    """Exit code of a node that ends by itself."""
+    assert node.process is not None
+    return await asyncio.to_thread(node.process.wait, 20)
+
+
+def said(node: LocalNode) -> str:
+    """Its log; never a traceback."""
+    text = node.log_file.read_text(encoding="utf-8")
+    assert "Traceback" not in text
+    return text
+
+
+async def disks_known(cluster: LocalCluster, node: LocalNode) -> None:
+    """Until the members know the disk of a node (their answers to another one say so)."""
+    async with asyncio.timeout(10):
+        while True:
+            listed = await cluster.client().admin.add_member(
+                admin_pb2.Member(
+                    node_id=node.node_id, peer_address=node.peer_address, client_address=node.client_address
+                )
+            )
+            if all(member.disk_uuid for member in listed):
+                return
+            await asyncio.sleep(0.1)
+
+
+async def test_a_wiped_disk_is_refused_and_the_member_replaced(tmp_path: Path) -> None:
+    """The node ends and says what to do; removed and added anew under a new id the cluster is whole again."""
+    async with LocalCluster(tmp_path, 3) as cluster, cluster.client() as client:
+        async with client.producer() as producer:
+            await producer.schedule_many("t", [(now_ms() + 3_600_000, b"%d" % number) for number in range(500)])
+        master = await cluster.master()
+        victim = next(node for node in cluster.nodes if node is not master)
+        await disks_known(cluster, victim)
+        await cluster.kill_node(victim)
+        shutil.rmtree(victim.directory / "data")
+        cluster.start_node(victim)
+        assert await ended(victim) == 3
+        assert "remove the member and add it anew under a new id" in said(victim)
+        left = await client.admin.remove_member(victim.node_id)
+        assert victim.node_id not in [member.node_id for member in left]
+        cluster.nodes.remove(victim)
+        newcomer = cluster.add_node("n4")
+        cluster.start_node(newcomer)
+        member = admin_pb2.Member(
+            node_id="n4", peer_address=newcomer.peer_address, client_address=newcomer.client_address
+        )
+        assert "n4" in [m.node_id for m in await client.admin.add_member(member)]
+        await cluster.wait_ready()
+        await until_equal(cluster.nodes)
+        assert (await client.count_pending("t")).total == 500
+        with pytest.raises(TickwheelError, match="was removed"):
+            await client.admin.add_member(
+                admin_pb2.Member(
+                    node_id=victim.node_id, peer_address=victim.peer_address, client_address=victim.client_address
+                )
+            )
+
+
+async def test_a_flipped_byte_refuses_to_start_and_says_which_file(tmp_path: Path) -> None:
+    """In the middle of the journal, in the manifest, in the identity: exit code 3, the file, what to do; no guess."""
+    async with LocalCluster(tmp_path, 1) as cluster:
+        node = cluster.nodes[0]
+        async with cluster.client() as client:
+            for number in range(50):
+                await client.schedule("t", b"%d" % number, delay_ms=3_600_000)
+        await cluster.stop_node(node)
+        data = node.directory / "data"
+        journal = max((data / "journal").glob("*"), key=lambda path: len(path.read_bytes().rstrip(b"\0")))
+        for path in (journal, data / "manifest", data / "identity"):
+            if not path.exists():
+                continue
+            content = path.read_bytes()
+            used = len(content.rstrip(b"\0"))
+            damaged = bytearray(content)
+            damaged[used // 2] ^= 0x20
+            path.write_bytes(damaged)
+            node.log_file.write_text("")
+            cluster.start_node(node)
+            assert await ended(node) == 3, path
+            assert path.name in said(node), node.log_tail()
+            path.write_bytes(content)
+        cluster.start_node(node)
+        await cluster.wait_ready()
+        async with AsyncClient(cluster.addresses) as client:
+            assert (await client.count_pending("t")).total == 50
+
+
+@pytest.fixture
+def small_disks(tmp_path: Path) -> Iterator[list[Path]]:
+    """Three file systems of their own, 64 MiB each; skipped where they cannot be mounted."""
+    mounted: list[Path] = []
+    try:
+        for number in range(3):
+            place = tmp_path / f"n{number + 1}" / "data"
+            place.mkdir(parents=True)
+            mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)]
+            try:
+                done = subprocess.run(mount, capture_output=True, text=True, check=False)
+            except FileNotFoundError:
+                pytest.skip("no mount command here")
+            if done.returncode:
+                pytest.skip(f"file systems cannot be mounted here: {done.stderr.strip()}")
+            mounted.append(place)
+        yield mounted
+    finally:
+        for place in mounted:
+            subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("whose", ["master", "slave"])
+async def test_a_full_disk_halts_a_node_and_it_recovers(tmp_path: Path, small_disks: list[Path], whose: str) -> None:
+    """It takes no part and says why, the others go on; with room it is a member again, and nothing is lost."""
+    assert len(small_disks) == 3
+    config = {"storage": {"journal_segment_bytes": 1 << 20, "space_reserve_bytes": 0}}
+    async with LocalCluster(tmp_path, 3, config=config) as cluster, cluster.client() as client:
+        sent = [await client.schedule("t", b"before", delay_ms=3_600_000)]
+        master = await cluster.master()
+        victim = master if whose == "master" else next(node for node in cluster.nodes if node is not master)
+        ballast = victim.directory / "data" / "ballast"
+        fill(ballast)
+        async with asyncio.timeout(30):
+            reason = ""
+            while "full" not in reason:
+                sent.append(await client.schedule("t", bytes(200_000), delay_ms=3_600_000, timeout_s=20))
+                status = (await cluster.statuses()).get(victim.node_id)
+                assert isinstance(status, admin_pb2.NodeStatus), "it still answers"
+                reason = status.state_reason
+        assert isinstance(status, admin_pb2.NodeStatus)
+        assert status.state == admin_pb2.NODE_READ_ONLY
+        assert status.role != admin_pb2.MASTER
+        assert "free space" in reason
+        assert (await cluster.master()) is not victim
+        async with AsyncClient([victim.client_address]) as other:
+            assert await other.admin.statuses()
+        ballast.unlink()
+        await cluster.wait_ready()
+        sent.append(await client.schedule("t", b"after", delay_ms=3_600_000))
+        await until_equal(cluster.nodes)
+        assert (await client.count_pending("t")).total == len(sent)
+        assert "disk is full" in said(victim), "an operator finds it in the log"
+
+
+def fill(path: Path) -> None:
+    """Write until the file system is full."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+
+
+async def test_one_node_after_the_other_is_killed_under_load(tmp_path: Path) -> None:
+    """SIGKILL of each node once while messages are scheduled and delivered: none lost, none early, digests equal."""
+    async with LocalCluster(tmp_path, 3) as cluster:
+        await killed_under_load(cluster, [[node] for node in cluster.nodes])
+
+
+async def test_all_nodes_are_killed_at_random_moments_under_load(tmp_path: Path) -> None:
+    """SIGKILL of all three at once, again and again."""
+    async with LocalCluster(tmp_path, 3) as cluster:
+        await killed_under_load(cluster, [list(cluster.nodes)] * KILL_ROUNDS)
+
+
+async def killed_under_load(cluster: LocalCluster, rounds: list[list[LocalNode]]) -> None:
+    """Schedule and consume all along; in each round kill some nodes at a random moment and start them again."""
+    rng = random.Random(len(rounds))
+    acknowledged: dict[str, int] = {}
+    delivered: dict[str, list[int]] = {}
+    settling: list[asyncio.Future[object]] = []
+    stop = asyncio.Event()
+
+    async def produce(client: AsyncClient) -> None:
+        while not stop.is_set():
+            due = now_ms() + np.asarray([rng.randrange(100, 1_500) for _ in range(50)])
+            async with client.producer() as producer:
+                (batch,) = await producer.schedule_many("t", [(int(when), b"payload") for when in due])
+                acknowledged.update(zip((await batch).texts(), due.tolist(), strict=True))
+            await asyncio.sleep(0.02)
+
+    async def consume(client: AsyncClient) -> None:
+        # A short lease: what was under way to the consumer when a master died is held for so long.
+        async with client.consumer("g", "t", lease=timedelta(seconds=2)) as consumer:
+            async for batch in consumer.batches():
+                for delivery in batch:
+                    delivered.setdefault(delivery.id, []).append(now_ms())
+                settling.append(asyncio.ensure_future(batch.ack()))
+
+    async with AsyncClient(cluster.addresses, timeout_s=60) as client:
+        producing = asyncio.create_task(produce(client))
+        consuming = asyncio.create_task(consume(client))
+        for victims in rounds:
+            before = len(acknowledged)
+            async with asyncio.timeout(30):
+                while len(acknowledged) < before + 200:
+                    assert not producing.done(), producing.exception()
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(rng.random() * 0.3)
+            await asyncio.gather(*(cluster.kill_node(node) for node in victims))
+            for node in victims:
+                cluster.start_node(node)
+            await cluster.wait_ready()
+        stop.set()
+        await producing
+        async with asyncio.timeout(30):
+            while True:
+                if set(acknowledged) <= set(delivered):
+                    break
+                await asyncio.sleep(0.05)
+        consuming.cancel()
+        await asyncio.gather(consuming, *settling, return_exceptions=True)
+    early = [id for id, when in acknowledged.items() if delivered[id][0] < when]
+    assert not early
+    assert len(acknowledged) >= 200 * len(rounds)
+    await until_equal(cluster.nodes)
+    for node in cluster.nodes:
+        said(node)

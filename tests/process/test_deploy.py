@@ -1,0 +1,199 @@
+"""docs/DEPLOY.md as a user follows it: its certificates, its configuration, three addresses, TLS throughout."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from tickwheel.client import AsyncClient, PermissionRefused, TickwheelError
+from tickwheel.client.cluster import TlsFiles
+from tickwheel.node.local_cluster import free_ports
+from tickwheel.proto import peer_pb2
+from tickwheel.proto.peer_pb2_grpc import PeerStub
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "tickwheel.node.cli"]
+
+
+class Hosts:
+    """Three hosts, which are three addresses of this machine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.certs = root / "certs"
+        self.ports = dict(zip(("7700", "7701"), free_ports(2), strict=True))
+        self.metrics = dict(zip(("1", "2", "3"), free_ports(3), strict=True))
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def here(self, text: str) -> str:
+        """The document's addresses and ports, on this machine."""
+        text = re.sub(r"10\.0\.0\.(\d)", r"127.0.0.\1", text)
+        return re.sub(r"\b770[01]\b", lambda found: str(self.ports[found[0]]), text)
+
+    def run(self, line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """A command line of the document."""
+        words = shlex.split(self.here(line))
+        assert words.pop(0) == "tickwheel"
+        return subprocess.run(
+            [*COMMAND, *words], cwd=self.root, env={**os.environ, "COLUMNS": "200", **environment},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    def configure(self, number: str) -> Path:
+        """deploy/node.toml, adapted as the document says."""
+        directory = self.root / f"n{number}"
+        directory.mkdir()
+        text = (ROOT / "deploy" / "node.toml").read_text(encoding="utf-8")
+        head, listen, rest = text.partition("[listen]")
+        rest = rest.replace("10.0.0.1", f"10.0.0.{number}").replace("n1.", f"n{number}.")
+        head = head.replace('[node]\nid = "n1"', f'[node]\nid = "n{number}"')
+        text = self.here(head + listen + rest).replace("127.0.0.1:7702", f"127.0.0.1:{self.metrics[number]}")
+        text = text.replace("/etc/tickwheel", str(self.certs)).replace("/var/lib/tickwheel", str(directory / "data"))
+        path = directory / "node.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def start(self, number: str, config: Path) -> None:
+        """`tickwheel node --config`."""
+        with (config.parent / "node.log").open("wb") as log:
+            command = [*COMMAND, "node", "--config", str(config)]
+            self.processes[number] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def address(self, number: str, port: str = "7700") -> str:
+        """Where a node is reached."""
+        return f"127.0.0.{number}:{self.ports[port]}"
+
+    def tls(self, name: str | None) -> TlsFiles:
+        """A caller's certificate."""
+        if name is None:
+            return TlsFiles(self.certs / "ca.crt")
+        return TlsFiles(self.certs / "ca.crt", self.certs / f"{name}.crt", self.certs / f"{name}.key")
+
+    def client(self, name: str | None, timeout_s: float = 20.0) -> AsyncClient:
+        """A client with a caller's certificate."""
+        return AsyncClient([self.address(number) for number in "123"], tls=self.tls(name), timeout_s=timeout_s)
+
+
+def command_in_docs(start: str) -> str:
+    """The line of the document that begins so."""
+    text = (ROOT / "docs" / "DEPLOY.md").read_text(encoding="utf-8")
+    return next(line.strip() for line in text.splitlines() if line.strip().startswith(start))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hosts(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Hosts]:
+    """The cluster of the document, up and with a master."""
+    made = Hosts(tmp_path_factory.mktemp("hosts"))
+    done = made.run(command_in_docs("tickwheel certs"))
+    assert done.returncode == 0, done.stderr
+    try:
+        for number in "123":
+            config = made.configure(number)
+            checked = made.run(f"tickwheel config check {config}")
+            assert checked.returncode == 0, checked.stderr + checked.stdout
+            made.start(number, config)
+        async with made.client("ops") as client, asyncio.timeout(30):
+            while True:
+                with suppress(TickwheelError):
+                    if (await client.admin.master_status(2.0)).lease_held:
+                        break
+                await asyncio.sleep(0.1)
+        yield made
+    finally:
+        for process in made.processes.values():
+            process.terminate()
+        for number, process in made.processes.items():
+            assert process.wait(30) == 0, f"n{number} did not stop cleanly"
+            assert b"Traceback" not in (made.root / f"n{number}" / "node.log").read_bytes()
+
+
+async def test_a_client_certificate_schedules_and_consumes_but_changes_nothing(hosts: Hosts) -> None:
+    """Peer, client and admin permissions are apart."""
+    async with hosts.client("app") as client:
+        async with client.consumer("g", "t") as consumer:
+            await client.schedule("t", b"hello", delay_ms=10)
+            async with asyncio.timeout(20):
+                async for delivery in consumer:
+                    assert delivery.payload == b"hello"
+                    await delivery.ack()
+                    break
+        with pytest.raises(PermissionRefused):
+            await client.admin.create_topic("mine")
+        with pytest.raises(PermissionRefused):
+            await client.admin.transfer()
+    async with hosts.client("ops") as client:
+        assert (await client.admin.create_topic("ours")).name == "ours"
+
+
+async def test_status_as_the_document_says(hosts: Hosts) -> None:
+    """Its environment variables and its command show three nodes of which one is master."""
+    environment = dict(
+        word.split("=", 1) for word in command_in_docs("export TICKWHEEL_TLS_CA").split()[1:] if "=" in word
+    )
+    done = hosts.run(command_in_docs("tickwheel status --address"), **environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("slave") == 2 and "master" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("who", ["nobody", "without"])
+async def test_callers_without_a_certificate_get_nowhere(hosts: Hosts, who: str) -> None:
+    """Neither in clear text nor with TLS and no certificate of their own."""
+    tls = None if who == "nobody" else hosts.tls(None)
+    addresses = [hosts.address(number) for number in "123"]
+    async with AsyncClient(addresses, tls=tls, timeout_s=1.5) as client:
+        with pytest.raises(TickwheelError):
+            await client.schedule("t", b"x", delay_ms=10)
+
+
+async def test_a_peer_must_be_the_member_of_its_certificate(hosts: Hosts) -> None:
+    """n2's certificate does not make a caller n3, and a client's certificate makes nobody a member."""
+    for name, words in (("n2", "the certificate is not that of node n3"), ("app", "certificate")):
+        credentials = hosts.tls(name).credentials()
+        async with grpc.aio.secure_channel(hosts.address("1", "7701"), credentials) as channel:
+            call = PeerStub(channel).Exchange()  # type: ignore[call-arg]  # written to, not iterated over
+            hello = peer_pb2.PeerFrame(
+                cluster_id="orders", sender_id="n3", receiver_id="n1", format_version=1, hello=peer_pb2.Hello()
+            )
+            await call.write(hello)
+            answer = await call.read()
+            assert isinstance(answer, peer_pb2.PeerFrame) and words in answer.refused.reason, answer
+            call.cancel()
+
+
+async def test_a_backup_over_tls_restores(hosts: Hosts) -> None:
+    """The document's backup and restore; never over a directory that holds something."""
+    environment = {f"TICKWHEEL_TLS_{part}": f"certs/{name}" for part, name in
+                   (("CA", "ca.crt"), ("CERT", "ops.crt"), ("KEY", "ops.key"))}  # fmt: skip
+    backup = command_in_docs("tickwheel backup").replace("/backups/", "")
+    done = hosts.run(backup, **environment)
+    assert done.returncode == 0, done.stderr
+    restore = command_in_docs("tickwheel restore").replace("/backups/", "").replace("/var/lib/tickwheel", "restored")
+    assert hosts.run(restore).returncode == 0
+    again = hosts.run(restore)
+    assert again.returncode == 1 and "Traceback" not in again.stderr
+    over_running = hosts.run(restore.replace("restored", str(hosts.root / "n1" / "data")))
+    assert over_running.returncode == 1, "laid over the data of a node that runs"
+
+
+async def test_without_tls_only_loopback_unless_told(hosts: Hosts, tmp_path: Path) -> None:
+    """A node that would listen in clear text on another address refuses to start and says what to do."""
+    (port,) = free_ports(1)
+    settings = (
+        "cluster.id=c", "node.id=n1", f"node.data_dir={tmp_path}/d", "listen.metrics_bind=",
+        f"listen.client_bind=0.0.0.0:{port}", f"listen.peer_bind=127.0.0.1:{port + 1}",
+    )  # fmt: skip
+    done = hosts.run("tickwheel node " + " ".join(f"--set {setting}" for setting in settings))
+    assert done.returncode == 2
+    assert "--insecure" in done.stderr and "Traceback" not in done.stderr, done.stderr
