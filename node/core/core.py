@@ -24,6 +24,7 @@ from tickwheel.node.core.publisher import Publisher
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.status import Rates, Totals
 from tickwheel.node.core.sync import SyncState
+from tickwheel.node.core.synced import SyncedFile, read_synced
 from tickwheel.node.core.work import Background
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2
@@ -106,6 +107,9 @@ class NodeCore:
         self.sync = SyncState(
             self.wheel, self.delivery, self.clock.now_ms, ports.clock.monotonic_ns, lambda: self.applied_index
         )
+        synced = read_synced(ports.disk)
+        self.sync.remember(synced)
+        self._synced_file = SyncedFile(ports.disk, ports.executor, synced)
         self.log = make_log(self, self._restored)
         self.proposer.attach(self.log, self.publisher)
         self.checkpointer = Checkpointer(
@@ -189,6 +193,7 @@ class NodeCore:
             self._next_upkeep_ms = now_ms + UPKEEP_PERIOD_MS
             self.delivery.upkeep(now_ms)
             self.rates.note(self, now_ms)
+            self._synced_file.write(self.sync.newest(self.term if self.leading else 0))
             if self.leading:
                 self._record_disks()
         self.checkpointer.tick(now_ms)

@@ -3,7 +3,8 @@
 Owns the commands that wait to be proposed and the callbacks of those under way. `flush` runs after
 every input. Commands that somebody's clock waits for (dispatch, membership) leave at once and take along
 what waits; settlements, and schedules while others are under way, leave `gather_ms` after the last entry at
-the earliest, because each entry costs every node the same work however little is in it. Every callback is called exactly once.
+the earliest, because each entry costs every node the same work however little is in it. Every callback is
+called exactly once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the 50 ms sync carries, on both sides: tick and local index, leases, clock samples.
 
 The sync is soft: it never moves a cursor and never skips a message. A slave keeps what it heard to
-start from when it becomes master, and to show; the pair it heard is written to disk every second.
+start from when it becomes master, and to show; the pair it heard is written to disk every second (synced.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tickwheel.node.core.delivery import Delivery
+from tickwheel.node.core.synced import Synced
 from tickwheel.proto.peer_pb2 import PeerFrame, Sync, SyncReply
 from tickwheel.wheel.engine import Wheel
 
@@ -47,6 +48,16 @@ class SyncState:
         """Peer to (applied index, when it said so)."""
         self.enabled = True
         """Switched off by tests that show what the sync is for."""
+
+    def remember(self, synced: Synced) -> None:
+        """After a start: show where the cluster was, until the next sync says where it is."""
+        self.heard = Heard(term=synced.term, tick=synced.tick, local_index=synced.local_index)
+
+    def newest(self, leading_term: int) -> Synced:
+        """The newest pair this node knows: its own as master of `leading_term`, else (0) what it heard."""
+        if leading_term:
+            return Synced(leading_term, self._wheel.tick, self._wheel.local_index)
+        return Synced(self.heard.term, self.heard.tick, self.heard.local_index)
 
     def outgoing(self, peer_id: str) -> PeerFrame | None:
         """The sync for one slave; the log fills in envelope and term."""
