@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import fields, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from typing import Annotated
 
@@ -18,13 +18,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tickwheel.chaos.cli_mutants import mutants
 from tickwheel.chaos.sim.faults import DEFAULT_KINDS, KINDS, Tally
 from tickwheel.chaos.sim.run import shrink, simulate
 from tickwheel.chaos.sim.setup import Level, RunResult, SimulationConfig
 from tickwheel.chaos.sim.world import SECOND
-from tickwheel.replication.guards import Guards
 
 app = typer.Typer(help="Faults against the promises: simulated, seeded, replayable.", no_args_is_help=True)
+
+app.command("mutants")(mutants)
 
 FAILURES_SHOWN_MAX = 10
 
@@ -146,44 +148,6 @@ def sim(
     for result in summary.failed[:FAILURES_SHOWN_MAX]:
         _report_failure(result, config, do_shrink and chosen is None and not trace, console)
     raise typer.Exit(1 if summary.failed else 0)
-
-
-@app.command()
-def mutants(
-    seeds: Annotated[int, typer.Option(help="Seeds to try for each guard.", min=1)] = 300,
-    first: Annotated[int, typer.Option("--from", help="The first seed.", min=0)] = 0,
-    level: Annotated[Level, typer.Option(help="The whole node, or its replicated log alone.")] = Level.LOG,
-    seconds: Annotated[int, typer.Option(help="Simulated seconds with load and faults.", min=1)] = 15,
-    guards: Annotated[str, typer.Option(help="Only these guards, by commas.")] = "",
-) -> None:
-    """Switch each guard off and count the seeds until a promise breaks; exit code 1 if one is never missed."""
-    known = [field.name for field in fields(Guards)]
-    wanted = guards.split(",") if guards else known
-    unknown = sorted(set(wanted) - set(known))
-    if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}: known are {', '.join(known)}")
-    console = Console()
-    table = Table(title="Guards switched off", title_justify="left")
-    table.add_column("guard")
-    table.add_column("seeds until found", justify="right")
-    table.add_column("how it showed")
-    missed = 0
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
-        for name in wanted:
-            config = SimulationConfig(level=level, seconds=seconds, guards=Guards(**{name: False}))
-            task = progress.add_task(name, total=seeds)
-            for tried, seed in enumerate(range(first, first + seeds), 1):
-                result = simulate(seed, config)
-                progress.update(task, advance=1)
-                if result.failed:
-                    table.add_row(name, str(tried), result.broken[:100])
-                    break
-            else:
-                missed += 1
-                table.add_row(name, f"[red]not in {seeds}[/red]", "")
-            progress.remove_task(task)
-    console.print(table)
-    raise typer.Exit(1 if missed else 0)
 
 
 def _run_many(seeds: range, config: SimulationConfig, jobs: int, summary: _Summary, console: Console) -> None:

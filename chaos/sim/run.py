@@ -118,7 +118,17 @@ class Cluster:
 
 
 def simulate(seed: int, config: SimulationConfig, story: Story | None = None) -> RunResult:
-    """Run one seed to its verdict."""
+    """Run one seed to its verdict, with the configured old bug put in, if any."""
+    if not config.mutation:
+        return _simulate(seed, config, story)
+    # Not at the top: the log alone can be driven without the rest of the node.
+    from tickwheel.chaos.sim.mutations import mutated
+
+    with mutated(config.mutation):
+        return _simulate(seed, config, story)
+
+
+def _simulate(seed: int, config: SimulationConfig, story: Story | None) -> RunResult:
     logging.getLogger("pysyncobj").setLevel(logging.CRITICAL)
     result = RunResult(seed)
     started_s = time.process_time()

@@ -33,6 +33,8 @@ class SimulationConfig:
     only: tuple[int, ...] | None = None
     """Numbers of the planned faults to inject; None: all."""
     guards: Guards = field(default_factory=Guards)
+    mutation: str = ""
+    """Name of an old bug that is put in (mutations.py); empty: none."""
 
 
 @dataclass(slots=True)

@@ -264,6 +264,11 @@ BAD: dict[str, tuple[type[Checker], list[Record]]] = {
     "other ids on repeat": (FewDuplicates, [began(), acknowledged(1, 1, 5, ID), acknowledged(2, 1, 5, ID + 50)]),
     "cursor back": (Monotone, [CursorSeen(0, "n1", 1, 1, 5, 0, False), CursorSeen(1, "n1", 2, 1, 3, 0, False)]),
     "synced pair back": (Monotone, [SyncedSeen(0, "n1", 1, 1, 5, 3), SyncedSeen(1, "n1", 1, 1, 5, 2)]),
+    "synced term back": (Monotone, [SyncedSeen(0, "n1", 1, 2, 5, 3), SyncedSeen(1, "n1", 1, 1, 6, 0)]),
+    "behind the cursor": (
+        Monotone,
+        [CursorSeen(0, "n1", 1, 1, WALL_MS + 9, 0, False), sent(1, 1, 5), acknowledged(2, 1, 5)],
+    ),
     "two masters": (OneMaster, [*ONE_MASTER_START, RoleSeen(1, "n2", 1, "master", 1)]),
     "two leases": (
         OneMaster,

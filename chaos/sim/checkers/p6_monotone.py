@@ -1,22 +1,28 @@
-"""P6: the cursor, once exposed, never moves back; the synced pair is monotone within a term."""
+"""P6: the cursor, once exposed, never moves back; the synced pair is monotone within a term, whose number never falls.
+
+Nothing is scheduled behind the cursor either: what arrives late becomes due where the cursor stands.
+"""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import CursorSeen, Record, SyncedSeen
+from tickwheel.chaos.sim.history import CursorSeen, Record, ScheduleAcknowledged, ScheduleSent, SyncedSeen
 
 
 class Monotone(Checker):
     """Per node, across its boots and all terms; a node that says it is recovering exposes nothing."""
 
     promise: ClassVar[str] = "P6"
-    kinds: ClassVar[tuple[type[Record], ...]] = (CursorSeen, SyncedSeen)
+    kinds: ClassVar[tuple[type[Record], ...]] = (CursorSeen, SyncedSeen, ScheduleSent, ScheduleAcknowledged)
 
     def __init__(self) -> None:
         self._cursor: dict[str, tuple[int, int]] = {}
         self._synced: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self._synced_term: dict[tuple[str, int], int] = {}
+        self._farthest_ms = -1
+        self._farthest_at_sending_ms: dict[tuple[str, int], int] = {}
 
     def observe(self, record: Record) -> None:
         match record:
@@ -29,7 +35,25 @@ class Monotone(Checker):
                         record.at_ns, f"{record.node} in boot {record.boot} shows cursor {now}, had shown {before}"
                     )
                 self._cursor[record.node] = now
+                self._farthest_ms = max(self._farthest_ms, record.due_ms)
+            case ScheduleSent():
+                self._farthest_at_sending_ms.setdefault((record.producer, record.sequence), self._farthest_ms)
+            case ScheduleAcknowledged():
+                cursor_ms = self._farthest_at_sending_ms.get((record.producer, record.sequence), -1)
+                earliest_ms = min(record.due_ms, default=cursor_ms)
+                if earliest_ms < cursor_ms:
+                    self.broken(
+                        record.at_ns,
+                        f"batch {record.producer}/{record.sequence} is due at {earliest_ms}, "
+                        f"behind the cursor {cursor_ms} that was shown before it was sent",
+                    )
             case SyncedSeen():
+                term = self._synced_term.get((record.node, record.boot), 0)
+                if record.term < term:
+                    self.broken(
+                        record.at_ns, f"{record.node} shows what term {record.term} synced, had shown term {term}"
+                    )
+                self._synced_term[record.node, record.boot] = record.term
                 key = (record.node, record.boot, record.term)
                 pair, known = (record.tick, record.local_index), self._synced.get(key, (-1, -1))
                 if pair < known:

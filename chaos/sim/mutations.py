@@ -1,0 +1,325 @@
+"""Old bugs, each as one broken function: the simulation must find every one of them.
+
+A mutation replaces methods of the product's classes for the length of a run; the product itself has no
+switch for it. `mutated` is entered by `simulate` and undoes everything at its end. Methods are named by
+their public classes, and one that no longer exists is an error: a mutation that changes nothing proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tickwheel.node.core.channel import Channel
+from tickwheel.node.core.checkpoint import Checkpointer
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.dispatcher import Dispatcher, Phase
+from tickwheel.node.core.leases import HeardLeases
+from tickwheel.node.core.requests import RequestDesk
+from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.state.producers import Producers
+from tickwheel.node.state.snapshot import StateCheckpoint
+from tickwheel.proto import scheduler_pb2
+from tickwheel.replication.hard_state import HardState
+from tickwheel.replication.journal_sync import SyncWork
+from tickwheel.replication.log import ProposalResult, Role, Verdict
+from tickwheel.replication.raft import RaftLog
+from tickwheel.storage.simulated import SimulatedDisk
+from tickwheel.wheel.engine import Wheel
+from tickwheel.wheel.units import CursorKey
+
+Break = Callable[["Patches"], None]
+
+
+class Patches:
+    """Replaced methods, to be put back."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[type, str, Any]] = []
+
+    def replace(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
+        """Put `make(original)` in the place of a method of `owner`."""
+        original = owner.__dict__[name]
+        self._undo.append((owner, name, original))
+        setattr(owner, name, make(original))
+
+    def undo(self) -> None:
+        """Put everything back, last first."""
+        while self._undo:
+            owner, name, original = self._undo.pop()
+            setattr(owner, name, original)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One old bug. `level` is the lowest level of simulation that can show it."""
+
+    name: str
+    what: str
+    level: str
+    apply: Break
+    faults: tuple[str, ...]
+    """Directed: with these faults alone it shows sooner than with all of them; empty: the default ones."""
+
+
+MUTATIONS: dict[str, Mutation] = {}
+
+
+def mutation(what: str, level: str = "node", faults: tuple[str, ...] = ()) -> Callable[[Break], Break]:
+    """Enter a function, named after its bug, into the table."""
+
+    def enter(function: Break) -> Break:
+        MUTATIONS[function.__name__] = Mutation(function.__name__, what, level, function, faults)
+        return function
+
+    return enter
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    """Run with one bug put in; "" puts in none."""
+    patches = Patches()
+    try:
+        if name:
+            MUTATIONS[name].apply(patches)
+        yield
+    finally:
+        patches.undo()
+
+
+# -- what is promised to clients before it is safe
+
+
+@mutation("the journal is not synced before entries are acknowledged", "log")
+def journal_not_synced(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def run(self: SyncWork) -> None:
+            self._files = []
+            original(self)
+
+        return run
+
+    patches.replace(SyncWork, "run", make)
+
+
+@mutation("a proposal is acknowledged when it is appended", "log")
+def acknowledged_when_appended(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def propose(self: RaftLog, command: bytes, done: Callable[[ProposalResult], None]) -> None:
+            before = self.status().last_index
+            original(self, command, lambda result: None)
+            after = self.status().last_index
+            done(ProposalResult(Verdict.COMMITTED, after) if after > before else ProposalResult(Verdict.NOT_MASTER))
+
+        return propose
+
+    patches.replace(RaftLog, "propose", make)
+
+
+@mutation("term and vote are not on stable storage before the vote is given", "log")
+def vote_not_stored(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def store(self: HardState, term: int, voted_for: str) -> None:
+            self.term, self.voted_for = term, voted_for
+
+        return store
+
+    patches.replace(HardState, "store", make)
+
+
+# -- mastership
+
+
+@mutation("a master acts without its lease", faults=("isolate", "freeze", "partition"))
+def lease_not_checked(patches: Patches) -> None:
+    patches.replace(NodeCore, "_may_act", lambda original: lambda self: self.leading)
+
+
+@mutation("a sync of an older term is taken", faults=("one-way", "delay"))
+def sync_term_not_checked(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def on_sync(self: RaftLog, peer_id: str, frame: Any) -> None:
+            if self.status().role is not Role.MASTER:
+                self._listener.sync_in(peer_id, frame)
+
+        return on_sync
+
+    patches.replace(RaftLog, "_on_sync", make)
+
+
+@mutation("a new master takes its cursor from the sync instead of the log")
+def cursor_from_sync(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def applied(self: NodeCore, lead: Any) -> None:
+            heard = self.sync.heard
+            if self._leading and lead.node_id == self.identity.node_id and heard.at_ns:
+                self.wheel.cursor = CursorKey(heard.tick * self.wheel._slot_ms, 0)
+            original(self, lead)
+
+        return applied
+
+    patches.replace(NodeCore, "_lead_was_applied", make)
+
+
+@mutation("a new master forgets the leases that it heard of", faults=("kill", "handover"))
+def leases_forgotten(patches: Patches) -> None:
+    patches.replace(HeardLeases, "held", lambda original: lambda self, now_ms: [])
+
+
+# -- the wheel
+
+
+@mutation("a new master goes on from now: what is overdue is not aligned")
+def alignment_left_out(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def begin(self: Dispatcher, now_ms: int) -> None:
+            original(self, now_ms)
+            self._wheel.dispatch(CursorKey(now_ms, 0))
+
+        return begin
+
+    patches.replace(Dispatcher, "begin", make)
+
+
+@mutation("the two cases of the alignment are swapped: a cursor behind the clock waits")
+def alignment_swapped(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def tick(self: Dispatcher, now_ms: int) -> None:
+            if self.phase is Phase.ALIGNING and self._wheel.cursor.due_ms < now_ms:
+                return
+            original(self, now_ms)
+
+        return tick
+
+    patches.replace(Dispatcher, "tick", make)
+
+
+@mutation("messages are handed out when they are dispatched, a little ahead of their time")
+def not_held_until_due(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        return lambda self, now_ms, limit: original(self, now_ms + 8, limit)
+
+    patches.replace(Channel, "take", make)
+
+
+@mutation("a late arrival keeps its due time below the cursor")
+def late_not_clamped(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def append(self: Wheel, units: Any, records: Any) -> Any:
+            cursor, self.cursor = self.cursor, CursorKey(0, 0)
+            try:
+                return original(self, units, records)
+            finally:
+                self.cursor = cursor
+
+        return append
+
+    patches.replace(Wheel, "append", make)
+
+
+@mutation("ids depend on when a node merges, not on the log alone")
+def ids_at_merge(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def finish(self: Wheel, job: Any) -> None:
+            original(self, job)
+            if job.kind == "merge":
+                self._hours.next_index[:] += 1
+
+        return finish
+
+    patches.replace(Wheel, "_finish_merge", make)
+
+
+# -- the state machine
+
+
+@mutation("a repeated batch is scheduled again")
+def idempotence_off(patches: Patches) -> None:
+    patches.replace(Producers, "span", lambda original: lambda self, producer_id: None)
+
+
+@mutation("a cancel is done by the master alone")
+def cancel_not_replicated(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def cancel(self: RequestDesk, number: int, done: Callable[[Any], None]) -> None:
+            core = self._core
+            failure = core.refusal()
+            if failure is not None:
+                done(failure)
+                return
+
+            def found(unit: Any) -> None:
+                if getattr(unit, "units", None) is None:
+                    original(self, number, done)
+                    return
+                outcome = core.wheel.cancel(number, int(unit.units["due_ms"][0]))
+                done(scheduler_pb2.CancelOutcome.Value(outcome.name))
+
+            self._find(number, found)
+
+        return cancel
+
+    patches.replace(RequestDesk, "cancel", make)
+
+
+@mutation("each node stamps with its own clock what the master should have stamped")
+def stamped_at_apply(patches: Patches) -> None:
+    clocks: dict[StateMachine, int] = {}
+
+    def make(original: Any) -> Any:
+        def apply(self: StateMachine, index: int, term: int, entry: Any) -> Any:
+            entry.stamped_ms += clocks.setdefault(self, len(clocks))
+            return original(self, index, term, entry)
+
+        return apply
+
+    patches.replace(StateMachine, "apply", make)
+
+
+# -- checkpoints
+
+
+@mutation("the manifest is durable before the files that it names")
+def manifest_before_files(patches: Patches) -> None:
+    running = [False]
+
+    def make_run(original: Any) -> Any:
+        def run(self: StateCheckpoint) -> None:
+            running[0] = True
+            try:
+                original(self)
+            finally:
+                running[0] = False
+
+        return run
+
+    def make_sync(original: Any) -> Any:
+        def sync(self: SimulatedDisk, *args: Any) -> None:
+            if not running[0]:
+                original(self, *args)
+
+        return sync
+
+    patches.replace(StateCheckpoint, "run", make_run)
+    patches.replace(SimulatedDisk, "sync_content", make_sync)
+    patches.replace(SimulatedDisk, "sync_dir", make_sync)
+
+
+@mutation("the journal is cut before the checkpoint that covers it is durable")
+def journal_cut_early(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def begin(self: Checkpointer, now_ms: int) -> None:
+            index, term = self._applied()
+            if index:
+                log: Any = self._log
+                config = log._config
+                log._config = replace(config, journal_tail_bytes_max=0)
+                log.checkpointed(index, term)
+                log._config = config
+            original(self, now_ms)
+
+        return begin
+
+    patches.replace(Checkpointer, "_begin", make)
