@@ -10,17 +10,20 @@ import asyncio
 import json
 import os
 import platform
+import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from tickwheel.bench.cases import CASES, Figure
+from tickwheel.bench.cases import CASES, LINES, Figure, Line
 from tickwheel.bench.wheel_alone import t10
 
 RESULTS = Path("bench/results/latest.json")
 ALL = {**CASES, "T10": t10}
+ONCE = {"T6", "T7", "T8"}
 
 
 def settings(quick: bool) -> dict[str, object]:
@@ -35,9 +38,9 @@ def settings(quick: bool) -> dict[str, object]:
     }
 
 
-def write(case: str, figures: list[Figure], quick: bool) -> None:
+def write(case: str, runs: list[list[Figure]], quick: bool) -> None:
     """Put the figures of one case in the place of its older ones."""
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     kept = [record for record in kept if record["case"] != case]
     kept += [
         {
@@ -45,32 +48,84 @@ def write(case: str, figures: list[Figure], quick: bool) -> None:
             "figure": figure.name,
             "value": round(figure.value, 3),
             "unit": figure.unit,
-            "runs": [round(figure.value, 3)],
+            "target": figure.target,
+            "runs": [round(run[place].value, 3) for run in runs],
             "settings": settings(quick),
         }
-        for figure in figures
+        for place, figure in enumerate(medians(runs))
     ]
+    kept.sort(key=lambda record: int(record["case"][1:]))
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def medians(runs: list[list[Figure]]) -> list[Figure]:
+    """The figures of several runs of one case, each with the median of its values."""
+    return [
+        replace(figure, value=statistics.median(run[place].value for run in runs))
+        for place, figure in enumerate(runs[0])
+    ]
+
+
+def number_text(value: float) -> str:
+    """A figure as people read it: fractions only where they matter."""
+    return f"{value:,.3f}" if abs(value) < 10 and value != int(value) else f"{value:,.0f}"
+
+
+def plot(case: str, lines: dict[str, Line]) -> None:
+    """What a case has to show over time, one panel a line, beside the results."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(len(lines), 1, sharex=True, figsize=(9, 2.2 * len(lines)), squeeze=False)
+    for panel, (name, (times, values)) in zip(panels[:, 0], lines.items(), strict=True):
+        panel.plot(times, values, linewidth=1.2)
+        panel.set_ylabel(name)
+        panel.set_ylim(bottom=0)
+        panel.grid(alpha=0.3)
+    panels[0, 0].set_title(f"{case}: by quarter seconds")
+    panels[-1, 0].set_xlabel("seconds since the first delivery")
+    figure.tight_layout()
+    figure.savefig(RESULTS.parent / f"{case}.png", dpi=110)
+    pyplot.close(figure)
 
 
 def main() -> int:
-    """Run what was asked for; the exit code."""
+    """Run what was asked for; the exit code is 1 if a case could not run."""
     parser = argparse.ArgumentParser(prog="tickwheel.bench", description=__doc__)
     parser.add_argument("--case", choices=list(ALL), help="only this one")
-    parser.add_argument("--quick", action="store_true", help="each in seconds; figures are not written")
+    parser.add_argument("--quick", action="store_true", help="each in seconds, once; figures are not written")
+    parser.add_argument("--runs", type=int, default=3, help="how often each is run (T6 to T8: once)")
     arguments = parser.parse_args()
     console = Console()
-    table = Table("case", "figure", "measured", "unit", "target")
+    table = Table("case", "figure", "median", "runs", "unit", "target")
+    failed = []
     for case in [arguments.case] if arguments.case else list(ALL):
-        console.print(f"{case} ...")
-        figures = asyncio.run(ALL[case](arguments.quick))
-        for figure in figures:
-            table.add_row(case, figure.name, f"{figure.value:,.1f}", figure.unit, figure.target)
+        runs: list[list[Figure]] = []
+        for number in range(1 if arguments.quick or case in ONCE else max(1, arguments.runs)):
+            console.print(f"{case}, run {number + 1} ...")
+            LINES.clear()
+            try:
+                runs.append(asyncio.run(ALL[case](arguments.quick)))
+            except Exception as error:  # the other cases are measured all the same; the exit code tells
+                console.print_exception()
+                failed.append(f"{case}: {error!r}")
+                break
+        if not runs:
+            continue
+        for place, figure in enumerate(medians(runs)):
+            values = ", ".join(f"{number_text(run[place].value)}" for run in runs)
+            table.add_row(case, figure.name, number_text(figure.value), values, figure.unit, figure.target)
         if not arguments.quick:
-            write(case, figures, arguments.quick)
+            write(case, runs, arguments.quick)
+            if LINES:
+                plot(case, LINES)
     console.print(table)
-    return 0
+    for text in failed:
+        console.print(f"[red]could not run: {text}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.bench.load import Consumed, consume, now_ms, schedule_columns
+from tickwheel.bench.load import Consumed, consume, now_ms, schedule_columns, schedule_rows
 from tickwheel.client import AsyncClient
 from tickwheel.node.local_cluster import LocalCluster
 
@@ -32,6 +34,13 @@ class Figure:
     target: str = ""
 
 
+Line = tuple[list[float], list[float]]
+"""Times in seconds and values: a line of a plot."""
+
+LINES: dict[str, Line] = {}
+"""What the last run of a case has to plot, by the name of the line."""
+
+
 @contextlib.asynccontextmanager
 async def cluster() -> AsyncIterator[tuple[LocalCluster, AsyncClient]]:
     """Three nodes on this machine and a client."""
@@ -45,14 +54,44 @@ def spread(first_ms: int, width_ms: int) -> Callable[[np.random.Generator, int, 
     return lambda rng, now, count: now + first_ms + rng.integers(0, width_ms, count)
 
 
+def disk_rate(directory: Path, seconds: float) -> float:
+    """Bytes a second that this disk takes in pieces of 1 MiB with an fdatasync behind each."""
+    piece, total = bytes(1 << 20), 0
+    path = directory / "disk-rate"
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
+    try:
+        began = time.perf_counter()
+        while (elapsed := time.perf_counter() - began) < seconds:
+            os.write(descriptor, piece)
+            os.fdatasync(descriptor)
+            total += len(piece)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+    return total / elapsed
+
+
 async def t1(quick: bool) -> list[Figure]:
-    """Schedule as columns of 4,096, due times over 24 h, then over 60 days."""
+    """Schedule rows of 1,000 and columns of 4,096, due over 24 h and over 60 days, for 20 s and for 60 s."""
     figures = []
     seconds = 2.0 if quick else 20.0
-    for name, width_ms in (("schedule_rate_24h", DAY_MS), ("schedule_rate_60d", 60 * DAY_MS)):
+    async with cluster() as (nodes, _):
+        master = await nodes.master()
+        rows = await schedule_rows(master.client_address, seconds, 1_000, 3_600_000, DAY_MS)
+        figures.append(Figure("rows_24h", rows.rate, "msg/s", "150,000"))
+    columns = (
+        ("columns_24h", DAY_MS, seconds, "250,000"),
+        ("columns_60d", 60 * DAY_MS, seconds, "0.7 of 24 h"),
+        ("columns_24h_60s", DAY_MS, 3 * seconds, "150,000"),
+    )
+    for name, width_ms, lasts_s, target in columns:
         async with cluster() as (_, client):
-            result = await schedule_columns(client, seconds, BATCH, spread(3_600_000, width_ms))
-            figures.append(Figure(name, result.rate, "msg/s", "250,000" if width_ms == DAY_MS else "0.7 of 24 h"))
+            result = await schedule_columns(client, lasts_s, BATCH, spread(3_600_000, width_ms))
+            figures.append(Figure(name, result.rate, "msg/s", target))
+    with TemporaryDirectory(prefix="tickwheel-bench-") as directory:
+        # Each message is written twice (journal, hour files) on each of three nodes.
+        own = disk_rate(Path(directory), 2.0) / (256 * 2 * 3)
+    figures.append(Figure("disk_alone", own, "msg/s"))
     return figures
 
 
@@ -77,26 +116,58 @@ async def t2(quick: bool) -> list[Figure]:
     ]
 
 
-async def _end_to_end(rate: float, batch: int, seconds: float, due_ms: tuple[int, int]) -> tuple[float, Consumed, int]:
+async def digests_equal(nodes: LocalCluster) -> bool:
+    """Whether all nodes end at the same applied index with the same digest."""
+    for _ in range(100):
+        digests = [await nodes.client().admin.digest(node.client_address) for node in nodes.nodes]
+        if len({(digest.applied_index, digest.digest) for digest in digests}) == 1:
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+def plot_lines(consumed: Consumed) -> None:
+    """Lateness and rate of deliveries over time, by quarter seconds."""
+    times = np.array(consumed.arrivals_s) - consumed.arrivals_s[0]
+    at = (times * 4).astype(int)
+    p50, p99, rates = [], [], []
+    ticks = sorted(set(at.tolist()))
+    for tick in ticks:
+        late = np.concatenate([consumed.late_ms[place] for place in np.flatnonzero(at == tick)])
+        p50.append(float(np.percentile(late, 50)))
+        p99.append(float(np.percentile(late, 99)))
+        rates.append(4.0 * len(late))
+    seconds = [tick / 4 for tick in ticks]
+    LINES.update(
+        {"lateness p50, ms": (seconds, p50), "lateness p99, ms": (seconds, p99), "messages/s": (seconds, rates)}
+    )
+
+
+async def _end_to_end(rate: float, batch: int, seconds: float, due_ms: tuple[int, int]) -> tuple[float, Consumed, bool]:
     consumed = Consumed()
-    async with cluster() as (_, client):
+    async with cluster() as (nodes, client):
         task = asyncio.create_task(consume(client, consumed))
         began = time.perf_counter()
         result = await schedule_columns(client, seconds, batch, spread(*due_ms), rate)
         async with asyncio.timeout(60):
             while consumed.settled < result.messages:
                 await asyncio.sleep(0.05)
+        equal = await digests_equal(nodes)
         settled_rate = consumed.settled / (consumed.last_settled_s - began - due_ms[0] / 1_000)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    return settled_rate, consumed, result.messages
+    plot_lines(consumed)
+    return settled_rate, consumed, equal
 
 
-def _lateness(consumed: Consumed, prefix: str = "lateness") -> list[Figure]:
+def _lateness(consumed: Consumed, targets: tuple[str, str, str] = ("", "", "")) -> list[Figure]:
     late = consumed.lateness()
     named = (("p50", 50), ("p99", 99), ("p99_9", 99.9))
-    figures = [Figure(f"{prefix}_{name}", float(np.percentile(late, q)), "ms") for name, q in named]
+    figures = [
+        Figure(f"lateness_{name}", float(np.percentile(late, q)), "ms", target)
+        for (name, q), target in zip(named, targets, strict=True)
+    ]
     return [
         *figures,
         Figure("early", float((late < 0).sum()), "msg", "0"),
@@ -105,15 +176,19 @@ def _lateness(consumed: Consumed, prefix: str = "lateness") -> list[Figure]:
 
 
 async def t3(quick: bool) -> list[Figure]:
-    """End to end: scheduled 2 to 5 s ahead as fast as it goes, delivered, settled."""
-    rate, consumed, _ = await _end_to_end(0.0, BATCH, 4.0 if quick else 30.0, (2_000, 3_000))
-    return [Figure("settled_rate", rate, "msg/s", "80,000"), *_lateness(consumed)]
+    """End to end at 80,000/s: scheduled 2 to 5 s ahead, delivered, settled; the nodes' digests compared at the end."""
+    rate, consumed, equal = await _end_to_end(80_000.0, BATCH, 4.0 if quick else 60.0, (2_000, 3_000))
+    return [
+        Figure("settled_rate", rate, "msg/s", "80,000"),
+        *_lateness(consumed, ("", "25", "")),
+        Figure("digests_equal", float(equal), "", "1"),
+    ]
 
 
 async def t4(quick: bool) -> list[Figure]:
     """Lateness at 5,000/s, due times at random milliseconds."""
     _, consumed, _ = await _end_to_end(5_000.0, 250, 4.0 if quick else 30.0, (1_000, 2_000))
-    return _lateness(consumed)
+    return _lateness(consumed, ("2", "5", "20"))
 
 
 async def t5(quick: bool) -> list[Figure]:
@@ -144,50 +219,73 @@ async def t5(quick: bool) -> list[Figure]:
     return [Figure("messages", total, "msg"), Figure("settled_after", took_s, "s", "7"), *_lateness(consumed)]
 
 
-async def _losses(rounds: int, act: Callable[[LocalCluster, AsyncClient], Awaitable[None]]) -> list[Figure]:
-    """Do something to the master under 5,000/s, again and again; the longest silence of each round."""
+async def _losses(
+    rounds: int, kind: str, targets: tuple[str, str], act: Callable[[LocalCluster, AsyncClient], Awaitable[None]]
+) -> list[Figure]:
+    """Do something to the master under 5,000/s, again and again; the longest silence of the consumer after each."""
     consumed = Consumed()
     silences: list[float] = []
     async with cluster() as (nodes, client):
         task = asyncio.create_task(consume(client, consumed))
-        load = asyncio.create_task(schedule_columns(client, 6.0 * rounds + 2.0, 250, spread(300, 500), 5_000.0))
+        stop = asyncio.Event()
+        load = asyncio.create_task(schedule_columns(client, 0.0, 250, spread(300, 500), 5_000.0, stop=stop))
         await asyncio.sleep(2)
         for _ in range(rounds):
             at_s = time.perf_counter()
             await act(nodes, client)
-            await asyncio.sleep(5)
-            times = [at_s, *(t for t in consumed.arrivals_s if t > at_s)]
-            silences.append(float(np.diff(times).max()))
+            await asyncio.sleep(2.5)
+            times = [at_s, *(t for t in consumed.arrivals_s if at_s < t < at_s + 2.5)]
+            silences.append(float(np.diff(times).max()) if len(times) > 1 else 2.5)
             await nodes.wait_ready()
+        stop.set()
         result = await load
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(90):
             while len(np.unique(np.concatenate(consumed.ids))) < result.messages:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.2)
         unique = len(np.unique(np.concatenate(consumed.ids)))
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
     late = consumed.lateness()
+    plot_lines(consumed)
     return [
-        Figure("silence_p50", float(np.median(silences)), "s"),
-        Figure("silence_max", max(silences), "s"),
-        Figure("lost", result.messages - unique, "msg", "0"),
-        Figure("repeats", consumed.repeats(), "msg"),
-        Figure("early", float((late < 0).sum()), "msg", "0"),
-        Figure("rounds", rounds, "losses"),
+        Figure(f"{kind}_silence_p50", float(np.median(silences)), "s", targets[0]),
+        Figure(f"{kind}_silence_p99", float(np.percentile(silences, 99)), "s"),
+        Figure(f"{kind}_silence_max", max(silences), "s", targets[1]),
+        Figure(f"{kind}_lost", result.messages - unique, "msg", "0"),
+        Figure(f"{kind}_repeats", consumed.repeats(), "msg"),
+        Figure(f"{kind}_early", float((late < 0).sum()), "msg", "0"),
+        Figure(f"{kind}_rounds", rounds, ""),
     ]
 
 
 async def t6(quick: bool) -> list[Figure]:
-    """SIGKILL of the master at 5,000/s; the longest time without a delivery after it."""
+    """Loss of the master at 5,000/s: SIGKILL, then SIGSTOP for two seconds; the longest time without a delivery."""
 
     async def kill(nodes: LocalCluster, _: AsyncClient) -> None:
         master = await nodes.master()
-        assert master is not None
         await nodes.kill_node(master)
         nodes.start_node(master)
 
-    return await _losses(1 if quick else 10, kill)
+    waking: set[asyncio.Task[None]] = set()
+
+    async def freeze(nodes: LocalCluster, _: AsyncClient) -> None:
+        master = await nodes.master()
+        nodes.signal_node(master, signal.SIGSTOP)
+
+        async def wake() -> None:
+            await asyncio.sleep(2.0)
+            nodes.signal_node(master, signal.SIGCONT)
+
+        task = asyncio.create_task(wake())
+        waking.add(task)
+        task.add_done_callback(waking.discard)
+
+    rounds = 1 if quick else 20
+    return [
+        *await _losses(rounds, "kill", ("0.7", "1.5"), kill),
+        *await _losses(rounds, "stop", ("0.7", "1.5"), freeze),
+    ]
 
 
 async def t7(quick: bool) -> list[Figure]:
@@ -196,7 +294,55 @@ async def t7(quick: bool) -> list[Figure]:
     async def hand_over(_: LocalCluster, client: AsyncClient) -> None:
         await client.admin.transfer()
 
-    return await _losses(1 if quick else 10, hand_over)
+    return await _losses(1 if quick else 20, "handover", ("", "0.2"), hand_over)
+
+
+def private_bytes(pid: int) -> int:
+    """RssAnon of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    raise ValueError(f"process {pid} says nothing of RssAnon")
+
+
+async def t8(quick: bool) -> list[Figure]:
+    """One million, then ten million pending messages of 100 bytes: memory, schedule rate, time to restart a node."""
+    unit = 100_000 if quick else 1_000_000
+    async with cluster() as (nodes, client):
+
+        async def grow(count: int) -> float:
+            stop = asyncio.Event()
+            due = spread(2 * 3_600_000, DAY_MS)
+            result = await schedule_columns(client, 0.0, BATCH, due, stop=stop, messages_max=count, payload_bytes=100)
+            return result.rate
+
+        def memory() -> float:
+            return max(private_bytes(node.pid) for node in nodes.nodes if node.pid is not None) / (1 << 20)
+
+        empty_rate = await grow(unit)
+        await asyncio.sleep(2)
+        small = memory()
+        await grow(8 * unit)
+        full_rate = await grow(unit)
+        await asyncio.sleep(2)
+        large = memory()
+        master = await nodes.master()
+        slave = next(node for node in nodes.nodes if node is not master)
+        await nodes.stop_node(slave)
+        began = time.perf_counter()
+        nodes.start_node(slave)
+        await nodes.wait_ready()
+        ready_s = time.perf_counter() - began
+        pending = (await client.admin.master_status()).pending
+    return [
+        Figure("pending", pending, "msg"),
+        Figure("memory_small", small, "MiB"),
+        Figure("memory_large", large, "MiB"),
+        Figure("memory_growth", large - small, "MiB", "50"),
+        Figure("rate_empty", empty_rate, "msg/s"),
+        Figure("rate_full", full_rate, "msg/s", "0.9 of empty"),
+        Figure("restart_to_ready", ready_s, "s", "3"),
+    ]
 
 
 CASES: dict[str, Callable[[bool], Coroutine[Any, Any, list[Figure]]]] = {
@@ -207,4 +353,5 @@ CASES: dict[str, Callable[[bool], Coroutine[Any, Any, list[Figure]]]] = {
     "T5": t5,
     "T6": t6,
     "T7": t7,
+    "T8": t8,
 }

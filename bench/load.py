@@ -8,10 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import grpc
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.client import AsyncClient
+from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 
 TOPIC = "bench"
 GROUP = "bench"
@@ -43,16 +46,26 @@ async def schedule_columns(
     batch: int,
     due: Callable[[np.random.Generator, int, int], NDArray[np.int64]],
     rate: float = 0.0,
+    payload_bytes: int = PAYLOAD_BYTES,
+    stop: asyncio.Event | None = None,
+    messages_max: int = 0,
 ) -> Scheduled:
-    """Stream column batches for so long; `due(rng, now_ms, n)` gives their times; rate 0: as fast as it goes."""
+    """Stream column batches for so long, or until `stop` or so many messages; `due(rng, now_ms, n)` gives their times.
+
+    Rate 0: as fast as it goes.
+    """
     rng = np.random.default_rng(1)
-    payloads, sizes = bytes(PAYLOAD_BYTES * batch), np.full(batch, PAYLOAD_BYTES, np.uint32)
+    payloads, sizes = bytes(payload_bytes * batch), np.full(batch, payload_bytes, np.uint32)
     result = Scheduled()
     waiting: deque[asyncio.Future[object]] = deque()
     async with client.producer() as producer:
         began = time.perf_counter()
         sent = 0
-        while (elapsed := time.perf_counter() - began) < seconds:
+        while True:
+            elapsed = time.perf_counter() - began
+            over = stop.is_set() if stop is not None else elapsed >= seconds
+            if over or (messages_max and sent >= messages_max):
+                break
             if rate and sent / rate > elapsed:
                 await asyncio.sleep(sent / rate - elapsed)
             future = await producer.schedule_columns(TOPIC, due(rng, now_ms(), batch), sizes, payloads)
@@ -63,6 +76,39 @@ async def schedule_columns(
         while waiting:
             await waiting.popleft()
         result.messages, result.seconds = sent, time.perf_counter() - began
+    return result
+
+
+async def schedule_rows(address: str, seconds: float, batch: int, first_ms: int, width_ms: int) -> Scheduled:
+    """Stream row batches for so long to the master itself; the batches are made before, for the node is measured."""
+    rng = np.random.default_rng(2)
+    result = Scheduled()
+    made = []
+    for _ in range(32):
+        due = now_ms() + first_ms + rng.integers(0, width_ms, batch)
+        messages = [common_pb2.Message(topic=TOPIC, payload=bytes(PAYLOAD_BYTES), due_ms=when) for when in due.tolist()]
+        made.append(scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=messages)))
+    options = [("grpc.max_send_message_length", 64 << 20)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        call = SchedulerStub(channel).ScheduleStream()  # type: ignore[call-arg]  # written to, not iterated over
+        waiting = asyncio.Semaphore(WAITING_MAX)
+
+        async def receipts() -> None:
+            while isinstance(receipt := await call.read(), scheduler_pb2.BatchReceipt):
+                assert not receipt.error, receipt.error
+                result.messages += len(receipt.ids) // 8
+                waiting.release()
+
+        reading = asyncio.create_task(receipts())
+        began = time.perf_counter()
+        sent = 0
+        while time.perf_counter() - began < seconds:
+            await waiting.acquire()
+            await call.write(made[sent % len(made)])
+            sent += 1
+        await call.done_writing()
+        await reading
+        result.seconds = time.perf_counter() - began
     return result
 
 

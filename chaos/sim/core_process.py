@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import google_crc32c
 
-from tickwheel.chaos.sim.history import CursorSeen, DigestSeen, SyncedSeen
+from tickwheel.chaos.sim.history import CursorSeen, DigestSeen, SizesSeen, SyncedSeen
 from tickwheel.chaos.sim.log_process import CLUSTER_ID, Watcher, members_of, note_sync
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS, SECOND
@@ -22,6 +22,7 @@ from tickwheel.replication.log import LogStatus
 
 DIGEST_EVERY = 200
 """Entries between two digests of the state."""
+SIZES_EVERY_NS = 100 * MS
 COPY_NS = 20 * MS
 COPY_NS_MOST = 3 * SECOND
 
@@ -76,6 +77,7 @@ class CoreProcess:
         self._cursor: tuple[int, int] = (-1, -1)
         self._recovering: bool | None = None
         self._synced = (-1, -1, -1)
+        self._next_sizes_ns = 0
         ports = Ports(
             disk=machine.disk,
             clock=machine.clock,
@@ -138,6 +140,24 @@ class CoreProcess:
         if not core.leading and heard.at_ns and synced != self._synced:
             self._synced = synced
             machine.history.add(SyncedSeen(machine.world.now_ns, machine.name, machine.boot, *synced))
+
+        if machine.world.now_ns >= self._next_sizes_ns:
+            self._next_sizes_ns = machine.world.now_ns + SIZES_EVERY_NS
+            machine.history.add(SizesSeen(machine.world.now_ns, machine.name, self._sizes()))
+
+    def _sizes(self) -> tuple[tuple[str, int, int], ...]:
+        """What a node holds beside the limit that it should keep. The last one in may reach over a limit of bytes."""
+        core = self.host.core
+        config, raft = core.config, raft_config(core.config)
+        proposals, proposal_bytes = core.log.in_flight()
+        return (
+            ("batches waiting", core.publisher.waiting, config.intake_requests_max),
+            ("bytes of batches waiting", core.publisher.waiting_bytes, config.intake_bytes_max),
+            ("dispatches in flight", core.dispatcher.in_flight, config.dispatch_in_flight_max),
+            ("proposals in flight", proposals, raft.proposals_max),
+            ("bytes of proposals in flight", proposal_bytes, raft.proposal_bytes_max + raft.command_bytes_max),
+            ("sessions", core.delivery.session_count, config.sessions_max),
+        )
 
     def note_lease(self) -> None:
         """Before something is handed out: the lease may have come back in this very turn."""

@@ -58,7 +58,7 @@ class CoreConfig:
     """Settlements, and schedules while others are under way, make an entry so long after the last one at the earliest;
     a dispatch leaves at once and takes along what waits. 0: everything leaves at once."""
 
-    propose_bytes_max: int = 2 << 20
+    propose_bytes_max: int = 4 << 20
     """Bytes of entries proposed and not applied."""
 
     entry_bytes_target: int = 1 << 20

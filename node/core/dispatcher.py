@@ -111,6 +111,9 @@ class Dispatcher:
             if not full and self.phase is Phase.RUNNING and self._too_soon(now_ms):
                 return
             self._propose(target, now_ms)
+            if not full and self.phase is Phase.ALIGNING:
+                # Everything that is due is under way: the cursor meets the clock, however much arrives meanwhile.
+                self.phase = Phase.RUNNING
 
     def _too_soon(self, now_ms: int) -> bool:
         return now_ms < self._last_proposed_ms + self._config.dispatch_period_ms

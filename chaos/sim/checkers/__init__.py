@@ -10,6 +10,7 @@ from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
 from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
 from tickwheel.chaos.sim.checkers.p3_never_early import NeverEarly
+from tickwheel.chaos.sim.checkers.p4_soon import Soon
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
 from tickwheel.chaos.sim.checkers.p6_monotone import Monotone
 from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
@@ -23,6 +24,7 @@ ALL: tuple[type[Checker], ...] = (
     CommittedNeverLost,
     NoInvention,
     NeverEarly,
+    Soon,
     FewDuplicates,
     Monotone,
     OneMaster,
