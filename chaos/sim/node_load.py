@@ -19,6 +19,7 @@ from tickwheel.chaos.sim.history import (
     CancelAnswered,
     CancelSent,
     Delivered,
+    Looked,
     RescheduleAnswered,
     RescheduleSent,
     Row,
@@ -47,6 +48,8 @@ TIMEOUT_NS = 900 * MS
 LEASE_MS = 3_000
 CREDITS = 200
 PROBE_BATCHES = 4
+LOOKED_FOR = 40
+LOOK_NS = 500 * MS
 
 
 @dataclass
@@ -135,10 +138,29 @@ class NodeLoad:
         return next(checker for checker in checkers if isinstance(checker, NoLoss))
 
     def finish(self) -> None:
-        """Digests of all nodes at the end."""
+        """Look for what is not due yet on every node, and take digests of all of them."""
+        waiting = [uid for uid in self._no_loss().not_due(self._world.now_ns) if uid in self._known][:LOOKED_FOR]
+        for machine in self._stage.machines:
+            for uid in waiting:
+                self._look(machine, uid, self._known[uid].id)
+        self._world.run_until(self._world.now_ns + LOOK_NS)
         for machine in self._stage.machines:
             assert isinstance(machine.process, CoreProcess)
             note_digest(machine, machine.process.host.core)
+
+    def _look(self, machine: Machine, uid: int, id64: int) -> None:
+        def told(answer: scheduler_pb2.GetResponse | Failure) -> None:
+            if not isinstance(answer, Failure):
+                state = scheduler_pb2.MessageState.Name(answer.state)
+            elif answer.reason == common_pb2.UNKNOWN_NAME:
+                state = "NOT_FOUND"
+            else:
+                return  # not the master: it names who is
+            self._history.add(Looked(self._world.now_ns, uid, id64, state))
+
+        process = machine.process
+        assert isinstance(process, CoreProcess)
+        machine.deliver(process.host.face.get, id64, False, told)
 
     def hand_over(self, machine: Machine, target: str, done: Callable[[bool], None]) -> None:
         """Planned handover from this machine."""

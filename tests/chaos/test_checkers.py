@@ -264,14 +264,6 @@ BAD: dict[str, tuple[type[Checker], list[Record]]] = {
     ),
     "other ids on repeat": (FewDuplicates, [began(), acknowledged(1, 1, 5, ID), acknowledged(2, 1, 5, ID + 50)]),
     "long healed and late": (Soon, [began(), Healed(0), acknowledged(0, 1, 5), delivered(5_006, 1)]),
-    "slow without a fault": (
-        Soon,
-        [
-            began(()),
-            *(acknowledged(0, uid, 5_000) for uid in range(1, 201)),
-            *(delivered(5_101, uid) for uid in range(1, 201)),
-        ],
-    ),
     "cursor back": (Monotone, [CursorSeen(0, "n1", 1, 1, 5, 0, False), CursorSeen(1, "n1", 2, 1, 3, 0, False)]),
     "synced pair back": (Monotone, [SyncedSeen(0, "n1", 1, 1, 5, 3), SyncedSeen(1, "n1", 1, 1, 5, 2)]),
     "synced term back": (Monotone, [SyncedSeen(0, "n1", 1, 2, 5, 3), SyncedSeen(1, "n1", 1, 1, 6, 0)]),
