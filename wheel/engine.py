@@ -124,11 +124,19 @@ class Wheel:
         self.local_index = state.local_index
         self.pending = state.pending
         self._removed_below = state.removed_below
+        self._remove_left_hours()
         self._run = state.run
         content = read_run(self._disk, run_path(self._directory, state.run))
         self._hours.load(content.hours)
         self._marks.load(content.marks, content.moves)
         self._active.restore(content.units, content.extents, content.records)
+
+    def _remove_left_hours(self) -> None:
+        """A crash behind the checkpoint that forgot them may have left files of removed hours."""
+        root = f"{self._directory}/hours"
+        for name in self._disk.list(root):
+            if name.isdecimal() and int(name) < self._removed_below:
+                self._disk.remove(f"{root}/{name}")
 
     # -- what the log says
 

@@ -93,6 +93,9 @@ class CoreConfig:
     checkpoint_period_ms: int = 300_000
     """And at least this often while the log grows."""
 
+    retention_period_ms: int = 60_000
+    """How often the master looks for hours that can be removed."""
+
     buffer_bytes_max: int = 128 << 20
     """Arrivals kept in memory before they are merged into hour files."""
 

@@ -22,6 +22,7 @@ from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.publisher import Publisher
 from tickwheel.node.core.requests import RequestDesk
+from tickwheel.node.core.retention import Retention
 from tickwheel.node.core.status import Rates, Totals
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.synced import SyncedFile, read_synced
@@ -121,6 +122,9 @@ class NodeCore:
             self._fatal,
             self._restored.applied_index,
         )
+        self.retention = Retention(
+            self.state, self.proposer, lambda: self.wheel.cursor.due_ms, config.retention_period_ms
+        )
         self.rates = Rates()
         self.totals = Totals()
         self._started_ns = ports.clock.monotonic_ns()
@@ -196,6 +200,7 @@ class NodeCore:
             self._synced_file.write(self.sync.newest(self.term if self.leading else 0))
             if self.leading:
                 self._record_disks()
+                self.retention.tick(now_ms)
         self.checkpointer.tick(now_ms)
         return self._wake_at(now_ms, log_wants_ns)
 
@@ -284,6 +289,7 @@ class NodeCore:
         if not self.state.created:
             self.requests.create_cluster(self._first_settings, self._first_members)
         now_ms = self.clock.now_ms()
+        self.retention.begin()
         self.delivery.begin(self.term, now_ms)
         self.dispatcher.begin(now_ms)
 

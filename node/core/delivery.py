@@ -379,6 +379,8 @@ class Delivery:
             if error is not None:
                 staged.failed = str(error)
                 fetched()
+                if self._removed(staged):
+                    return  # retention took its hour while it was being read
                 self._fatal(
                     f"a message that is due cannot be read: {error}. Another node will deliver it; "
                     "replace this node's data (docs/DEPLOY.md, replacing a dead node)"
@@ -401,6 +403,9 @@ class Delivery:
             self._background.read_records(staged.units, records_read)
         else:
             self._background.read_units(staged.ids, units_found)
+
+    def _removed(self, staged: Staged) -> bool:
+        return bool((staged.ids >> np.uint64(32) < np.uint64(self._state.hour_min_kept)).any())
 
     # -- settlements
 

@@ -1,0 +1,58 @@
+"""When hours go: the master proposes to remove those that nobody needs any more, or that retention is over for.
+
+An hour is not needed when every group of every topic has settled what was due in it and no dead letter lies there; a
+topic without a group retains. Retention (a replicated setting) is the limit for all of them: what a group has not
+settled by then is removed, and counted. Hours near the cursor stay, so that a message can still be looked up a while
+after it was delivered. Removal itself is a command of the log: the same on every node, at the same place in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.state.machine import StateMachine
+from tickwheel.proto.log_pb2 import AdminCommand, Command, RemoveHours
+from tickwheel.wheel.units import HOUR_MS
+
+HOURS_KEPT = 1
+"""Whole hours before the cursor's that stay whatever is settled."""
+
+
+class Retention:
+    """One per node; works only while the node leads."""
+
+    def __init__(self, state: StateMachine, proposer: Proposer, cursor_ms: Callable[[], int], period_ms: int) -> None:
+        self._state = state
+        self._proposer = proposer
+        self._cursor_ms = cursor_ms
+        self._period_ms = period_ms
+        self._next_ms = 0
+        self._proposed = False
+
+    def begin(self) -> None:
+        """This node leads: what was proposed before is another reign's."""
+        self._next_ms = 0
+        self._proposed = False
+
+    def tick(self, now_ms: int) -> None:
+        """Once a period: propose what can go, if anything can."""
+        if self._proposed or now_ms < self._next_ms or not self._state.created:
+            return
+        self._next_ms = now_ms + self._period_ms
+        below = self.hours_below(now_ms)
+        if below <= self._state.hour_min_kept:
+            return
+        self._proposed = True
+
+        def removed(_: object) -> None:
+            self._proposed = False
+
+        command = Command(admin=AdminCommand(remove_hours=RemoveHours(hour_min_kept=below)))
+        self._proposer.submit(command, removed, may_gather=True)
+
+    def hours_below(self, now_ms: int) -> int:
+        """Hours below this one can go."""
+        cursor_hour = self._cursor_ms() // HOUR_MS
+        over = (now_ms - self._state.settings.retention_ms) // HOUR_MS
+        return min(max(self._state.removable_hours(), over), cursor_hour - HOURS_KEPT)
