@@ -448,6 +448,7 @@ class LeaseRange(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     UNTIL_MS_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
     group_id: _builtins.int
     topic_id: _builtins.int
     first_position: _builtins.int
@@ -455,6 +456,8 @@ class LeaseRange(_message.Message):
     attempts: _builtins.bytes
     """uint32[count] or empty: all 1."""
     until_ms: _builtins.int
+    ids: _builtins.bytes
+    """uint64[count] message ids, for messages delivered ahead of their dispatch (push-first); empty: the positions say it."""
     def __init__(
         self,
         *,
@@ -464,10 +467,11 @@ class LeaseRange(_message.Message):
         count: _builtins.int = ...,
         attempts: _builtins.bytes = ...,
         until_ms: _builtins.int = ...,
+        ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "count", b"count", "first_position", b"first_position", "group_id", b"group_id", "topic_id", b"topic_id", "until_ms", b"until_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "count", b"count", "first_position", b"first_position", "group_id", b"group_id", "ids", b"ids", "topic_id", b"topic_id", "until_ms", b"until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

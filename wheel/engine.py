@@ -277,6 +277,20 @@ class Wheel:
         whole = CursorKey(limit_ms + 1, 0)
         return whole if whole > start else None
 
+    def peek(self, start: CursorKey, to: CursorKey) -> Units | None:
+        """What a dispatch to `to` would bring that begins at `start`, if it were applied now; nothing moves.
+
+        None: part of it is not loaded.
+        """
+        if self._second.until_ms <= to.due_ms:
+            return None
+        found = self._second.peek(start, to)
+        if not found:
+            return np.zeros(0, dtype=UNIT)
+        units = join_units([block.units for block in found])
+        marked = self._marks.marked(units)
+        return units[~marked] if marked.any() else units
+
     def next_due_ms(self, after: CursorKey | None = None) -> int | None:
         """Lower bound of the due time of the next unit behind `after`; exact when loaded; None: none is pending."""
         due_ms = self._second.next_due_ms(after)

@@ -109,6 +109,23 @@ class SecondWheel:
         self.units -= sum(len(block.due_ms) for block in taken)
         return taken
 
+    def peek(self, start: CursorKey, to: CursorKey) -> list[Block]:
+        """Units from `start` up to `to`, left where they are; their concatenation is in dispatch order."""
+        found: list[Block] = []
+        slot_ms = self._slot_ms
+        first = start.due_ms // slot_ms
+        for tick in sorted(tick for tick in self._slots if tick >= first and tick * slot_ms <= to.due_ms):
+            slot = self._slots[tick]
+            slot.settle()
+            parts = []
+            for piece in slot.pieces:
+                low, high = cut_at(piece, start), cut_at(piece, to)
+                if high > low:
+                    parts.append(Block(piece.due_ms[low:high], piece.units[low:high]))
+            if parts:
+                found.append(join_blocks(parts))
+        return found
+
     def key_after(self, until_ms: int, units_max: int) -> tuple[CursorKey | None, int]:
         """Key behind the last of the first units_max units due up to until_ms, and how many are below it."""
         slot_ms = self._slot_ms

@@ -132,12 +132,15 @@ class DeliverySection:
 
     order: str = fields.choice(
         "commit-first",
-        ("commit-first",),
-        "`commit-first`: a dispatch is committed before its messages are delivered. (`push-first`, delivering before "
-        "the commit, is not built yet and therefore refused.)",
+        ("commit-first", "push-first"),
+        "`commit-first`: a dispatch is committed before its messages are delivered. `push-first`: they are delivered "
+        "while it is being committed; a failover then repeats what was delivered since the last 50 ms sync.",
     )
     push_behind_ms: int = fields.core_number(
-        "push_behind_ms", 1, 49, "push-first: how long the commit may stay behind what was delivered."
+        "push_behind_ms",
+        1,
+        49,
+        "push-first: how long the commit may stay behind; meanwhile nothing more is delivered ahead of it.",
     )
     lease_ms: int = fields.core_number(
         "lease_default_ms", 100, 43_200_000, "How long a delivery may stay unsettled when the consumer does not say."

@@ -21,7 +21,7 @@ from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.leases import Attempts, ChannelKey, Positions
 from tickwheel.node.core.recent import RecentUnits
 from tickwheel.node.state.subscription import Subscription
-from tickwheel.wheel.units import Ids, Units
+from tickwheel.wheel.units import Ids, Units, ids_of
 
 FETCHES_MAX = 8
 """Fetches of one channel under way at a time."""
@@ -114,6 +114,36 @@ class Channel:
             if len(positions):
                 self._start(self._staged, positions, ids, attempts)
                 wanted -= len(positions)
+
+    def push(self, first_position: int, units: Units, credits: int) -> bool:
+        """Stage units that a dispatch under way will bring; False: they come after it, like any others."""
+        count = len(units)
+        room = min(credits, self.config.staged_messages_max) - self._staged_count
+        subscription = self.subscription
+        if (
+            self.next_position != first_position
+            or count > room
+            or count > self.config.batch_messages_max
+            or self._fetching >= FETCHES_MAX
+            or self._held
+            or subscription.returned_count
+            or subscription.start_ms
+            or first_position < subscription.floor
+            or first_position + count > subscription.floor + subscription.window_messages_max
+            or units["target_group"].any()
+        ):
+            return False
+        positions = np.arange(first_position, first_position + count, dtype=np.uint64)
+        self.next_position = first_position + count
+        self._start(self._staged, positions, ids_of(units), np.ones(count, np.uint32))
+        return True
+
+    def unpush(self, ready_count: int) -> None:
+        """Forget what was staged ahead: nothing is in the ready queue from `ready_count` on."""
+        self.next_position = min(self.next_position, ready_count)
+        for staged in self._staged:
+            if int(staged.positions[-1]) >= ready_count:
+                staged.failed = "its dispatch was not applied"
 
     def _claim_returned(self, limit: int) -> int:
         if not self.subscription.returned_count:

@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
-from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.consumers import ConsumerDesk
 from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.publisher import Publisher
+from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.retention import Retention
 from tickwheel.node.core.status import Rates, Totals
@@ -105,6 +106,11 @@ class NodeCore:
             config, self.state, self.wheel, self.proposer, self.background, self._may_act, self._fatal
         )
         self.state.on_dispatched = self.delivery.on_dispatched
+        if config.delivery_order is DeliveryOrder.PUSH_FIRST:
+            push = PushAhead(config, self.state, self.wheel, self.proposer, self.delivery.on_pushed)
+            self.dispatcher.push = self.delivery.push = push
+            self.dispatcher.unpush = self.delivery.unpush
+        self.dispatcher.fatal = self._fatal
         self.sync = SyncState(
             self.wheel, self.delivery, self.clock.now_ms, ports.clock.monotonic_ns, lambda: self.applied_index
         )

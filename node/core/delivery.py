@@ -10,7 +10,7 @@ Before anything leaves, the lease of mastership is asked again: a deposed master
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, Positions
 from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.recent import RecentUnits
 from tickwheel.node.core.work import Background
 from tickwheel.node.state.machine import StateMachine
@@ -38,7 +39,7 @@ from tickwheel.proto.log_pb2 import (
 )
 from tickwheel.proto.peer_pb2 import LeaseRange
 from tickwheel.wheel.engine import Wheel
-from tickwheel.wheel.units import Units
+from tickwheel.wheel.units import Units, ids_of
 
 Deliver = Callable[[consumer_pb2.DeliverBatch], None]
 Closed = Callable[[Failure], None]
@@ -114,6 +115,10 @@ class Delivery:
         self._leases = LeaseTable()
         self._returning: dict[ChannelKey, set[int]] = {}
         """Positions whose return is on its way into the log: not to be handed out before it is applied."""
+        self._held_ids: dict[ChannelKey, dict[int, int]] = {}
+        """Ids that an earlier master delivered ahead of a lost dispatch, and until when they are leased."""
+        self.push: PushAhead | None = None
+        """Set by the core in push-first."""
         self._next_session = 1
         self._reign = 0
         self._turn = 0
@@ -137,10 +142,23 @@ class Delivery:
         self._hold_until_ms = self._wheel.cursor.due_ms - 1
         self.heard.prune(now_ms, self._floors())
         for lease in self.heard.held(now_ms):
-            self._leases.give(lease)
-            self.feed.add(lease)
+            self._take_over(lease)
         for session in self._sessions.values():
             self._dirty.add(session.group_id)
+
+    def _take_over(self, lease: Lease) -> None:
+        """A lease of an earlier master; what it delivered ahead of a dispatch that is not in the log is held by id."""
+        subscription = self._state.subscription(*lease.channel)
+        if lease.ids is not None and subscription is not None:
+            places, known = subscription.locate(lease.ids, lease.positions)
+            again, found = subscription.locate(lease.ids[~known], None)
+            held = self._held_ids.setdefault(lease.channel, {})
+            held.update(dict.fromkeys(lease.ids[~known][~found].tolist(), lease.until_ms))
+            positions = np.sort(np.concatenate((places[known], again[found])))
+            lease = Lease(lease.channel, positions, np.ones(len(positions), np.uint32), lease.until_ms, 0)
+        if len(lease.positions):
+            self._leases.give(lease)
+            self.feed.add(lease)
 
     def end(self, failure: Failure) -> None:
         """Mastership is gone: stop at once, clear everything, tell the consumers."""
@@ -150,6 +168,7 @@ class Delivery:
         self._recent.clear()
         self._leases.clear()
         self._returning.clear()
+        self._held_ids.clear()
         self.feed.clear()
         self._dirty.clear()
         sessions, self._sessions = self._sessions, {}
@@ -162,14 +181,69 @@ class Delivery:
         """Hook of the state machine: units entered a topic's ready queue."""
         if not self.reigning:
             return
-        recent = self._recent.get(topic_id)
-        if recent is None:
-            recent = self._recent[topic_id] = RecentUnits()
-        recent.add(first_position, units)
+        pushed = self.push.dispatched(topic_id, first_position, units) if self.push is not None else False
+        if pushed is None:
+            self._fatal(f"topic {topic_id}: other messages were dispatched than had been delivered ahead")
+            return
+        if self._held_ids:
+            self._hold_by_id(topic_id, first_position, units)
+        if not pushed:
+            self._recent_of(topic_id).add(first_position, units)
         for group_id in self._by_group:
             if self._state.subscription(group_id, topic_id) is not None:
                 self._dirty.add(group_id)
                 self._news = True
+
+    def on_pushed(self, topic_id: int, first_position: int, units: Units) -> None:
+        """Hook of push-first: units that a dispatch under way will bring to these positions of a ready queue."""
+        self._recent_of(topic_id).add(first_position, units)
+        if self._held_ids:
+            self._hold_by_id(topic_id, first_position, units)
+        for group_id, sessions in self._by_group.items():
+            subscription = self._state.subscription(group_id, topic_id)
+            if subscription is None or self._state.group_paused(group_id) or self._state.topic_paused(topic_id):
+                continue
+            channel = self._channel((group_id, topic_id))
+            assert channel is not None
+            credits = sum(s.credits for s in sessions if not s.topic or s.topic == channel.topic)
+            if channel.push(first_position, units, credits):
+                self._dirty.add(group_id)
+                self._news = True
+
+    def unpush(self) -> None:
+        """A dispatch was not applied: what was delivered ahead of it keeps its lease, what is staged is dropped.
+
+        When it is dispatched after all it goes out once more: at most what push-first may repeat.
+        """
+        if self.push is not None:
+            self.push.failed()
+        self._recent.clear()
+        for channel in self._channels.values():
+            channel.recent = self._recent_of(channel.key[1])
+            channel.unpush(self._state.ready_count(channel.key[1]))
+
+    def _recent_of(self, topic_id: int) -> RecentUnits:
+        recent = self._recent.get(topic_id)
+        if recent is None:
+            recent = self._recent[topic_id] = RecentUnits()
+        return recent
+
+    def _hold_by_id(self, topic_id: int, first_position: int, units: Units) -> None:
+        """Messages that an earlier master delivered ahead of a dispatch that was lost: held until their leases end."""
+        ids = ids_of(units)
+        for key in [key for key in self._held_ids if key[1] == topic_id]:
+            held = self._held_ids[key]
+            places = [place for place, id in enumerate(ids.tolist()) if id in held]
+            channel = self._channel(key)
+            if not places or channel is None:
+                continue
+            positions = np.array(places, np.uint64) + np.uint64(first_position)
+            channel.hold(positions)
+            for place, position in zip(places, positions.tolist(), strict=True):
+                until_ms = held.pop(int(ids[place]))
+                lease = Lease(key, np.array([position], np.uint64), np.ones(1, np.uint32), until_ms, 0)
+                self._leases.give(lease)
+                self.feed.add(lease)
 
     # -- consumers
 
@@ -346,7 +420,10 @@ class Delivery:
         session.credits -= count
         session.delivered += count
         until_ms = now_ms + session.lease_ms
-        lease = Lease(channel.key, positions, attempts, until_ms, session.session_id)
+        # Ahead of its dispatch a message has no place of its own yet: the next master must know it by its id.
+        ahead = self.push is not None and int(positions[-1]) >= self._state.ready_count(channel.key[1])
+        ids = staged.ids[places] if ahead else None
+        lease = Lease(channel.key, positions, attempts, until_ms, session.session_id, ids=ids)
         self._leases.give(lease)
         self.feed.add(lease)
         batch = consumer_pb2.DeliverBatch(
@@ -466,6 +543,10 @@ class Delivery:
         """A lease is over: what is not settled goes back to the front of the ready queue."""
         subscription = self._state.subscription(*lease.channel)
         if subscription is None or not len(lease.positions):
+            return
+        if int(lease.positions[-1]) >= self._state.ready_count(lease.channel[1]):
+            # Delivered ahead, and its dispatch is not applied yet: there is nothing to return it to.
+            self._leases.give(replace(lease, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
             return
         is_open = ~subscription.is_settled(lease.positions)
         is_open &= subscription.attempts_of(lease.positions) == lease.attempts

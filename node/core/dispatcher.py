@@ -26,6 +26,7 @@ from collections.abc import Callable
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.core.push import PushAhead
 from tickwheel.proto.log_pb2 import Command, Dispatch
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.units import CursorKey
@@ -61,6 +62,12 @@ class Dispatcher:
         self._last_proposed_ms = 0
         self._reign = 0
         self.dispatches_proposed = 0
+        self.push: PushAhead | None = None
+        """Set by the core in push-first."""
+        self.unpush: Callable[[], None] = lambda: None
+        """Set by the core in push-first: a dispatch has failed, what was delivered ahead of it counts no more."""
+        self.fatal: Callable[[str], None] = lambda reason: None
+        """Set by the core: an impossible state stops the node."""
         self.paused: Callable[[], bool] = lambda: False
         """Set by the core: true while delivery asks for a break (flow control)."""
 
@@ -81,6 +88,8 @@ class Dispatcher:
         self._in_flight = 0
         self._failures = 0
         self._paused_until_ms = 0
+        if self.push is not None:
+            self.push.reset()
         ahead = self._wheel.cursor.due_ms - 1 > now_ms + self._config.dispatch_ahead_ms
         self.phase = Phase.WAITING if ahead else Phase.ALIGNING
 
@@ -89,6 +98,8 @@ class Dispatcher:
         self._reign += 1
         self.phase = Phase.IDLE
         self._in_flight = 0
+        if self.push is not None:
+            self.push.reset()
 
     def tick(self, now_ms: int) -> None:
         """Propose every dispatch that is due and allowed."""
@@ -126,6 +137,8 @@ class Dispatcher:
         self._in_flight += 1
         self.dispatches_proposed += 1
         wheel = self._wheel
+        if self.push is not None:
+            self.push.proposing(max(before, wheel.cursor), target, now_ms)
         command = Command(
             dispatch=Dispatch(
                 due_ms=target.due_ms,
@@ -140,12 +153,15 @@ class Dispatcher:
                 return
             self._in_flight -= 1
             if isinstance(result, Failure):
+                self.unpush()
                 self._failures += 1
                 pause_ms = min(RETRY_STEP_MS * self._failures, RETRY_MS_MAX)
                 self._paused_until_ms = max(self._paused_until_ms, now_ms + pause_ms)
                 self._proposed = min(self._proposed, before)
             else:
                 self._failures = 0
+                if self.push is not None and not self.push.applied():
+                    self.fatal("a dispatch did not bring what had been delivered ahead of it")
 
         self._proposer.submit(command, answered)
 

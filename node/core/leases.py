@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.proto.peer_pb2 import LeaseRange
+from tickwheel.wheel.units import Ids
 
 Positions = NDArray[np.uint64]
 Attempts = NDArray[np.uint32]
@@ -42,6 +43,8 @@ class Lease:
     session_id: int
     """0: given out by an earlier master."""
     closed: bool = False
+    ids: Ids | None = None
+    """Of messages delivered ahead of their dispatch: their positions hold only if that is applied."""
 
 
 @dataclass(slots=True)
@@ -158,6 +161,7 @@ def ranges_of(lease: Lease) -> list[LeaseRange]:
                 count=last - first,
                 attempts=b"" if (attempts == 1).all() else attempts.astype("<u4").tobytes(),
                 until_ms=lease.until_ms,
+                ids=b"" if lease.ids is None else lease.ids[first:last].astype("<u8").tobytes(),
             )
         )
     return ranges
@@ -261,8 +265,14 @@ class HeardLeases:
         leases: list[Lease] = []
         for key, ranges in self._ranges.items():
             running = [r for r in ranges if r.until_ms > now_ms]
-            if running:
-                leases += _merged(key, running)
+            placed = [r for r in running if not r.ids]
+            if placed:
+                leases += _merged(key, placed)
+            for r in running:
+                if r.ids:
+                    positions = np.arange(r.first_position, r.first_position + r.count, dtype=np.uint64)
+                    ids = np.frombuffer(r.ids, "<u8")
+                    leases.append(Lease(key, positions, np.ones(r.count, np.uint32), r.until_ms, 0, ids=ids))
         return leases
 
     def clear(self) -> None:

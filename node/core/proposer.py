@@ -9,6 +9,7 @@ called exactly once.
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from tickwheel.replication.log import ProposalResult, ReplicatedLog, Verdict
 FORMAT_VERSION = 1
 GATHER_BYTES_MAX = 64 << 10
 """So much that waits makes an entry of its own worth while."""
+
+NO_CHANGE = 1 << 62
+_FIRST_DUE = struct.Struct("<q")
 
 Done = Callable[[object], None]
 """Gets the typed result of apply, or a Failure."""
@@ -61,6 +65,8 @@ class Proposer:
         self._waiting_bytes = 0
         self._entries_in_flight = 0
         self._bytes_in_flight = 0
+        self._changes: deque[int] = deque()
+        """Of each entry in flight: the first due time that it can change; NO_CHANGE: none."""
         self._urgent = False
         self._proposed_ms = 0
         """When the last entry was proposed."""
@@ -99,6 +105,11 @@ class Proposer:
         self._waiting.append(_Waiting(command, done, size))
         self._waiting_bytes += size
         self._urgent = self._urgent or not may_gather
+
+    def may_change_from_ms(self) -> int:
+        """First due time at which something under way can still change what is pending; NO_CHANGE: nothing can."""
+        waiting = min((_changes_from_ms(item.command) for item in self._waiting), default=NO_CHANGE)
+        return min(waiting, min(self._changes, default=NO_CHANGE))
 
     def lose(self, failure: Failure) -> None:
         """Mastership is gone: everything not yet proposed is refused with `failure`."""
@@ -143,7 +154,7 @@ class Proposer:
             stamped_ms=now_ms,
             commands=commands,
         )
-        self._propose(log, entry.SerializeToString(), dones)
+        self._propose(log, entry.SerializeToString(), dones, min(map(_changes_from_ms, commands)))
         return True
 
     def _gathers(self, now_ms: int) -> bool:
@@ -184,12 +195,14 @@ class Proposer:
                 size += taken_bytes
         return commands, dones, size
 
-    def _propose(self, log: ReplicatedLog, entry: bytes, dones: Sequence[Done]) -> None:
+    def _propose(self, log: ReplicatedLog, entry: bytes, dones: Sequence[Done], changes_from_ms: int) -> None:
         self._entries_in_flight += 1
+        self._changes.append(changes_from_ms)
         self._bytes_in_flight += len(entry)
 
         def settled(result: ProposalResult) -> None:
             self._entries_in_flight -= 1
+            self._changes.remove(changes_from_ms)
             self._bytes_in_flight -= len(entry)
             if result.verdict is Verdict.COMMITTED:
                 values = result.value
@@ -206,6 +219,15 @@ class Proposer:
                 done(failure)
 
         log.propose(entry, settled)
+
+
+def _changes_from_ms(command: Command) -> int:
+    kind = command.WhichOneof("body")
+    if kind == "publish":
+        # Sorted by due time: the first is the least.
+        due: int = _FIRST_DUE.unpack_from(command.publish.due_ms)[0]
+        return due
+    return NO_CHANGE if kind in ("settle", "dispatch", "lead") else 0
 
 
 def _answer_of(value: object) -> object:
