@@ -226,16 +226,21 @@ class Node:
         self.fatal = reason
         self.boot += 1
         self.host = None
+        self.world.at(self.world.now_ns, self._connections_break)
+
+    def _connections_break(self) -> None:
+        """As they do when a process ends."""
+        for other in self.world_nodes():
+            assert other.host is not None
+            other.host.peer_disconnected(self.name)
+            other.wake()
 
     def kill(self) -> None:
         """SIGKILL and power loss at once: what was not synced may be gone."""
         self.boot += 1
         self.host = None
         self.disk.crash()
-        for other in self.world_nodes():
-            assert other.host is not None
-            other.host.peer_disconnected(self.name)
-            other.wake()
+        self._connections_break()
 
     def wake(self) -> None:
         if self.wake_ns is None or self.wake_ns > self.world.now_ns:
