@@ -34,7 +34,7 @@ UNIT = np.dtype(
         ("target_group", "<u4"),  # 0: all groups; else the one group a retry goes to
         ("origin_hour", "<u4"),  # id it was first scheduled under; 0, 0: its own
         ("origin_index", "<u4"),
-        ("crc", "<u4"),  # CRC32C of the unit with crc = 0, filled at merge
+        ("crc", "<u4"),  # checksum of the other 92 bytes (segment.row_checksums), filled at merge
         ("meta_size", "<u2"),  # of the MessageMeta in front of the payload
         ("attempts", "u1"),
         ("flags", "u1"),

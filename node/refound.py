@@ -1,0 +1,112 @@
+"""Makes a cluster of one from the data of one node, off line: after a lost majority, or from a backup.
+
+Owns the procedure and its order. The caller holds the lock of the directory and owns the disk; nothing else may use it.
+The result has the content of the old state, a cluster id, a member and a disk uuid of its own, and no history of
+members: nodes of the old cluster refuse it and are refused.
+
+Order, so that a run that was broken off can be run again: the manifest with the new identity, then the journal (cut
+below it, its term above every old one), then the file `identity`. Until the last step the directory still says that it is the old
+cluster's, and no node starts on it under the new configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tickwheel.node.config import NodeConfig
+from tickwheel.node.core.checkpoint import MANIFEST_PATH, Restored, restore
+from tickwheel.node.core.host import JOURNAL_DIRECTORY
+from tickwheel.node.core.install import install_if_complete
+from tickwheel.node.server.identity import new_identity, read_identity, store_identity
+from tickwheel.node.state.settings import SLOT_MS_DEFAULT
+from tickwheel.proto.log_pb2 import LogEntry
+from tickwheel.replication.journal import Journal
+from tickwheel.replication.log import Member
+from tickwheel.storage.disk import Disk
+from tickwheel.storage.whole_file import write_whole
+
+
+class RefoundError(Exception):
+    """It is not done, and nothing was changed; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the new cluster starts with."""
+
+    old_cluster_id: str
+    old_members: tuple[str, ...]
+    index: int
+    """The last entry that it holds."""
+    replayed: int
+    """Entries that were taken from the journal, behind the last checkpoint."""
+    newest_ms: int
+    """When the newest of them was written, by the clock of its master; 0 if there is none."""
+    pending: int
+    ready: int
+
+
+def refound(disk: Disk, config: NodeConfig) -> Found:
+    """Do it. Raises RefoundError; DiskError kinds for damaged files, ImpossibleStateError for another version's."""
+    cluster_id, node_id = config.cluster.id, config.node.id
+    identity = read_identity(disk)
+    if identity is not None and identity.cluster_id == cluster_id:
+        raise RefoundError(
+            f"cluster.id is {cluster_id}, as before: give the new cluster an id of its own, so that no node and no disk "
+            "of the old one is ever taken for a member"
+        )
+    install_if_complete(disk)
+    slot_ms = config.seed_settings.slot_ms or SLOT_MS_DEFAULT
+    restored = restore(disk, config.core, slot_ms, 0)
+    journal = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=config.core.segment_bytes)
+    try:
+        replayed, newest_ms = _replay(journal, restored)
+        state = restored.state
+        if not state.created or not state.applied_index:
+            raise RefoundError("this data directory holds no state of a cluster yet: there is nothing to go on from")
+        old_id, old_members = state.cluster_id, tuple(member.node_id for member in state.members())
+        if old_id == cluster_id and identity is None:
+            raise RefoundError(
+                f"cluster.id is {cluster_id}, as in the backup: give the new cluster an id of its own, so that no node "
+                "and no disk of the old one is ever taken for a member"
+            )
+        new = new_identity(cluster_id, node_id)
+        state.refound(cluster_id, Member(node_id, config.peer_address, config.client_address, new.disk_uuid))
+        checkpoint = state.begin_checkpoint()
+        checkpoint.run()
+        write_whole(disk, MANIFEST_PATH, checkpoint.manifest.SerializeToString())
+        state.checkpoint_durable(checkpoint)
+        journal.reset_to(state.applied_index, state.applied_term)
+        journal.set_hard_state(max(journal.term, journal.last_term, state.lead_term) + 1, "")
+    finally:
+        journal.close()
+    store_identity(disk, new)
+    return Found(
+        old_id, old_members, state.applied_index, replayed, newest_ms, restored.wheel.pending, state.ready_messages()
+    )
+
+
+def _replay(journal: Journal, restored: Restored) -> tuple[int, int]:
+    """Apply what the journal holds behind the checkpoint; how many entries, and when the newest was written.
+
+    All of it, committed or not: this node cannot know, and what was acknowledged is among it.
+    """
+    state = restored.state
+    if not journal.base_index <= state.applied_index <= journal.last_index:
+        if journal.base_index > state.applied_index:
+            raise RefoundError(
+                f"the journal begins behind entry {journal.base_index}, the checkpoint ends at {state.applied_index}: "
+                "what lies between is not on this disk; use another one, or a backup"
+            )
+        return 0, 0  # the journal ends before the checkpoint: it came from a peer or a backup
+    first = state.applied_index + 1
+    newest_ms = 0
+    for index in range(first, journal.last_index + 1):
+        _, term, command = journal.entry(index)
+        if not command:
+            state.note_applied(index, term)
+            continue
+        entry = LogEntry.FromString(command)
+        newest_ms = max(newest_ms, entry.stamped_ms)
+        state.apply(index, term, entry)
+    return journal.last_index + 1 - first, newest_ms
