@@ -12,7 +12,7 @@ from tickwheel.chaos.sim.log_process import CLUSTER_ID, Watcher, members_of, not
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.checkpoint import BackupFile
-from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.core import NodeCore, NodeIdentity, Ports
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.host import NodeHost, raft_config
@@ -217,10 +217,16 @@ def _chunk_of(source: Machine, copied: BackupFile) -> CheckpointChunk:
     return CheckpointChunk(path=copied.path, offset=0, data=data, crc32c=google_crc32c.value(data))
 
 
-def small_config() -> CoreConfig:
+def pushes_first(seed: int) -> bool:
+    """Every fourth seed delivers push-first."""
+    return seed % 4 == 3
+
+
+def small_config(seed: int) -> CoreConfig:
     """Small files and frequent checkpoints, so that a short run meets all of it."""
     return replace(
         CoreConfig(),
+        delivery_order=DeliveryOrder.PUSH_FIRST if pushes_first(seed) else DeliveryOrder.COMMIT_FIRST,
         segment_bytes=128 << 10,
         buffer_bytes_max=64 << 10,
         checkpoint_log_bytes=200 << 10,

@@ -276,6 +276,8 @@ class RunBegan(Record):
     faults: tuple[str, ...]
     groups: tuple[str, ...]
     clock_allowance_ms: int = 0
+    push_first: bool = False
+    """Deliveries may come before their dispatch is committed."""
 
 
 @dataclass(frozen=True, slots=True)

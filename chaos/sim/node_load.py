@@ -102,7 +102,8 @@ class NodeLoad:
 
     def build(self, machine: Machine) -> CoreProcess:
         """A whole node."""
-        return CoreProcess(machine, self._stage.names, self._stage.config.guards, small_config())
+        config = small_config(self._stage.world.seed)
+        return CoreProcess(machine, self._stage.names, self._stage.config.guards, config)
 
     def start(self) -> None:
         for producer in self._producers:

@@ -179,6 +179,14 @@ GOOD: dict[str, tuple[type[Checker], list[Record]]] = {
         ],
     ),
     "resumed": (Live, [began(), Healed(1 * SECOND), acknowledged(1_800, 1, 1), Drained(9 * SECOND, "")]),
+    "cancelled after a delivery ahead of a lost dispatch": (
+        DefiniteCancel,
+        [
+            RunBegan(0, WALL_MS, ("kill",), ("g",), push_first=True),
+            delivered(6, 1),
+            CancelAnswered(7 * MS, 1, ID + 1, "CANCELLED"),
+        ],
+    ),
     "within": (Bounded, [SizesSeen(0, "n1", (("intake_bytes", 5, 5),))]),
 }
 

@@ -21,7 +21,7 @@ DISPATCH_AHEAD_MS = 50
 
 
 class DefiniteCancel(Checker):
-    """Commit-first delivery: push-first excepts what was delivered since the last sync."""
+    """Push-first has one exception: what was delivered ahead of a lost dispatch may be cancelled afterwards."""
 
     promise: ClassVar[str] = "P9"
     kinds: ClassVar[tuple[type[Record], ...]] = (
@@ -35,6 +35,7 @@ class DefiniteCancel(Checker):
 
     def __init__(self) -> None:
         self._start_wall_ms = 0
+        self._push_first = False
         self._due_ms: dict[int, int] = {}
         self._moving: set[int] = set()
         self._delivered: dict[int, int] = {}
@@ -64,11 +65,12 @@ class DefiniteCancel(Checker):
                     self._due_ms[record.uid] = record.due_ms
             case RunBegan():
                 self._start_wall_ms = record.start_wall_ms
+                self._push_first = record.push_first
 
     def _answered(self, record: CancelAnswered) -> None:
         uid = record.uid
         if record.outcome == "CANCELLED":
-            if uid in self._delivered:
+            if uid in self._delivered and not self._push_first:
                 self.broken(
                     record.at_ns,
                     f"message {uid} is CANCELLED; it was delivered at {self._delivered[uid] / 1e9:.6f} s",
