@@ -490,22 +490,26 @@ class RemoveHours(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HOUR_MIN_KEPT_FIELD_NUMBER: _builtins.int
-    UNSETTLED_FIELD_NUMBER: _builtins.int
+    FORCED_BELOW_FIELD_NUMBER: _builtins.int
     hour_min_kept: _builtins.int
-    """Hours below this one go."""
-    unsettled: _builtins.int
-    """Units among them that no group had settled."""
+    """Hours below this one go,"""
+    forced_below: _builtins.int
+    """but from this one on only those that no group needs when the command is applied: retention is not over for them.
+    Absent: all below hour_min_kept go.
+    """
     def __init__(
         self,
         *,
         hour_min_kept: _builtins.int = ...,
-        unsettled: _builtins.int = ...,
+        forced_below: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_forced_below", b"_forced_below", "forced_below", b"forced_below"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hour_min_kept", b"hour_min_kept", "unsettled", b"unsettled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_forced_below", b"_forced_below", "forced_below", b"forced_below", "hour_min_kept", b"hour_min_kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__forced_below: _TypeAlias = _typing.Literal["forced_below"]  # noqa: Y015
+    _WhichOneofArgType__forced_below: _TypeAlias = _typing.Literal["_forced_below", b"_forced_below"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__forced_below) -> _WhichOneofReturnType__forced_below | None: ...
 
 Global___RemoveHours: _TypeAlias = RemoveHours  # noqa: Y015
 

@@ -93,23 +93,31 @@ Global___StateSnapshot: _TypeAlias = StateSnapshot  # noqa: Y015
 
 @_typing.final
 class SequenceSnapshot(_message.Message):
-    """Length and CRC32C of an append-only file of records."""
+    """An append-only list of records: how many there ever were, the CRC32C of them all, the first that is kept, and the
+    CRC32C of those behind the last full block.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     COUNT_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    TAIL_CRC32C_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     crc32c: _builtins.int
+    first: _builtins.int
+    tail_crc32c: _builtins.int
     def __init__(
         self,
         *,
         count: _builtins.int = ...,
         crc32c: _builtins.int = ...,
+        first: _builtins.int = ...,
+        tail_crc32c: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "crc32c", b"crc32c"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "crc32c", b"crc32c", "first", b"first", "tail_crc32c", b"tail_crc32c"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -129,6 +137,7 @@ class TopicSnapshot(_message.Message):
     FIRST_RETAINED_FIELD_NUMBER: _builtins.int
     TARGET_POSITIONS_FIELD_NUMBER: _builtins.int
     TARGET_GROUPS_FIELD_NUMBER: _builtins.int
+    HOURS_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.int
     name: _builtins.str
     fifo: _builtins.bool
@@ -138,6 +147,8 @@ class TopicSnapshot(_message.Message):
     target_positions: _builtins.bytes
     """uint64[n] positions meant for one group only, and uint32[n] that group."""
     target_groups: _builtins.bytes
+    hours: _builtins.bytes
+    """int64[n, 3] of each retained hour that had messages: hour, first position, first row of ticks."""
     @_builtins.property
     def ids(self) -> Global___SequenceSnapshot: ...
     @_builtins.property
@@ -155,10 +166,11 @@ class TopicSnapshot(_message.Message):
         first_retained: _builtins.int = ...,
         target_positions: _builtins.bytes = ...,
         target_groups: _builtins.bytes = ...,
+        hours: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "ticks", b"ticks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fifo", b"fifo", "first_retained", b"first_retained", "ids", b"ids", "last_tick", b"last_tick", "name", b"name", "paused", b"paused", "target_groups", b"target_groups", "target_positions", b"target_positions", "ticks", b"ticks", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fifo", b"fifo", "first_retained", b"first_retained", "hours", b"hours", "ids", b"ids", "last_tick", b"last_tick", "name", b"name", "paused", b"paused", "target_groups", b"target_groups", "target_positions", b"target_positions", "ticks", b"ticks", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,15 +186,15 @@ class GroupSnapshot(_message.Message):
     BROADCASTING_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
     DEAD_FIELD_NUMBER: _builtins.int
-    DEAD_HOUR_MIN_FIELD_NUMBER: _builtins.int
     SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
+    DEAD_HOURS_FIELD_NUMBER: _builtins.int
     group_id: _builtins.int
     name: _builtins.str
     filter: _builtins.str
     broadcasting: _builtins.bool
     paused: _builtins.bool
-    dead_hour_min: _builtins.int
-    """Earliest hour of a dead letter; absent if there is none."""
+    dead_hours: _builtins.bytes
+    """int64[n, 2]: hour, dead letters of it. Rising."""
     @_builtins.property
     def dead(self) -> Global___SequenceSnapshot: ...
     @_builtins.property
@@ -196,16 +208,14 @@ class GroupSnapshot(_message.Message):
         broadcasting: _builtins.bool = ...,
         paused: _builtins.bool = ...,
         dead: Global___SequenceSnapshot | None = ...,
-        dead_hour_min: _builtins.int | None = ...,
         subscriptions: _abc.Iterable[Global___SubscriptionSnapshot] | None = ...,
+        dead_hours: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_dead_hour_min", b"_dead_hour_min", "dead", b"dead", "dead_hour_min", b"dead_hour_min"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dead_hour_min", b"_dead_hour_min", "broadcasting", b"broadcasting", "dead", b"dead", "dead_hour_min", b"dead_hour_min", "filter", b"filter", "group_id", b"group_id", "name", b"name", "paused", b"paused", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broadcasting", b"broadcasting", "dead", b"dead", "dead_hours", b"dead_hours", "filter", b"filter", "group_id", b"group_id", "name", b"name", "paused", b"paused", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__dead_hour_min: _TypeAlias = _typing.Literal["dead_hour_min"]  # noqa: Y015
-    _WhichOneofArgType__dead_hour_min: _TypeAlias = _typing.Literal["_dead_hour_min", b"_dead_hour_min"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__dead_hour_min) -> _WhichOneofReturnType__dead_hour_min | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupSnapshot: _TypeAlias = GroupSnapshot  # noqa: Y015
 

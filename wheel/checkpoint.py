@@ -82,8 +82,8 @@ class RunContent:
 class CheckpointJob:
     """Writes the state as of its making; appends, merges and dispatches go on meanwhile.
 
-    After `run`, `state` and `files` are what the manifest must hold. Call `Wheel.checkpoint_durable(job)`
-    once that manifest is durable.
+    After `run`, `state` and `files` are what the manifest must hold. Once that manifest is durable call
+    `Wheel.checkpoint_durable(job)`, then run `remove_old` in a worker, before the next checkpoint begins.
     """
 
     kind = "checkpoint"
@@ -98,6 +98,7 @@ class CheckpointJob:
         moves: NDArray[np.void],
         buffers: Sequence[Buffer],
         dirty: set[int],
+        doomed: list[int],
     ) -> None:
         self._disk = disk
         self._directory = directory
@@ -110,7 +111,7 @@ class CheckpointJob:
         self._pieces = [(buffer.extents(), list(buffer.records)) for buffer in buffers]
         self.dirty = dirty
         self.files: list[ManifestFile] = []
-        self.doomed: list[int] = []
+        self.doomed = doomed
         """Hours whose files go once this checkpoint is durable."""
 
     def run(self) -> None:
@@ -132,7 +133,16 @@ class CheckpointJob:
         self._disk.sync_dir(f"{self._directory}/runs")
         self._sync_segments()
         self.files.append(ManifestFile(path=path, bytes=size + 4, crc32c=google_crc32c.extend(crc, trailer)))
-        self._disk.sync_dir(self._directory)
+
+    def remove_old(self) -> None:
+        """The manifest is durable: remove what only earlier ones named. Any thread. Raises DiskError."""
+        directory = f"{self._directory}/runs"
+        for name in self._disk.list(directory):
+            stem = name.partition(".")[0]
+            if stem.isdecimal() and int(stem) < self.wheel_state.run:
+                self._disk.remove(f"{directory}/{name}")
+        for hour in self.doomed:
+            self._disk.remove(hour_directory(self._directory, hour))
 
     def _sync_segments(self) -> None:
         for hour, rows, log_bytes, heads_bytes in self._hours[:, [0, 3, 4, 5]].tolist():
@@ -149,8 +159,6 @@ class CheckpointJob:
             self.files += [
                 ManifestFile(path=path, bytes=length) for path, length in zip(segment.paths(), lengths, strict=True)
             ]
-        if self.dirty:
-            self._disk.sync_dir(f"{self._directory}/hours")
 
     def _parts(self) -> Iterator[Bytes]:
         units, extents, records = self._gather()

@@ -28,7 +28,7 @@ from tickwheel.storage.segment import Chunk, Segment
 from tickwheel.wheel.buffer import Block, Buffer
 from tickwheel.wheel.checkpoint import CheckpointJob, WheelState, read_run, run_path
 from tickwheel.wheel.hours import HourTable
-from tickwheel.wheel.jobs import HourChunks, Job, LoadJob, MapJob, MergeJob, hour_directory
+from tickwheel.wheel.jobs import HourChunks, Job, LoadJob, MapJob, MergeJob
 from tickwheel.wheel.marks import Marks
 from tickwheel.wheel.queries import CountJob, ScanJob, Schedule
 from tickwheel.wheel.reading import LookupJob, RecordsJob
@@ -124,19 +124,22 @@ class Wheel:
         self.local_index = state.local_index
         self.pending = state.pending
         self._removed_below = state.removed_below
-        self._remove_left_hours()
         self._run = state.run
         content = read_run(self._disk, run_path(self._directory, state.run))
         self._hours.load(content.hours)
+        self._remove_leavings()
         self._marks.load(content.marks, content.moves)
         self._active.restore(content.units, content.extents, content.records)
 
-    def _remove_left_hours(self) -> None:
-        """A crash behind the checkpoint that forgot them may have left files of removed hours."""
-        root = f"{self._directory}/hours"
-        for name in self._disk.list(root):
-            if name.isdecimal() and int(name) < self._removed_below:
-                self._disk.remove(f"{root}/{name}")
+    def _remove_leavings(self) -> None:
+        """Files that this checkpoint does not name: written behind it, or left by a crash before they were removed."""
+        disk, directory = self._disk, self._directory
+        for name in disk.list(f"{directory}/hours"):
+            if not (name.isdecimal() and self._hours.merged(int(name)).rows):
+                disk.remove(f"{directory}/hours/{name}")
+        for name in disk.list(f"{directory}/runs"):
+            if name != f"{self._run}.run":
+                disk.remove(f"{directory}/runs/{name}")
 
     # -- what the log says
 
@@ -192,7 +195,14 @@ class Wheel:
                 loading.arrivals.append(part)
 
     def dispatch(self, to: CursorKey) -> Dispatched:
-        """Move the cursor; everything below it is passed. Does nothing if `to` is not ahead of the cursor."""
+        """Move the cursor; everything below it is passed. Does nothing if `to` is not ahead of the cursor.
+
+        An index above the units of the hour is cut to their number: a unit that arrives later for that very
+        millisecond gets an index from there on, and must not be below the cursor.
+        """
+        units_in_hour = self._hours.units(to.due_ms // HOUR_MS)
+        if to.index > units_in_hour:
+            to = CursorKey(to.due_ms, units_in_hour)
         if to <= self.cursor:
             return _NOTHING
         taken: list[Block] = []
@@ -249,9 +259,14 @@ class Wheel:
         return self._marks.resolve(int(id))[0]
 
     def remove_hours(self, below: int) -> None:
-        """Forget hours below; their files go with the next durable checkpoint, for a replay may need them."""
+        """Forget hours below; their files go with a durable checkpoint, for a replay may need them until then.
+
+        Only hours before the cursor's: nothing in them is pending.
+        """
         if below <= self._removed_below:
             return
+        if below > self.cursor.due_ms // HOUR_MS:
+            raise AssertionError(f"hours below {below} were to be removed, the cursor is at {self.cursor}")
         self._removed_below = below
         self._doomed += self._hours.forget(below)
         self._marks.forget(below)
@@ -328,8 +343,12 @@ class Wheel:
     # -- reads
 
     def records(self, units: Units) -> RecordsJob:
-        """Fetch the records of units."""
-        return RecordsJob(units, self._buffers(), self._merged_rows, self._open_hour)
+        """Fetch the records of units; those of removed hours are missing in it."""
+        return RecordsJob(units, self._removed_below, self._buffers(), self._merged_rows, self._open_hour)
+
+    def removed(self, ids: Ids) -> bool:
+        """Whether one of them was in an hour that has been removed."""
+        return bool((ids >> np.uint64(32) < np.uint64(self._removed_below)).any())
 
     def lookup(self, ids: Ids) -> LookupJob:
         """Find units by id, following moves."""
@@ -519,6 +538,10 @@ class Wheel:
         self._frozen = None
         for hour, lengths, chunk in job.results:
             if hour < self._removed_below:
+                # Removed while it was being written.
+                self._close_hour(hour)
+                if hour not in self._doomed:
+                    self._doomed.append(hour)
                 continue
             first = not self._hours.merged(hour).rows
             self._hours.set_merged(hour, lengths)
@@ -527,6 +550,19 @@ class Wheel:
                 self._chunks[hour].append(chunk)
             elif first and hour <= self.cursor.due_ms // HOUR_MS + HOURS_AHEAD:
                 self._chunks[hour] = [chunk]
+
+    def _close_hour(self, hour: int) -> None:
+        segment = self._open.pop(hour, None)
+        if segment is not None:
+            segment.close()
+
+    def needed(self, job: Job) -> bool:
+        """Whether a job that is under way still matters; if not, its failure does not either."""
+        if isinstance(job, LoadJob):
+            return job is self._loading
+        if isinstance(job, MapJob):
+            return all(hour.hour >= self._removed_below for hour in job.hours)
+        return True
 
     def abandon(self, job: Job | CheckpointJob) -> None:
         """`run` of a job raised: nothing of it counts, and it will be wanted again."""
@@ -542,7 +578,7 @@ class Wheel:
             self._mapping = None
         elif isinstance(job, CheckpointJob):
             self._dirty |= job.dirty
-            self._doomed = job.doomed + self._doomed
+            self._doomed = [*job.doomed, *self._doomed]
 
     # -- checkpoints
 
@@ -559,25 +595,18 @@ class Wheel:
             run=self._run,
         )
         dirty, self._dirty = self._dirty, set()
-        job = CheckpointJob(
-            self._disk, self._directory, state, self._hours.dump(), marks, moves, self._buffers(), dirty
+        # A merge under way may still write to hours that have gone since it began: those wait for the next one.
+        busy = set() if self._merging is None else set(self._merging.hours)
+        doomed = [hour for hour in self._doomed if hour not in busy]
+        self._doomed = [hour for hour in self._doomed if hour in busy]
+        return CheckpointJob(
+            self._disk, self._directory, state, self._hours.dump(), marks, moves, self._buffers(), dirty, doomed
         )
-        job.doomed = self._doomed
-        self._doomed = []
-        return job
 
     def checkpoint_durable(self, job: CheckpointJob) -> None:
-        """The manifest that names this checkpoint is durable: what only earlier ones needed can go."""
-        number = job.wheel_state.run
-        for name in self._disk.list(f"{self._directory}/runs"):
-            stem = name.partition(".")[0]
-            if stem.isdecimal() and int(stem) < number:
-                self._disk.remove(f"{self._directory}/runs/{name}")
+        """The manifest that names this checkpoint is durable; its `remove_old` is to run now, in a worker."""
         for hour in job.doomed:
-            segment = self._open.pop(hour, None)
-            if segment is not None:
-                segment.close()
-            self._disk.remove(hour_directory(self._directory, hour))
+            self._close_hour(hour)
 
     def digest_parts(self) -> dict[str, bytes]:
         """Digests of the logical state, by name: the same on every node at the same applied index."""

@@ -71,20 +71,20 @@ class MergeJob:
         self._extents = frozen.extents()
         self._extents = self._extents[self._extents["id"] >> np.uint64(32) >= np.uint64(removed_below)]
         self._due_min = removed_below * HOUR_MS
-        self._hours = np.unique(self._extents["id"] >> np.uint64(32)).astype(np.int64).tolist()
-        self._merged = {hour: merged(hour) for hour in self._hours}
+        self.hours: list[int] = np.unique(self._extents["id"] >> np.uint64(32)).astype(np.int64).tolist()
+        self._merged = {hour: merged(hour) for hour in self.hours}
         self._open = open_segments
         self.results: list[tuple[int, SegmentLengths, Chunk]] = []
 
     def run(self) -> None:
-        if not self._hours:
+        if not self.hours:
             return
         due = np.concatenate([block.due_ms for block in self._blocks])
         order = np.argsort(due, kind="stable")
         order = order[int(np.searchsorted(due[order], self._due_min)) :]
         due = due[order]
         units: Units = join_units([block.units for block in self._blocks])[order]
-        hours = np.array(self._hours, dtype=np.int64)
+        hours = np.array(self.hours, dtype=np.int64)
         edges = due.searchsorted(np.append(hours * HOUR_MS, (hours[-1] + 1) * HOUR_MS))
         counts = np.diff(edges)
         rows = np.arange(len(units), dtype=np.int64)
@@ -100,7 +100,7 @@ class MergeJob:
         units["crc"] = row_checksums(raw)
 
         # place[i]: row in the hour's chunk of the i-th index of the chunk.
-        first_index = np.array([self._merged[hour].rows for hour in self._hours], dtype=np.int64)
+        first_index = np.array([self._merged[hour].rows for hour in self.hours], dtype=np.int64)
         base = np.repeat(edges[:-1], counts)
         places = np.empty(len(units), dtype=np.uint32)
         places[base + units["index"] - np.repeat(first_index, counts)] = rows - base
@@ -111,7 +111,7 @@ class MergeJob:
         extent_edges = np.searchsorted(
             self._extents["id"] >> np.uint64(32), np.append(hours, hours[-1] + 1).astype(np.uint64)
         )
-        for number, hour in enumerate(self._hours):
+        for number, hour in enumerate(self.hours):
             low, high = int(edges[number]), int(edges[number + 1])
             run_low, run_high = int(run_edges[number]), int(run_edges[number + 1])
             extents = self._extents[extent_edges[number] : extent_edges[number + 1]]

@@ -39,19 +39,31 @@ def _by_hour(hours: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]
 
 
 class RecordsJob:
-    """Fetches the records (meta and payload) of units. Result: `records`, one bytes object a unit, in their order."""
+    """Fetches the records (meta and payload) of units. Result: `records`, one bytes object a unit, in their order.
+
+    `missing` says that some are of hours that were removed before it was made; then `records` is shorter.
+    """
 
     kind = "records"
 
     def __init__(
-        self, units: Units, buffers: Sequence[Buffer], merged_rows: Callable[[int], int], open_hour: OpenHour
+        self,
+        units: Units,
+        removed_below: int,
+        buffers: Sequence[Buffer],
+        merged_rows: Callable[[int], int],
+        open_hour: OpenHour,
     ) -> None:
         self._units = units
+        self.missing = False
         self._result: list[bytes | None] = [None] * len(units)
         ids = ids_of(units)
         hours = (ids >> np.uint64(32)).astype(np.int64)
         self._left: list[tuple[HourChunks, NDArray[np.int64]]] = []
         for hour, rows in _by_hour(hours):
+            if hour < removed_below:
+                self.missing = True
+                continue
             in_segment = units["index"][rows] < merged_rows(hour)
             if in_segment.any():
                 self._left.append((open_hour(hour), rows[in_segment]))

@@ -42,6 +42,8 @@ class Staged:
     taken: int = 0
     """How many of them have left."""
     failed: str = ""
+    kept: NDArray[np.bool_] | None = None
+    """Set if some were removed with their hour while they were read: which were not."""
 
     @property
     def count(self) -> int:
@@ -172,6 +174,16 @@ class Channel:
         self._fetching += 1
 
         def fetched() -> None:
+            if staged.kept is not None:
+                keep, staged.kept = staged.kept, None
+                self._staged_count -= int(np.count_nonzero(~keep))
+                staged.positions, staged.ids = staged.positions[keep], staged.ids[keep]
+                staged.attempts = staged.attempts[keep]
+                staged.units, staged.due_ms = None, np.zeros(len(staged.positions), np.int64)
+                if len(staged.positions):
+                    self.fetch(staged, fetched)
+                    return
+                staged.failed = "removed with its hour"
             self._fetching -= 1
             if staged.units is not None:
                 staged.due_ms = staged.units["due_ms"].astype(np.int64)

@@ -2,9 +2,11 @@
 
 Order on disk, so that a crash between any two steps leaves something to start from:
 files of wheel and state fsynced, then the manifest renamed into place (and its directory fsynced), then
-the journal cut below it, then files that only an earlier checkpoint needed removed.
+the journal cut below it, then files that only an earlier checkpoint needed removed (by a worker; what a crash leaves of
+them, a start removes).
 
-While files of a checkpoint are being copied to a peer or into a backup, no later checkpoint is begun.
+While files of a checkpoint are being copied to a peer or into a backup, no later checkpoint is begun: whoever asks
+meanwhile gets the same one.
 """
 
 from __future__ import annotations
@@ -21,8 +23,7 @@ from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Manifest
 from tickwheel.replication.log import Member, ReplicatedLog
 from tickwheel.storage.disk import Disk, DiskFullError
-from tickwheel.storage.errors import UnknownVersionError
-from tickwheel.storage.whole_file import read_whole, write_whole
+from tickwheel.storage.manifest import FILE_NAME, read_manifest, restore_files, write_manifest
 from tickwheel.wheel.engine import Wheel, WheelConfig
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 
 WHEEL_DIRECTORY = "wheel"
 STATE_DIRECTORY = "state"
-MANIFEST_PATH = "manifest"
-FORMAT_VERSION = 1
+MANIFEST_PATH = FILE_NAME
 RETRY_MS = 5_000
 COPY_MS_MAX = 600_000
 """A copy that takes longer loses its hold on the files; it fails and starts again."""
@@ -56,17 +56,6 @@ class Restored:
     members: Sequence[Member]
 
 
-def read_manifest(disk: Disk) -> Manifest | None:
-    """The newest durable manifest; None on an empty disk. Raises DiskError kinds."""
-    content = read_whole(disk, MANIFEST_PATH)
-    if content is None:
-        return None
-    manifest = Manifest.FromString(content)
-    if manifest.format_version > FORMAT_VERSION:
-        raise UnknownVersionError(MANIFEST_PATH, manifest.format_version, FORMAT_VERSION)
-    return manifest
-
-
 def restore(disk: Disk, config: CoreConfig, slot_ms: int, wheel_group: int) -> Restored:
     """Read the manifest and what it names; an empty disk gives an empty node.
 
@@ -82,6 +71,7 @@ def restore(disk: Disk, config: CoreConfig, slot_ms: int, wheel_group: int) -> R
         disk.remove(STATE_DIRECTORY)
         wheel = Wheel(disk, WHEEL_DIRECTORY, wheel_config)
         return Restored(wheel, StateMachine(disk, STATE_DIRECTORY, wheel, config=state_config), 0, 0, ())
+    restore_files(disk, manifest)
     wheel = Wheel(disk, WHEEL_DIRECTORY, wheel_config, manifest.wheel)
     state = StateMachine(disk, STATE_DIRECTORY, wheel, manifest.state, state_config)
     members = [Member(m.node_id, m.peer_address, m.client_address, m.disk_uuid) for m in manifest.members]
@@ -111,7 +101,10 @@ class Checkpointer:
         self._next_ms = 0
         self._not_before_ms = 0
         self._waiting: list[Callable[[list[BackupFile] | Failure], None]] = []
+        self._copies = 0
         self._copies_until_ms = 0
+        self._copied_files: list[BackupFile] = []
+        """Of the checkpoint that is being copied."""
         self._now_ms = 0
         self.covered_index = covered_index
         """What the newest durable checkpoint covers."""
@@ -124,9 +117,11 @@ class Checkpointer:
             self._next_ms = now_ms + self._config.checkpoint_period_ms
         if self._running or now_ms < self._not_before_ms:
             return
+        if self._copies and now_ms < self._copies_until_ms:
+            self._answer(self._copied_files)
+            return
+        self._copies = 0
         if not self._waiting:
-            if now_ms < self._copies_until_ms:
-                return
             index, _ = self._applied()
             grown = self._log.entries_after(self.covered_index) >= self._config.checkpoint_log_bytes
             due = now_ms >= self._next_ms and index > self.covered_index
@@ -135,19 +130,29 @@ class Checkpointer:
         self._begin(now_ms)
 
     def request(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
-        """Write a checkpoint soon; `done` gets its files, which stay until `copied` or COPY_MS_MAX later."""
+        """Write a checkpoint soon, or take the one that others copy now; `done` gets its files.
+
+        They stay until all have said `copied`, or COPY_MS_MAX later.
+        """
         self._waiting.append(done)
 
     def copied(self) -> None:
-        """The copy is made (or given up): checkpoints go on."""
-        self._copies_until_ms = 0
+        """A copy is made (or given up); after the last one checkpoints go on."""
+        self._copies = max(0, self._copies - 1)
+
+    def _answer(self, files: list[BackupFile] | Failure) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting and not isinstance(files, Failure):
+            self._copies += len(waiting)
+            self._copies_until_ms = self._now_ms + COPY_MS_MAX
+            self._copied_files = files
+        for done in waiting:
+            done(files)
 
     def _begin(self, now_ms: int) -> None:
         index, term = self._applied()
         if index == 0:
-            waiting, self._waiting = self._waiting, []
-            for done in waiting:
-                done(Failure(common_pb2.WRONG_STATE, "nothing has been applied yet", {"retry_after_ms": "1000"}))
+            self._answer(Failure(common_pb2.WRONG_STATE, "nothing has been applied yet", {"retry_after_ms": "1000"}))
             return
         self._running = True
         self._next_ms = now_ms + self._config.checkpoint_period_ms
@@ -157,7 +162,7 @@ class Checkpointer:
         def write() -> Manifest:
             checkpoint.run()
             manifest = checkpoint.manifest
-            write_whole(disk, MANIFEST_PATH, manifest.SerializeToString())
+            write_manifest(disk, manifest)
             return manifest
 
         self._ports.executor.submit(
@@ -172,26 +177,26 @@ class Checkpointer:
         manifest: Manifest | None,
         error: BaseException | None,
     ) -> None:
-        self._running = False
-        waiting, self._waiting = self._waiting, []
         if error is not None or manifest is None:
+            self._running = False
             if not isinstance(error, DiskFullError):
                 self._fatal(f"the checkpoint failed: {error}")
             self._state.abandon_checkpoint(checkpoint)
             self._not_before_ms = self._now_ms + RETRY_MS
-            for done in waiting:
-                done(
-                    Failure(common_pb2.DISK_FULL, f"the checkpoint failed: {error}", {"retry_after_ms": str(RETRY_MS)})
-                )
+            text = f"the checkpoint failed: {error}"
+            self._answer(Failure(common_pb2.DISK_FULL, text, {"retry_after_ms": str(RETRY_MS)}))
             return
         self.written += 1
         self.covered_index = index
         self._log.checkpointed(index, term)
         self._state.checkpoint_durable(checkpoint)
-        if waiting:
-            self._copies_until_ms = self._now_ms + COPY_MS_MAX
-            disk = self._ports.disk
-            copies = [BackupFile(f.path, f.bytes) for f in manifest.files]
-            copies.append(BackupFile(MANIFEST_PATH, disk.size(MANIFEST_PATH)))
-            for done in waiting:
-                done(copies)
+        files = [BackupFile(f.path, f.bytes) for f in manifest.files]
+        files.append(BackupFile(MANIFEST_PATH, self._ports.disk.size(MANIFEST_PATH)))
+
+        def removed(_: object, problem: BaseException | None) -> None:
+            self._running = False
+            if problem is not None:
+                self._fatal(f"files that no checkpoint needs any more could not be removed: {problem}")
+
+        self._answer(files)
+        self._ports.executor.submit(checkpoint.remove_old, removed)

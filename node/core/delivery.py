@@ -22,7 +22,7 @@ from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.recent import RecentUnits
-from tickwheel.node.core.work import Background
+from tickwheel.node.core.work import Background, RemovedError
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import SettleResult
 from tickwheel.proto import common_pb2 as pb
@@ -453,11 +453,13 @@ class Delivery:
         def records_read(records: list[bytes] | None, error: BaseException | None) -> None:
             if reign != self._reign:
                 return
+            if isinstance(error, RemovedError):
+                staged.kept = staged.ids >> np.uint64(32) >= np.uint64(self._state.hour_min_kept)
+                fetched()
+                return
             if error is not None:
                 staged.failed = str(error)
                 fetched()
-                if self._removed(staged):
-                    return  # retention took its hour while it was being read
                 self._fatal(
                     f"a message that is due cannot be read: {error}. Another node will deliver it; "
                     "replace this node's data (docs/DEPLOY.md, replacing a dead node)"
@@ -480,9 +482,6 @@ class Delivery:
             self._background.read_records(staged.units, records_read)
         else:
             self._background.read_units(staged.ids, units_found)
-
-    def _removed(self, staged: Staged) -> bool:
-        return bool((staged.ids >> np.uint64(32) < np.uint64(self._state.hour_min_kept)).any())
 
     # -- settlements
 

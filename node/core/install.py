@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import google_crc32c
 
-from tickwheel.node.core.checkpoint import MANIFEST_PATH, STATE_DIRECTORY, WHEEL_DIRECTORY, read_manifest
+from tickwheel.node.core.checkpoint import MANIFEST_PATH, STATE_DIRECTORY, WHEEL_DIRECTORY
 from tickwheel.proto.peer_pb2 import CheckpointChunk
 from tickwheel.storage.disk import Disk, DiskError, File
+from tickwheel.storage.manifest import read_manifest
 from tickwheel.storage.whole_file import read_whole, write_whole
 
 STAGING = "staging"

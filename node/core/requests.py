@@ -15,7 +15,7 @@ import numpy as np
 from tickwheel.node.core.failure import Failure, RequestError, invalid
 from tickwheel.node.core.intake import DUE_MS_LIMIT, IncomingBatch
 from tickwheel.node.core.publisher import BatchOutcome, resolve_when
-from tickwheel.node.core.work import Found
+from tickwheel.node.core.work import Found, RemovedError
 from tickwheel.node.state.results import AdminResult, CancelResult, RescheduleResult
 from tickwheel.node.state.settings import seed_settings
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
@@ -49,6 +49,11 @@ def id_of(message_id: common_pb2.MessageId) -> int:
 def message_id_of(number: int, wheel_group: int) -> common_pb2.MessageId:
     """The reverse of `id_of`."""
     return common_pb2.MessageId(wheel_group=wheel_group, hour=number >> 32, index=number & 0xFFFF_FFFF)
+
+
+def _no_message(number: int) -> Failure:
+    text = f"{number >> 32}-{number & 0xFFFFFFFF}"
+    return Failure(common_pb2.UNKNOWN_NAME, f"no message {text}", {"field": "id", "value": text})
 
 
 class RequestDesk:
@@ -108,6 +113,9 @@ class RequestDesk:
                 return
 
             def read(records: list[bytes] | None, error: BaseException | None) -> None:
+                if isinstance(error, RemovedError):
+                    done(Rescheduled(scheduler_pb2.RESCHEDULE_NOT_FOUND, 0, 0))
+                    return
                 if error is not None or not records:
                     done(Failure(common_pb2.WRONG_STATE, f"the message cannot be read: {error}"))
                     return
@@ -176,13 +184,7 @@ class RequestDesk:
                 done(result)
                 return
             if result.units is None:
-                done(
-                    Failure(
-                        common_pb2.UNKNOWN_NAME,
-                        f"no message {number >> 32}-{number & 0xFFFFFFFF}",
-                        {"field": "id", "value": f"{number >> 32}-{number & 0xFFFFFFFF}"},
-                    )
-                )
+                done(_no_message(number))
                 return
             state = scheduler_pb2.PENDING
             units = result.units
@@ -227,6 +229,9 @@ class RequestDesk:
             return
 
         def read(records: list[bytes] | None, error: BaseException | None) -> None:
+            if isinstance(error, RemovedError):
+                done(_no_message(int(ids[0])))
+                return
             if error is not None or records is None:
                 done(Failure(common_pb2.WRONG_STATE, f"the message cannot be read: {error}"))
                 return

@@ -3,7 +3,9 @@
 An hour is not needed when every group of every topic has settled what was due in it and no dead letter lies there; a
 topic without a group retains. Retention (a replicated setting) is the limit for all of them: what a group has not
 settled by then is removed, and counted. Hours near the cursor stay, so that a message can still be looked up a while
-after it was delivered. Removal itself is a command of the log: the same on every node, at the same place in it.
+after it was delivered. Removal itself is a command of the log: the same on every node, at the same place in it. It says
+which hours go because retention is over for them, and which only if nobody needs them when it is applied: a group may
+have been created since the master looked.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Retention:
         if self._proposed or now_ms < self._next_ms or not self._state.created:
             return
         self._next_ms = now_ms + self._period_ms
-        below = self.hours_below(now_ms)
+        forced, below = self.hours_below(now_ms)
         if below <= self._state.hour_min_kept:
             return
         self._proposed = True
@@ -48,11 +50,11 @@ class Retention:
         def removed(_: object) -> None:
             self._proposed = False
 
-        command = Command(admin=AdminCommand(remove_hours=RemoveHours(hour_min_kept=below)))
+        command = Command(admin=AdminCommand(remove_hours=RemoveHours(hour_min_kept=below, forced_below=forced)))
         self._proposer.submit(command, removed, may_gather=True)
 
-    def hours_below(self, now_ms: int) -> int:
-        """Hours below this one can go."""
-        cursor_hour = self._cursor_ms() // HOUR_MS
-        over = (now_ms - self._state.settings.retention_ms) // HOUR_MS
-        return min(max(self._state.removable_hours(), over), cursor_hour - HOURS_KEPT)
+    def hours_below(self, now_ms: int) -> tuple[int, int]:
+        """Hours below the first are over for retention, hours below the second can go."""
+        latest = max(0, self._cursor_ms() // HOUR_MS - HOURS_KEPT)
+        over = max(0, (now_ms - self._state.settings.retention_ms) // HOUR_MS)
+        return min(over, latest), min(max(self._state.removable_hours(), over), latest)

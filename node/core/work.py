@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from tickwheel.replication.ports import Executor
-from tickwheel.storage.disk import DiskFullError, SyncFailedError
+from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
 from tickwheel.storage.segment import CorruptSegmentError
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.jobs import Job
-from tickwheel.wheel.units import CursorKey, Ids, Units
+from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of
 
 MERGE_RETRY_MS = 1_000
 
@@ -41,6 +41,10 @@ class Found:
     units: Units | None
     ids: Ids
     cancelled: bool = False
+
+
+class RemovedError(Exception):
+    """A message was removed with its hour: settled by all, or retention is over for it."""
 
 
 class Background:
@@ -82,7 +86,10 @@ class Background:
                 else:
                     self.loads += 1
                 return
+            needed = self._wheel.needed(job)
             self._wheel.abandon(job)
+            if not needed:
+                return  # what it read was passed meanwhile, and perhaps removed
             if isinstance(error, SyncFailedError | CorruptSegmentError) or not isinstance(
                 error, OSError | DiskFullError
             ):
@@ -108,27 +115,45 @@ class Background:
         self._executor.submit(job.run, ended)
 
     def read_records(self, units: Units, answer: Answer[list[bytes]]) -> None:
-        """Records (meta and payload) of units, in their order."""
+        """Records (meta and payload) of units, in their order. RemovedError: one of them is gone."""
         job = self._wheel.records(units)
-        self._read(job, answer, lambda: job.records)
+        if job.missing:
+            answer(None, RemovedError("a message was removed with its hour"))
+            return
+
+        def ended(_: object, error: BaseException | None) -> None:
+            if error is None:
+                answer(job.records, None)
+            else:
+                answer(None, self._explained(ids_of(units), error))
+
+        self._read(job, ended, lambda: None)
+
+    def _explained(self, ids: Ids, error: BaseException) -> BaseException:
+        """Files that were removed under a reader are no failure of the disk."""
+        if isinstance(error, DiskError) and self._wheel.removed(ids):
+            return RemovedError("a message was removed with its hour")
+        return error
 
     def read_units(self, ids: Ids, answer: Answer[Units]) -> None:
-        """Units of ids that exist, in their order."""
+        """Units of ids that exist, in their order. RemovedError: one of them is gone."""
         job = self._wheel.lookup(ids)
 
         def value() -> Units:
             if not job.found.all():
-                missing = ids[~job.found][:3].tolist()
-                raise LookupError(f"messages {missing} are in a ready queue but not in the wheel")
+                missing = ids[~job.found]
+                if self._wheel.removed(missing):
+                    raise RemovedError("a message was removed with its hour")
+                raise LookupError(f"messages {missing[:3].tolist()} are in a ready queue but not in the wheel")
             return job.units
 
         def checked(_: object, error: BaseException | None) -> None:
             if error is not None:
-                answer(None, error)
+                answer(None, self._explained(job.resolved, error))
                 return
             try:
                 units = value()
-            except LookupError as problem:
+            except (LookupError, RemovedError) as problem:
                 answer(None, problem)
                 return
             answer(units, None)
@@ -144,7 +169,15 @@ class Background:
                 return Found(None, ids)
             return Found(job.units[:1], job.resolved[:1], bool(job.cancelled[0]))
 
-        self._read(job, answer, value)
+        def ended(_: object, error: BaseException | None) -> None:
+            if error is None:
+                answer(value(), None)
+            elif isinstance(self._explained(job.resolved, error), RemovedError):
+                answer(Found(None, ids), None)
+            else:
+                answer(None, error)
+
+        self._read(job, ended, lambda: None)
 
     def scan(
         self,

@@ -145,7 +145,7 @@ class Administration:
             return _unknown("topic", name)
         state.topics.remove(topic)
         state.groups.forget_topic(topic.topic_id)
-        state.doomed += state.topic_paths(topic.topic_id)
+        state.doomed += [*topic.ready.ids.paths(), *topic.ready.ticks.paths()]
         return AdminResult(topic=topic.message())
 
     # -- groups
@@ -211,7 +211,7 @@ class Administration:
             return _unknown("group", name)
         described = self.describe(group)
         state.groups.remove(group)
-        state.doomed.append(dead_path(state.directory, group.group_id))
+        state.doomed += group.dead.paths()
         return AdminResult(group=described)
 
     # -- members
@@ -272,14 +272,35 @@ class Administration:
         if below > hour_now:
             text = f"hour {below} is not over: the cursor is in hour {hour_now}"
             return _refuse(pb.WRONG_STATE, text, field="hour_min_kept", value=str(below), limit=str(hour_now))
+        if command.HasField("forced_below"):
+            # A group may have come since the master looked: what is not over for retention is looked at again.
+            below = min(below, max(command.forced_below, self.removable_hours()))
         if below <= state.hour_min_kept:
             return AdminResult(hour_min_kept=state.hour_min_kept)
-        unsettled = 0
+        unsettled = sum(group.remove_hours(below) for group in state.groups)
         for topic in state.topics:
-            first = topic.ready.remove_hours(below)
-            for subscription in state.groups.of_topic(topic.topic_id):
-                unsettled += subscription.raise_floor(first)
+            ready = topic.ready
+            first = ready.first_of_hour(below)
+            subscriptions = state.groups.of_topic(topic.topic_id)
+            unsettled += sum(subscription.raise_floor(first) for subscription in subscriptions)
+            if not subscriptions:
+                unsettled += first - ready.first_retained
+            ready.remove_hours(below)
         state.hour_min_kept = below
         state.unsettled_removed += unsettled
         self._wheel.remove_hours(below)
         return AdminResult(hour_min_kept=below, unsettled_removed=unsettled)
+
+    def removable_hours(self) -> int:
+        """Hours below this one hold nothing that a group still needs: propose RemoveHours with it.
+
+        A topic without groups retains, and so does a dead letter.
+        """
+        state = self._state
+        least = self._wheel.cursor.due_ms // HOUR_MS
+        for topic in state.topics:
+            floors = [subscription.floor for subscription in state.groups.of_topic(topic.topic_id)]
+            hour = topic.ready.hour_of(min(floors, default=topic.ready.first_retained))
+            if hour is not None:
+                least = min(least, hour)
+        return max(min([least, *(hour for group in state.groups for hour in group.dead_hours)]), state.hour_min_kept)

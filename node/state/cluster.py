@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.producers import Producers
-from tickwheel.node.state.ready import ids_path, ticks_path
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.topics import Topics
@@ -34,14 +33,11 @@ class ClusterState:
     producers: Producers = field(default_factory=Producers)
     hour_min_kept: int = 0
     unsettled_removed: int = 0
-    """Messages that retention removed although some group had not settled them; once per group."""
+    """Messages that retention removed although a group had not settled them (once per group) or no group ever had its
+    topic, and dead letters removed."""
     doomed: list[str] = field(default_factory=list)
 
     def sequences(self) -> list[Sequence]:
-        """Every append-only file."""
+        """Every append-only list."""
         found = [sequence for topic in self.topics for sequence in (topic.ready.ids, topic.ready.ticks)]
         return found + [group.dead for group in self.groups]
-
-    def topic_paths(self, topic_id: int) -> list[str]:
-        """Files of a topic."""
-        return [ids_path(self.directory, topic_id), ticks_path(self.directory, topic_id)]

@@ -39,7 +39,7 @@ def _subscriptions(state: ClusterState) -> bytes:
 
 def _groups(state: ClusterState) -> bytes:
     facts = [
-        (g.group_id, g.name, g.filter, g.broadcasting, g.paused, g.dead.count, g.dead.crc, g.dead_hour_min)
+        (g.group_id, g.name, g.filter, g.broadcasting, g.paused, g.dead.count, g.dead.crc, sorted(g.dead_hours.items()))
         for g in state.groups
     ]
     return _of(state.groups.last_id, facts)

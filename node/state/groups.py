@@ -1,7 +1,8 @@
 """Consumer groups by name and id, with their subscriptions and dead letters.
 
 Ids rise from 1 and are never used again. Dead letters of a group are kept as records (id, topic,
-attempts) in an append-only file, so that none is lost; they hold their hours back from removal.
+attempts) in an append-only list, so that none is lost; they hold their hours back from removal until retention is
+over.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DEAD = np.dtype([("id", "<u8"), ("topic_id", "<u4"), ("attempts", "<u4")])
 
 
 def dead_path(directory: str, group_id: int) -> str:
-    """File of a group's dead letters."""
+    """What the names of a group's files of dead letters begin with."""
     return f"{directory}/dead/{group_id}"
 
 
@@ -34,7 +35,8 @@ class Group:
     broadcasting: bool
     dead: Sequence
     paused: bool = False
-    dead_hour_min: int | None = None
+    dead_hours: dict[int, int] = field(default_factory=dict)
+    """Dead letters by their hour; those of removed hours do not count any more."""
     subscriptions: dict[int, Subscription] = field(default_factory=dict)
 
     def bury(self, topic_id: int, ids: Ids, attempts: Attempts) -> None:
@@ -42,8 +44,23 @@ class Group:
         rows = np.empty(len(ids), DEAD)
         rows["id"], rows["topic_id"], rows["attempts"] = ids, topic_id, attempts
         self.dead.append(rows)
-        hour = int(ids.min()) >> 32
-        self.dead_hour_min = hour if self.dead_hour_min is None else min(hour, self.dead_hour_min)
+        hours, counts = np.unique((ids >> np.uint64(32)).astype(np.int64), return_counts=True)
+        for hour, count in zip(hours.tolist(), counts.tolist(), strict=True):
+            self.dead_hours[hour] = self.dead_hours.get(hour, 0) + count
+
+    @property
+    def dead_count(self) -> int:
+        """Dead letters whose messages are still there."""
+        return sum(self.dead_hours.values())
+
+    def remove_hours(self, below: int) -> int:
+        """Messages of hours below are gone; returns how many of its dead letters were among them."""
+        gone = [hour for hour in self.dead_hours if hour < below]
+        count = sum(self.dead_hours.pop(hour) for hour in gone)
+        if not self.dead_hours:
+            # Records lie in the order of burial, not of hours: they go when none is needed.
+            self.dead.drop_below(self.dead.count)
+        return count
 
     def message(self, topics: list[str]) -> admin_pb2.Group:
         """As operators see it, without what only the master knows."""

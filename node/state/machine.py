@@ -57,7 +57,7 @@ from tickwheel.proto.log_pb2 import (
 )
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
-from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units
+from tickwheel.wheel.units import UNIT, CursorKey, Units
 
 __all__ = ["StateCheckpoint", "StateConfig", "StateMachine"]
 
@@ -363,13 +363,13 @@ class StateMachine:
         return (((s.group_id, s.topic_id), s) for s in self._state.groups.subscriptions())
 
     def dead_count(self, group_id: int) -> int:
-        """Dead letters of a group."""
+        """Dead letters of a group whose messages are still there."""
         group = self._state.groups.get(group_id)
-        return 0 if group is None else group.dead.count
+        return 0 if group is None else group.dead_count
 
     @property
     def removed_unsettled(self) -> int:
-        """Messages removed by retention that a group had not settled (once per group)."""
+        """Messages removed by retention that a group had not settled (once per group), or that no group ever saw."""
         return self._state.unsettled_removed
 
     @property
@@ -382,19 +382,17 @@ class StateMachine:
 
         A topic without groups retains, and so does a dead letter.
         """
-        state = self._state
-        least = max(self.wheel.cursor.due_ms // HOUR_MS, state.hour_min_kept)
-        for topic in state.topics:
-            floors = [s.floor for s in state.groups.of_topic(topic.topic_id)]
-            hour = topic.ready.hour_of(min(floors, default=topic.ready.first_retained))
-            if hour is not None:
-                least = min(least, hour)
-        hours = [g.dead_hour_min for g in state.groups if g.dead_hour_min is not None]
-        return max(min([least, *hours]), state.hour_min_kept)
+        return self._admin.removable_hours()
 
     def digest(self) -> admin_pb2.StateDigest:
         """Digest of the logical state at the applied index, by parts."""
         return digest(self._state, self.wheel)
+
+    def refound(self, cluster_id: str, member: Member) -> None:
+        """Off line only (node/refound.py): the same content as a cluster of one under another id."""
+        self._state.cluster_id = cluster_id
+        self._state.members = {member.node_id: member}
+        self._state.removed_ids = set()
 
     # -- checkpoints
 
@@ -409,7 +407,7 @@ class StateMachine:
         return self._checkpoint
 
     def checkpoint_durable(self, checkpoint: StateCheckpoint) -> None:
-        """The manifest of a checkpoint is durable: what only earlier ones named goes."""
+        """The manifest of a checkpoint is durable; then run its `remove_old` in a worker, before the next begins."""
         self._checkpoint = None
         snapshot.finish(self._state, checkpoint)
         self.wheel.checkpoint_durable(checkpoint.wheel)

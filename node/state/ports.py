@@ -23,12 +23,17 @@ class Dispatched(Protocol):
 
 
 class WheelCheckpoint(Protocol):
-    """The wheel's part of a checkpoint; `run` in a worker, `files` are complete after it."""
+    """The wheel's part of a checkpoint; `run` in a worker, `files` are complete after it.
+
+    `remove_old`, in a worker once the checkpoint is durable, removes files that only earlier ones named.
+    """
 
     state: bytes
     files: list[ManifestFile]
 
     def run(self) -> None: ...
+
+    def remove_old(self) -> None: ...
 
 
 class WheelPort(Protocol):

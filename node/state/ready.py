@@ -1,11 +1,11 @@
 """The ready queue of a topic: ids in the order they were dispatched; a position is a place in it.
 
-Owns the topic's ids, a sparse index (first position of each tick that had messages), and which
-positions are meant for one group alone (retries).
+Owns the topic's ids, a sparse index (first position of each tick that had messages, and of each hour), and
+which positions are meant for one group alone (retries).
 
 Invariants:
 - Positions rise with due time: dispatch goes by (due_ms, index) and late arrivals are clamped.
-- `first_retained` never falls; what lies below has been removed with its hours.
+- `first_retained` never falls; what lies below has been removed with its hours and is not read again.
 
 Called by the state machine; `read`, `gather` and `count` also by subscriptions.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from bisect import bisect_left, bisect_right
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,10 @@ class ReadyLog:
         self.first_retained = 0
         self.target_positions: NDArray[np.int64] = np.zeros(0, np.int64)
         self.target_groups: NDArray[np.uint32] = np.zeros(0, np.uint32)
+        self._hours: list[int] = []
+        """Retained hours that had messages, rising; beside each its first position and the first row of `ticks`."""
+        self._hour_positions: list[int] = []
+        self._hour_ticks: list[int] = []
 
     @property
     def count(self) -> int:
@@ -46,15 +51,11 @@ class ReadyLog:
 
     def append(self, units: Units) -> tuple[int, bool]:
         """Dispatched units in order; returns the first position and whether some are for one group only."""
+        due = units["due_ms"]
+        # Almost always a dispatch stays within the tick of the one before.
+        if int(due[0]) // self._slot_ms != self.last_tick or int(due[-1]) // self._slot_ms != self.last_tick:
+            self._note_ticks(due // self._slot_ms)
         first = self.ids.append(ids_of(units))
-        ticks = units["due_ms"] // self._slot_ms
-        starts = np.flatnonzero(np.diff(ticks, prepend=self.last_tick))
-        if len(starts):
-            rows = np.empty(len(starts), TICKS)
-            rows["tick"] = ticks[starts]
-            rows["position"] = starts + first
-            self.ticks.append(rows)
-            self.last_tick = int(ticks[-1])
         targeted = np.flatnonzero(units["target_group"])
         if not len(targeted):
             return first, False
@@ -62,12 +63,26 @@ class ReadyLog:
         self.target_groups = np.concatenate((self.target_groups, units["target_group"][targeted]))
         return first, True
 
+    def _note_ticks(self, ticks: NDArray[np.int64]) -> None:
+        starts = np.flatnonzero(np.diff(ticks, prepend=self.last_tick))
+        rows = np.empty(len(starts), TICKS)
+        rows["tick"] = ticks[starts]
+        rows["position"] = starts + self.ids.count
+        hours = rows["tick"] * self._slot_ms // HOUR_MS
+        last_hour = self.last_tick * self._slot_ms // HOUR_MS
+        for place in np.flatnonzero(np.diff(hours, prepend=last_hour)).tolist():
+            self._hours.append(int(hours[place]))
+            self._hour_positions.append(int(rows["position"][place]))
+            self._hour_ticks.append(self.ticks.count + place)
+        self.ticks.append(rows)
+        self.last_tick = int(ticks[-1])
+
     def read(self, first: int, count: int) -> Ids:
         """Ids at `first` to `first + count - 1`."""
         return self.ids.read(first, count)
 
     def gather(self, positions: NDArray[np.int64]) -> Ids:
-        """Ids at these positions, all below `count`."""
+        """Ids at these positions, all below `count` and not below `first_retained`."""
         return self.ids.gather(positions)
 
     def foreign(self, group_id: int, first: int, last: int) -> NDArray[np.int64]:
@@ -80,40 +95,62 @@ class ReadyLog:
         return others
 
     def position_of_due(self, due_ms: int) -> int:
-        """First position that may be due at or after `due_ms`: that of its tick's start."""
+        """First retained position that may be due at or after `due_ms`: that of its tick's start."""
         tick = due_ms // self._slot_ms
-        low, high = 0, self.ticks.count
+        place = bisect_left(self._hours, due_ms // HOUR_MS)
+        if place == len(self._hours):
+            return self.count
+        low = self._hour_ticks[place]
+        high = self._hour_ticks[place + 1] if place + 1 < len(self._hours) else self.ticks.count
         while low < high:
             middle = (low + high) // 2
             if int(self.ticks.read(middle, 1)["tick"][0]) < tick:
                 low = middle + 1
             else:
                 high = middle
-        found = int(self.ticks.read(low, 1)["position"][0]) if low < self.ticks.count else self.count
-        return max(found, self.first_retained)
+        return int(self.ticks.read(low, 1)["position"][0]) if low < self.ticks.count else self.count
+
+    def first_of_hour(self, hour_min: int) -> int:
+        """First position of messages of this hour or later."""
+        place = bisect_left(self._hours, hour_min)
+        return self._hour_positions[place] if place < len(self._hours) else self.count
 
     def hour_of(self, position: int) -> int | None:
-        """Hour of the message at a position; None if there is none (yet)."""
+        """Hour of the message at a retained position; None if there is none (yet)."""
         if position >= self.count:
             return None
-        return int(self.ids.read(position, 1)[0]) >> 32
+        return self._hours[bisect_right(self._hour_positions, position) - 1]
 
-    def remove_hours(self, hour_min_kept: int) -> int:
-        """Messages of hours below are gone; returns the first position retained."""
-        self.first_retained = max(self.first_retained, self.position_of_due(hour_min_kept * HOUR_MS))
+    def remove_hours(self, hour_min_kept: int) -> None:
+        """Messages of hours below are gone."""
+        self.first_retained = self.first_of_hour(hour_min_kept)
+        place = bisect_left(self._hours, hour_min_kept)
+        tick_row = self._hour_ticks[place] if place < len(self._hours) else self.ticks.count
+        del self._hours[:place], self._hour_positions[:place], self._hour_ticks[:place]
+        self.ids.drop_below(self.first_retained)
+        self.ticks.drop_below(tick_row)
         keep = self.target_positions >= self.first_retained
         self.target_positions, self.target_groups = self.target_positions[keep], self.target_groups[keep]
-        return self.first_retained
+
+    def hours_bytes(self) -> bytes:
+        """int64[n, 3]: hour, its first position, its first row of ticks."""
+        rows = np.array([self._hours, self._hour_positions, self._hour_ticks], "<i8").T
+        return rows.tobytes()
+
+    def restore_hours(self, data: bytes) -> None:
+        """Back to what `hours_bytes` gave."""
+        rows = np.frombuffer(data, "<i8").reshape(-1, 3)
+        self._hours, self._hour_positions, self._hour_ticks = (rows[:, column].tolist() for column in range(3))
 
     def digest_into(self, sha: hashlib._Hash) -> None:
         """Everything that counts."""
         ids, ticks = self.ids, self.ticks
-        sha.update(struct.pack("<QIQIQ", ids.count, ids.crc, ticks.count, ticks.crc, self.first_retained))
+        sha.update(struct.pack("<QIQIQQ", ids.count, ids.crc, ticks.count, ticks.crc, self.first_retained, ticks.first))
         sha.update(self.target_positions.astype("<u8").tobytes() + self.target_groups.astype("<u4").tobytes())
 
 
 def new_ready_log(disk: Disk, directory: str, topic_id: int, slot_ms: int) -> ReadyLog:
-    """The empty queue of a new topic; files left from a time after the last checkpoint are emptied."""
+    """The empty queue of a new topic."""
     return ReadyLog(
         Sequence(disk, ids_path(directory, topic_id), IDS),
         Sequence(disk, ticks_path(directory, topic_id), TICKS),
@@ -122,10 +159,10 @@ def new_ready_log(disk: Disk, directory: str, topic_id: int, slot_ms: int) -> Re
 
 
 def ids_path(directory: str, topic_id: int) -> str:
-    """File of a topic's ids."""
-    return f"{directory}/ready/{topic_id}"
+    """What the names of a topic's files of ids begin with."""
+    return f"{directory}/ready/{topic_id}.ids"
 
 
 def ticks_path(directory: str, topic_id: int) -> str:
-    """File of a topic's ticks."""
+    """What the names of a topic's files of ticks begin with."""
     return f"{directory}/ready/{topic_id}.ticks"

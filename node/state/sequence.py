@@ -1,13 +1,16 @@
-"""An append-only file of equal records, numbered from 0: buffered in memory, written in large pieces.
+"""An append-only list of equal records, numbered from 0: buffered in memory, written in large pieces to files.
 
-What the ready queues, their tick indexes and dead letters are made of.
+What the ready queues, their tick indexes and dead letters are made of. It lies in files of SEGMENT_BYTES each
+(`<path>.0`, `<path>.1`, ...), laid out in blocks with checksums (storage/blocks.py), so that its head can go.
 
 Invariants:
-- A record never changes; record n lies at n * itemsize. The file holds a prefix of the sequence, the
-  buffer at least the rest, and of the prefix the newest `keep` records.
-- `crc` is the CRC32C of all records' bytes from the first on, whatever has been written.
-- Between `begin_flush` and `finish_flush` only the flush writes to the file.
-- After a restart the file is cut to the checkpoint's length; replay regrows it to the same bytes.
+- A record never changes; its number says in which file it lies, and where. The files hold a prefix of the
+  sequence (without what was dropped), the buffer at least the rest from the start of a block on, and of the
+  prefix the newest `keep` records.
+- `crc` is the CRC32C of all records' bytes from the first on, dropped ones included, whatever has been written.
+- Between `begin_flush` and `finish_flush` only the flush writes to files.
+- Writing cuts a file to where it goes on, so it can be repeated; after a restart replay regrows the same bytes.
+- What `drop_below` drops is never read again; its files go once no checkpoint names them.
 
 Files are opened for each piece and closed again: thousands of topics hold no descriptors.
 """
@@ -15,17 +18,24 @@ Files are opened for each piece and closed again: thousands of topics hold no de
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.state.results import ImpossibleStateError
-from tickwheel.storage.disk import Disk
+from tickwheel.proto.log_pb2 import ManifestFile
+from tickwheel.proto.state_pb2 import SequenceSnapshot
+from tickwheel.storage.blocks import ADVICE, BLOCK_BYTES, BlockLayout
+from tickwheel.storage.disk import Disk, DiskFullError
+from tickwheel.storage.errors import CorruptFileError
 
 Records = NDArray[Any]
 
+SEGMENT_BYTES = 16 << 20
+"""Of one file: two million ids. A multiple of a block; part of the format."""
 KEEP_BYTES = 8 << 20
 """Newest records kept in memory: a million ids, as large as the default window of a group."""
 PIECE_BYTES = 1 << 20
@@ -33,60 +43,93 @@ PIECE_BYTES = 1 << 20
 CAPACITY_LEAST = 256
 
 
+class _Piece(NamedTuple):
+    path: str
+    offset: int
+    data: bytes
+
+    def write(self, disk: Disk) -> None:
+        file = disk.open(self.path, create=True)
+        try:
+            if file.size() > self.offset:
+                file.truncate(self.offset)
+            if file.size() < self.offset:
+                raise CorruptFileError(self.path, file.size(), f"{self.offset} bytes of it were written", ADVICE)
+            file.append(self.data)
+        finally:
+            file.close()
+
+
 class Flush:
     """What a worker writes and syncs; made by `begin_flush`."""
 
-    def __init__(self, disk: Disk, path: str, data: bytes, bytes_after: int) -> None:
+    def __init__(self, disk: Disk, pieces: list[_Piece], to_sync: list[str]) -> None:
         self._disk = disk
-        self.path = path
-        self._data = data
-        self.bytes_after = bytes_after
+        self._pieces = pieces
+        self.paths = to_sync
 
     def run(self) -> None:
         """Write the rest and sync; any thread. Raises DiskError."""
-        file = self._disk.open(self.path, create=True)
-        try:
-            if self._data:
-                file.append(self._data)
-            file.sync()
-        finally:
-            file.close()
+        for piece in self._pieces:
+            piece.write(self._disk)
+        for path in self.paths:
+            file = self._disk.open(path)
+            try:
+                file.sync()
+            finally:
+                file.close()
 
 
 class Sequence:
     """See the module."""
 
-    def __init__(self, disk: Disk, path: str, dtype: np.dtype[Any], *, count: int = 0, crc: int = 0) -> None:
-        """`count` and `crc` as of the checkpoint (0, 0: new; a file left from before is emptied)."""
+    def __init__(self, disk: Disk, path: str, dtype: np.dtype[Any], restored: SequenceSnapshot | None = None) -> None:
+        """`restored`: as of the checkpoint. Raises CorruptFileError if its files do not hold that much."""
+        snapshot = restored or SequenceSnapshot()
         self._disk = disk
         self.path = path
         self._dtype = dtype
         self._size = dtype.itemsize
+        self._layout = BlockLayout(self._size)
+        self._per_file = self._layout.per_block * (SEGMENT_BYTES // BLOCK_BYTES)
         self._keep = KEEP_BYTES // self._size
-        self._buffer: Records = np.empty(CAPACITY_LEAST, dtype)
-        self._first = count
-        """Number of the first record in the buffer."""
-        self.count = count
-        self.crc = crc
-        self._written = count
-        self._synced = count
+        self.count = snapshot.count
+        self.crc = snapshot.crc32c
+        self.first = snapshot.first
+        """Records below were dropped."""
+        self._first_file = self.first // self._per_file
+        self._written = self._synced = self.count
+        self._retry_at = 0
         self._flushing: int | None = None
-        wanted = count * self._size
-        found = disk.size(path) if disk.exists(path) else 0
-        if found < wanted:
-            raise ImpossibleStateError(
-                f"{path}: {found} bytes, the checkpoint counts {wanted}: the file was damaged; "
-                "remove this node's data and let it fetch the state from another node"
-            )
-        if found > wanted:
-            file = disk.open(path)
-            try:
-                file.truncate(wanted)
-            finally:
-                file.close()
+        self._first = self._layout.start_of_block(self.count)
+        """Number of the first record in the buffer."""
+        self._buffer: Records = np.empty(CAPACITY_LEAST, dtype)
+        for file in self.files():
+            found = disk.size(file.path) if disk.exists(file.path) else 0
+            if found < file.bytes:
+                raise CorruptFileError(file.path, found, f"the checkpoint counts {file.bytes} bytes of it", ADVICE)
+        if self._first < self.count:
+            self._restore_tail(snapshot.tail_crc32c)
+
+    def _restore_tail(self, crc: int) -> None:
+        number, inside = divmod(self._first, self._per_file)
+        path = self._path(number)
+        file = self._disk.open(path)
+        try:
+            data = file.read_at(self._layout.offset(inside), (self.count - self._first) * self._size)
+        finally:
+            file.close()
+        if google_crc32c.value(data) != crc:
+            raise CorruptFileError(path, self._layout.offset(inside), "its last block is not the checkpoint's", ADVICE)
+        tail = np.frombuffer(data, self._dtype)
+        self._buffer = np.empty(max(CAPACITY_LEAST, 2 * len(tail)), self._dtype)
+        self._buffer[: len(tail)] = tail
+
+    def _path(self, number: int) -> str:
+        return f"{self.path}.{number}"
 
     def append(self, records: Records) -> int:
-        """Add records at the end; returns the number of the first."""
+        """Add records at the end; returns the number of the first. Never fails: a full disk shows at the flush."""
         first = self.count
         added = len(records)
         self._make_room(added)
@@ -94,7 +137,8 @@ class Sequence:
         self._buffer[start : start + added] = records
         self.count = first + added
         self.crc = google_crc32c.extend(self.crc, self._buffer[start : start + added].tobytes())
-        if self._flushing is None and (self.count - self._written) * self._size >= PIECE_BYTES:
+        unwritten = self.count - max(self._written, self._retry_at)
+        if self._flushing is None and unwritten * self._size >= PIECE_BYTES:
             self._write()
         return first
 
@@ -102,7 +146,8 @@ class Sequence:
         used = self.count - self._first
         if used + added <= len(self._buffer):
             return
-        drop = max(0, min(self._written, self.count - self._keep) - self._first)
+        written = self._layout.start_of_block(self._written)
+        drop = max(0, min(written, self.count - self._keep) - self._first)
         wanted = used - drop + added
         capacity = len(self._buffer)
         while capacity < 2 * wanted and capacity < 2 * self._keep:
@@ -113,13 +158,27 @@ class Sequence:
         self._first += drop
 
     def _write(self) -> None:
-        data = self._buffer[self._written - self._first : self.count - self._first].tobytes()
-        file = self._disk.open(self.path, create=True)
         try:
-            file.append(data)
-        finally:
-            file.close()
+            for piece in self._pieces():
+                piece.write(self._disk)
+        except DiskFullError:
+            # All is in memory still, and the checkpoint will say that the disk is full.
+            self._retry_at = self.count
+            return
         self._written = self.count
+
+    def _pieces(self) -> Iterator[_Piece]:
+        """From the end of what was written on, file by file."""
+        at = self._written
+        while at < self.count:
+            number = at // self._per_file
+            base = number * self._per_file
+            end = min(self.count, base + self._per_file)
+            start = self._layout.start_of_block(at)
+            data = self._buffer[start - self._first : end - self._first].tobytes()
+            encoded = self._layout.encode(start - base, at - base, data)
+            yield _Piece(self._path(number), self._layout.offset(at - base), encoded)
+            at = end
 
     def read(self, first: int, count: int) -> Records:
         """Records `first` to `first + count - 1` (fewer at the end); a view or copy not to be written to."""
@@ -128,17 +187,24 @@ class Sequence:
             return self._buffer[:0]
         if first >= self._first:
             return self._buffer[first - self._first : last - self._first]
-        split = min(last, self._first)
-        wanted = (split - first) * self._size
-        file = self._disk.open(self.path)
-        try:
-            data = file.read_at(first * self._size, wanted)
-        finally:
-            file.close()
-        if len(data) != wanted:
-            raise ImpossibleStateError(f"{self.path}: {len(data)} bytes read at record {first}, expected {wanted}")
-        old = np.frombuffer(data, self._dtype)
-        return old if split == last else np.concatenate((old, self._buffer[: last - self._first]))
+        if first < self.first:
+            raise ImpossibleStateError(f"{self.path}: record {first} was asked for, those below {self.first} are gone")
+        parts = [np.frombuffer(data, self._dtype) for data in self._read_files(first, min(last, self._first))]
+        if last > self._first:
+            parts.append(self._buffer[: last - self._first])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _read_files(self, first: int, last: int) -> Iterator[bytes]:
+        while first < last:
+            number = first // self._per_file
+            base = number * self._per_file
+            end = min(last, base + self._per_file)
+            file = self._disk.open(self._path(number))
+            try:
+                yield self._layout.read(file, first - base, end - base)
+            finally:
+                file.close()
+            first = end
 
     def gather(self, numbers: NDArray[np.int64]) -> Records:
         """Records with these numbers, all below `count`."""
@@ -158,10 +224,45 @@ class Sequence:
             found[order[start:end]] = self.read(low, int(ordered[end - 1]) - low + 1)[ordered[start:end] - low]
         return found
 
-    @property
-    def length(self) -> int:
-        """Bytes of all records."""
-        return self.count * self._size
+    # -- the head
+
+    def drop_below(self, first: int) -> None:
+        """Records below are needed no more; whole files of them go with the next durable checkpoint."""
+        self.first = max(self.first, first)
+        floor = self.first // self._per_file * self._per_file
+        self._written, self._synced = max(self._written, floor), max(self._synced, floor)
+
+    def dropped_paths(self) -> list[str]:
+        """Files that hold only dropped records: to remove once no checkpoint names them, then `forget_dropped`."""
+        return [self._path(number) for number in range(self._first_file, self.first // self._per_file)]
+
+    def forget_dropped(self, count: int) -> None:
+        """The first `count` of the dropped files are removed, or will be."""
+        self._first_file += count
+
+    # -- checkpoints
+
+    def files(self) -> list[ManifestFile]:
+        """The files that hold the records as they are now, with their lengths, once a flush has run."""
+        last, inside = divmod(self.count, self._per_file)
+        whole = self._layout.offset(self._per_file)
+        found = [
+            ManifestFile(path=self._path(number), bytes=whole) for number in range(self.first // self._per_file, last)
+        ]
+        if inside:
+            found.append(ManifestFile(path=self._path(last), bytes=self._layout.offset(inside)))
+        return found
+
+    def paths(self) -> list[str]:
+        """Every file that may be there."""
+        return [self._path(number) for number in range(self._first_file, self.count // self._per_file + 1)]
+
+    def snapshot(self) -> SequenceSnapshot:
+        """What `restored` takes."""
+        tail = self._buffer[self._layout.start_of_block(self.count) - self._first : self.count - self._first]
+        return SequenceSnapshot(
+            count=self.count, crc32c=self.crc, first=self.first, tail_crc32c=google_crc32c.value(tail.tobytes())
+        )
 
     def needs_flush(self) -> bool:
         """Whether anything is not yet known to be on stable storage."""
@@ -172,16 +273,14 @@ class Sequence:
         if self._flushing is not None:
             raise ImpossibleStateError(f"{self.path}: a second flush was begun before the first ended")
         self._flushing = self.count
-        data = self._buffer[self._written - self._first : self.count - self._first].tobytes()
-        return Flush(self._disk, self.path, data, self.count * self._size)
+        numbers = range(self._synced // self._per_file, -(-self.count // self._per_file))
+        return Flush(self._disk, list(self._pieces()), [self._path(number) for number in numbers])
 
     def finish_flush(self, ran: bool) -> None:
-        """The flush ended; `ran` is False if it failed (the disk was full)."""
+        """The flush ended; `ran` is False if it failed (the disk was full): then it is written again."""
         if self._flushing is None:
             return
         if ran:
-            self._written = self._synced = self._flushing
-        else:
-            size = self._disk.size(self.path) if self._disk.exists(self.path) else 0
-            self._written = max(self._written, min(self._flushing, size // self._size))
+            self._written, self._synced = max(self._written, self._flushing), max(self._synced, self._flushing)
+            self._retry_at = 0
         self._flushing = None

@@ -3,7 +3,8 @@
 `begin` (on the loop) copies what may change; `StateCheckpoint.run` (any thread) writes and syncs:
 append-only files up to their captured length, then the windows in a file that is written once and
 named after the applied index. The manifest, written by the caller afterwards, names them all; only
-when it is durable may `finish` remove what earlier ones named.
+when it is durable may `remove_old` (any thread) remove what earlier ones named. What a crash in between leaves behind,
+`restore` removes.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from tickwheel.node.state.topics import Topic
 from tickwheel.proto import admin_pb2, state_pb2
 from tickwheel.proto.log_pb2 import Manifest, ManifestFile
 from tickwheel.storage.disk import Disk
+from tickwheel.storage.manifest import FORMAT_VERSION as MANIFEST_VERSION
 from tickwheel.storage.whole_file import read_whole, write_whole
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Of the state in the manifest, and of the files that it names."""
 
 
 def windows_path(directory: str, applied_index: int) -> str:
@@ -49,7 +52,8 @@ class StateCheckpoint:
     spans: list[tuple[str, int, int]]
     batches: list[tuple[str, int, Batch]]
     flushes: list[tuple[Sequence, Flush]]
-    unchanged: list[ManifestFile]
+    sequences: list[ManifestFile]
+    dropped: list[tuple[Sequence, list[str]]]
     doomed: list[str]
     ran: bool = False
     _files: list[ManifestFile] = field(default_factory=list)
@@ -84,14 +88,14 @@ class StateCheckpoint:
         """After `run`: every file that it needs, those of the wheel included."""
         if not self.ran:
             raise ImpossibleStateError("the files of a checkpoint were asked for before it was written")
-        return [*self.unchanged, *self._files, *self.wheel.files]
+        return [*self.sequences, *self._files, *self.wheel.files]
 
     def run(self) -> None:
         """Write and sync everything; any thread. Raises DiskError."""
         for _, flush in self.flushes:
             flush.run()
         for name in ("ready", "dead"):
-            if any(flush.path.startswith(f"{self.directory}/{name}/") for _, flush in self.flushes):
+            if any(sequence.path.startswith(f"{self.directory}/{name}/") for sequence, _ in self.flushes):
                 self.disk.sync_dir(f"{self.directory}/{name}")
         content = state_pb2.StateWindows(
             subscriptions=self.windows,
@@ -103,17 +107,28 @@ class StateCheckpoint:
         ).SerializeToString()
         path = self.snapshot.windows_path
         write_whole(self.disk, path, content)
-        self.disk.sync_dir(self.directory)
-        self._files = [ManifestFile(path=flush.path, bytes=flush.bytes_after) for _, flush in self.flushes]
-        self._files.append(ManifestFile(path=path, bytes=self.disk.size(path), crc32c=_crc(self.disk, path)))
+        self._files = [ManifestFile(path=path, bytes=self.disk.size(path), crc32c=_crc(self.disk, path))]
         self.wheel.run()
         self.ran = True
+
+    def remove_old(self) -> None:
+        """The manifest is durable: remove what only earlier ones named; any thread. Raises DiskError."""
+        for path in self.doomed:
+            self.disk.remove(path)
+        for _, paths in self.dropped:
+            for path in paths:
+                self.disk.remove(path)
+        directory, _, kept = self.snapshot.windows_path.rpartition("/")
+        for name in self.disk.list(directory):
+            if name != kept:
+                self.disk.remove(f"{directory}/{name}")
+        self.wheel.remove_old()
 
     @property
     def manifest(self) -> Manifest:
         """After `run`: the manifest of this checkpoint."""
         return Manifest(
-            format_version=FORMAT_VERSION,
+            format_version=MANIFEST_VERSION,
             applied_index=self.applied_index,
             applied_term=self.applied_term,
             lead_term=self.lead_term,
@@ -132,10 +147,6 @@ def _crc(disk: Disk, path: str) -> int:
         file.close()
 
 
-def _sequence_message(sequence: Sequence) -> state_pb2.SequenceSnapshot:
-    return state_pb2.SequenceSnapshot(count=sequence.count, crc32c=sequence.crc)
-
-
 def _topic_message(topic: Topic) -> state_pb2.TopicSnapshot:
     ready = topic.ready
     return state_pb2.TopicSnapshot(
@@ -143,12 +154,13 @@ def _topic_message(topic: Topic) -> state_pb2.TopicSnapshot:
         name=topic.name,
         fifo=topic.fifo,
         paused=topic.paused,
-        ids=_sequence_message(ready.ids),
-        ticks=_sequence_message(ready.ticks),
+        ids=ready.ids.snapshot(),
+        ticks=ready.ticks.snapshot(),
         last_tick=ready.last_tick,
         first_retained=ready.first_retained,
         target_positions=ready.target_positions.astype("<u8").tobytes(),
         target_groups=ready.target_groups.astype("<u4").tobytes(),
+        hours=ready.hours_bytes(),
     )
 
 
@@ -159,8 +171,8 @@ def _group_message(group: Group) -> state_pb2.GroupSnapshot:
         filter=group.filter,
         broadcasting=group.broadcasting,
         paused=group.paused,
-        dead=_sequence_message(group.dead),
-        dead_hour_min=group.dead_hour_min,
+        dead=group.dead.snapshot(),
+        dead_hours=np.array(sorted(group.dead_hours.items()), "<i8").tobytes(),
         subscriptions=[
             state_pb2.SubscriptionSnapshot(topic_id=s.topic_id, floor=s.floor, start_ms=s.start_ms)
             for s in group.subscriptions.values()
@@ -193,12 +205,8 @@ def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
         unsettled_removed=state.unsettled_removed,
         windows_path=path,
     )
-    dirty, unchanged = [], []
-    for sequence in state.sequences():
-        if sequence.needs_flush():
-            dirty.append((sequence, sequence.begin_flush()))
-        elif sequence.count:
-            unchanged.append(ManifestFile(path=sequence.path, bytes=sequence.length))
+    sequences = state.sequences()
+    dropped = [(sequence, paths) for sequence in sequences if (paths := sequence.dropped_paths())]
     doomed, state.doomed = state.doomed, []
     return StateCheckpoint(
         disk=state.disk,
@@ -211,23 +219,19 @@ def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
         ],
         spans=list(state.producers.spans()),
         batches=state.producers.batches(),
-        flushes=dirty,
-        unchanged=unchanged,
+        flushes=[(sequence, sequence.begin_flush()) for sequence in sequences if sequence.needs_flush()],
+        sequences=[file for sequence in sequences for file in sequence.files()],
+        dropped=dropped,
         doomed=doomed,
     )
 
 
 def finish(state: ClusterState, checkpoint: StateCheckpoint) -> None:
-    """Its manifest is durable: remove what only earlier ones named."""
+    """Its manifest is durable; `remove_old` is to run now."""
     for sequence, _ in checkpoint.flushes:
         sequence.finish_flush(True)
-    for path in checkpoint.doomed:
-        state.disk.remove(path)
-    kept = checkpoint.snapshot.windows_path.rpartition("/")[2]
-    directory = f"{state.directory}/windows"
-    for name in state.disk.list(directory):
-        if name != kept:
-            state.disk.remove(f"{directory}/{name}")
+    for sequence, paths in checkpoint.dropped:
+        sequence.forget_dropped(len(paths))
 
 
 def abandon(state: ClusterState, checkpoint: StateCheckpoint) -> None:
@@ -240,7 +244,8 @@ def abandon(state: ClusterState, checkpoint: StateCheckpoint) -> None:
 def restore(state: ClusterState, data: bytes) -> None:
     """Fill a fresh state from `Manifest.state`. Raises ImpossibleStateError, CorruptFileError."""
     snapshot = state_pb2.StateSnapshot.FromString(data)
-    if snapshot.format_version > FORMAT_VERSION:
+    if snapshot.format_version != FORMAT_VERSION:
+        # Version 1 was never in a release.
         raise ImpossibleStateError(
             f"the checkpoint has state format {snapshot.format_version}, this version knows {FORMAT_VERSION}: "
             "start the version that wrote it"
@@ -267,6 +272,7 @@ def restore(state: ClusterState, data: bytes) -> None:
     for group in snapshot.groups:
         state.groups.add(_restore_group(state, group, values))
     state.groups.last_id = snapshot.last_group_id
+    _remove_leavings(state, snapshot.windows_path)
     state.producers.restore(
         ((span.producer_id, span.first, span.last) for span in windows.producers),
         (
@@ -276,18 +282,28 @@ def restore(state: ClusterState, data: bytes) -> None:
     )
 
 
+def _remove_leavings(state: ClusterState, windows: str) -> None:
+    """Files that this checkpoint does not name: written behind it, or left by a crash before they were removed."""
+    named = {file.path for sequence in state.sequences() for file in sequence.files()} | {windows}
+    for name in ("ready", "dead", "windows"):
+        directory = f"{state.directory}/{name}"
+        for left in state.disk.list(directory):
+            if f"{directory}/{left}" not in named:
+                state.disk.remove(f"{directory}/{left}")
+
+
 def _restore_topic(state: ClusterState, message: state_pb2.TopicSnapshot) -> Topic:
     disk, directory, topic_id = state.disk, state.directory, message.topic_id
-    ids, ticks = message.ids, message.ticks
     ready = ReadyLog(
-        Sequence(disk, ids_path(directory, topic_id), IDS, count=ids.count, crc=ids.crc32c),
-        Sequence(disk, ticks_path(directory, topic_id), TICKS, count=ticks.count, crc=ticks.crc32c),
+        Sequence(disk, ids_path(directory, topic_id), IDS, message.ids),
+        Sequence(disk, ticks_path(directory, topic_id), TICKS, message.ticks),
         state.settings.slot_ms,
     )
     ready.last_tick = message.last_tick
     ready.first_retained = message.first_retained
     ready.target_positions = np.frombuffer(message.target_positions, "<i8")
     ready.target_groups = np.frombuffer(message.target_groups, "<u4")
+    ready.restore_hours(message.hours)
     return Topic(topic_id, message.name, message.fifo, ready, message.paused)
 
 
@@ -300,9 +316,9 @@ def _restore_group(
         message.name,
         message.filter,
         message.broadcasting,
-        Sequence(state.disk, path, DEAD, count=message.dead.count, crc=message.dead.crc32c),
+        Sequence(state.disk, path, DEAD, message.dead),
         message.paused,
-        message.dead_hour_min if message.HasField("dead_hour_min") else None,
+        dict(np.frombuffer(message.dead_hours, "<i8").reshape(-1, 2).tolist()),
     )
     for item in message.subscriptions:
         topic = state.topics.get(item.topic_id)

@@ -264,7 +264,7 @@ class Subscription:
         stop = self.stop
         known = positions < stop
         places = positions.astype(np.int64)
-        checked = known & (places >= max(0, self.floor - LOOK_BACK))
+        checked = known & (places >= max(self._ready.first_retained, self.floor - LOOK_BACK))
         if checked.all():
             known = self._ready.gather(places) == ids
         else:

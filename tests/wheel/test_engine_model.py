@@ -103,6 +103,7 @@ class History:
             self.pump()
         job.run()
         self.wheel.checkpoint_durable(job)
+        job.remove_old()
         self.state, self.log = job.state, []
 
     def crash(self) -> None:

@@ -131,6 +131,7 @@ class Driver:
         job.run()
         self.manifest = job.manifest
         self.state.checkpoint_durable(job)
+        job.remove_old()
 
     def restart(self, crash: Random | None = None) -> None:
         """From the newest checkpoint, then the log after it."""

@@ -40,6 +40,9 @@ class ModelCheckpoint:
     def run(self) -> None:
         """Nothing to write."""
 
+    def remove_old(self) -> None:
+        """Nothing to remove."""
+
 
 class ModelWheel:
     """See the module."""
@@ -75,6 +78,7 @@ class ModelWheel:
 
     def dispatch(self, to: CursorKey) -> Dispatched:
         """Move the cursor."""
+        to = CursorKey(to.due_ms, min(to.index, self.next_index.get(to.due_ms // HOUR_MS, 0)))
         if to <= self.cursor:
             return Dispatched(np.zeros(0, UNIT), 0)
         keys = sorted((self._key(n), n) for n in self.units)

@@ -9,49 +9,70 @@ import numpy as np
 import pytest
 
 from tickwheel.node.state import sequence
-from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.state.sequence import Sequence
+from tickwheel.proto.state_pb2 import SequenceSnapshot
+from tickwheel.storage.blocks import BLOCK_BYTES
+from tickwheel.storage.disk import DiskFullError
+from tickwheel.storage.errors import CorruptFileError
 from tickwheel.storage.simulated import SimulatedDisk
 
 U64 = np.dtype("<u8")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(30))
 def test_reads_as_a_list_would(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Appends, reads, gathers and flushes in any order, with pieces and memory of a few records."""
+    """Appends, reads, gathers, drops, flushes, failed flushes, restarts, in any order; pieces and files are small."""
     monkeypatch.setattr(sequence, "KEEP_BYTES", 80)
-    monkeypatch.setattr(sequence, "PIECE_BYTES", 48)
+    monkeypatch.setattr(sequence, "PIECE_BYTES", 6_000)
     monkeypatch.setattr(sequence, "CAPACITY_LEAST", 4)
+    monkeypatch.setattr(sequence, "SEGMENT_BYTES", 2 * BLOCK_BYTES)
     rng = Random(seed)
     disk = SimulatedDisk(Random(seed))
-    made, wanted = Sequence(disk, "d/s", U64), np.zeros(0, U64)
+    disk.make_dir("d")
+    made, wanted, first_kept = Sequence(disk, "d/s", U64), np.zeros(0, U64), 0
     flush = None
     for _ in range(80):
-        more = np.array([rng.getrandbits(64) for _ in range(rng.randint(0, 9))], U64)
+        more = np.array([rng.getrandbits(64) for _ in range(rng.choice((0, 3, 200, 900)))], U64)
         assert made.append(more) == len(wanted)
         wanted = np.concatenate((wanted, more))
-        first, count = rng.randint(0, len(wanted)), rng.randint(0, 30)
+        first, count = rng.randint(first_kept, len(wanted)), rng.randint(0, 1500)
         assert made.read(first, count).tolist() == wanted[first : first + count].tolist()
-        if len(wanted):
-            places = np.array([rng.randrange(len(wanted)) for _ in range(rng.randint(0, 9))], np.int64)
+        if len(wanted) > first_kept:
+            places = np.array([rng.randrange(first_kept, len(wanted)) for _ in range(rng.randint(0, 9))], np.int64)
             assert made.gather(places).tolist() == wanted[places].tolist()
         assert made.crc == google_crc32c.value(wanted.tobytes())
+        if rng.random() < 0.1:
+            first_kept = rng.randint(first_kept, len(wanted))
+            made.drop_below(first_kept)
         if flush is None and rng.random() < 0.2:
-            flush = made.begin_flush()
+            flush, state = made.begin_flush(), made.snapshot()
         elif flush is not None and rng.random() < 0.4:
             ran = rng.random() < 0.7
             if ran:
                 flush.run()
             made.finish_flush(ran)
             flush = None
+            if ran and rng.random() < 0.3:
+                # A crash, and replay of what came after the checkpoint.
+                disk.sync_dir("d")
+                disk.crash()
+                made = Sequence(disk, "d/s", U64, state)
+                for left in {f"d/{name}" for name in disk.list("d")} - {file.path for file in made.files()}:
+                    disk.remove(left)  # as a start does
+                made.append(wanted[made.count :])
+                made.drop_below(first_kept)
     made.finish_flush(False)
     made.begin_flush().run()
-    assert disk.size("d/s") == 8 * len(wanted)
-    kept = len(wanted) // 2
-    again = Sequence(disk, "d/s", U64, count=kept, crc=google_crc32c.value(wanted[:kept].tobytes()))
-    again.append(wanted[kept:])
-    assert again.crc == made.crc
-    assert again.read(0, len(wanted)).tolist() == wanted.tolist()
+    made.finish_flush(True)
+    gone = made.dropped_paths()
+    made.forget_dropped(len(gone))
+    for path in gone:
+        disk.remove(path)
+    assert {f"d/{name}" for name in disk.list("d")} == {file.path for file in made.files()}
+    assert all(disk.size(file.path) == file.bytes for file in made.files())
+    again = Sequence(disk, "d/s", U64, made.snapshot())
+    again.append(more)
+    assert again.read(first_kept, len(wanted)).tolist() == [*wanted[first_kept:].tolist(), *more.tolist()]
 
 
 def test_memory_is_bounded() -> None:
@@ -65,5 +86,38 @@ def test_memory_is_bounded() -> None:
 
 def test_a_file_shorter_than_the_checkpoint_says_stops_the_node() -> None:
     """It names the file and what to do."""
-    with pytest.raises(ImpossibleStateError, match=r"d/s.*fetch"):
-        Sequence(SimulatedDisk(Random(1)), "d/s", U64, count=1)
+    with pytest.raises(CorruptFileError, match=r"d/s\.0.*fetch"):
+        Sequence(SimulatedDisk(Random(1)), "d/s", U64, SequenceSnapshot(count=1))
+
+
+@pytest.mark.parametrize("offset", [0, 4_000, 4_095, 8_191, 8_200])
+def test_a_flipped_byte_is_never_handed_on(offset: int) -> None:
+    """In a full block it shows when the block is read, in the last one when the node starts."""
+    disk = SimulatedDisk(Random(1))
+    made = Sequence(disk, "s", U64)
+    made.append(np.arange(1_050, dtype=U64))
+    made.begin_flush().run()
+    disk.flip("s.0", offset)
+
+    def read() -> None:
+        Sequence(disk, "s", U64, made.snapshot()).read(0, 1_050)
+
+    with pytest.raises(CorruptFileError, match=r"s\.0"):
+        read()
+
+
+def test_a_full_disk_loses_nothing() -> None:
+    """Appending goes on in memory; the flush says DiskFullError; with room again it writes everything."""
+    disk = SimulatedDisk(Random(1))
+    made = Sequence(disk, "s", U64)
+    disk.fill(3_000_000)
+    wanted = np.arange(600_000, dtype=U64)
+    for part in np.split(wanted, 60):
+        made.append(part)
+    with pytest.raises(DiskFullError):
+        made.begin_flush().run()
+    made.finish_flush(False)
+    disk.make_room()
+    made.begin_flush().run()
+    made.finish_flush(True)
+    assert Sequence(disk, "s", U64, made.snapshot()).read(0, 600_000).tolist() == wanted.tolist()

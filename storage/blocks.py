@@ -1,0 +1,72 @@
+"""Equal records in blocks that carry their own checksum: the layout of append-only files of small records.
+
+Owns: where record n lies, and the checks. A block has 4,096 bytes: as many records as fit before the last four,
+zeros, and the CRC32C of the 4,092 bytes before. Blocks are written once they are full; what follows the last
+full one are records alone, whose checksum is kept by who names the file's length (the checkpoint).
+
+So a file only ever grows: a block's checksum is appended behind its last record. Versions are those of who
+names the file. Called by the ready queues and dead letters of the state.
+"""
+
+from __future__ import annotations
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.storage.disk import File
+from tickwheel.storage.errors import CorruptFileError
+
+BLOCK_BYTES = 4_096
+CRC_BYTES = 4
+ADVICE = "Remove this node's data and let it fetch the state from another member, or restore a backup"
+
+
+class BlockLayout:
+    """Places of records of one size. Numbers count from the start of the file."""
+
+    __slots__ = ("_used_bytes", "per_block", "record_bytes")
+
+    def __init__(self, record_bytes: int) -> None:
+        self.record_bytes = record_bytes
+        self.per_block = (BLOCK_BYTES - CRC_BYTES) // record_bytes
+        self._used_bytes = self.per_block * record_bytes
+
+    def start_of_block(self, number: int) -> int:
+        """The first record of the block that holds this one."""
+        return number - number % self.per_block
+
+    def offset(self, number: int) -> int:
+        """Where a record lies; of the first that is missing: the length of the file."""
+        blocks, inside = divmod(number, self.per_block)
+        return blocks * BLOCK_BYTES + inside * self.record_bytes
+
+    def encode(self, first: int, number: int, records: bytes) -> bytes:
+        """What to append behind record `number - 1`.
+
+        `records` begin with record `first`, the start of a block not behind `number`.
+        """
+        full = len(records) // self._used_bytes
+        blocks = np.zeros((full, BLOCK_BYTES), np.uint8)
+        cut = full * self._used_bytes
+        blocks[:, : self._used_bytes] = np.frombuffer(records[:cut], np.uint8).reshape(full, self._used_bytes)
+        crcs = [google_crc32c.value(block[:-CRC_BYTES].tobytes()) for block in blocks]
+        blocks[:, -CRC_BYTES:] = np.array(crcs, "<u4").view(np.uint8).reshape(full, CRC_BYTES)
+        return (blocks.tobytes() + records[cut:])[self.offset(number) - self.offset(first) :]
+
+    def read(self, file: File, first: int, last: int) -> bytes:
+        """Records `first` to `last - 1`, all of full blocks, each block checked. Raises CorruptFileError."""
+        low, high = first // self.per_block, -(-last // self.per_block)
+        at = low * BLOCK_BYTES
+        data = file.read_at(at, (high - low) * BLOCK_BYTES)
+        if len(data) < (high - low) * BLOCK_BYTES:
+            raise CorruptFileError(file.path, at + len(data), "it ends early", ADVICE)
+        blocks: NDArray[np.uint8] = np.frombuffer(data, np.uint8).reshape(-1, BLOCK_BYTES)
+        stored = blocks[:, -CRC_BYTES:].copy().view("<u4").reshape(-1).tolist()
+        for number, crc in enumerate(stored):
+            begin = number * BLOCK_BYTES
+            if google_crc32c.value(data[begin : begin + BLOCK_BYTES - CRC_BYTES]) != crc:
+                raise CorruptFileError(file.path, at + begin, "a block does not match its checksum", ADVICE)
+        records = blocks[:, : self._used_bytes].tobytes()
+        skipped = first - low * self.per_block
+        return records[skipped * self.record_bytes : (skipped + last - first) * self.record_bytes]
