@@ -16,6 +16,8 @@ from typing import IO
 import google_crc32c
 
 from tickwheel.proto import admin_pb2
+from tickwheel.storage.disk import DiskError
+from tickwheel.storage.local import LocalDisk
 
 LIST_NAME = "backup.json"
 VERSION = 1
@@ -33,16 +35,16 @@ def _safe(path: str) -> PurePosixPath:
     return checked
 
 
-def _need_empty(directory: Path) -> None:
+def _need_empty(directory: Path, advice: str) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise BackupError(f"{directory} is not empty")
+        raise BackupError(f"{directory} is not empty: {advice}")
 
 
 class BackupWriter:
     """Writes chunks as they come; `finish` makes it a backup."""
 
     def __init__(self, directory: Path) -> None:
-        _need_empty(directory)
+        _need_empty(directory, "name a new directory for each backup")
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._open: IO[bytes] | None = None
@@ -98,9 +100,39 @@ class BackupWriter:
         part.rename(self._directory / LIST_NAME)
 
 
-def restore_backup(source: Path, data_dir: Path, progress: Callable[[int, int], None]) -> tuple[int, int]:
-    """Copy and check; files and bytes."""
-    _need_empty(data_dir)
+def _in_use(directory: Path) -> bool:
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return False
+    disk = LocalDisk(str(directory))
+    try:
+        disk.lock()
+    except DiskError:
+        return True
+    disk.unlock()
+    return False
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def restore_backup(
+    source: Path, data_dir: Path, progress: Callable[[int, int], None], prepare: Callable[[Path], None]
+) -> tuple[int, int]:
+    """Copy, check, `prepare` the copy, put it in place; files and bytes.
+
+    Raises BackupError and what `prepare` raises.
+    """
+    if _in_use(data_dir):
+        raise BackupError(
+            f"a node is running on {data_dir}: its data is alive and nothing was changed. To restore all the same, "
+            "stop it and move the directory away, or restore on another machine"
+        )
+    _need_empty(data_dir, "move it away first; what is there is never overwritten")
     try:
         listed = json.loads((source / LIST_NAME).read_text(encoding="utf-8"))
         files: dict[str, dict[str, int]] = listed["files"]
@@ -132,7 +164,14 @@ def restore_backup(source: Path, data_dir: Path, progress: Callable[[int, int], 
             raise BackupError(f"{path}: {error.strerror}") from error
         if (size, crc) != (item["bytes"], item["crc32c"]):
             raise BackupError(f"{source / path} is damaged: its size or checksum is not the listed one")
-    if data_dir.exists():
-        data_dir.rmdir()
-    part.rename(data_dir)
+    prepare(part)
+    try:
+        if data_dir.exists():
+            data_dir.rmdir()
+        part.rename(data_dir)
+        _sync_directory(data_dir.parent)
+    except OSError as error:
+        raise BackupError(
+            f"the checked copy lies in {part}, but cannot be moved to {data_dir}: {error.strerror}"
+        ) from error
     return len(files), total

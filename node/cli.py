@@ -22,6 +22,7 @@ from tickwheel.node.cli_local import local_app
 from tickwheel.node.cli_messages import messages_app
 from tickwheel.node.cli_node import node_app
 from tickwheel.node.cli_output import fail
+from tickwheel.node.cli_recovery import recovery_app
 from tickwheel.node.local_cluster import LocalClusterError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_UNKNOWN, EXIT_PERMISSION, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (messages_app, local_app, cluster_app, node_app):
+for part in (messages_app, local_app, cluster_app, recovery_app, node_app):
     app.add_typer(part)
 
 

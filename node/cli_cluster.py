@@ -1,17 +1,14 @@
-"""Commands about the cluster: status, transfer, member, topic, group, settings, backup, restore."""
+"""Commands about the cluster: status, transfer, member, topic, group, settings."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.live import Live
-from rich.progress import Progress
 from rich.table import Table
 
 from tickwheel.client.errors import ClusterUnavailable, Fault
@@ -20,7 +17,6 @@ from tickwheel.node.cli_output import (
     Addresses,
     AsJson,
     err,
-    fail,
     open_client,
     out,
     print_json,
@@ -195,8 +191,8 @@ def _show_members(members: list[admin_pb2.Member], as_json: bool) -> None:
 @member_app.command("add")
 def member_add(
     node_id: Annotated[str, typer.Argument(help="Id of the new node.")],
-    peer_address: Annotated[str, typer.Argument(help="host:port for its peers.")],
-    client_address: Annotated[str, typer.Argument(help="host:port for clients.")],
+    peer_address: Annotated[str, typer.Option("--peer", help="host:port where its peers reach it.")],
+    client_address: Annotated[str, typer.Option("--client", help="host:port where clients reach it.")],
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -411,63 +407,3 @@ def _show_settings(settings: admin_pb2.Settings, as_json: bool) -> None:
         print_json(values)
     else:
         out.print(table("", ("setting", "value"), list(values.items())))
-
-
-@cluster_app.command()
-def backup(
-    directory: Annotated[Path, typer.Argument(help="An empty or new directory.")],
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
-    """Copy one node's whole state, consistent, while it serves. Ask a slave: the first address is taken."""
-    use_json(as_json)
-    from tickwheel.node.backup_files import BackupError, BackupWriter
-
-    started = time.monotonic()
-
-    async def go() -> BackupWriter:
-        writer = BackupWriter(directory)
-        with Progress(console=err, disable=as_json, transient=True) as progress:
-            task = progress.add_task("backup", total=None)
-            async with open_client(address) as client:
-                async for chunk in client.admin.backup(address.split(",")[0]):
-                    writer.write(chunk)
-                    progress.update(task, total=chunk.total_bytes, completed=writer.bytes)
-        writer.finish()
-        return writer
-
-    try:
-        writer = asyncio.run(go())
-    except BackupError as error:
-        fail(str(error), "BACKUP", {})
-        raise typer.Exit(1) from None
-    seconds = time.monotonic() - started
-    if as_json:
-        print_json({"directory": str(directory), "files": writer.files, "bytes": writer.bytes, "seconds": seconds})
-    else:
-        out.print(f"{writer.files} files, {writer.bytes:,} bytes in {seconds:.1f} s: {directory}")
-
-
-@cluster_app.command()
-def restore(
-    source: Annotated[Path, typer.Argument(help="Directory of a backup.", exists=True, file_okay=False)],
-    data_dir: Annotated[Path, typer.Argument(help="Data directory of the new node: empty or new.")],
-    as_json: AsJson = False,
-) -> None:
-    """Check a backup and lay it down as the data directory of a node that is not running."""
-    use_json(as_json)
-    from tickwheel.node.backup_files import BackupError, restore_backup
-
-    try:
-        with Progress(console=err, disable=as_json, transient=True) as progress:
-            task = progress.add_task("restore", total=None)
-            files, size = restore_backup(
-                source, data_dir, lambda done, total: progress.update(task, completed=done, total=total)
-            )
-    except BackupError as error:
-        fail(str(error), "BACKUP", {})
-        raise typer.Exit(1) from None
-    if as_json:
-        print_json({"directory": str(data_dir), "files": files, "bytes": size})
-    else:
-        out.print(f"{files} files, {size:,} bytes: {data_dir}")

@@ -4,9 +4,9 @@ Owns the procedure and its order. The caller holds the lock of the directory and
 The result has the content of the old state, a cluster id, a member and a disk uuid of its own, and no history of
 members: nodes of the old cluster refuse it and are refused.
 
-Order, so that a run that was broken off can be run again: the manifest with the new identity, then the journal (cut
-below it, its term above every old one), then the file `identity`. Until the last step the directory still says that it is the old
-cluster's, and no node starts on it under the new configuration.
+Order, so that a run that was broken off can be run again: the manifest of the new cluster; then a new journal, which
+begins behind it (the old entries would tell a newcomer of the old members) in a term above every old one; then the
+file `identity`. Until this last step no node starts on the directory under the new configuration.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 from tickwheel.node.config import NodeConfig
 from tickwheel.node.core.checkpoint import MANIFEST_PATH, Restored, restore
+from tickwheel.node.core.core import SLOT_MS_DEFAULT
 from tickwheel.node.core.host import JOURNAL_DIRECTORY
 from tickwheel.node.core.install import install_if_complete
 from tickwheel.node.server.identity import new_identity, read_identity, store_identity
-from tickwheel.node.state.settings import SLOT_MS_DEFAULT
 from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import Member
+from tickwheel.replication.pysyncobj_seam import REGULAR
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.whole_file import write_whole
 
@@ -50,11 +51,6 @@ def refound(disk: Disk, config: NodeConfig) -> Found:
     """Do it. Raises RefoundError; DiskError kinds for damaged files, ImpossibleStateError for another version's."""
     cluster_id, node_id = config.cluster.id, config.node.id
     identity = read_identity(disk)
-    if identity is not None and identity.cluster_id == cluster_id:
-        raise RefoundError(
-            f"cluster.id is {cluster_id}, as before: give the new cluster an id of its own, so that no node and no disk "
-            "of the old one is ever taken for a member"
-        )
     install_if_complete(disk)
     slot_ms = config.seed_settings.slot_ms or SLOT_MS_DEFAULT
     restored = restore(disk, config.core, slot_ms, 0)
@@ -64,11 +60,12 @@ def refound(disk: Disk, config: NodeConfig) -> Found:
         state = restored.state
         if not state.created or not state.applied_index:
             raise RefoundError("this data directory holds no state of a cluster yet: there is nothing to go on from")
-        old_id, old_members = state.cluster_id, tuple(member.node_id for member in state.members())
-        if old_id == cluster_id and identity is None:
+        old_members = tuple(member.node_id for member in state.members())
+        old_id = state.cluster_id if identity is None else identity.cluster_id
+        if old_id == cluster_id:
             raise RefoundError(
-                f"cluster.id is {cluster_id}, as in the backup: give the new cluster an id of its own, so that no node "
-                "and no disk of the old one is ever taken for a member"
+                f"cluster.id is {cluster_id}, as before: give the new cluster an id of its own, so that no node and "
+                "no disk of the old one is ever taken for a member"
             )
         new = new_identity(cluster_id, node_id)
         state.refound(cluster_id, Member(node_id, config.peer_address, config.client_address, new.disk_uuid))
@@ -76,10 +73,15 @@ def refound(disk: Disk, config: NodeConfig) -> Found:
         checkpoint.run()
         write_whole(disk, MANIFEST_PATH, checkpoint.manifest.SerializeToString())
         state.checkpoint_durable(checkpoint)
-        journal.reset_to(state.applied_index, state.applied_term)
-        journal.set_hard_state(max(journal.term, journal.last_term, state.lead_term) + 1, "")
+        term = max(journal.term, journal.last_term, state.applied_term, state.lead_term) + 1
     finally:
         journal.close()
+    disk.remove(JOURNAL_DIRECTORY)
+    disk.sync_dir("")
+    begun = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=config.core.segment_bytes)
+    begun.reset_to(state.applied_index, state.applied_term)
+    begun.set_hard_state(term, "")
+    begun.close()
     store_identity(disk, new)
     return Found(
         old_id, old_members, state.applied_index, replayed, newest_ms, restored.wheel.pending, state.ready_messages()
@@ -103,10 +105,10 @@ def _replay(journal: Journal, restored: Restored) -> tuple[int, int]:
     newest_ms = 0
     for index in range(first, journal.last_index + 1):
         _, term, command = journal.entry(index)
-        if not command:
+        if command[:1] != REGULAR:
             state.note_applied(index, term)
             continue
-        entry = LogEntry.FromString(command)
+        entry = LogEntry.FromString(command[1:])
         newest_ms = max(newest_ms, entry.stamped_ms)
         state.apply(index, term, entry)
     return journal.last_index + 1 - first, newest_ms

@@ -639,7 +639,10 @@ class RaftLog:
         return self._guards.starts_silent and len(self._voters) > 1 and now_ns - self._started_ns < timeout_ns
 
     def _on_request_vote(self, peer_id: str, frame: PeerFrame) -> None:
-        if peer_id not in self._voters or self._node_id not in self._voters or self._halted:
+        # A newcomer knows no members yet. It votes all the same, for a log that is not behind its own: the candidate
+        # counts it only if it was added, and might otherwise never get the majority to tell the newcomer so.
+        newcomer = self._joining and not self._voters
+        if self._halted or not (newcomer or {peer_id, self._node_id} <= set(self._voters)):
             return
         request = frame.request_vote
         now_ns = self._clock.monotonic_ns()

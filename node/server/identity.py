@@ -17,7 +17,8 @@ from tickwheel.storage.whole_file import read_whole, write_whole
 
 IDENTITY_PATH = "identity"
 FORMAT_VERSION = 1
-FOREIGN_NAMES = ("manifest", "journal", "hours")
+ADVICE = "Remove this member from the cluster and add it anew under a new id"
+FOREIGN_NAMES = ("manifest", "journal", "state", "wheel")
 """What an earlier run leaves: if one is there without an identity, the identity was lost."""
 
 
@@ -25,28 +26,42 @@ class IdentityError(Exception):
     """This directory must not be used by this node; the text says what to do."""
 
 
-def open_identity(disk: Disk, cluster_id: str, node_id: str, root: str) -> Identity:
-    """The directory's identity; made when the directory is new. Raises IdentityError, DiskError."""
-    content = read_whole(
-        disk, IDENTITY_PATH, advice="Remove this member from the cluster and add it anew under a new id"
-    )
+def read_identity(disk: Disk) -> Identity | None:
+    """What the directory says; None if it has no identity. Raises DiskError."""
+    content = read_whole(disk, IDENTITY_PATH, advice=ADVICE)
     if content is None:
-        left = [name for name in disk.list("") if name in FOREIGN_NAMES]
-        if left:
-            raise IdentityError(
-                f"{root} holds data ({', '.join(left)}) but no identity file. Restore it from a backup, or empty the "
-                "directory, remove the member from the cluster and add the node under a new id"
-            )
-        identity = Identity(
-            format_version=FORMAT_VERSION, cluster_id=cluster_id, node_id=node_id, disk_uuid=str(uuid.uuid4())
-        )
-        write_whole(disk, IDENTITY_PATH, identity.SerializeToString(deterministic=True))
-        return identity
+        return None
     identity = Identity()
     try:
         identity.ParseFromString(content)
     except DecodeError as error:
-        raise DiskError(f"{root}/{IDENTITY_PATH} is not an identity file") from error
+        raise DiskError(f"{IDENTITY_PATH} is not an identity file. {ADVICE}") from error
+    return identity
+
+
+def new_identity(cluster_id: str, node_id: str) -> Identity:
+    """One that no other directory has."""
+    return Identity(format_version=FORMAT_VERSION, cluster_id=cluster_id, node_id=node_id, disk_uuid=str(uuid.uuid4()))
+
+
+def store_identity(disk: Disk, identity: Identity) -> None:
+    """Durable on return."""
+    write_whole(disk, IDENTITY_PATH, identity.SerializeToString(deterministic=True))
+
+
+def open_identity(disk: Disk, cluster_id: str, node_id: str, root: str) -> Identity:
+    """The directory's identity; made when the directory is new. Raises IdentityError, DiskError."""
+    identity = read_identity(disk)
+    if identity is None:
+        left = [name for name in disk.list("") if name in FOREIGN_NAMES]
+        if left:
+            raise IdentityError(
+                f"{root} holds data ({', '.join(left)}) but no identity file. Empty the directory, remove the member "
+                "from the cluster and add the node under a new id; or restore a backup (tickwheel restore)"
+            )
+        identity = new_identity(cluster_id, node_id)
+        store_identity(disk, identity)
+        return identity
     if identity.format_version > FORMAT_VERSION:
         raise IdentityError(
             f"{root} was written by a newer version (format {identity.format_version}, this one knows {FORMAT_VERSION})"

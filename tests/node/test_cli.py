@@ -150,16 +150,29 @@ def test_refusals_have_their_exit_code_and_no_traceback(run: Run, arguments: lis
 
 def test_backup_and_restore(run: Run, tmp_path: Path) -> None:
     """A copy is whole, checked byte for byte, and never laid over something."""
+
+    def config(data: str, cluster: str = "new") -> str:
+        path = tmp_path / f"{data}.toml"
+        listen = '[listen]\nclient_bind = "127.0.0.1:1"\npeer_bind = "127.0.0.1:2"\n'
+        node = f'[node]\nid = "m"\ndata_dir = "{tmp_path / data}"\n'
+        path.write_text(f'[cluster]\nid = "{cluster}"\n{node}{listen}')
+        return str(path)
+
+    copy = str(tmp_path / "copy")
     assert run("schedule", "kept", "x", "--delay", "1h").code == 0
-    done = run("backup", str(tmp_path / "copy"), "--json")
+    done = run("backup", copy, "--json")
     assert done.code == 0
-    assert run("restore", str(tmp_path / "copy"), str(tmp_path / "data"), "--json").json["bytes"] == done.json["bytes"]
-    assert run("restore", str(tmp_path / "copy"), str(tmp_path / "data")).code == 1
+    assert run("backup", copy).code == 1
+    assert "an id of its own" in run("restore", copy, "--config", config("data", "local")).err
+    restored = run("restore", copy, "--config", config("data"), "--json")
+    assert restored.json["bytes"] == done.json["bytes"] and restored.json["pending"] >= 1
+    over = run("restore", copy, "--config", config("data"))
+    assert over.code == 1 and "never overwritten" in " ".join(over.err.split())
     victim = max((path for path in (tmp_path / "copy").rglob("*") if path.name == "manifest"), key=lambda p: p.name)
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(bytes(data))
-    damaged = run("restore", str(tmp_path / "copy"), str(tmp_path / "other"))
+    damaged = run("restore", copy, "--config", config("other"))
     assert damaged.code == 1
     assert "damaged" in damaged.err
     assert not (tmp_path / "other").exists()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +21,7 @@ import pytest_asyncio
 from tickwheel.client import AsyncClient, PermissionRefused, TickwheelError
 from tickwheel.client.cluster import TlsFiles
 from tickwheel.node.local_cluster import free_ports
-from tickwheel.proto import peer_pb2
+from tickwheel.proto import admin_pb2, peer_pb2
 from tickwheel.proto.peer_pb2_grpc import PeerStub
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -34,7 +36,7 @@ class Hosts:
         self.root = root
         self.certs = root / "certs"
         self.ports = dict(zip(("7700", "7701"), free_ports(2), strict=True))
-        self.metrics = dict(zip(("1", "2", "3"), free_ports(3), strict=True))
+        self.metrics = dict(zip("12349", free_ports(5), strict=True))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def here(self, text: str) -> str:
@@ -51,14 +53,16 @@ class Hosts:
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
 
-    def configure(self, number: str) -> Path:
-        """deploy/node.toml, adapted as the document says."""
+    def configure(self, number: str, cluster: str = "") -> Path:
+        """deploy/node.toml, adapted as the document says; `cluster`: in place of its section of that name."""
         directory = self.root / f"n{number}"
         directory.mkdir()
         text = (ROOT / "deploy" / "node.toml").read_text(encoding="utf-8")
         head, listen, rest = text.partition("[listen]")
         rest = rest.replace("10.0.0.1", f"10.0.0.{number}").replace("n1.", f"n{number}.")
         head = head.replace('[node]\nid = "n1"', f'[node]\nid = "n{number}"')
+        if cluster:
+            head = cluster + head[head.index("[node]") :]
         text = self.here(head + listen + rest).replace("127.0.0.1:7702", f"127.0.0.1:{self.metrics[number]}")
         text = text.replace("/etc/tickwheel", str(self.certs)).replace("/var/lib/tickwheel", str(directory / "data"))
         path = directory / "node.toml"
@@ -67,9 +71,30 @@ class Hosts:
 
     def start(self, number: str, config: Path) -> None:
         """`tickwheel node --config`."""
-        with (config.parent / "node.log").open("wb") as log:
+        with (config.parent / "node.log").open("ab") as log:
             command = [*COMMAND, "node", "--config", str(config)]
             self.processes[number] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    async def ready(self, ops: AsyncClient, count: int) -> admin_pb2.NodeStatus:
+        """Until so many nodes serve, with a master among them that has its peers without lag. The master."""
+        async with asyncio.timeout(30):
+            while True:
+                statuses = [s for s in (await ops.admin.statuses()).values() if isinstance(s, admin_pb2.NodeStatus)]
+                for status in statuses:
+                    for peer in status.peers:
+                        if peer.client_address:
+                            ops.cluster.add(peer.client_address)
+                serving = [s for s in statuses if s.state == admin_pb2.NODE_SERVING]
+                master = next((s for s in serving if s.role == admin_pb2.MASTER and s.lease_held), None)
+                if master is not None and sum(s.master_id == master.node_id for s in serving) == count:
+                    return master
+                await asyncio.sleep(0.05)
+
+    @property
+    def admin(self) -> dict[str, str]:
+        """The environment of a command with an administrator's certificate."""
+        parts = (("CA", "ca.crt"), ("CERT", "ops.crt"), ("KEY", "ops.key"))
+        return {f"TICKWHEEL_TLS_{part}": f"certs/{name}" for part, name in parts}
 
     def address(self, number: str, port: str = "7700") -> str:
         """Where a node is reached."""
@@ -173,18 +198,90 @@ async def test_a_peer_must_be_the_member_of_its_certificate(hosts: Hosts) -> Non
 
 
 async def test_a_backup_over_tls_restores(hosts: Hosts) -> None:
-    """The document's backup and restore; never over a directory that holds something."""
-    environment = {f"TICKWHEEL_TLS_{part}": f"certs/{name}" for part, name in
-                   (("CA", "ca.crt"), ("CERT", "ops.crt"), ("KEY", "ops.key"))}  # fmt: skip
+    """The document's backup and restore; refused with advice where a node runs."""
     backup = command_in_docs("tickwheel backup").replace("/backups/", "")
-    done = hosts.run(backup, **environment)
+    done = hosts.run(backup, **hosts.admin)
     assert done.returncode == 0, done.stderr
-    restore = command_in_docs("tickwheel restore").replace("/backups/", "").replace("/var/lib/tickwheel", "restored")
-    assert hosts.run(restore).returncode == 0
-    again = hosts.run(restore)
-    assert again.returncode == 1 and "Traceback" not in again.stderr
-    over_running = hosts.run(restore.replace("restored", str(hosts.root / "n1" / "data")))
-    assert over_running.returncode == 1, "laid over the data of a node that runs"
+    restore = command_in_docs("tickwheel restore").replace("/backups/", "")
+    config = hosts.configure("9", cluster='[cluster]\nid = "orders-2"\n')
+    assert 'id = "orders-2"' in (ROOT / "docs" / "DEPLOY.md").read_text(encoding="utf-8")
+    done = hosts.run(restore.replace("/etc/tickwheel/node.toml", str(config)))
+    assert done.returncode == 0, done.stderr
+    assert "cluster orders-2, until now orders (n1, n2, n3)" in done.stdout
+    running = config.with_name("running.toml")
+    running.write_text(config.read_text(encoding="utf-8").replace("n9/data", "n1/data"), encoding="utf-8")
+    refused = hosts.run(restore.replace("/etc/tickwheel/node.toml", str(running)))
+    assert refused.returncode == 1 and "a node is running" in refused.stderr, refused.stderr
+
+
+async def test_one_after_the_other_is_restarted_without_an_error(hosts: Hosts) -> None:
+    """A rolling upgrade: SIGTERM ends with 0, slaves first, the master last; nothing is lost, repeated or refused."""
+    got: list[bytes] = []
+    sent: list[bytes] = []
+    stop = asyncio.Event()
+    gaps_ms = [0.0]
+
+    async def produce(client: AsyncClient) -> None:
+        while not stop.is_set():
+            payload = b"%d" % len(sent)
+            before = time.monotonic()
+            await client.schedule("rolling", payload, delay_ms=20)
+            gaps_ms.append((time.monotonic() - before) * 1_000)
+            sent.append(payload)
+            await asyncio.sleep(0.01)
+
+    async def consume(client: AsyncClient) -> None:
+        async with client.consumer("rolling", "rolling") as consumer:
+            async for delivery in consumer:
+                got.append(delivery.payload)
+                await delivery.ack()
+
+    async with hosts.client("app") as client, hosts.client("ops") as ops:
+        tasks = [asyncio.create_task(work(client)) for work in (produce, consume)]
+        master = (await hosts.ready(ops, 3)).node_id[1:]
+        for number in [*sorted({"1", "2", "3"} - {master}), master]:
+            hosts.processes[number].terminate()
+            assert await asyncio.to_thread(hosts.processes[number].wait, 20) == 0
+            hosts.start(number, hosts.root / f"n{number}" / "node.toml")
+            await hosts.ready(ops, 3)
+        async with asyncio.timeout(20):
+            enough = len(sent) + 10
+            while not stop.is_set() or len(set(got)) < len(sent):
+                await asyncio.sleep(0.05)
+                assert not tasks[1].done()
+                if len(sent) >= enough and not stop.is_set():
+                    stop.set()
+                    await tasks[0]
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert sorted(got) == sorted(sent), "delivered twice"
+    assert max(gaps_ms) < 2_000, f"a producer waited {max(gaps_ms):.0f} ms"
+    log = (hosts.root / f"n{master}" / "node.log").read_text(encoding="utf-8")
+    assert "was not handed over" not in log and "nobody took" not in log
+
+
+async def test_a_member_is_replaced_as_the_document_says(hosts: Hosts) -> None:
+    """Certificates, remove, add, start: the new node follows with TLS; its old place is refused under the old id."""
+    assert hosts.run(command_in_docs("tickwheel certs --out certs --node n4")).returncode == 0
+    hosts.processes["3"].terminate()
+    assert await asyncio.to_thread(hosts.processes["3"].wait, 20) == 0
+    environment = {**hosts.admin, "TICKWHEEL_ADDRESS": hosts.address("1")}
+    text = (ROOT / "docs" / "DEPLOY.md").read_text(encoding="utf-8")
+    block = next(part for part in text.split("\n\n") if 'join = "existing"' in part and "[cluster]" in part)
+    config = hosts.configure("4", cluster="\n".join(line.strip() for line in block.splitlines()) + "\n")
+    hosts.start("4", config)
+    for line in ("tickwheel member remove n3", "tickwheel member add n4"):
+        done = hosts.run(command_in_docs(line), **environment)
+        assert done.returncode == 0, done.stderr
+    assert "n4" in done.stdout and "n3" not in done.stdout
+    async with AsyncClient([hosts.address("1"), hosts.address("4")], tls=hosts.tls("ops")) as ops:
+        await hosts.ready(ops, 3)
+    listed = hosts.run("tickwheel member list --json", **environment)
+    assert json.loads(listed.stdout)["master_id"] in {"n1", "n2", "n4"}
+    again = hosts.run(
+        f"tickwheel member add n3 --peer {hosts.address('3', '7701')} --client {hosts.address('3')}", **environment
+    )
+    assert again.returncode == 1 and "was removed" in again.stderr
 
 
 async def test_without_tls_only_loopback_unless_told(hosts: Hosts, tmp_path: Path) -> None:

@@ -1,0 +1,224 @@
+"""Commands for the day after: backup, restore, and recover, which goes on from one disk when a majority is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from tickwheel.node.cli_output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    err,
+    fail,
+    open_client,
+    out,
+    print_json,
+    time_text,
+    use_json,
+)
+from tickwheel.node.config import ConfigError, NodeConfig, read_config
+
+recovery_app = typer.Typer()
+
+EXIT_DATA = 3
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", help="TOML file of the node to be: a new cluster.id, this node alone.")
+]
+
+
+@recovery_app.command()
+def backup(
+    directory: Annotated[Path, typer.Argument(help="An empty or new directory.")],
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Copy one node's whole state, consistent, while it serves. Ask a slave: the first address is taken."""
+    use_json(as_json)
+    from tickwheel.node.backup_files import BackupError, BackupWriter
+
+    started = time.monotonic()
+
+    async def go() -> BackupWriter:
+        writer = BackupWriter(directory)
+        with Progress(console=err, disable=as_json, transient=True) as progress:
+            task = progress.add_task("backup", total=None)
+            async with open_client(address) as client:
+                async for chunk in client.admin.backup(address.split(",")[0]):
+                    writer.write(chunk)
+                    progress.update(task, total=chunk.total_bytes, completed=writer.bytes)
+        writer.finish()
+        return writer
+
+    try:
+        writer = asyncio.run(go())
+    except BackupError as error:
+        fail(str(error), "BACKUP", {})
+        raise typer.Exit(1) from None
+    except OSError as error:
+        fail(f"{directory}: {error.strerror}", "BACKUP", {})
+        raise typer.Exit(1) from None
+    seconds = time.monotonic() - started
+    if as_json:
+        print_json({"directory": str(directory), "files": writer.files, "bytes": writer.bytes, "seconds": seconds})
+    else:
+        out.print(f"{writer.files} files, {writer.bytes:,} bytes in {seconds:.1f} s: {directory}")
+
+
+@recovery_app.command()
+def restore(
+    source: Annotated[Path, typer.Argument(help="Directory of a backup.", exists=True, file_okay=False)],
+    config: ConfigFile,
+    as_json: AsJson = False,
+) -> None:
+    """Check a backup and make it the data of a new cluster of one: the node of the configuration, not yet started."""
+    use_json(as_json)
+    from tickwheel.node.backup_files import BackupError, restore_backup
+    from tickwheel.node.refound import Found, RefoundError, refound
+    from tickwheel.node.state.results import ImpossibleStateError
+    from tickwheel.storage.disk import DiskError
+    from tickwheel.storage.local import LocalDisk
+
+    node = _read(config)
+    found: list[Found] = []
+
+    def prepare(part: Path) -> None:
+        disk = LocalDisk(str(part))
+        disk.lock()
+        found.append(refound(disk, node))
+        disk.unlock()
+
+    try:
+        with Progress(console=err, disable=as_json, transient=True) as progress:
+            task = progress.add_task("restore", total=None)
+            files, size = restore_backup(
+                source, node.data_path, lambda done, total: progress.update(task, completed=done, total=total), prepare
+            )
+    except (BackupError, RefoundError) as error:
+        fail(str(error), "BACKUP", {})
+        raise typer.Exit(1) from None
+    except (DiskError, ImpossibleStateError) as error:
+        fail(f"{source} cannot be used: {error}", "BACKUP", {})
+        raise typer.Exit(EXIT_DATA) from None
+    if as_json:
+        print_json({"directory": str(node.data_path), "files": files, "bytes": size, **dataclasses.asdict(found[0])})
+        return
+    out.print(f"{files} files, {size:,} bytes: {node.data_path}")
+    _say_next(found[0], node)
+
+
+@recovery_app.command()
+def recover(
+    config: ConfigFile,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on from this one disk when a majority is lost FOR GOOD. What the others alone knew is lost."""
+    use_json(as_json)
+    from tickwheel.node.refound import Found, RefoundError, refound
+    from tickwheel.node.server.identity import read_identity
+    from tickwheel.node.state.results import ImpossibleStateError
+    from tickwheel.storage.disk import DiskError
+    from tickwheel.storage.local import LocalDisk
+
+    node = _read(config)
+    path = node.data_path
+    if not path.is_dir():
+        fail(f"{path} is no directory; nothing was changed", "NO_DATA", {})
+        raise typer.Exit(1)
+
+    def go() -> Found:
+        disk = LocalDisk(str(path))
+        try:
+            disk.lock()
+        except DiskError:
+            raise RefoundError(f"a node is running on {path}: stop it first; nothing was changed") from None
+        try:
+            identity = read_identity(disk)
+            if identity is None:
+                raise RefoundError(f"{path} holds no data of a node; nothing was changed")
+            _warn(identity.cluster_id, identity.node_id, node, yes)
+            return refound(disk, node)
+        finally:
+            disk.unlock()
+
+    try:
+        found = go()
+    except RefoundError as error:
+        fail(str(error), "RECOVER", {})
+        raise typer.Exit(1) from None
+    except (DiskError, ImpossibleStateError) as error:
+        fail(f"the data in {path} cannot be used: {error}", "DATA", {})
+        raise typer.Exit(EXIT_DATA) from None
+    if as_json:
+        print_json({"directory": str(path), **dataclasses.asdict(found)})
+        return
+    newest = f", the newest of {time_text(found.newest_ms)}" if found.newest_ms else ""
+    out.print(
+        f"went on from entry {found.index:,} ({found.replayed:,} of them taken from the journal{newest}); "
+        "what the cluster acknowledged later is lost",
+        soft_wrap=True,
+    )
+    _say_next(found, node)
+
+
+def _warn(cluster_id: str, node_id: str, node: NodeConfig, yes: bool) -> None:
+    """Say what this does, and ask. Raises typer.Exit if it is not wanted."""
+    err.print(
+        f"[bold red]This gives cluster {cluster_id} up.[/] The data of its node {node_id} in {node.data_path} becomes "
+        f"cluster {node.cluster.id}, with {node.node.id} as its only member.\n"
+        "- Messages and acknowledgements that only the lost nodes knew are lost; producers must schedule them again.\n"
+        "- What was written but never acknowledged may be delivered, what was settled may be delivered again.\n"
+        f"- No node of cluster {cluster_id} may serve again: two clusters would deliver the same messages.\n"
+        "Copy the directory away first. If any way is left to bring a majority of the disks back, take that instead.",
+        soft_wrap=True,
+    )
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail("nothing was changed: say --yes if this is meant", "NOT_CONFIRMED", {})
+        raise typer.Exit(2)
+    typed = typer.prompt("Type the id of the new cluster to go on", err=True, default="", show_default=False)
+    if typed != node.cluster.id:
+        fail("nothing was changed", "NOT_CONFIRMED", {})
+        raise typer.Exit(1)
+
+
+def _say_next(found: object, node: NodeConfig) -> None:
+    from tickwheel.node.refound import Found
+
+    assert isinstance(found, Found)
+    out.print(
+        f"cluster {node.cluster.id}, until now {found.old_cluster_id} ({', '.join(found.old_members)}): "
+        f"{found.pending:,} pending, {found.ready:,} due and not settled\n"
+        f"next: tickwheel node --config ..., then a member at a time: tickwheel member add ID --peer ... --client ...",
+        soft_wrap=True,
+    )
+
+
+def _read(config: Path) -> NodeConfig:
+    """The configuration, which must make this node the only first member. Exit code 2 otherwise."""
+    try:
+        node = read_config(config, os.environ)
+    except ConfigError as error:
+        fail(str(error), "CONFIG", {})
+        raise typer.Exit(2) from None
+    others = [member.node_id for member in node.members if member.node_id != node.node.id]
+    if others or node.cluster.join == "existing":
+        named = f"cluster.members names {', '.join(others)}" if others else 'cluster.join is "existing"'
+        fail(
+            f"{config}: {named}, but the new cluster begins with {node.node.id} alone; the others are added once it "
+            "runs, with empty disks",
+            "CONFIG",
+            {},
+        )
+        raise typer.Exit(2)
+    return node
