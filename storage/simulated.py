@@ -5,7 +5,8 @@ Invariants:
 - `File.sync` covers that file's bytes only, `sync_dir` that directory's entries (and those that
   lead to it) only.
 - After `crash` a file holds at least what was synced; of the rest any page may have reached the
-  disk. Of the directory operations that were not synced a prefix is kept, in order.
+  disk. Of the directory operations that were not synced a prefix is kept, in order (or, if the crash is to be
+  `scattered`, any of them).
 - The same calls with the same `rng` have the same results.
 
 The object outlives crashes: a restarted node opens it again. Handles and mapped views from before
@@ -267,13 +268,20 @@ class SimulatedDisk:
 
     # Faults.
 
-    def crash(self, rng: Random | None = None) -> None:
-        """Lose power. Of what was not synced, each page and each later directory change may be lost."""
+    def crash(self, rng: Random | None = None, *, scattered: bool = False) -> None:
+        """Lose power. Of what was not synced, each page and each later directory change may be lost.
+
+        `scattered`: directory changes are kept in any choice, not as a prefix; only those of one entry keep their
+        order. Journalling file systems do better; nothing should depend on it.
+        """
         rng = rng or self._rng
-        kept = rng.choice((0, len(self._pending), rng.randint(0, len(self._pending))))
         self._counters.crashes += 1
-        self._counters.dir_changes_lost += len(self._pending) - kept
-        for changes in self._pending[:kept]:
+        if scattered:
+            kept = _scattered(self._pending, rng)
+        else:
+            kept = self._pending[: rng.choice((0, len(self._pending), rng.randint(0, len(self._pending))))]
+        self._counters.dir_changes_lost += len(self._pending) - len(kept)
+        for changes in kept:
             _apply_durably(changes)
         self._pending.clear()
         self._lose_unsynced(self._root, rng)
@@ -432,6 +440,19 @@ class SimulatedDisk:
             if content is not None:
                 content.fail_sync()
             raise SyncFailedError(f"fdatasync of {path!r} failed: Input/output error")
+
+
+def _scattered(pending: list[_Changes], rng: Random) -> list[_Changes]:
+    """Any choice of changes, but of one entry a prefix."""
+    lost: set[tuple[int, str]] = set()
+    kept: list[_Changes] = []
+    for changes in pending:
+        entries = {(id(directory), name) for directory, name, _ in changes}
+        if entries & lost or rng.random() < 0.5:
+            lost |= entries
+        else:
+            kept.append(changes)
+    return kept
 
 
 def _apply_durably(changes: Sequence[_Change]) -> None:

@@ -2,8 +2,9 @@
 
 Steps, each safe to die in: chunks go to `staging/`, every file is synced, then the marker
 `staging/complete` is written. Only with the marker does a start (or this process) go on: own wheel, state
-and manifest are removed, the staged ones renamed into place, the marker removed last. The journal is
-brought in line when the node is built again (`Journal.reset_to`).
+and manifest are replaced by the staged ones, and once that is durable the marker is removed. Before, every step can be
+repeated in any state that a crash leaves. The journal is brought in line when the node is built again
+(`Journal.reset_to`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class CheckpointCopy:
         self._disk = disk
         self._file: File | None = None
         self._path = ""
+        self._paths: list[str] = []
         self._directories: set[str] = set()
         self._manifest_seen = False
         self.bytes = 0
@@ -46,8 +48,10 @@ class CheckpointCopy:
         if self._path != chunk.path:
             self._end_file()
             self._path = chunk.path
-            self._file = self._disk.open(f"{STAGING}/{chunk.path}", create=True)
-            self._directories.add(f"{STAGING}/{chunk.path}".rpartition("/")[0])
+            self._paths.append(f"{STAGING}/{chunk.path}")
+            self._file = self._disk.open(self._paths[-1], create=True)
+            if chunk.path != MANIFEST_PATH:  # its directory is the marker's, which is synced last
+                self._directories.add(f"{STAGING}/{chunk.path}".rpartition("/")[0])
             self._manifest_seen = self._manifest_seen or chunk.path == MANIFEST_PATH
         assert self._file is not None
         if self._file.size() != chunk.offset:
@@ -57,23 +61,22 @@ class CheckpointCopy:
 
     def _end_file(self) -> None:
         if self._file is not None:
-            self._file.sync()
             self._file.close()
             self._file = None
 
     def finish(self) -> None:
-        """All chunks are there: sync everything and set the marker. Raises CopyError, DiskError."""
+        """All chunks are there: sync everything and set the marker; in a worker. Raises CopyError, DiskError."""
         self._end_file()
         if not self._manifest_seen:
             raise CopyError("the checkpoint came without its manifest")
-        parents = set(self._directories)
-        for directory in list(parents):
-            while "/" in directory:
-                directory = directory.rpartition("/")[0]
-                parents.add(directory)
-        for directory in sorted(parents, reverse=True):
+        for path in self._paths:
+            file = self._disk.open(path)
+            try:
+                file.sync()
+            finally:
+                file.close()
+        for directory in sorted(self._directories):
             self._disk.sync_dir(directory)
-        self._disk.sync_dir("")
         write_whole(self._disk, COMPLETE, b"complete")
 
     def abandon(self) -> None:
@@ -99,12 +102,10 @@ def install_if_complete(disk: Disk) -> bool:
         elif disk.exists(staged):
             # Either already moved by an interrupted installation, or the checkpoint has none.
             disk.make_dir(directory)
-    disk.sync_dir("")
     if disk.exists(staged):
         disk.rename(staged, MANIFEST_PATH)
-        disk.sync_dir("")
+    disk.sync_dir("")
     if read_manifest(disk) is None:
         raise DiskError(f"{MANIFEST_PATH}: missing after a checkpoint was installed; fetch it again")
     disk.remove(STAGING)
-    disk.sync_dir("")
     return True

@@ -163,7 +163,7 @@ class Solo:
     def crash(self) -> None:
         """Lose power, start, compare. Raises Harm."""
         before = self.state.digest().digest
-        self.disk.crash()
+        self.disk.crash(scattered=self.rng.random() < 0.5)
         self.restart()
         if self.state.digest().digest != before:
             raise Harm("the digest is another")
