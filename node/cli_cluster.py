@@ -6,6 +6,7 @@ import asyncio
 from typing import Annotated, Any
 
 import typer
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.live import Live
@@ -36,14 +37,24 @@ cluster_app.add_typer(topic_app, name="topic")
 cluster_app.add_typer(group_app, name="group")
 cluster_app.add_typer(settings_app, name="settings")
 
+_WIDE = {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}
+
 Name = Annotated[str, typer.Argument(help="Name.")]
 
 
 def as_dict(message: Message) -> dict[str, Any]:
-    """A proto message with its own field names, defaults included."""
+    """A proto message with its own field names, defaults included; enums by name, integers as numbers."""
     found: dict[str, Any] = MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
+    for field in message.DESCRIPTOR.fields:
+        value = found.get(field.name)
+        if field.cpp_type in _WIDE and value is not None:  # which MessageToDict writes as text
+            found[field.name] = [int(item) for item in value] if isinstance(value, list) else int(value)
+        elif (
+            isinstance(value, list) and field.message_type is not None and not field.message_type.GetOptions().map_entry
+        ):
+            found[field.name] = [as_dict(item) for item in getattr(message, field.name)]
     return found
 
 
@@ -57,6 +68,12 @@ ROWS = (
 )
 
 
+def _by_node(answer: tuple[str, admin_pb2.NodeStatus | Fault]) -> tuple[bool, str]:
+    """In the order of ids; who does not answer comes last."""
+    address, status = answer
+    return (isinstance(status, Fault), address if isinstance(status, Fault) else status.node_id)
+
+
 def status_table(answers: dict[str, admin_pb2.NodeStatus | Fault]) -> Table:
     """A column a node: role, term, cursor, lag and rates."""
     peers = {
@@ -65,6 +82,7 @@ def status_table(answers: dict[str, admin_pb2.NodeStatus | Fault]) -> Table:
         if isinstance(status, admin_pb2.NodeStatus) and status.role == admin_pb2.MASTER
         for peer in status.peers
     }
+    answers = dict(sorted(answers.items(), key=_by_node))
     columns = [_column_of(status, peers) for status in answers.values()]
     rows = [(name, *cells) for name, cells in zip(ROWS, zip(*columns, strict=True), strict=True) if any(cells)]
     return table("", ("", *answers), rows, right=range(1, len(answers) + 1))
@@ -129,7 +147,7 @@ def status(
                                 client.cluster.add(peer.client_address)
 
             await members()
-            answers = await look()
+            answers = dict(sorted((await look()).items(), key=_by_node))
             if watch and not as_json:
                 with Live(status_table(answers), console=out, auto_refresh=False) as live:
                     while True:
@@ -237,7 +255,7 @@ def member_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -
     if as_json:
         print_json({"master_id": status.master_id, "peers": [as_dict(peer) for peer in status.peers]})
         return
-    rows: list[tuple[object, ...]] = [(status.node_id, "master", "", "")]
+    rows: list[tuple[object, ...]] = [(status.node_id, "master", status.master_address, "")]
     rows += [
         (
             peer.node_id,
@@ -248,7 +266,7 @@ def member_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -
         for peer in status.peers
         if peer.node_id != status.node_id
     ]
-    out.print(table("", ("node", "", "address", "applied lag"), rows, right=(3,)))
+    out.print(table("", ("node", "state", "clients", "applied lag"), rows, right=(3,)))
 
 
 @topic_app.command("create")
@@ -279,8 +297,7 @@ def topic_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJs
             await client.admin.delete_topic(name)
 
     asyncio.run(go())
-    if as_json:
-        print_json({"deleted": name})
+    print_json({"deleted": name}) if as_json else out.print(f"{name} is deleted")
 
 
 @topic_app.command("list")
@@ -297,7 +314,7 @@ def topic_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) ->
         print_json([as_dict(topic) for topic in topics])
         return
     rows = [(t.name, "fifo" if t.fifo else "", "paused" if t.paused else "", f"{t.dispatched:,}") for t in topics]
-    out.print(table("", ("topic", "", "", "dispatched"), rows, right=(3,)))
+    out.print(table("", ("topic", "order", "state", "dispatched"), rows, right=(3,)))
 
 
 @group_app.command("create")
@@ -331,8 +348,7 @@ def group_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJs
             await client.admin.delete_group(name)
 
     asyncio.run(go())
-    if as_json:
-        print_json({"deleted": name})
+    print_json({"deleted": name}) if as_json else out.print(f"{name} is deleted")
 
 
 @group_app.command("list")
@@ -406,4 +422,5 @@ def _show_settings(settings: admin_pb2.Settings, as_json: bool) -> None:
     if as_json:
         print_json(values)
     else:
-        out.print(table("", ("setting", "value"), list(values.items())))
+        rows = [(name, str(value).lower() if isinstance(value, bool) else value) for name, value in values.items()]
+        out.print(table("", ("setting", "value"), rows))

@@ -13,6 +13,7 @@ import typer
 
 from tickwheel.node import metrics
 from tickwheel.node.certs import make_certificates
+from tickwheel.node.cli_output import AsJson, print_json
 from tickwheel.node.config import ConfigError, read_config
 from tickwheel.node.config.fields import NAME
 from tickwheel.node.config.reference import reference
@@ -29,15 +30,22 @@ node_app.add_typer(config_app, name="config")
 def check(
     file: Annotated[Path, typer.Argument(help="TOML file of a node.")],
     environment: Annotated[bool, typer.Option(help="Let TICKWHEEL_* variables override the file.")] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Read a file as a node would; list all problems."""
     try:
         config = read_config(file, os.environ if environment else {})
         read_tls(config)
     except ConfigError as error:
-        typer.echo(str(error), err=True)
-        typer.echo(f"{file}: {len(error.problems)} problem(s)", err=True)
+        if as_json:
+            print_json({"file": str(file), "problems": [str(problem) for problem in error.problems]})
+        else:
+            typer.echo(str(error), err=True)
+            typer.echo(f"{file}: {len(error.problems)} problem(s)", err=True)
         raise typer.Exit(EXIT_CONFIG) from None
+    if as_json:
+        print_json({"file": str(file), "node": config.node.id, "cluster": config.cluster.id, "problems": []})
+        return
     typer.echo(f"{file}: node {config.node.id} of cluster {config.cluster.id}, no problems")
 
 
@@ -86,6 +94,7 @@ def certs(
     client: Annotated[list[str], typer.Option(help="Name of a client.")] = [],  # noqa: B006
     admin: Annotated[list[str], typer.Option(help="Name of an administrator.")] = [],  # noqa: B006
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are valid.")] = 365,
+    as_json: AsJson = False,
 ) -> None:
     """Make a test authority and certificates signed by it. Not for production: its key lies beside them."""
     nodes = {text.partition("=")[0]: [h for h in text.partition("=")[2].split(",") if h] for text in node}
@@ -98,5 +107,9 @@ def certs(
     except (OSError, ValueError) as error:
         typer.echo(f"certificates cannot be made in {out}: {error}", err=True)
         raise typer.Exit(1) from None
-    for path in [out / "ca.crt", *written]:
+    paths = [out / "ca.crt", *written]
+    if as_json:
+        print_json([str(path) for path in paths])
+        return
+    for path in paths:
         typer.echo(path)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import google_crc32c
 
 from tickwheel.storage.disk import DiskError, File
-from tickwheel.storage.errors import CorruptFileError
+from tickwheel.storage.errors import ADVICE, CorruptFileError
 
 FORMAT_VERSION = 1
 SECTOR_BYTES = 512
@@ -49,8 +49,6 @@ _CHECKED = struct.Struct("<IIIIQQQ")
 _PLACE = struct.Struct("<QQ")
 RECORD_HEADER_BYTES = 8 + _CHECKED.size
 _KINDS = frozenset({KIND_ENTRY, KIND_TRUNCATE, KIND_MARK})
-
-ADVICE = "Restore this node from a backup, or remove the member and add it anew under a new id"
 
 
 class CorruptJournalError(CorruptFileError):

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.storage.disk import File
-from tickwheel.storage.errors import CorruptFileError
+from tickwheel.storage.errors import ADVICE, CorruptFileError
 
 BLOCK_BYTES = 4_096
 CRC_BYTES = 4
-ADVICE = "Remove this node's data and let it fetch the state from another member, or restore a backup"
 
 
 class BlockLayout:

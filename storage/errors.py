@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from tickwheel.storage.disk import DiskError
 
+ADVICE = (
+    "Remove the member and add it anew under a new id, with an empty data directory; if no other member is left, "
+    "restore a backup"
+)
+"""What helps against damaged data. A directory that was emptied under the old id has forgotten votes: it is refused."""
+
 
 class CorruptFileError(DiskError):
     """Bytes on disk are not what was written. Names the file, the offset and what the operator should do."""

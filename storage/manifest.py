@@ -12,12 +12,11 @@ from google.protobuf.message import DecodeError
 
 from tickwheel.proto.log_pb2 import Manifest
 from tickwheel.storage.disk import Disk
-from tickwheel.storage.errors import CorruptFileError, UnknownVersionError
+from tickwheel.storage.errors import ADVICE, CorruptFileError, UnknownVersionError
 from tickwheel.storage.whole_file import read_whole, write_whole
 
 FORMAT_VERSION = 1
 FILE_NAME = "manifest"
-_ADVICE = "Restore this node from a backup, or remove the member and add it anew"
 _CHECK_BYTES = 1 << 20
 
 
@@ -29,13 +28,13 @@ def write_manifest(disk: Disk, manifest: Manifest, path: str = FILE_NAME) -> Non
 
 def read_manifest(disk: Disk, path: str = FILE_NAME) -> Manifest | None:
     """The manifest, or None on a new node. Raises CorruptFileError, UnknownVersionError."""
-    content = read_whole(disk, path, advice=_ADVICE)
+    content = read_whole(disk, path, advice=ADVICE)
     if content is None:
         return None
     try:
         manifest = Manifest.FromString(content)
     except DecodeError as error:
-        raise CorruptFileError(path, 0, f"it is no manifest: {error}", _ADVICE) from error
+        raise CorruptFileError(path, 0, f"it is no manifest: {error}", ADVICE) from error
     if manifest.format_version > FORMAT_VERSION:
         raise UnknownVersionError(path, manifest.format_version, FORMAT_VERSION)
     return manifest
@@ -45,12 +44,12 @@ def restore_files(disk: Disk, manifest: Manifest) -> None:
     """Cut each file to the length that counts. Raises CorruptFileError for one that is missing, short or changed."""
     for wanted in manifest.files:
         if not disk.exists(wanted.path):
-            raise CorruptFileError(wanted.path, 0, "the manifest names it, but it is not there", _ADVICE)
+            raise CorruptFileError(wanted.path, 0, "the manifest names it, but it is not there", ADVICE)
         file = disk.open(wanted.path)
         try:
             size = file.size()
             if size < wanted.bytes:
-                raise CorruptFileError(wanted.path, size, f"the manifest counts {wanted.bytes} bytes of it", _ADVICE)
+                raise CorruptFileError(wanted.path, size, f"the manifest counts {wanted.bytes} bytes of it", ADVICE)
             if size > wanted.bytes:
                 file.truncate(wanted.bytes)
             if wanted.crc32c:
@@ -60,6 +59,6 @@ def restore_files(disk: Disk, manifest: Manifest) -> None:
                         crc32c, file.read_at(offset, min(_CHECK_BYTES, wanted.bytes - offset))
                     )
                 if crc32c != wanted.crc32c:
-                    raise CorruptFileError(wanted.path, 0, "its checksum is not the manifest's", _ADVICE)
+                    raise CorruptFileError(wanted.path, 0, "its checksum is not the manifest's", ADVICE)
         finally:
             file.close()

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import google_crc32c
 
 from tickwheel.storage.disk import Disk, File
-from tickwheel.storage.errors import CorruptFileError, UnknownVersionError
+from tickwheel.storage.errors import ADVICE, CorruptFileError, UnknownVersionError
 
 FORMAT_VERSION = 1
 RECORD_BYTES_MAX = 64 << 20
@@ -29,7 +29,6 @@ _MAGIC = b"TWRECORD"
 _HEADER = struct.Struct("<8sII")
 _RECORD = struct.Struct("<II")
 HEADER_BYTES = _HEADER.size
-_ADVICE = "Restore this node from a backup, or remove the member and add it anew"
 
 
 class RecordFile:
@@ -43,14 +42,14 @@ class RecordFile:
         header = self._file.read_at(0, HEADER_BYTES)
         if len(header) < HEADER_BYTES or not any(header):
             if any(self._file.read_at(HEADER_BYTES, size)):
-                raise CorruptFileError(path, 0, "the header is missing", _ADVICE)
+                raise CorruptFileError(path, 0, "the header is missing", ADVICE)
             self._file.truncate(0)
             body = _HEADER.pack(_MAGIC, FORMAT_VERSION, 0)[:-4]
             self._file.append(body + google_crc32c.value(body).to_bytes(4, "little"))
             return
         magic, version, crc32c = _HEADER.unpack(header)
         if magic != _MAGIC or crc32c != google_crc32c.value(header[:-4]):
-            raise CorruptFileError(path, 0, "the header fails its check", _ADVICE)
+            raise CorruptFileError(path, 0, "the header fails its check", ADVICE)
         if version > FORMAT_VERSION:
             raise UnknownVersionError(path, version, FORMAT_VERSION)
         for offset, payload in self.records():
@@ -112,5 +111,5 @@ class RecordFile:
                 candidates.append(offset + 1 + at)
         if any(self._payload_at(candidate) is not None for candidate in candidates):
             raise CorruptFileError(
-                self._file.path, offset, "a record fails its check, and whole ones follow it", _ADVICE
+                self._file.path, offset, "a record fails its check, and whole ones follow it", ADVICE
             )

@@ -12,7 +12,7 @@ import struct
 import google_crc32c
 
 from tickwheel.storage.disk import Buffer, Disk
-from tickwheel.storage.errors import CorruptFileError, UnknownVersionError
+from tickwheel.storage.errors import ADVICE, CorruptFileError, UnknownVersionError
 from tickwheel.storage.paths import parent_of
 
 FORMAT_VERSION = 1
@@ -21,7 +21,6 @@ ASIDE_SUFFIX = ".new"
 
 _MAGIC = b"TWWHOLE1"
 _HEADER = struct.Struct("<8sIIQ")
-_ADVICE = "Restore this node from a backup, or remove the member and add it anew"
 
 
 def write_whole(disk: Disk, path: str, content: Buffer) -> None:
@@ -39,7 +38,7 @@ def write_whole(disk: Disk, path: str, content: Buffer) -> None:
     disk.sync_dir(parent_of(path))
 
 
-def read_whole(disk: Disk, path: str, *, advice: str = _ADVICE) -> bytes | None:
+def read_whole(disk: Disk, path: str, *, advice: str = ADVICE) -> bytes | None:
     """The content, or None if there is no such file. Raises CorruptFileError, UnknownVersionError."""
     if not disk.exists(path):
         return None

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.proto.log_pb2 import ManifestFile
 from tickwheel.proto.state_pb2 import SequenceSnapshot
-from tickwheel.storage.blocks import ADVICE, BLOCK_BYTES, BlockLayout
+from tickwheel.storage.blocks import BLOCK_BYTES, BlockLayout
 from tickwheel.storage.disk import Disk, DiskFullError
-from tickwheel.storage.errors import CorruptFileError
+from tickwheel.storage.errors import ADVICE, CorruptFileError
 
 Records = NDArray[Any]
 

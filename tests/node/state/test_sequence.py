@@ -86,7 +86,7 @@ def test_memory_is_bounded() -> None:
 
 def test_a_file_shorter_than_the_checkpoint_says_stops_the_node() -> None:
     """It names the file and what to do."""
-    with pytest.raises(CorruptFileError, match=r"d/s\.0.*fetch"):
+    with pytest.raises(CorruptFileError, match=r"d/s\.0.*anew"):
         Sequence(SimulatedDisk(Random(1)), "d/s", U64, SequenceSnapshot(count=1))
 
 
