@@ -33,6 +33,10 @@ class Harm(Exception):
     """Something acknowledged is gone or changed."""
 
 
+class Damage(Harm):
+    """And the node says so: a typed error that names the file, instead of going on."""
+
+
 @dataclass
 class Solo:
     """See the module."""
@@ -148,7 +152,7 @@ class Solo:
     # -- after a crash
 
     def restart(self) -> None:
-        """Start from the disk and the log behind the cut. Raises Harm."""
+        """Start from the disk and the log behind the cut. Raises Harm, Damage."""
         try:
             manifest = read_manifest(self.disk)
             found = manifest.applied_index if manifest is not None else 0
@@ -158,10 +162,10 @@ class Solo:
             for index in range(found + 1, self.index + 1):
                 self.state.apply(index, 1, self.log[index])
         except DiskError as error:
-            raise Harm(str(error)) from error
+            raise Damage(str(error)) from error
 
     def crash(self) -> None:
-        """Lose power, start, compare. Raises Harm."""
+        """Lose power, start, compare. Raises Harm, Damage."""
         before = self.state.digest().digest
         self.disk.crash(scattered=self.rng.random() < 0.5)
         self.restart()
@@ -170,11 +174,11 @@ class Solo:
         self.check()
 
     def check(self) -> None:
-        """Every message can be read, every position of the ready queue has its id. Raises Harm."""
+        """Every message can be read, every position of the ready queue has its id. Raises Harm, Damage."""
         try:
             self._check()
         except DiskError as error:
-            raise Harm(str(error)) from error
+            raise Damage(str(error)) from error
 
     def _check(self) -> None:
         ids = np.array(sorted(self.expected), np.uint64)
