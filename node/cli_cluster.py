@@ -148,11 +148,12 @@ def status(
 
             await members()
             answers = dict(sorted((await look()).items(), key=_by_node))
-            if watch and not as_json:
+            if watch and not as_json and out.is_terminal:
                 with Live(status_table(answers), console=out, auto_refresh=False) as live:
                     while True:
                         await asyncio.sleep(interval)
-                        live.update(status_table(await look()), refresh=True)
+                        answers = dict(sorted((await look()).items(), key=_by_node))
+                        live.update(status_table(answers), refresh=True)
             while True:
                 if as_json:
                     print_json(
@@ -168,7 +169,7 @@ def status(
                 if not watch:
                     break
                 await asyncio.sleep(interval)
-                answers = await look()
+                answers = dict(sorted((await look()).items(), key=_by_node))
             return any(
                 isinstance(answer, admin_pb2.NodeStatus) and answer.role == admin_pb2.MASTER
                 for answer in answers.values()

@@ -80,6 +80,7 @@ class LogStatus:
     role: Role
     term: int
     master_id: str | None
+    """Whom this node follows; None if it has not heard of a master for longer than an election takes to begin."""
     first_index: int
     last_index: int
     commit_index: int

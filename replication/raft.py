@@ -868,6 +868,13 @@ class RaftLog:
         if low > journal.base_index:
             self._guarded(lambda: journal.compact(low, journal.term_at(low)))
 
+    def _known_master(self, now_ns: int) -> str | None:
+        """The leader of this term, unless it has been silent for longer than an election takes to begin."""
+        silent_ns = now_ns - self._leader_heard_ns
+        if self._engine.state != LEADER and silent_ns > self._config.election_timeout_ms_max * NS_PER_MS:
+            return None
+        return self._engine.leader_id
+
     def status(self) -> LogStatus:
         """See ReplicatedLog."""
         engine = self._engine
@@ -892,7 +899,7 @@ class RaftLog:
         return LogStatus(
             role=role,
             term=engine.term,
-            master_id=engine.leader_id,
+            master_id=self._known_master(now_ns),
             first_index=self._journal.first_index,
             last_index=self._journal.last_index,
             commit_index=engine.commit_index,

@@ -1,7 +1,8 @@
 """Health for load balancers and supervisors (grpc.health.v1), from the node's status.
 
 Owns what SERVING means:
-- `""`: the process takes part: past recovery, not read-only, not stopping, and a master is known.
+- `""`: the process takes part: past recovery, not read-only, not stopping, and a master has been heard of late; as
+  master, that a majority answers.
 - `tickwheel.v1.Scheduler`, `tickwheel.v1.Consumer`: this node is the master and holds its lease, so a client whose
   load balancing watches health goes there straight away.
 - `tickwheel.v1.Admin`: always; any node tells its status.
@@ -26,9 +27,10 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 def health_of(status: admin_pb2.NodeStatus) -> dict[str, bool]:
     """Service name to whether it serves. Pure."""
     takes_part = status.state in (admin_pb2.NODE_SERVING, admin_pb2.NODE_ALIGNING)
-    master = takes_part and status.role == admin_pb2.MASTER and status.lease_held
+    leads = status.role == admin_pb2.MASTER
+    master = takes_part and leads and status.lease_held
     return {
-        WHOLE: takes_part and bool(status.master_id),
+        WHOLE: master if leads else takes_part and bool(status.master_id),
         SCHEDULER: master,
         CONSUMER: master,
         ADMIN: True,

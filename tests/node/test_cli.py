@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -107,6 +110,37 @@ def test_status_as_table_and_json(run: Run, address: str) -> None:
     assert "applied lag" in table.out
     (node,) = run("status", "--json").json
     assert (node["address"], node["role"], node["state"]) == (address, "MASTER", "NODE_SERVING")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_status_is_watched_until_interrupted(address: str, form: str) -> None:
+    """--watch says it again and again; Ctrl-C ends it with 130 and without a word of Python."""
+    words = ["status", "--watch", "--interval", "0.05", "--address", address, *(["--json"] if form == "json" else [])]
+    command = [sys.executable, "-u", "-m", "tickwheel.node.cli", *words]
+    watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert watching.stdout is not None
+    if form == "json":
+        looks = [json.loads(watching.stdout.readline()) for _ in range(3)]
+        assert all(look[0]["role"] == "MASTER" and isinstance(look[0]["term"], int) for look in looks)
+    else:
+        while "master" not in watching.stdout.readline():
+            assert watching.poll() is None
+    watching.send_signal(signal.SIGINT)
+    _, said = watching.communicate(timeout=20)
+    assert watching.returncode == 130
+    assert "Traceback" not in said
+
+
+def test_members_and_transfer(run: Run) -> None:
+    """The list in both forms; refusals that say why, and a member that stays the last one."""
+    assert "master" in run("member", "list").out
+    assert run("member", "list", "--json").json["master_id"] == "n1"
+    last = run("member", "remove", "n1", "--json")
+    assert last.code == 1 and "last member" in json.loads(last.err)["error"]
+    assert run("member", "remove", "n9").code == 1
+    assert run("member", "add", "n4").code == 2
+    handed = run("transfer", "n9")
+    assert handed.code == 1 and "n9" in handed.err
 
 
 def test_topics_groups_and_settings(run: Run) -> None:

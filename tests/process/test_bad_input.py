@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -17,7 +20,7 @@ from grpc_status import rpc_status
 
 from tickwheel.client import AsyncClient, NotFound, SequenceError
 from tickwheel.client.ids import text_of
-from tickwheel.node.local_cluster import LocalCluster
+from tickwheel.node.local_cluster import LocalCluster, free_ports
 from tickwheel.proto import common_pb2, consumer_pb2, peer_pb2, scheduler_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
 from tickwheel.proto.peer_pb2_grpc import PeerStub
@@ -35,7 +38,9 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
         yield started
         for node in started.nodes:
             assert node.running, f"{node.node_id} did not survive"
-            assert "Traceback" not in node.log_file.read_text(encoding="utf-8")
+            for line in node.log_file.read_text(encoding="utf-8").splitlines():
+                assert {"timestamp", "level", "event", "node", "term"} <= set(json.loads(line)), line
+                assert "Traceback" not in line
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -353,6 +358,43 @@ async def test_a_peer_of_another_format_or_cluster_is_refused_with_a_reason(clus
                     break
                 await asyncio.sleep(0.1)
         assert "another disk" in answer.refused.reason and answer.refused.final
+
+
+async def test_a_client_of_a_deposed_master_is_sent_to_the_new_one(cluster: LocalCluster) -> None:
+    """A typed error with the new master's address; a client that knows the old one alone goes there by itself."""
+    old = await cluster.master()
+    async with AsyncClient([old.client_address]) as client, grpc.aio.insecure_channel(old.client_address) as opened:
+        await client.schedule("t", b"before", delay_ms=60_000)
+        handed = await client.admin.transfer()
+        new = cluster.node(handed.master_id)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await SchedulerStub(opened).Schedule(request_of(), timeout=10)
+        code, metadata = violated(caught.value)
+        assert code is grpc.StatusCode.UNAVAILABLE and metadata["reason"] == "NOT_MASTER", (code, metadata)
+        assert new.client_address in metadata.values(), metadata
+        assert (await client.schedule("t", b"after", delay_ms=60_000)).id
+    await cluster.wait_ready()
+
+
+async def test_a_second_node_under_a_members_id_ends(cluster: LocalCluster, tmp_path: Path) -> None:
+    """It has another disk: it ends with 3 and says what to do; the first does not notice."""
+    text = cluster.nodes[1].config_file.read_text(encoding="utf-8")
+    here = cluster.nodes[1]
+    addresses = {"client": here.client_address, "peer": here.peer_address, "metrics": here.metrics_address}
+    for (name, address), port in zip(addresses.items(), free_ports(3), strict=True):
+        moved = f'{name}_bind = "127.0.0.1:{port}"'
+        if name != "metrics":  # it calls itself what the member is called
+            moved += f'\n{name}_advertised = "{address}"'
+        text = text.replace(f'{name}_bind = "{address}"', moved)
+    text = text.replace(str(here.directory.resolve() / "data"), str(tmp_path / "data"))
+    (tmp_path / "node.toml").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "tickwheel.node.cli", "node", "--config", str(tmp_path / "node.toml")]
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 3 and "another disk" in said and "Traceback" not in said, done
+    await cluster.wait_ready()
 
 
 async def test_garbage_on_both_ports_harms_nobody(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -69,11 +70,12 @@ class Hosts:
         path.write_text(text, encoding="utf-8")
         return path
 
-    def start(self, number: str, config: Path) -> None:
+    def start(self, number: str, config: Path) -> subprocess.Popen[bytes]:
         """`tickwheel node --config`."""
         with (config.parent / "node.log").open("ab") as log:
             command = [*COMMAND, "node", "--config", str(config)]
             self.processes[number] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        return self.processes[number]
 
     async def ready(self, ops: AsyncClient, count: int) -> admin_pb2.NodeStatus:
         """Until so many nodes serve, with a master among them that has its peers without lag. The master."""
@@ -141,7 +143,8 @@ async def hosts(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Hosts
             process.terminate()
         for number, process in made.processes.items():
             assert process.wait(30) == 0, f"n{number} did not stop cleanly"
-            assert b"Traceback" not in (made.root / f"n{number}" / "node.log").read_bytes()
+        for log in made.root.glob("n*/node.log"):
+            assert b"Traceback" not in log.read_bytes()
 
 
 async def test_a_client_certificate_schedules_and_consumes_but_changes_nothing(hosts: Hosts) -> None:
@@ -260,11 +263,31 @@ async def test_one_after_the_other_is_restarted_without_an_error(hosts: Hosts) -
     assert "was not handed over" not in log and "nobody took" not in log
 
 
+async def until_disk_is_recorded(hosts: Hosts, ops: AsyncClient, number: str) -> None:
+    """The master does so within a second of seeing a member; adding it again changes nothing and tells."""
+    member = admin_pb2.Member(
+        node_id=f"n{number}", peer_address=hosts.address(number, "7701"), client_address=hosts.address(number)
+    )
+    async with asyncio.timeout(10):
+        while True:
+            if all(known.disk_uuid for known in await ops.admin.add_member(member)):
+                return
+            await asyncio.sleep(0.1)
+
+
 async def test_a_member_is_replaced_as_the_document_says(hosts: Hosts) -> None:
-    """Certificates, remove, add, start: the new node follows with TLS; its old place is refused under the old id."""
-    assert hosts.run(command_in_docs("tickwheel certs --out certs --node n4")).returncode == 0
+    """Its disk is wiped: refused under the old id, it ends and says what to do. Done so, a new node follows."""
     hosts.processes["3"].terminate()
     assert await asyncio.to_thread(hosts.processes["3"].wait, 20) == 0
+    async with hosts.client("ops") as ops:
+        await until_disk_is_recorded(hosts, ops, "3")
+    shutil.rmtree(hosts.root / "n3" / "data")
+    wiped = hosts.start("3", hosts.root / "n3" / "node.toml")
+    assert await asyncio.to_thread(wiped.wait, 20) == 3
+    said = (hosts.root / "n3" / "node.log").read_text(encoding="utf-8")
+    assert "remove the member and add it anew under a new id" in said
+    del hosts.processes["3"]
+    assert hosts.run(command_in_docs("tickwheel certs --out certs --node n4")).returncode == 0
     environment = {**hosts.admin, "TICKWHEEL_ADDRESS": hosts.address("1")}
     text = (ROOT / "docs" / "DEPLOY.md").read_text(encoding="utf-8")
     block = next(part for part in text.split("\n\n") if 'join = "existing"' in part and "[cluster]" in part)
