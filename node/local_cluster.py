@@ -45,6 +45,12 @@ class LocalNode:
     metrics_address: str
     process: subprocess.Popen[bytes] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    peer_advertised: str = ""
+    """Where its peers dial it, if that is not where it listens: somebody stands between them."""
+
+    @property
+    def peer_dialled(self) -> str:
+        return self.peer_advertised or self.peer_address
 
     @property
     def config_file(self) -> Path:
@@ -116,11 +122,14 @@ class LocalCluster:
         cluster_id: str = "local",
         ready_s: float = READY_S,
         client_port: int = 0,
+        peers_apart: bool = False,
     ) -> None:
+        """`peers_apart`: each node is dialled by its peers at `peer_advertised`, where the caller listens."""
         self.directory = directory
         self.cluster_id = cluster_id
         self._config = config or {}
         self._ready_s = ready_s
+        self._peers_apart = peers_apart
         self.nodes = self._known_nodes() or self._new_nodes(nodes, client_port)
         self._client: AsyncClient | None = None
 
@@ -139,6 +148,7 @@ class LocalCluster:
                         listen["client_bind"],
                         listen["peer_bind"],
                         listen["metrics_bind"],
+                        peer_advertised=listen.get("peer_advertised", ""),
                     )
                 )
             except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
@@ -146,10 +156,10 @@ class LocalCluster:
         return found
 
     def _new_nodes(self, count: int, client_port: int) -> list[LocalNode]:
-        ports = free_ports(3 * count)
+        ports = free_ports(4 * count)
         made = []
         for number in range(count):
-            client, peer, metrics = ports[3 * number : 3 * number + 3]
+            client, peer, metrics, apart = ports[4 * number : 4 * number + 4]
             if client_port:
                 client = client_port + number
             node_id = f"n{number + 1}"
@@ -160,10 +170,11 @@ class LocalCluster:
                     f"127.0.0.1:{client}",
                     f"127.0.0.1:{peer}",
                     f"127.0.0.1:{metrics}",
+                    peer_advertised=f"127.0.0.1:{apart}" if self._peers_apart else "",
                 )
             )
         members: list[object] = [
-            {"id": n.node_id, "peer_address": n.peer_address, "client_address": n.client_address} for n in made
+            {"id": n.node_id, "peer_address": n.peer_dialled, "client_address": n.client_address} for n in made
         ]
         for node in made:
             self._write_config(node, {"id": self.cluster_id, "join": "new", "members": members})
@@ -181,6 +192,8 @@ class LocalCluster:
             },
             "log": {"level": "info", "format": "json"},
         }
+        if node.peer_advertised:
+            sections["listen"]["peer_advertised"] = node.peer_advertised
         for name, values in self._config.items():
             sections.setdefault(name, {}).update(values)
         write_toml(node.config_file, sections)
@@ -212,6 +225,10 @@ class LocalCluster:
 
     # -- processes
 
+    def command(self, node: LocalNode) -> list[str]:
+        """What starts a node."""
+        return [sys.executable, "-m", "tickwheel.node.cli", "node", "--config", str(node.config_file)]
+
     def start_node(self, node: LocalNode) -> None:
         """Start its process; does not wait."""
         if node.running:
@@ -219,7 +236,7 @@ class LocalCluster:
         _cut_log(node.log_file)
         with node.log_file.open("ab") as log:
             node.process = subprocess.Popen(
-                [sys.executable, "-m", "tickwheel.node.cli", "node", "--config", str(node.config_file)],
+                self.command(node),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

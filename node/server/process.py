@@ -50,6 +50,7 @@ from tickwheel.proto import (
 )
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.grpc_network import CHANNEL_OPTIONS, GrpcNetwork, PeerService
+from tickwheel.replication.ports import Clock
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.local import LocalDisk
 
@@ -76,9 +77,9 @@ class StartError(Exception):
 class NodeProcess:
     """See the module. `run` returns the exit code."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, clock: Clock | None = None) -> None:
         self._config = config
-        self._clock = BootClock()
+        self._clock = clock or BootClock()
         context, self._rate_limit = set_up_logs(config.log.level, config.log.format, config.node.id, self._clock)
         context.read = self._log_context
         self._host: NodeHost | None = None
@@ -367,8 +368,10 @@ def _exit_now(code: int) -> None:
     os._exit(code)
 
 
-def run_node(config: NodeConfig) -> int:
-    """Run a node until it is told to stop; the exit code. Prints why it cannot start."""
+def run_node(config: NodeConfig, clock: Clock | None = None) -> int:
+    """Run a node until it is told to stop; the exit code. Prints why it cannot start.
+
+    `clock`: only for who wants to see a node under a wrong one; nothing in a configuration leads there."""
     sys.setswitchinterval(0.001)
     # What is loaded by now stays: the collector need not walk it again and again while messages wait.
     gc.collect()
@@ -376,7 +379,7 @@ def run_node(config: NodeConfig) -> int:
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
 
     async def main() -> int:
-        return await NodeProcess(config).run()
+        return await NodeProcess(config, clock).run()
 
     try:
         return uvloop.run(main())

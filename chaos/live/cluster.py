@@ -1,0 +1,143 @@
+"""The cluster under chaos: real node processes below one directory, with proxies between them and knobs at each.
+
+Owns processes, proxies and knobs, and counts the lives of each node. Faults act through this; nobody else signals a
+node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tickwheel.chaos.live.dialers import dialer
+from tickwheel.chaos.live.knobs import Effects, Knobs, read_effects, write_knobs
+from tickwheel.chaos.live.proxy import PeerProxies
+from tickwheel.node.local_cluster import LocalCluster, LocalNode
+
+ANSWER_S = 2.0
+"""A node reads its knobs many times a second; one that is stopped does not."""
+
+
+class ChaosCluster(LocalCluster):
+    """A LocalCluster whose nodes can be spoilt. Start with `begin`, end with `end`."""
+
+    def __init__(
+        self, directory: Path, nodes: int, seed: int, config: Mapping[str, Mapping[str, object]] | None = None
+    ) -> None:
+        super().__init__(directory, nodes, config=config, cluster_id="chaos", peers_apart=True)
+        self.proxies = PeerProxies([node.node_id for node in self.nodes], self._recognise, seed)
+        self.lives = dict.fromkeys((node.node_id for node in self.nodes), 0)
+        self.paused: set[str] = set()
+        self._knobs = {node.node_id: Knobs() for node in self.nodes}
+
+    def _recognise(self, port: int, remote_port: int) -> str | None:
+        pids = {node.node_id: node.pid for node in self.nodes if node.pid is not None}
+        return dialer(port, remote_port, pids)
+
+    def command(self, node: LocalNode) -> list[str]:
+        """See LocalCluster."""
+        module = "tickwheel.chaos.live.node_start"
+        return [sys.executable, "-m", module, "--config", str(node.config_file), "--knobs", str(self._knob_file(node))]
+
+    def start_node(self, node: LocalNode) -> None:
+        """See LocalCluster."""
+        if not node.running:
+            self.lives[node.node_id] += 1
+            super().start_node(node)
+
+    async def begin(self) -> None:
+        """Proxies, then nodes, until all are ready."""
+        for node in self.nodes:
+            await self.proxies.listen(node.node_id, node.peer_dialled, node.peer_address)
+        await self.start()
+
+    async def end(self) -> None:
+        """Stop everything in order; idempotent. A node that does not stop is killed."""
+        self.proxies.release_all()
+        for node in self.nodes:
+            self.resume(node)
+        try:
+            await self.stop()
+        finally:
+            self.kill_all()
+            await self.proxies.stop()
+
+    def kill_all(self) -> None:
+        """At once, whatever state they are in; for an end that cannot wait."""
+        for node in self.nodes:
+            if node.process is not None and node.running:
+                node.process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    node.process.wait(5.0)
+
+    # -- signals
+
+    def pause(self, node: LocalNode) -> None:
+        """SIGSTOP."""
+        self.signal_node(node, signal.SIGSTOP)
+        self.paused.add(node.node_id)
+
+    def resume(self, node: LocalNode) -> None:
+        """SIGCONT; nothing if it runs."""
+        if node.node_id in self.paused:
+            self.paused.discard(node.node_id)
+            self.signal_node(node, signal.SIGCONT)
+
+    async def is_stopped(self, node: LocalNode) -> bool:
+        """Whether the kernel says, within a second, that its process is stopped."""
+        end = time.monotonic() + 1.0
+        while node.pid is not None and time.monotonic() < end:
+            if _state_of(node.pid) == "T":
+                return True
+            await asyncio.sleep(0.01)
+        return False
+
+    # -- knobs
+
+    def _knob_file(self, node: LocalNode) -> Path:
+        return node.directory / "knobs.json"
+
+    def turn(
+        self,
+        node: LocalNode,
+        *,
+        offset_ms: int | None = None,
+        rate_ppm: int | None = None,
+        disk_full: bool | None = None,
+    ) -> int:
+        """Change what is given; the number of the change."""
+        before = self._knobs[node.node_id]
+        knobs = Knobs(
+            before.turn + 1,
+            before.offset_ms if offset_ms is None else offset_ms,
+            before.rate_ppm if rate_ppm is None else rate_ppm,
+            before.disk_full if disk_full is None else disk_full,
+        )
+        self._knobs[node.node_id] = knobs
+        write_knobs(self._knob_file(node), knobs)
+        return knobs.turn
+
+    def effects(self, node: LocalNode) -> Effects:
+        """What the node has answered to its knobs."""
+        return read_effects(self._knob_file(node))
+
+    async def answered(self, node: LocalNode, turn: int) -> bool:
+        """Whether the node takes up a change within ANSWER_S."""
+        end = time.monotonic() + ANSWER_S
+        while time.monotonic() < end:
+            if self.effects(node).turn >= turn:
+                return True
+            await asyncio.sleep(0.02)
+        return False
+
+
+def _state_of(pid: int) -> str:
+    """The kernel's letter for the state of a process."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    return stat.rpartition(")")[2].split()[0]

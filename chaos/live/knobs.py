@@ -1,0 +1,78 @@
+"""What the supervisor turns at a running node: its clock and the room on its disk.
+
+One small file a node, replaced as a whole; only a node that was begun by `node_start.py` reads it. The node's
+answer, which is the evidence that a fault had an effect, goes into a second file beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """`turn` counts the changes, so that the answer can say which one it is about."""
+
+    turn: int = 0
+    offset_ms: int = 0
+    """Added to the wall clock."""
+    rate_ppm: int = 0
+    """How much faster than true the clocks run, wall and monotonic alike."""
+    disk_full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a node says of its knobs. `readings`: of clocks since the turn; `refusals`: of the disk in all."""
+
+    turn: int = 0
+    readings: int = 0
+    refusals: int = 0
+
+
+def _replace(path: Path, values: dict[str, object]) -> None:
+    aside = path.with_suffix(".new")
+    aside.write_text(json.dumps(values), encoding="utf-8")
+    aside.replace(path)
+
+
+def write_knobs(path: Path, knobs: Knobs) -> None:
+    """Turn."""
+    _replace(path, asdict(knobs))
+
+
+def read_knobs(path: Path) -> Knobs:
+    """As they stand; neutral if nobody has turned them."""
+    try:
+        return Knobs(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return Knobs()
+
+
+def effects_file(path: Path) -> Path:
+    """Where the node of these knobs answers."""
+    return path.with_name("effects.json")
+
+
+def write_effects(path: Path, effects: Effects) -> None:
+    """As a node, answer."""
+    _replace(effects_file(path), asdict(effects))
+
+
+def read_effects(path: Path) -> Effects:
+    """What the node of these knobs has answered."""
+    try:
+        return Effects(**json.loads(effects_file(path).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return Effects()
+
+
+def modified_ns(path: Path) -> int:
+    """When the knobs were turned last; 0: never."""
+    try:
+        return os.stat(path).st_mtime_ns  # noqa: PTH116  # asked many times a second
+    except FileNotFoundError:
+        return 0
