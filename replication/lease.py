@@ -20,12 +20,15 @@ class Lease:
         self._lease_ns = lease_ms * NS_PER_MS
         self._answered: dict[str, int] = {}
         self._not_before_ns = 0
+        self._oldest: tuple[Collection[str], int] | None = None
+        """(voters, oldest of a majority's answers), until another answer comes: the lease is looked at all the time."""
         self.given_up = False
         """A planned handover has ended it; nothing brings it back in this term."""
 
     def reset(self) -> None:
         """A new term of mastership begins."""
         self._answered.clear()
+        self._oldest = None
         self._not_before_ns = 0
         self.given_up = False
 
@@ -33,6 +36,7 @@ class Lease:
         """A voter answered a request that was sent at `sent_ns`."""
         if sent_ns > self._answered.get(peer_id, 0):
             self._answered[peer_id] = sent_ns
+            self._oldest = None
 
     def invalidate(self, now_ns: int) -> None:
         """The loop stood still: only requests sent from now on count."""
@@ -42,11 +46,13 @@ class Lease:
         """End of the lease if no more answers come; 0 if it is not held."""
         if self.given_up:
             return 0
-        needed = (len(others) + 1) // 2 + 1 - 1
+        needed = (len(others) + 1) // 2
         if needed == 0:
             return now_ns + self._lease_ns
-        sent = sorted((self._answered.get(peer, 0) for peer in others), reverse=True)
-        oldest_ns = sent[needed - 1]
+        if self._oldest is None or self._oldest[0] is not others:
+            sent = sorted((self._answered.get(peer, 0) for peer in others), reverse=True)
+            self._oldest = (others, sent[needed - 1])
+        oldest_ns = self._oldest[1]
         if oldest_ns == 0 or oldest_ns < self._not_before_ns:
             return 0
         until_ns = oldest_ns + self._lease_ns

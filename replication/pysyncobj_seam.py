@@ -17,10 +17,9 @@ Only raft.py and tests use this.
 
 from __future__ import annotations
 
-import contextlib
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -93,12 +92,18 @@ class PeerNode(Node):  # type: ignore[misc]
 _stack: list[Engine] = []
 
 
-@contextlib.contextmanager
-def _entered(engine: Engine) -> Iterator[None]:
-    _stack.append(engine)
-    try:
-        yield
-    finally:
+class _entered:
+    """`with _entered(engine)`; a class, since generators as context managers take four times as long."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        _stack.append(self._engine)
+
+    def __exit__(self, *_: object) -> None:
         _stack.pop()
 
 
@@ -227,6 +232,9 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._ready = False
         self._commit = 0
         self._flights: dict[str, _Flight] = {}
+        self._nodes: dict[str, PeerNode] = {}
+        self._followers_now: list[Node] | None = None
+        """Sorted; None after any change of members or connections."""
         self.view = JournalView(
             journal,
             entries_max=config.batch_entries_max,
@@ -333,12 +341,20 @@ class Engine(SyncObj):  # type: ignore[misc]
     # -- sending entries -------------------------------------------------------------------------
 
     def _followers(self) -> list[Node]:
+        if self._followers_now is None:
+            self._followers_now = self._connected_followers()
+        return self._followers_now
+
+    def _connected_followers(self) -> list[Node]:
         connected = self._SyncObj__connectedNodes
         peers = self._SyncObj__otherNodes | self._SyncObj__readonlyNodes
         return sorted((peer for peer in peers if peer in connected), key=lambda peer: str(peer.id))
 
     def _flight(self, peer_id: str) -> _Flight:
-        return self._flights.setdefault(peer_id, _Flight())
+        flight = self._flights.get(peer_id)
+        if flight is None:
+            flight = self._flights[peer_id] = _Flight()
+        return flight
 
     def _send_to(self, peer: Node, *, heartbeat: bool) -> None:
         journal, flight = self._journal, self._flight(peer.id)
@@ -431,6 +447,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         """The peer answers: elections and entries may count on it."""
         peer = self._node(peer_id)
         self._flight(peer_id).clear()
+        self._followers_now = None
         with _entered(self):
             if peer in self._SyncObj__otherNodes:
                 self._SyncObj__onNodeConnected(peer)
@@ -441,6 +458,7 @@ class Engine(SyncObj):  # type: ignore[misc]
     def disconnected(self, peer_id: str) -> None:
         peer = self._node(peer_id)
         self._flight(peer_id).clear()
+        self._followers_now = None
         with _entered(self):
             if peer in self._SyncObj__readonlyNodes:
                 self._SyncObj__onReadonlyNodeDisconnected(peer)
@@ -449,6 +467,7 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def set_voters(self, voters: Sequence[str]) -> None:
         """The members that count, from the log."""
+        self._followers_now = None
         wanted = {PeerNode(peer) for peer in voters if peer != self.node_id}
         others, learners = self._SyncObj__otherNodes, self._SyncObj__readonlyNodes
         for peer in sorted(others - wanted, key=str):
@@ -479,7 +498,10 @@ class Engine(SyncObj):  # type: ignore[misc]
             self.transferLeadership(self._node(peer_id))
 
     def _node(self, peer_id: str) -> PeerNode:
-        return PeerNode(peer_id)
+        node = self._nodes.get(peer_id)
+        if node is None:
+            node = self._nodes[peer_id] = PeerNode(peer_id)
+        return node
 
     @property
     def node_id(self) -> str:

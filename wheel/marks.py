@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from tickwheel.wheel.units import HOUR_MS, Ids, Units
 
 _RECENT_MAX = 512
+_FEW_UNITS = 16
+"""Up to so many units are looked up one by one: less than what the array functions take to begin."""
 
 MOVED = np.dtype([("id", "<u8"), ("new_id", "<u8"), ("new_due_ms", "<i8")])
 
@@ -55,6 +57,9 @@ class Marks:
         out = np.zeros(len(units), dtype=np.bool_)
         if not len(units) or not self.count:
             return out
+        if len(units) <= _FEW_UNITS:
+            keys = zip((units["due_ms"] // HOUR_MS).tolist(), units["index"].tolist(), strict=True)
+            return np.fromiter((self.has(hour, index) for hour, index in keys), np.bool_, len(units))
         hours = units["due_ms"] // HOUR_MS
         for hour in np.unique(hours).tolist() if hours[0] != hours[-1] else [int(hours[0])]:
             if hour in self._sorted or hour in self._recent:

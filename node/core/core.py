@@ -212,12 +212,12 @@ class NodeCore:
 
     def _wake_at(self, now_ms: int, log_wants_ns: int) -> int:
         times = [now_ms + IDLE_MS_MAX, self._next_upkeep_ms]
+        wanted = [self.consumers.wanted_ms(), self.background.wanted_ms(now_ms)]
         if self.leading:
-            wanted = [self.proposer.wanted_ms()]
+            wanted.append(self.proposer.wanted_ms())
             if self._may_act():
-                wanted += [self.dispatcher.wanted_ms(now_ms), self.delivery.wanted_ms()]
-            times += [t for t in wanted if t is not None]
-        times += [t for t in (self.consumers.wanted_ms(), self.background.wanted_ms(now_ms)) if t is not None]
+                wanted += (self.dispatcher.wanted_ms(now_ms), self.delivery.wanted_ms())
+        times += [t for t in wanted if t is not None]
         wait_ms = max(0, min(times) - now_ms)
         return min(log_wants_ns, self._ports.clock.monotonic_ns() + wait_ms * 1_000_000)
 
