@@ -122,7 +122,7 @@ def sim(
     first: Annotated[int, typer.Option("--from", help="The first seed.", min=0)] = 0,
     faults: Annotated[str, typer.Option(help="Kinds, by commas; or default, all, none.")] = "default",
     level: Annotated[Level, typer.Option(help="The whole node, or its replicated log alone.")] = Level.NODE,
-    nodes: Annotated[int, typer.Option(help="Nodes of the cluster.", min=1, max=7)] = 3,
+    nodes: Annotated[int, typer.Option(help="Nodes of the cluster; 0: by the dice.", min=0, max=7)] = 0,
     seconds: Annotated[int, typer.Option(help="Simulated seconds with load and faults.", min=1)] = 20,
     only: Annotated[str, typer.Option(help="Inject only the planned faults with these numbers.")] = "",
     jobs: Annotated[int, typer.Option(help="Processes; 0: one for each CPU.", min=0)] = 1,

@@ -8,8 +8,9 @@ from dataclasses import replace
 import google_crc32c
 
 from tickwheel.chaos.sim.history import CursorSeen, DigestSeen, SizesSeen, SyncedSeen
-from tickwheel.chaos.sim.log_process import CLUSTER_ID, Watcher, members_of, note_sync
+from tickwheel.chaos.sim.log_process import CLUSTER_ID, Watcher, members_of, note_sync, with_shape
 from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
@@ -71,7 +72,9 @@ def note_digest(machine: Machine, core: NodeCore) -> None:
 class CoreProcess:
     """`setup.Process` of the whole node; also its CheckpointSource."""
 
-    def __init__(self, machine: Machine, names: Sequence[str], guards: Guards, config: CoreConfig) -> None:
+    def __init__(
+        self, machine: Machine, names: Sequence[str], guards: Guards, config: CoreConfig, shape: Shape
+    ) -> None:
         self.machine = machine
         self._watcher = Watcher(machine)
         self._cursor: tuple[int, int] = (-1, -1)
@@ -94,7 +97,7 @@ class CoreProcess:
         Host.watcher = self._watcher
         self.host = Host(
             config,
-            raft_config(config),
+            with_shape(raft_config(config), shape),
             NodeIdentity(CLUSTER_ID, machine.name),
             ports,
             seed=None,
@@ -158,12 +161,6 @@ class CoreProcess:
             ("bytes of proposals in flight", proposal_bytes, raft.proposal_bytes_max + raft.command_bytes_max),
             ("sessions", core.delivery.session_count, config.sessions_max),
         )
-
-    def note_lease(self) -> None:
-        """Before something is handed out: the lease may have come back in this very turn."""
-        log = self.host.core.log
-        status = log.status()
-        self._watcher.lease(status.term, log.lease_until_ns() if status.lease_held else 0)
 
     def observe_lease(self) -> None:
         """Also asked for at the moment of a delivery: the lease may have come back in this very turn."""

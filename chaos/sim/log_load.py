@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tickwheel.chaos.sim.history import ProposalEnded, Proposed
-from tickwheel.chaos.sim.log_process import COMMAND, LogProcess
+from tickwheel.chaos.sim.log_process import COMMAND, LogProcess, with_shape
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.world import MS
@@ -28,7 +28,6 @@ class LogLoad:
         self._world = stage.world
         self._history = stage.history
         self._rng = stage.world.stream("log-clients")
-        self._checkpoint_every = stage.world.stream("log-checkpoints").choice((50, 300, 1 << 60))
         self._number = 0
         self._padding = bytes(COMMAND_BYTES_MOST)
         self._winding_down = False
@@ -39,7 +38,9 @@ class LogLoad:
     def build(self, machine: Machine) -> LogProcess:
         """A RaftLog with a listener that remembers only its position."""
         stage = self._stage
-        return LogProcess(machine, stage.names, RaftConfig(), stage.config.guards, self._checkpoint_every)
+        shape = stage.shape
+        config = with_shape(RaftConfig(), shape)
+        return LogProcess(machine, stage.names, config, stage.config.guards, shape.checkpoint_every)
 
     def start(self) -> None:
         for _ in range(CLIENTS):

@@ -8,9 +8,11 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tickwheel.chaos.sim.history import Applied, LeaseSeen, RoleSeen, SyncHeard
 from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.shape import Shape
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.guards import Guards
@@ -27,6 +29,17 @@ COMMAND = struct.Struct("<Q")
 def members_of(names: Sequence[str]) -> list[Member]:
     """Members with addresses that name them."""
     return [Member(name, f"{name}.invalid:7001", f"{name}.invalid:7000") for name in names]
+
+
+def with_shape(config: RaftConfig, shape: Shape) -> RaftConfig:
+    """The log's limits as the shape of the run wants them."""
+    return replace(
+        config,
+        journal_tail_bytes_max=shape.journal_tail_bytes,
+        batch_entries_max=shape.batch_entries,
+        apply_entries_max=shape.apply_entries,
+        apply_batch_entries=min(config.apply_batch_entries, shape.apply_entries),
+    )
 
 
 class Watcher:

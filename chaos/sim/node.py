@@ -72,6 +72,7 @@ class Machine:
         self.executor: SimulatedExecutor = SimulatedExecutor(world, self, world.stream("unused"))
         self.fatal_reason: str | None = None
         self.turns = 0
+        self.turn_ns = TURN_NS
         self.inbox_most = 0
         self.restart_after_fatal_ns = 500 * MS
         self._builder = builder
@@ -219,7 +220,7 @@ class Machine:
             return
         process.observe()
         now_ns = self.world.now_ns
-        self._busy_until_ns = now_ns + TURN_NS + INPUT_NS * len(inbox)
+        self._busy_until_ns = now_ns + self.turn_ns + INPUT_NS * len(inbox)
         sleep_ns = self.clock.true_ns(wanted_ns) - now_ns
         if self._inbox:
             self._wake(self._busy_until_ns)

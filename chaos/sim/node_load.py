@@ -68,6 +68,10 @@ class _Producer:
     delivered_probes: int = 0
 
 
+_Together = tuple[int, int, str, consumer_pb2.Outcome.ValueType]
+"""(session, when, topic, outcome) of what is settled by one call."""
+
+
 @dataclass
 class _Consumer:
     group: str
@@ -79,6 +83,7 @@ class _Consumer:
     session_number: int = 0
     opening: int = 0
     unanswered: dict[int, int] = field(default_factory=dict)
+    thinking: dict[_Together, list[tuple[consumer_pb2.DeliverBatch, list[int]]]] = field(default_factory=dict)
 
 
 class NodeLoad:
@@ -103,7 +108,7 @@ class NodeLoad:
     def build(self, machine: Machine) -> CoreProcess:
         """A whole node."""
         config = small_config(self._stage.world.seed)
-        return CoreProcess(machine, self._stage.names, self._stage.config.guards, config)
+        return CoreProcess(machine, self._stage.names, self._stage.config.guards, config, self._stage.shape)
 
     def start(self) -> None:
         for producer in self._producers:
@@ -242,7 +247,7 @@ class NodeLoad:
             self._known[uid] = _Message(id64, due_ms)
         producer.rows = ()
         producer.delivered_probes += self._winding_down
-        pause_ns = int(self._rng.expovariate(1 / (400 * MS)))
+        pause_ns = int(self._rng.expovariate(1 / (self._stage.shape.pause_ms * MS)))
         self._world.after(pause_ns, self._produce, producer)
 
     def _again(self, producer: _Producer, sequence: int) -> None:
@@ -256,7 +261,7 @@ class NodeLoad:
         topic = rng.choice(TOPICS)
         same_ms = wall_ms + rng.randrange(200, 4_000)
         # Mostly times that many messages share, as people like them: fewer commands, faster seeds.
-        grid_ms = rng.choice((1, 100, 200, 500))
+        grid_ms = rng.choice((1, 100, 200, 500, 500, 1_000))
         rows = []
         for _ in range(count):
             shape = rng.random()
@@ -443,8 +448,6 @@ class NodeLoad:
 
     def _deliver(self, consumer: _Consumer, machine: Machine, number: int, batch: consumer_pb2.DeliverBatch) -> None:
         if isinstance(machine.process, CoreProcess):
-            machine.process.note_lease()
-        if isinstance(machine.process, CoreProcess):
             machine.process.observe_lease()
         ids = np.frombuffer(batch.ids, "<u8").tolist()
         attempts = np.frombuffer(batch.attempts, "<u4").tolist()
@@ -480,37 +483,47 @@ class NodeLoad:
             return  # forgotten: the lease will run out
         outcome = consumer_pb2.RETRY if fate > 0.93 else consumer_pb2.ACK
         think_ns = rng.randrange(MS, 40 * MS) if fate < 0.9 else rng.randrange(500 * MS, 4_000 * MS)
-        self._world.after(think_ns, self._settle, consumer, machine, number, batch, uids, outcome)
+        grid_ns = self._stage.shape.settle_grid_ms * MS
+        settle_ns = -(-(self._world.now_ns + think_ns) // grid_ns) * grid_ns
+        together = (number, settle_ns, batch.topic, outcome)
+        if together in consumer.thinking:
+            consumer.thinking[together].append((batch, uids))
+        else:
+            consumer.thinking[together] = [(batch, uids)]
+            self._world.at(settle_ns, self._settle, consumer, machine, together)
 
-    def _settle(
-        self,
-        consumer: _Consumer,
-        machine: Machine,
-        number: int,
-        batch: consumer_pb2.DeliverBatch,
-        uids: list[int],
-        outcome: consumer_pb2.Outcome.ValueType,
-    ) -> None:
+    def _settle(self, consumer: _Consumer, machine: Machine, together: _Together) -> None:
+        """One settlement for all batches of a topic that the consumer has done with by now."""
+        batches = consumer.thinking.pop(together)
         session = consumer.session
+        number, _, topic, outcome = together
         if session is None or consumer.session_number != number:
             return
-        ids = np.frombuffer(batch.ids, "<u8").tolist()
-        attempts = np.frombuffer(batch.attempts, "<u4").tolist()
+        ids, attempts, positions = (
+            b"".join(getattr(batch, column) for batch, _ in batches) for column in ("ids", "attempts", "positions")
+        )
         name = consumer_pb2.Outcome.Name(outcome)
-        rows = list(zip(ids, uids, attempts, strict=True))
+        rows = list(
+            zip(
+                np.frombuffer(ids, "<u8").tolist(),
+                [uid for _, uids in batches for uid in uids],
+                np.frombuffer(attempts, "<u4").tolist(),
+                strict=True,
+            )
+        )
         for id64, uid, attempt in rows:
-            self._history.add(SettleSent(self._world.now_ns, batch.group, id64, uid, attempt, name))
+            self._history.add(SettleSent(self._world.now_ns, consumer.group, id64, uid, attempt, name))
         key = self._next_uid
         self._next_uid += 1
         consumer.unanswered[key] = len(rows)
         settle = consumer_pb2.SettleBatch(
             sequence=1,
-            group=batch.group,
-            topic=batch.topic,
+            group=consumer.group,
+            topic=topic,
             outcome=outcome,
-            ids=batch.ids,
-            attempts=batch.attempts,
-            positions=batch.positions if self._rng.random() < 0.9 else b"",
+            ids=ids,
+            attempts=attempts,
+            positions=positions if self._rng.random() < 0.9 else b"",
         )
 
         def done(receipt: consumer_pb2.SettleReceipt | Failure) -> None:
@@ -521,7 +534,7 @@ class NodeLoad:
             if isinstance(receipt, Failure) or receipt.settled != len(rows):
                 return
             for id64, uid, attempt in rows:
-                self._history.add(Settled(self._world.now_ns, batch.group, id64, uid, attempt, name))
+                self._history.add(Settled(self._world.now_ns, consumer.group, id64, uid, attempt, name))
 
         def act() -> None:
             session.settle(settle, done)

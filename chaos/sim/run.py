@@ -24,6 +24,7 @@ from tickwheel.chaos.sim.log_load import LogLoad
 from tickwheel.chaos.sim.network import Fabric
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Level, Load, RunResult, SimulationConfig
+from tickwheel.chaos.sim.shape import draw
 from tickwheel.chaos.sim.world import MS, SECOND, Story, World
 
 WARM_UP_NS = 2 * SECOND
@@ -40,7 +41,9 @@ class Cluster:
         self.world = World(seed, story)
         self.history = History(self.world)
         self.fabric = Fabric(self.world)
-        self.names = tuple(f"n{number}" for number in range(1, config.nodes + 1))
+        fixed = config.shape if not config.nodes else (*config.shape, ("nodes", config.nodes))
+        self.shape = draw(self.world, fixed)
+        self.names = tuple(f"n{number}" for number in range(1, self.shape.nodes + 1))
         self._masters: dict[str, int] = {}
         self.history.subscribe((RoleSeen, Stopped), self._standing)
         self.checkers: list[Checker] = attach(self.history, ALL)
@@ -48,6 +51,7 @@ class Cluster:
         self._machines: list[Machine] = []
         for name in self.names:
             machine = Machine(self.world, self.fabric, self.history, name, self.load.build)
+            machine.turn_ns = self.shape.loop_gap_ns
             self._machines.append(machine)
             self.fabric.add(machine)
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from tickwheel.chaos.sim.faults import DEFAULT_KINDS, PlannedFault, Tally
 from tickwheel.chaos.sim.history import History
 from tickwheel.chaos.sim.node import Machine, Process
+from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import World
 from tickwheel.replication.guards import Guards
 
@@ -26,13 +27,16 @@ class SimulationConfig:
     """What a run is made of, besides its seed."""
 
     level: Level = Level.NODE
-    nodes: int = 3
+    nodes: int = 0
+    """0: by the dice of the seed, mostly three."""
     seconds: int = 20
     """Simulated time with load and faults; warm-up and drain come on top."""
     faults: tuple[str, ...] = DEFAULT_KINDS
     only: tuple[int, ...] | None = None
     """Numbers of the planned faults to inject; None: all."""
     guards: Guards = field(default_factory=Guards)
+    shape: tuple[tuple[str, int], ...] = ()
+    """Fields of the run's shape (shape.py) that are not left to the dice."""
     mutation: str = ""
     """Name of an old bug that is put in (mutations.py); empty: none."""
 
@@ -68,6 +72,7 @@ class Stage(Protocol):
     history: History
     names: tuple[str, ...]
     config: SimulationConfig
+    shape: Shape
 
     @property
     def machines(self) -> Sequence[Machine]: ...

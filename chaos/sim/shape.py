@@ -1,0 +1,65 @@
+"""The shape of a run: dice of a seed that are no faults.
+
+How many nodes, how coarse their loops are, how small their limits. Small limits make short runs meet what takes
+hours otherwise (a log cut below a slave, a backlog of several slices); coarse loops are those of a busy machine,
+and cheap to simulate. Every field is drawn from a stream of its own: to fix one leaves the others as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tickwheel.chaos.sim.world import MS, World
+
+NODES = (3, 3, 3, 3, 3, 3, 5)
+LOOP_GAP_US = (200, 1_000, 5_000, 5_000, 10_000, 10_000)
+JOURNAL_TAIL_BYTES = (0, 20_000, 64 << 20)
+BATCH_ENTRIES = (1_024, 1_024, 8)
+APPLY_ENTRIES = (1_024, 1_024, 32)
+SETTLE_GRID_MS = (1, 50, 50, 100)
+PAUSE_MS = (400, 800, 1_500)
+CHECKPOINT_EVERY = (50, 300, 1 << 60)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a run looks like."""
+
+    nodes: int
+    loop_gap_us: int
+    """Between two turns of a node's loop at the least."""
+    journal_tail_bytes: int
+    """Kept below a checkpoint for slaves that are behind; those farther behind need the checkpoint."""
+    batch_entries: int
+    """Entries of one message at most."""
+    apply_entries: int
+    """Entries applied in one turn at most."""
+    settle_grid_ms: int
+    """Consumers settle at multiples of this: many at once."""
+    pause_ms: int
+    """Between two batches of a producer of messages, in the mean."""
+    checkpoint_every: int
+    """Entries between two checkpoints of the log alone."""
+
+    @property
+    def loop_gap_ns(self) -> int:
+        return self.loop_gap_us * MS // 1_000
+
+
+def draw(world: World, fixed: Sequence[tuple[str, int]] = ()) -> Shape:
+    """The shape of a seed; `fixed` fields are not left to the dice."""
+
+    def one(name: str, values: Sequence[int]) -> int:
+        return dict(fixed).get(name, world.stream(f"shape/{name}").choice(values))
+
+    return Shape(
+        nodes=one("nodes", NODES),
+        loop_gap_us=one("loop_gap_us", LOOP_GAP_US),
+        journal_tail_bytes=one("journal_tail_bytes", JOURNAL_TAIL_BYTES),
+        batch_entries=one("batch_entries", BATCH_ENTRIES),
+        apply_entries=one("apply_entries", APPLY_ENTRIES),
+        settle_grid_ms=one("settle_grid_ms", SETTLE_GRID_MS),
+        pause_ms=one("pause_ms", PAUSE_MS),
+        checkpoint_every=one("checkpoint_every", CHECKPOINT_EVERY),
+    )
