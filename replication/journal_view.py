@@ -10,7 +10,6 @@ are read without touching its command.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol, overload
 
 from tickwheel.replication.journal_sync import SyncWork
@@ -56,16 +55,32 @@ class Journal(Protocol):
     def close(self) -> None: ...
 
 
+class ViewListener(Protocol):
+    """Hears of every change that pysyncobj makes to the journal."""
+
+    def written(self, index: int, entry: bytes) -> None:
+        """This entry is in the journal, not yet durable."""
+        ...
+
+    def before_cut(self, index: int) -> None:
+        """The entries from this one on are about to go. An exception keeps them."""
+        ...
+
+    def cut(self, index: int) -> None:
+        """They are gone."""
+        ...
+
+
 class JournalView:
     """Methods are named as pysyncobj calls them."""
 
     def __init__(
-        self, journal: Journal, *, entries_max: int, bytes_max: int, bounded: bool, truncated: Callable[[int], None]
+        self, journal: Journal, *, entries_max: int, bytes_max: int, bounded: bool, listener: ViewListener
     ) -> None:
         self._journal = journal
         self._entries_max = entries_max if bounded else 1 << 62
         self._bytes_max = bytes_max if bounded else 1 << 62
-        self._truncated = truncated
+        self._listener = listener
 
     def __len__(self) -> int:
         return self._journal.last_index - self._journal.base_index + 1
@@ -105,14 +120,16 @@ class JournalView:
 
     def add(self, command: bytes, index: int, term: int) -> None:
         self._journal.append(index, term, command)
+        self._listener.written(index, command)
 
     def clear(self) -> None:
         raise AssertionError("pysyncobj wants to clear the journal, which only a checkpoint may")
 
     def deleteEntriesFrom(self, position: int) -> None:
         index = self._journal.base_index + position
-        self._truncated(index)
+        self._listener.before_cut(index)
         self._journal.truncate_from(index)
+        self._listener.cut(index)
 
     def deleteEntriesTo(self, position: int) -> None:
         raise AssertionError("pysyncobj wants to compact the journal, which only a checkpoint may")

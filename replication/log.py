@@ -60,6 +60,8 @@ class Member:
     peer_address: str
     client_address: str
     disk_uuid: str = ""
+    learner: bool = False
+    """It follows the log and does not count: not for what commits, not in an election."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +157,14 @@ class ReplicatedLog(Protocol):
 
     def peer_disconnected(self, peer_id: str) -> None: ...
 
-    def propose(self, command: bytes, done: Callable[[ProposalResult], None]) -> None:
-        """Append a command if this node is master. Bounded: QUEUE_FULL at the limit."""
+    def propose(
+        self, command: bytes, done: Callable[[ProposalResult], None], voters: Sequence[str] | None = None
+    ) -> None:
+        """Append a command if this node is master. Bounded: QUEUE_FULL at the limit.
+
+        `voters`: the ids of the members that count once this command is applied, if it changes them. They count as
+        soon as it is written. QUEUE_FULL while another change is not applied, or no entry of this term has committed.
+        """
         ...
 
     def in_flight(self) -> tuple[int, int]:
@@ -179,7 +187,7 @@ class ReplicatedLog(Protocol):
         ...
 
     def set_members(self, members: Sequence[Member]) -> None:
-        """The members as just applied from the log or read from a manifest; one changes at a time."""
+        """The members, learners too, as just applied from the log or read from a manifest; one changes at a time."""
         ...
 
     def members(self) -> Sequence[Member]: ...

@@ -30,10 +30,15 @@ class MemoryCluster:
         self.logs: dict[str, MemoryLog] = {}
 
     @property
+    def voters(self) -> list[str]:
+        """Members that count."""
+        return [m.node_id for m in self.members if not m.learner]
+
+    @property
     def has_majority(self) -> bool:
         """Whether enough members are up to commit."""
-        up = sum(m.node_id in self.logs and self.logs[m.node_id].running for m in self.members)
-        return up > len(self.members) // 2
+        up = sum(voter in self.logs and self.logs[voter].running for voter in self.voters)
+        return up > len(self.voters) // 2
 
     @property
     def commit_index(self) -> int:
@@ -44,8 +49,7 @@ class MemoryCluster:
         """This node leads a new term, or nobody does."""
         former = self.master_id
         if node_id is not None:
-            is_member = any(m.node_id == node_id for m in self.members)
-            if not is_member or not self.logs[node_id].running or not self.has_majority:
+            if node_id not in self.voters or not self.logs[node_id].running or not self.has_majority:
                 raise ValueError(f"{node_id}: only a running member of a majority can lead")
             self.term += 1
             self.entries.append((self.term, b""))
@@ -132,8 +136,10 @@ class MemoryLog:
     def peer_disconnected(self, peer_id: str) -> None:
         """See ReplicatedLog."""
 
-    def propose(self, command: bytes, done: Callable[[ProposalResult], None]) -> None:
-        """See ReplicatedLog."""
+    def propose(
+        self, command: bytes, done: Callable[[ProposalResult], None], voters: Sequence[str] | None = None
+    ) -> None:
+        """See ReplicatedLog: an entry is as good as committed when it is written, so voters count when applied."""
         cluster = self._cluster
         if not self.running or cluster.master_id != self._node_id:
             done(ProposalResult(Verdict.NOT_MASTER))
@@ -162,16 +168,16 @@ class MemoryLog:
         """See ReplicatedLog."""
         cluster = self._cluster
         others = [
-            m.node_id
-            for m in cluster.members
-            if m.node_id != self._node_id and m.node_id in cluster.logs and cluster.logs[m.node_id].running
+            voter
+            for voter in cluster.voters
+            if voter != self._node_id and voter in cluster.logs and cluster.logs[voter].running
         ]
         if not self.running or cluster.master_id != self._node_id:
             done("this node is not the master")
         elif target_id is not None and target_id not in others:
-            done(f"{target_id} is not a connected member")
+            done(f"{target_id} is not a connected member that counts")
         elif not others:
-            done("no other member is connected")
+            done("no other member that counts is connected")
         elif self._transfer is not None:
             done("a handover is under way")
         else:
@@ -180,7 +186,7 @@ class MemoryLog:
     def set_members(self, members: Sequence[Member]) -> None:
         """See ReplicatedLog."""
         self._cluster.members = tuple(members)
-        if self._cluster.master_id is not None and all(m.node_id != self._cluster.master_id for m in members):
+        if self._cluster.master_id is not None and self._cluster.master_id not in self._cluster.voters:
             self._cluster.elect(None)
 
     def members(self) -> Sequence[Member]:
@@ -200,7 +206,7 @@ class MemoryLog:
         role = Role.SLAVE
         if cluster.master_id == self._node_id:
             role = Role.MASTER
-        elif all(m.node_id != self._node_id for m in cluster.members):
+        elif self._node_id not in cluster.voters:
             role = Role.LEARNER
         return LogStatus(
             role=role,

@@ -34,6 +34,7 @@ from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal_view import Journal, JournalView
 from tickwheel.replication.ports import Clock, Random
+from tickwheel.replication.voters import VOTERS
 
 VERSION_KNOWN = "0.3.17"
 NS_PER_MS = 1_000_000
@@ -70,6 +71,14 @@ class EngineHost(Protocol):
     def applied(self, index: int, term: int, value: object) -> None: ...
 
     def became_leader(self) -> None: ...
+
+    def voters_written(self, index: int, entry: bytes) -> None:
+        """An entry that names the voters is in the journal now."""
+        ...
+
+    def entries_cut(self, index: int) -> None:
+        """The journal ends before this entry now."""
+        ...
 
 
 def require_known_version(version: str = VERSION) -> None:
@@ -240,7 +249,7 @@ class Engine(SyncObj):  # type: ignore[misc]
             entries_max=config.batch_entries_max,
             bytes_max=config.batch_bytes_max,
             bounded=guards.slices_bounded,
-            truncated=self._before_truncation,
+            listener=self,
         )
         conf = SyncObjConf(
             autoTick=False,
@@ -334,9 +343,19 @@ class Engine(SyncObj):  # type: ignore[misc]
         for peer in self._followers():
             self._send_to(peer, heartbeat=True)
 
-    def _before_truncation(self, index: int) -> None:
+    def written(self, index: int, entry: bytes) -> None:
+        """See ViewListener."""
+        if entry[:1] == VOTERS:
+            self.host.voters_written(index, entry)
+
+    def before_cut(self, index: int) -> None:
+        """See ViewListener."""
         if index <= max(self.applied_index, self._commit) and self.guards.known_entries_stripped:
             raise AssertionError(f"entry {index} would be truncated, but {self._commit} is committed")
+
+    def cut(self, index: int) -> None:
+        """See ViewListener."""
+        self.host.entries_cut(index)
 
     # -- sending entries -------------------------------------------------------------------------
 
@@ -423,10 +442,10 @@ class Engine(SyncObj):  # type: ignore[misc]
             following[peer] = max(before, following[peer])
         flight.acknowledged(self._SyncObj__raftMatchIndex[peer])
 
-    def append(self, command: bytes) -> int:
+    def append(self, entry: bytes) -> int:
         """Append as master; returns the index. Raises what the journal raises."""
         index = self._journal.last_index + 1
-        self.view.add(REGULAR + command, index, self.term)
+        self.view.add(entry, index, self.term)
         return index
 
     def send_new(self, notice_ns: int) -> int:

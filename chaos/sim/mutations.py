@@ -22,9 +22,11 @@ from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.producers import Producers
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import scheduler_pb2
+from tickwheel.replication.conversation import Conversation
 from tickwheel.replication.hard_state import HardState
 from tickwheel.replication.journal_sync import SyncWork
-from tickwheel.replication.log import ProposalResult, Role, Verdict
+from tickwheel.replication.log import ProposalResult, Verdict
+from tickwheel.replication.pysyncobj_seam import LEADER
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.engine import Wheel
@@ -140,13 +142,13 @@ def lease_not_checked(patches: Patches) -> None:
 @mutation("a sync of an older term is taken", faults=("one-way", "delay"))
 def sync_term_not_checked(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def on_sync(self: RaftLog, peer_id: str, frame: Any) -> None:
-            if self.status().role is not Role.MASTER:
+        def on_sync(self: Conversation, peer_id: str, frame: Any) -> None:
+            if self.engine.state != LEADER:
                 self._listener.sync_in(peer_id, frame)
 
         return on_sync
 
-    patches.replace(RaftLog, "_on_sync", make)
+    patches.replace(Conversation, "_on_sync", make)
 
 
 @mutation("a new master takes its cursor from the sync instead of the log")

@@ -331,7 +331,7 @@ def test_a_handover_to_nobody_is_refused_with_a_reason(cluster: Cluster) -> None
     problems: list[str | None] = []
     cluster.logs[master].transfer("nobody", problems.append)
     cluster.logs[slave].transfer(None, problems.append)
-    assert problems == ["nobody is not a connected member", "this node is not the master"]
+    assert problems == ["nobody is not a connected member that counts", "this node is not the master"]
     outcomes = cluster.propose(master, b"on")
     cluster.until(lambda: bool(outcomes))
     assert outcomes[0].verdict is Verdict.COMMITTED

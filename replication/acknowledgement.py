@@ -1,0 +1,90 @@
+"""The answer that a slave owes its master until its disk has what the answer stands for.
+
+At most one is owed: a later one covers it. A master that waits for a slow disk hears of it meanwhile, so that it
+keeps its lease. Owns nothing else; raft's conversation sends what this hands out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tickwheel.proto.peer_pb2 import AppendResult
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To send."""
+
+    leader_id: str
+    connection_id: int
+    result: AppendResult
+
+
+@dataclass(slots=True)
+class _Owed:
+    leader_id: str
+    term: int
+    connection_id: int
+    next_index: int
+    echo_sent_ns: int
+    silent_since_ns: int
+    """Since when the master has had no answer because of it."""
+
+
+class Acknowledgement:
+    """See the module."""
+
+    def __init__(self, answer_within_ns: int) -> None:
+        self._answer_within_ns = answer_within_ns
+        self._owed: _Owed | None = None
+
+    def owe(
+        self, leader_id: str, term: int, connection_id: int, next_index: int, echo_sent_ns: int, now_ns: int
+    ) -> bool:
+        """A success up to `next_index` waits for the disk. False: the master must hear something now."""
+        silent_since_ns = now_ns if self._owed is None else self._owed.silent_since_ns
+        overdue = now_ns - silent_since_ns >= self._answer_within_ns
+        if overdue:
+            silent_since_ns = now_ns
+        self._owed = _Owed(leader_id, term, connection_id, next_index, echo_sent_ns, silent_since_ns)
+        return not overdue
+
+    def synced(self, durable_index: int, now_ns: int) -> Answer | None:
+        """The disk has everything up to `durable_index`: what can be said."""
+        owed = self._owed
+        if owed is None:
+            return None
+        if durable_index + 1 >= owed.next_index:
+            self._owed = None
+        owed.silent_since_ns = now_ns
+        next_index = min(owed.next_index, durable_index + 1)
+        result = AppendResult(next_index=next_index, success=True, echo_sent_ns=owed.echo_sent_ns)
+        return Answer(owed.leader_id, owed.connection_id, result)
+
+    def overdue(self, durable_index: int, now_ns: int) -> Answer | None:
+        """The disk takes long: that this node hears its master, and how far its log is durable."""
+        owed = self._owed
+        if owed is None or now_ns - owed.silent_since_ns < self._answer_within_ns:
+            return None
+        owed.silent_since_ns = now_ns
+        result = AppendResult(next_index=durable_index + 1, echo_sent_ns=owed.echo_sent_ns)
+        return Answer(owed.leader_id, owed.connection_id, result)
+
+    def wanted_ns(self) -> int:
+        """When `overdue` has something to say; 0: never."""
+        return 0 if self._owed is None else self._owed.silent_since_ns + self._answer_within_ns
+
+    def forget(self) -> None:
+        """Nothing is owed any more."""
+        self._owed = None
+
+    def keep(self, term: int, leader_id: str | None = None) -> None:
+        """Only to this master (any: None) of this term is anything owed."""
+        owed = self._owed
+        if owed is not None and (owed.term != term or leader_id not in (None, owed.leader_id)):
+            self._owed = None
+
+    def hung_up(self, peer_id: str) -> None:
+        """The connection to this peer has ended."""
+        if self._owed is not None and self._owed.leader_id == peer_id:
+            self._owed = None

@@ -1,0 +1,477 @@
+"""What a node says to its peers about the log, and what it makes of what they say.
+
+Owns the peers and their connections, the envelope of every frame, and the way from frames to pysyncobj's messages and
+back. Between the two stand the guards: `guard.judge` before entries, fences before answers, the question before an
+election, votes counted once, acknowledgements that wait for the disk.
+
+Invariants:
+- No frame of another cluster, an earlier start, an earlier connection, or seen before acts.
+- Nothing is acknowledged that is not on this node's stable storage.
+
+Only raft.py makes one. `engine` is set before anything is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tickwheel.proto.peer_pb2 import (
+    AppendEntries,
+    AppendResult,
+    CheckpointNeeded,
+    Entry,
+    PeerFrame,
+    Ping,
+    Pong,
+    RequestVote,
+    TimeoutNow,
+    Vote,
+)
+from tickwheel.replication.acknowledgement import Acknowledgement, Answer
+from tickwheel.replication.campaign import Campaign, Next
+from tickwheel.replication.caught_up import CaughtUp
+from tickwheel.replication.config import RaftConfig
+from tickwheel.replication.frames import Envelope
+from tickwheel.replication.guard import ImpossibleMessageError, judge
+from tickwheel.replication.guards import Guards
+from tickwheel.replication.handover import Handover
+from tickwheel.replication.journal import Journal
+from tickwheel.replication.lease import Lease
+from tickwheel.replication.log import LogListener
+from tickwheel.replication.ports import Clock, Network, Random
+from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, Engine, Message
+from tickwheel.replication.stable_storage import StableStorage
+from tickwheel.replication.voters import Voters
+
+
+@dataclass(slots=True)
+class Peer:
+    """What is known of a peer."""
+
+    connected: bool = False
+    connection_id: int = 0
+    last_heard_ns: int = 0
+    rewound_ns: int = 0
+    checkpoint_told_ns: int = 0
+    clock_offset_ms: float = 0.0
+    clock_error_ms: float = 0.0
+    synced_ns: int = 0
+
+
+class Conversation:
+    """See the module."""
+
+    engine: Engine
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        guards: Guards,
+        clock: Clock,
+        network: Network,
+        random: Random,
+        listener: LogListener,
+        journal: Journal,
+        envelope: Envelope,
+        *,
+        voters: Voters,
+        lease: Lease,
+        handover: Handover,
+        storage: StableStorage,
+        caught_up: CaughtUp,
+        joining: bool,
+    ) -> None:
+        self._config = config
+        self._guards = guards
+        self._clock = clock
+        self._network = network
+        self._random = random
+        self._listener = listener
+        self._journal = journal
+        self._envelope = envelope
+        self._voters = voters
+        self._lease = lease
+        self._handover = handover
+        self._storage = storage
+        self._caught_up = caught_up
+        self._joining = joining
+        self._owed = Acknowledgement(config.answer_within_ms * NS_PER_MS)
+        self._campaign = Campaign(config.campaign_round_ms * NS_PER_MS)
+        self._answering: tuple[str, int, int] | None = None
+        """The append_entries being handled: whose, when it was sent, on which connection."""
+        self._transfer_term = 0
+        self._next_sync_ns = 1
+        self.peers: dict[str, Peer] = {}
+        self.master_heard_ns = 0
+        self.started_ns = 0
+
+    # -- connections
+
+    def peer(self, peer_id: str) -> Peer:
+        """What is known of it."""
+        peer = self.peers.get(peer_id)
+        if peer is None:
+            peer = self.peers[peer_id] = Peer()
+        return peer
+
+    def connected(self, peer_id: str) -> None:
+        """A new connection; what is under way on an earlier one does not count any more."""
+        peer = self.peer(peer_id)
+        if peer.connected:
+            self.disconnected(peer_id)
+        peer.connected = True
+        peer.connection_id = self._random.getrandbits(63) | 1
+        peer.rewound_ns = 0
+        self.engine.connected(peer_id)
+
+    def disconnected(self, peer_id: str) -> None:
+        """Idempotent."""
+        peer = self.peer(peer_id)
+        if not peer.connected:
+            return
+        peer.connected = False
+        self.engine.disconnected(peer_id)
+        self._owed.hung_up(peer_id)
+
+    def _send(self, peer_id: str, frame: PeerFrame, *, connection_id: int | None = None) -> bool:
+        peer = self.peer(peer_id)
+        if not peer.connected:
+            return False
+        if connection_id is None:
+            connection_id = peer.connection_id
+        return self._network.send(peer_id, self._envelope.seal(frame, peer_id, self.engine.term, connection_id))
+
+    # -- roles and time
+
+    def leads(self) -> None:
+        """This node has become master."""
+        self._campaign.end()
+        self._owed.forget()
+        self.sync_now()
+        for peer in self.peers.values():
+            peer.rewound_ns = 0
+
+    def term_changed(self) -> None:
+        """What is owed to the master of an earlier term is owed no more."""
+        self._owed.keep(self.engine.term)
+
+    def halted(self) -> None:
+        """The disk is full: nothing will be acknowledged."""
+        self._owed.forget()
+
+    def wanted_ns(self) -> list[int]:
+        """When something here is due."""
+        times = [owed_ns] if (owed_ns := self._owed.wanted_ns()) else []
+        if self.engine.state == LEADER:
+            times.append(self._next_sync_ns)
+        return times
+
+    def round_over_ns(self) -> int:
+        """When the round of questions under way is over; 0: none is."""
+        return self._campaign.wanted_ns()
+
+    def known_master(self, now_ns: int) -> str | None:
+        """The leader of this term, unless it has been silent for longer than an election takes to begin."""
+        silent_ns = now_ns - self.master_heard_ns
+        if self.engine.state != LEADER and silent_ns > self._config.election_timeout_ms_max * NS_PER_MS:
+            return None
+        return self.engine.leader_id
+
+    # -- acknowledgements
+
+    def synced(self) -> None:
+        """The journal's disk has caught up."""
+        self._owed.keep(self.engine.term)
+        self._say(self._owed.synced(self._journal.durable_index, self._clock.monotonic_ns()))
+
+    def answer_unsynced(self, now_ns: int) -> None:
+        """A slow disk must not look like a dead node."""
+        self._say(self._owed.overdue(self._journal.durable_index, now_ns))
+
+    def _say(self, answer: Answer | None) -> None:
+        if answer is not None:
+            frame = PeerFrame(append_result=answer.result)
+            self._send(answer.leader_id, frame, connection_id=answer.connection_id)
+
+    # -- what pysyncobj wants to say
+
+    def outbound(self, peer_id: str, message: Message) -> bool:
+        """One of its messages; False if it could not be queued."""
+        kind = message["type"]
+        if kind == "append_entries":
+            return self._send_append(peer_id, message)
+        if kind == "next_node_idx":
+            return self._answer(
+                peer_id, int(message["next_node_idx"]), bool(message["success"]), bool(message["reset"])
+            )
+        if kind == "request_vote":
+            body = RequestVote(
+                last_log_index=message["last_log_index"],
+                last_log_term=message["last_log_term"],
+                transfer=self._guards.transfer_marked and message["term"] == self._transfer_term,
+            )
+            return self._send(peer_id, PeerFrame(request_vote=body))
+        if kind == "response_vote":
+            return self._send(peer_id, PeerFrame(vote=Vote(granted=True)))
+        if kind == "timeout_now":
+            return self._send(peer_id, PeerFrame(timeout_now=TimeoutNow()))
+        raise AssertionError(f"pysyncobj wants to send {kind}, which has no place here")
+
+    def _send_append(self, peer_id: str, message: Message) -> bool:
+        now_ns = self._clock.monotonic_ns()
+        append = AppendEntries(commit_index=message["commit_index"], sent_ns=now_ns)
+        if "prevLogIdx" in message:
+            append.previous_index = message["prevLogIdx"]
+            append.previous_term = message["prevLogTerm"]
+            append.entries.extend(
+                Entry(command=command, index=index, term=term) for command, index, term in message["entries"]
+            )
+        else:
+            peer = self.peer(peer_id)
+            if now_ns - peer.checkpoint_told_ns >= self._config.checkpoint_hint_ms * NS_PER_MS:
+                peer.checkpoint_told_ns = now_ns
+                hint = CheckpointNeeded(applied_index=self._journal.base_index, applied_term=self._journal.base_term)
+                self._send(peer_id, PeerFrame(checkpoint_needed=hint))
+        return self._send(peer_id, PeerFrame(append_entries=append))
+
+    def _answer(self, peer_id: str, next_index: int, success: bool, reset: bool) -> bool:
+        """Answer the append_entries being handled; a success waits for the disk."""
+        answering = self._answering
+        echo_ns = answering[1] if answering is not None and answering[0] == peer_id else 0
+        connection_id = answering[2] if answering is not None else 0
+        durable = self._journal.durable_index
+        if success and self._guards.durable_before_acknowledged and next_index > durable + 1:
+            # The disk is asked at once and answers soon; only if it does not is the master told that we live.
+            now_ns = self._clock.monotonic_ns()
+            if self._owed.owe(peer_id, self.engine.term, connection_id, next_index, echo_ns, now_ns):
+                return True
+            success, next_index = False, durable + 1
+        result = AppendResult(next_index=next_index, success=success, reset=reset, echo_sent_ns=echo_ns)
+        return self._send(peer_id, PeerFrame(append_result=result), connection_id=connection_id)
+
+    def may_campaign(self) -> bool:
+        """Ask first, raise the term only when a majority would vote for this node."""
+        now_ns = self._clock.monotonic_ns()
+        if not self._voters.counts or self._storage.halted or self._storage.hangs(now_ns):
+            return False
+        others = self._voters.others
+        following = self._campaign.next(others, now_ns)
+        if following is Next.ASK:
+            for peer_id in others:
+                self._send(peer_id, PeerFrame(ping=Ping(sent_ns=now_ns)))
+        return following is Next.CAMPAIGN
+
+    # -- what peers say
+
+    def receive(self, peer_id: str, frame: PeerFrame) -> bool:
+        """Whether a frame may act at all."""
+        if self._envelope.refuses(peer_id, frame):
+            return False
+        self.peer(peer_id).last_heard_ns = self._clock.monotonic_ns()
+        return True
+
+    def take(self, peer_id: str, frame: PeerFrame) -> None:
+        """A frame that may act."""
+        engine = self.engine
+        kind = frame.WhichOneof("body")
+        if kind == "request_vote":
+            self._on_request_vote(peer_id, frame)
+            return
+        if kind == "pong":
+            self._on_pong(peer_id, frame)
+        obeyed = peer_id in self._voters.ids or self._joining
+        if frame.term > engine.term and self._guards.higher_term_obeyed and obeyed:
+            # Steps down and grants nothing: no log is behind an empty one.
+            engine.deliver(
+                peer_id, {"type": "request_vote", "term": frame.term, "last_log_index": -1, "last_log_term": -1}
+            )
+        if kind == "append_entries":
+            self._on_append(peer_id, frame)
+        elif kind == "append_result":
+            self._on_append_result(peer_id, frame)
+        elif kind == "vote":
+            self._on_vote(peer_id, frame)
+        elif kind == "ping":
+            self._on_ping(peer_id, frame)
+        elif kind == "timeout_now":
+            self._on_timeout_now(peer_id, frame)
+        elif kind == "sync":
+            self._on_sync(peer_id, frame)
+        elif kind == "sync_reply":
+            self._on_sync_reply(peer_id, frame)
+        elif kind == "checkpoint_needed" and frame.term == engine.term and engine.leader_id == peer_id:
+            self._listener.checkpoint_needed(peer_id, frame.checkpoint_needed.applied_index)
+
+    def _on_append(self, peer_id: str, frame: PeerFrame) -> None:
+        engine = self.engine
+        append = frame.append_entries
+        if frame.term < engine.term:
+            # The envelope of the answer tells it our term.
+            self._send(
+                peer_id,
+                PeerFrame(append_result=AppendResult(echo_sent_ns=append.sent_ns)),
+                connection_id=frame.connection_id,
+            )
+            return
+        if self._storage.halted:
+            self.master_heard_ns = self._clock.monotonic_ns()
+            engine.deliver(peer_id, {"type": "append_entries", "term": frame.term, "commit_index": engine.commit_index})
+            return
+        if engine.state == LEADER and frame.term == engine.term:
+            raise ImpossibleMessageError(f"{peer_id} leads term {frame.term}, and so do we")
+        self.master_heard_ns = self._clock.monotonic_ns()
+        self._campaign.end()
+        self._caught_up.heard(frame.term, append.commit_index)
+        if engine.term == frame.term:
+            self._caught_up.look(engine.term, engine.applied_index, leads=False)
+        judgement = judge(frame.term, append, self._journal, engine.commit_index, self._guards)
+        self._owed.keep(frame.term, peer_id)
+        self._answering = (peer_id, append.sent_ns, frame.connection_id)
+        try:
+            if judgement.hand_on is not None:
+                engine.deliver(peer_id, judgement.hand_on)
+            if judgement.next_index:
+                self._answer(peer_id, judgement.next_index, judgement.success, judgement.reset)
+            elif not append.HasField("previous_index"):
+                # The master has no entry for us to follow on: it learns where we stand, perhaps with a checkpoint.
+                self._answer(peer_id, engine.commit_index + 1, success=False, reset=True)
+        finally:
+            self._answering = None
+        self._storage.sync()
+
+    def _on_append_result(self, peer_id: str, frame: PeerFrame) -> None:
+        engine = self.engine
+        peer = self.peer(peer_id)
+        result = frame.append_result
+        if engine.state != LEADER:
+            return
+        fenced = self._guards.answers_fenced
+        if fenced and (frame.term != engine.term or frame.connection_id != peer.connection_id):
+            return
+        now_ns = self._clock.monotonic_ns()
+        if peer_id in self._voters.ids:
+            self._lease.note(peer_id, result.echo_sent_ns if self._guards.lease_from_sending else now_ns)
+        rewinds = result.reset and result.echo_sent_ns > peer.rewound_ns
+        if rewinds:
+            peer.rewound_ns = now_ns
+        if result.success and result.next_index > self._journal.last_index + 1:
+            raise ImpossibleMessageError(
+                f"{peer_id} acknowledges up to {result.next_index - 1}, the log ends at {self._journal.last_index}"
+            )
+        engine.deliver_answer(
+            peer_id,
+            {
+                "type": "next_node_idx",
+                "next_node_idx": result.next_index,
+                "reset": result.reset,
+                "success": result.success,
+            },
+            rewinds=rewinds,
+        )
+
+    # -- elections
+
+    def _would_refuse(self, now_ns: int) -> bool:
+        """Whether a vote would be refused: a live master is known, or this node has just started."""
+        timeout_ns = self._config.election_timeout_ms_min * NS_PER_MS
+        if self.engine.state == LEADER:
+            return self._lease.until_ns(self._voters.others, now_ns) > now_ns
+        if self._guards.votes_sticky and self.master_heard_ns and now_ns - self.master_heard_ns < timeout_ns:
+            return True
+        return self._guards.starts_silent and len(self._voters.ids) > 1 and now_ns - self.started_ns < timeout_ns
+
+    def _on_request_vote(self, peer_id: str, frame: PeerFrame) -> None:
+        # Also of a peer that does not count here, and by a node that does not count itself: it may be that the entry
+        # by which they do is not in this log yet. Whose votes count is for the candidate to know, by its own log.
+        if self._storage.halted:
+            return
+        request = frame.request_vote
+        if not request.transfer and self._would_refuse(self._clock.monotonic_ns()):
+            return
+        self.engine.deliver(
+            peer_id,
+            {
+                "type": "request_vote",
+                "term": frame.term,
+                "last_log_index": request.last_log_index,
+                "last_log_term": request.last_log_term,
+            },
+        )
+
+    def _on_vote(self, peer_id: str, frame: PeerFrame) -> None:
+        engine = self.engine
+        if engine.state != CANDIDATE or frame.term != engine.term or not frame.vote.granted:
+            return
+        if self._guards.votes_counted_once and not (
+            peer_id in self._voters.ids and self._campaign.is_new(peer_id, engine.term)
+        ):
+            return
+        engine.deliver(peer_id, {"type": "response_vote", "term": frame.term})
+
+    def _on_ping(self, peer_id: str, frame: PeerFrame) -> None:
+        now_ns = self._clock.monotonic_ns()
+        pong = Pong(
+            echo_sent_ns=frame.ping.sent_ns,
+            clock_ms=self._clock.wall_ms(),
+            hears_master=self._would_refuse(now_ns) or bool(self._storage.halted),
+            last_log_index=self._journal.last_index,
+            last_log_term=self._journal.last_term,
+        )
+        self._send(peer_id, PeerFrame(pong=pong))
+
+    def _on_pong(self, peer_id: str, frame: PeerFrame) -> None:
+        pong = frame.pong
+        if pong.hears_master:
+            return
+        if (pong.last_log_term, pong.last_log_index) <= (self._journal.last_term, self._journal.last_index):
+            self._campaign.would_vote(peer_id, pong.echo_sent_ns)
+
+    def _on_timeout_now(self, peer_id: str, frame: PeerFrame) -> None:
+        engine = self.engine
+        if frame.term != engine.term or engine.leader_id != peer_id or self._storage.halted:
+            return
+        if self._journal.durable_index < self._journal.last_index:
+            return
+        self._transfer_term = engine.term + 1
+        engine.deliver(peer_id, {"type": "timeout_now", "term": frame.term})
+
+    # -- the 50 ms sync
+
+    def sync_now(self) -> None:
+        """With the next tick, not when the period is over."""
+        self._next_sync_ns = 1
+
+    def send_sync(self, now_ns: int) -> None:
+        """As master, to every connected peer, if it is time."""
+        if now_ns < self._next_sync_ns:
+            return
+        self._next_sync_ns = now_ns + self._config.append_period_ms * NS_PER_MS
+        for peer_id in sorted(self.peers):
+            if self.peers[peer_id].connected:
+                frame = self._listener.sync_out(peer_id)
+                if frame is not None:
+                    frame.sync.sent_ns = now_ns
+                    self._send(peer_id, frame)
+
+    def _on_sync(self, peer_id: str, frame: PeerFrame) -> None:
+        engine = self.engine
+        if frame.term != engine.term or engine.leader_id != peer_id or engine.state == LEADER:
+            return
+        reply = self._listener.sync_in(peer_id, frame)
+        if reply is not None:
+            reply.sync_reply.clock_ms = self._clock.wall_ms()
+            self._send(peer_id, reply, connection_id=frame.connection_id)
+
+    def _on_sync_reply(self, peer_id: str, frame: PeerFrame) -> None:
+        engine = self.engine
+        peer = self.peer(peer_id)
+        if engine.state != LEADER or frame.term != engine.term or frame.connection_id != peer.connection_id:
+            return
+        now_ns = self._clock.monotonic_ns()
+        peer.synced_ns = now_ns
+        round_trip_ms = (now_ns - frame.sync_reply.echo_sent_ns) / NS_PER_MS
+        peer.clock_offset_ms = frame.sync_reply.clock_ms + round_trip_ms / 2 - self._clock.wall_ms()
+        peer.clock_error_ms = round_trip_ms / 2 + 1
+        self._listener.sync_reply_in(peer_id, frame)
+        if self._handover.parks_proposals:
+            self.sync_now()

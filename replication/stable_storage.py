@@ -1,0 +1,102 @@
+"""The disk under the log: its syncs, and what a full, failing or hanging one means.
+
+Owns: at most one sync at a time in a worker, the halt of a node whose disk is full, and when it may take part again.
+A sync that fails stops the node (its pages may be gone); a full disk halts it until there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tickwheel.replication.config import RaftConfig
+from tickwheel.replication.journal import Journal
+from tickwheel.replication.ports import Clock, Executor
+from tickwheel.storage.disk import DiskFullError
+
+NS_PER_MS = 1_000_000
+
+
+class StableStorage:
+    """See the module. `synced` runs after each sync, guarded by `guarded`; `on_halt` when the disk is full."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        journal: Journal,
+        clock: Clock,
+        executor: Executor,
+        *,
+        guarded: Callable[[Callable[[], None]], None],
+        fatal: Callable[[str], None],
+        synced: Callable[[], None],
+        on_halt: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._journal = journal
+        self._clock = clock
+        self._executor = executor
+        self._guarded = guarded
+        self._fatal = fatal
+        self._synced = synced
+        self._on_halt = on_halt
+        self._syncing = False
+        self._began_ns = 0
+        self._halted_ns = 0
+        self._stopped = False
+        self.halted = ""
+        """Why this node takes no part; empty while it does."""
+
+    def stop(self) -> None:
+        """What a sync in flight says is not listened to any more."""
+        self._stopped = True
+
+    def sync(self) -> None:
+        """Bring what was written to stable storage, unless that is under way."""
+        if self._syncing or not self._journal.needs_sync:
+            return
+        self._syncing = True
+        self._began_ns = self._clock.monotonic_ns()
+        work = self._journal.begin_sync()
+
+        def finished(_: object, error: BaseException | None) -> None:
+            if self._stopped:
+                return
+            self._syncing = False
+            if error is not None and not isinstance(error, DiskFullError):
+                self._fatal(f"the journal could not be written to stable storage: {error}")
+                return
+
+            def finish() -> None:
+                self._journal.finish_sync(work)
+                self._synced()
+
+            self._guarded(finish)
+
+        self._executor.submit(work.run, finished)
+
+    def hangs(self, now_ns: int) -> bool:
+        """A sync is under way for so long that a master would hold its lease and commit nothing."""
+        return self._syncing and now_ns - self._began_ns > self._config.sync_hang_ms * NS_PER_MS
+
+    def hangs_from_ns(self) -> int:
+        """When the sync under way counts as hanging; 0: none is."""
+        return self._began_ns + (self._config.sync_hang_ms + 1) * NS_PER_MS if self._syncing else 0
+
+    def halt(self, reason: str) -> None:
+        """The disk is full: take no part until there is room."""
+        self.halted = f"the disk is full: {reason}; free space in the data directory"
+        self._halted_ns = self._clock.monotonic_ns()
+        self._on_halt()
+
+    def look_for_room(self, now_ns: int) -> bool:
+        """Halt if the next file of the journal has no room; once in a while try again. True: there is room again."""
+        journal = self._journal
+        if not (journal.reserve_ready or journal.needs_sync or self._syncing or self.halted):
+            self.halt("no room for the next file of the journal")
+        if not self.halted or now_ns - self._halted_ns < self._config.disk_retry_ms * NS_PER_MS or self._syncing:
+            return False
+        self._halted_ns = now_ns
+        if not journal.restore_reserve():
+            return False
+        self.halted = ""
+        return True

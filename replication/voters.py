@@ -1,0 +1,85 @@
+"""Who counts in this log: the voters that the newest entry naming them names, from when it is written here.
+
+A change of the voters is an entry of a kind of its own: the voters that result from it stand before its command.
+They count on each node as soon as the entry is in its log, committed or not, and no longer if it is cut off again
+(D. Ongaro, Consensus: Bridging Theory and Practice, 2014, section 4.1: only so do the majorities of two neighbouring
+sets of voters always meet). One change at a time, and none before an entry of the master's own term has committed.
+
+Owns the form of such entries and which of them are written and not applied yet. Used by raft.py and the seam.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+VOTERS = b"\x10"
+"""Kind of the entry; pysyncobj's own kinds are 0 to 3."""
+
+_LENGTH = struct.Struct("<H")
+
+
+def naming(voters: Sequence[str], command: bytes) -> bytes:
+    """An entry that names the voters: kind, length and list of their ids, then the command."""
+    names = ",".join(sorted(voters)).encode()
+    return VOTERS + _LENGTH.pack(len(names)) + names + command
+
+
+def split(entry: bytes) -> tuple[tuple[str, ...], bytes]:
+    """Voters and command of an entry of this kind. Raises ValueError if it is none."""
+    if entry[:1] != VOTERS or len(entry) < 1 + _LENGTH.size:
+        raise ValueError("the entry names no voters")
+    begin = 1 + _LENGTH.size
+    end = begin + _LENGTH.unpack_from(entry, 1)[0]
+    if end > len(entry):
+        raise ValueError("the list of voters is longer than its entry")
+    names = entry[begin:end].decode()
+    return tuple(names.split(",")) if names else (), entry[end:]
+
+
+class Voters:
+    """The voters by the log, as `node_id` sees them: `ids` all of them, sorted, `others` without itself."""
+
+    def __init__(self, node_id: str, applied: Sequence[str]) -> None:
+        self._node_id = node_id
+        self._applied = tuple(applied)
+        self._written: list[tuple[int, tuple[str, ...]]] = []
+        self.ids: tuple[str, ...] = ()
+        self.others: tuple[str, ...] = ()
+        self._update()
+
+    @property
+    def counts(self) -> bool:
+        """Whether this node is one of them."""
+        return self._node_id in self.ids
+
+    @property
+    def changing(self) -> bool:
+        """A change is written and not applied: no other may be proposed."""
+        return bool(self._written)
+
+    def written(self, index: int, ids: Sequence[str]) -> None:
+        """An entry that names these is in the log."""
+        self._written.append((index, tuple(ids)))
+        self._update()
+
+    def cut_from(self, index: int) -> None:
+        """The log ends before this entry now."""
+        while self._written and self._written[-1][0] >= index:
+            self._written.pop()
+        self._update()
+
+    def applied(self, index: int) -> None:
+        """What was written up to this entry is applied; `set_applied` has told what came of it."""
+        while self._written and self._written[0][0] <= index:
+            self._written.pop(0)
+        self._update()
+
+    def set_applied(self, ids: Sequence[str]) -> None:
+        """The voters by what is applied."""
+        self._applied = tuple(ids)
+        self._update()
+
+    def _update(self) -> None:
+        self.ids = tuple(sorted(self._written[-1][1] if self._written else self._applied))
+        self.others = tuple(voter for voter in self.ids if voter != self._node_id)
