@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tickwheel.chaos.cli_live import run
 from tickwheel.chaos.cli_mutants import mutants
 from tickwheel.chaos.sim.faults import DEFAULT_KINDS, KINDS, Tally
 from tickwheel.chaos.sim.run import shrink, simulate
@@ -27,6 +28,7 @@ from tickwheel.chaos.sim.world import SECOND
 app = typer.Typer(help="Faults against the promises: simulated, seeded, replayable.", no_args_is_help=True)
 
 app.command("mutants")(mutants)
+app.command("run")(run)
 
 FAILURES_SHOWN_MAX = 10
 

@@ -47,10 +47,16 @@ class LocalNode:
     environment: Mapping[str, str] = field(default_factory=dict)
     peer_advertised: str = ""
     """Where its peers dial it, if that is not where it listens: somebody stands between them."""
+    client_advertised: str = ""
+    """Likewise for clients."""
 
     @property
     def peer_dialled(self) -> str:
         return self.peer_advertised or self.peer_address
+
+    @property
+    def client_dialled(self) -> str:
+        return self.client_advertised or self.client_address
 
     @property
     def config_file(self) -> Path:
@@ -123,13 +129,16 @@ class LocalCluster:
         ready_s: float = READY_S,
         client_port: int = 0,
         peers_apart: bool = False,
+        clients_apart: bool = False,
     ) -> None:
-        """`peers_apart`: each node is dialled by its peers at `peer_advertised`, where the caller listens."""
+        """`peers_apart`: each node is dialled by its peers at `peer_advertised`, where the caller listens;
+        `clients_apart`: likewise by clients at `client_advertised`."""
         self.directory = directory
         self.cluster_id = cluster_id
         self._config = config or {}
         self._ready_s = ready_s
         self._peers_apart = peers_apart
+        self._clients_apart = clients_apart
         self.nodes = self._known_nodes() or self._new_nodes(nodes, client_port)
         self._client: AsyncClient | None = None
 
@@ -149,6 +158,7 @@ class LocalCluster:
                         listen["peer_bind"],
                         listen["metrics_bind"],
                         peer_advertised=listen.get("peer_advertised", ""),
+                        client_advertised=listen.get("client_advertised", ""),
                     )
                 )
             except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
@@ -156,10 +166,10 @@ class LocalCluster:
         return found
 
     def _new_nodes(self, count: int, client_port: int) -> list[LocalNode]:
-        ports = free_ports(4 * count)
+        ports = free_ports(5 * count)
         made = []
         for number in range(count):
-            client, peer, metrics, apart = ports[4 * number : 4 * number + 4]
+            client, peer, metrics, peers, clients = ports[5 * number : 5 * number + 5]
             if client_port:
                 client = client_port + number
             node_id = f"n{number + 1}"
@@ -170,11 +180,12 @@ class LocalCluster:
                     f"127.0.0.1:{client}",
                     f"127.0.0.1:{peer}",
                     f"127.0.0.1:{metrics}",
-                    peer_advertised=f"127.0.0.1:{apart}" if self._peers_apart else "",
+                    peer_advertised=f"127.0.0.1:{peers}" if self._peers_apart else "",
+                    client_advertised=f"127.0.0.1:{clients}" if self._clients_apart else "",
                 )
             )
         members: list[object] = [
-            {"id": n.node_id, "peer_address": n.peer_dialled, "client_address": n.client_address} for n in made
+            {"id": n.node_id, "peer_address": n.peer_dialled, "client_address": n.client_dialled} for n in made
         ]
         for node in made:
             self._write_config(node, {"id": self.cluster_id, "join": "new", "members": members})
@@ -192,8 +203,9 @@ class LocalCluster:
             },
             "log": {"level": "info", "format": "json"},
         }
-        if node.peer_advertised:
-            sections["listen"]["peer_advertised"] = node.peer_advertised
+        for name in ("peer_advertised", "client_advertised"):
+            if getattr(node, name):
+                sections["listen"][name] = getattr(node, name)
         for name, values in self._config.items():
             sections.setdefault(name, {}).update(values)
         write_toml(node.config_file, sections)
@@ -217,7 +229,7 @@ class LocalCluster:
     @property
     def addresses(self) -> list[str]:
         """Where clients reach the nodes."""
-        return [node.client_address for node in self.nodes]
+        return [node.client_dialled for node in self.nodes]
 
     def node(self, node_id: str) -> LocalNode:
         """One node by its id."""
@@ -310,7 +322,7 @@ class LocalCluster:
     async def statuses(self, timeout_s: float = 1.0) -> dict[str, admin_pb2.NodeStatus | Fault]:
         """What each node says, by node id."""
         answers = await self.client().admin.statuses(timeout_s)
-        return {node.node_id: answers[node.client_address] for node in self.nodes if node.client_address in answers}
+        return {node.node_id: answers[node.client_dialled] for node in self.nodes if node.client_dialled in answers}
 
     async def wait_ready(self, *, all_serve: bool = True) -> LocalNode:
         """Until there is a master that serves, and every running node follows it. The master."""

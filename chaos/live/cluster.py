@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from tickwheel.chaos.live.dialers import dialer
 from tickwheel.chaos.live.knobs import Effects, Knobs, read_effects, write_knobs
-from tickwheel.chaos.live.proxy import PeerProxies
+from tickwheel.chaos.live.proxy import CLIENTS, Proxies
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
 
 ANSWER_S = 2.0
@@ -28,12 +29,23 @@ class ChaosCluster(LocalCluster):
     """A LocalCluster whose nodes can be spoilt. Start with `begin`, end with `end`."""
 
     def __init__(
-        self, directory: Path, nodes: int, seed: int, config: Mapping[str, Mapping[str, object]] | None = None
+        self,
+        directory: Path,
+        nodes: int,
+        seed: int,
+        config: Mapping[str, Mapping[str, object]] | None = None,
+        *,
+        clients_apart: bool = False,
     ) -> None:
-        super().__init__(directory, nodes, config=config, cluster_id="chaos", peers_apart=True)
-        self.proxies = PeerProxies([node.node_id for node in self.nodes], self._recognise, seed)
+        """`clients_apart`: proxies stand between clients and nodes as well."""
+        super().__init__(
+            directory, nodes, config=config, cluster_id="chaos", peers_apart=True, clients_apart=clients_apart
+        )
+        self.proxies = Proxies([node.node_id for node in self.nodes], self._recognise, seed)
         self.lives = dict.fromkeys((node.node_id for node in self.nodes), 0)
         self.paused: set[str] = set()
+        self.killed: set[str] = set()
+        """Killed on purpose and not started again."""
         self._knobs = {node.node_id: Knobs() for node in self.nodes}
 
     def _recognise(self, port: int, remote_port: int) -> str | None:
@@ -48,18 +60,25 @@ class ChaosCluster(LocalCluster):
     def start_node(self, node: LocalNode) -> None:
         """See LocalCluster."""
         if not node.running:
+            self.killed.discard(node.node_id)
             self.lives[node.node_id] += 1
             super().start_node(node)
+
+    @property
+    def node_ids(self) -> list[str]:
+        return [node.node_id for node in self.nodes]
 
     async def begin(self) -> None:
         """Proxies, then nodes, until all are ready."""
         for node in self.nodes:
             await self.proxies.listen(node.node_id, node.peer_dialled, node.peer_address)
+            if node.client_advertised:
+                await self.proxies.listen(node.node_id, node.client_dialled, node.client_address, CLIENTS)
         await self.start()
 
     async def end(self) -> None:
         """Stop everything in order; idempotent. A node that does not stop is killed."""
-        self.proxies.release_all()
+        self.proxies.mend_all()
         for node in self.nodes:
             self.resume(node)
         try:
@@ -76,7 +95,35 @@ class ChaosCluster(LocalCluster):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     node.process.wait(5.0)
 
+    def died(self) -> list[LocalNode]:
+        """Nodes whose process has ended although nobody killed it."""
+        return [
+            node
+            for node in self.nodes
+            if node.process is not None and not node.running and node.node_id not in self.killed
+        ]
+
+    def majority_connected(self) -> bool:
+        """Whether more than half of the nodes run, have room on their disks and reach each other."""
+        able = [
+            node.node_id
+            for node in self.nodes
+            if node.running and node.node_id not in self.paused and not self._knobs[node.node_id].disk_full
+        ]
+        needed = len(self.nodes) // 2 + 1
+        ways = self.proxies.ways
+        return any(
+            all(ways[a, b].passes and ways[b, a].passes for a, b in itertools.combinations(some, 2))
+            for some in itertools.combinations(able, needed)
+        )
+
     # -- signals
+
+    async def kill(self, node: LocalNode) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.killed.add(node.node_id)
+        self.paused.discard(node.node_id)
+        await self.kill_node(node)
 
     def pause(self, node: LocalNode) -> None:
         """SIGSTOP."""

@@ -42,7 +42,7 @@ class HistoryWriter:
         self._time = time_of_run
         self._flushed_ms = 0.0
 
-    def write(self, kind: str, *, at_ms: float | None = None, **fields: object) -> float:
+    def write(self, kind: str, /, *, at_ms: float | None = None, **fields: object) -> float:
         """Write a record; its time."""
         now = self._time.now_ms()
         at = now if at_ms is None else at_ms

@@ -1,9 +1,10 @@
 """What lies between the nodes: one listener before each node, and one way for each directed pair.
 
-Owns the connections between nodes. Bytes of a way are passed on in order or not at all; a way can be stalled (bytes
-wait, nothing is reset), cut (connections are reset, new ones refused), delayed with jitter, or throttled. What one
-node says to another goes one way, over whichever connection; so one direction alone can be stopped. Every way counts
-what faults did to it. A dialler is recognised by its process.
+Owns the connections between nodes, and between clients and nodes if it stands there too: all clients are one end
+then. Bytes of a way are passed on in order or not at all; a way can be stalled (bytes wait, nothing is reset), cut
+(connections are reset, new ones refused), delayed with jitter, or throttled. What one node says to another goes one
+way, over whichever connection; so one direction alone can be stopped. Every way counts what faults did to it. A node
+that dials is recognised by its process.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+CLIENTS = "clients"
+"""The other end of a way that is no node."""
 CHUNK_BYTES = 64 << 10
 CHUNKS_MAX = 64
 """Chunks of one direction of a connection that wait in the proxy; then the sender is held back."""
@@ -33,21 +36,35 @@ class Counts:
     """Connections reset or refused."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Spoiling:
+    """What one fault does to a way; several add up."""
+
+    stalled: bool = False
+    """Nothing passes, nothing is reset."""
+    cut: bool = False
+    """Connections are reset and new ones refused."""
+    delay_ms: float = 0.0
+    jitter_ms: float = 0.0
+    """Up to so much more delay, by dice for each chunk."""
+    bytes_per_s: int = 0
+    """0: as fast as it goes."""
+
+
 @dataclass(slots=True)
 class Way:
-    """From one node to another. Change the fields while it runs; `release` wakes what was stalled."""
+    """From one node to another, as all that spoils it together leaves it."""
 
     source: str
     target: str
-    stalled: bool = False
-    cut: bool = False
-    delay_ms: float = 0.0
-    jitter_ms: float = 0.0
-    bytes_per_s: int = 0
-    """0: as fast as it goes."""
     counts: Counts = field(default_factory=Counts)
+    _spoilt: list[Spoiling] = field(default_factory=list)
     _open: asyncio.Event = field(default_factory=asyncio.Event)
+    _delay_ms: float = 0.0
+    _jitter_ms: float = 0.0
+    _bytes_per_s: int = 0
     _free_s: float = 0.0
+    cut: bool = False
 
     def __post_init__(self) -> None:
         self._open.set()
@@ -56,34 +73,54 @@ class Way:
     def name(self) -> str:
         return f"{self.source}>{self.target}"
 
-    def stall(self) -> None:
-        """Nothing passes until `release`."""
-        self.stalled = True
-        self._open.clear()
+    @property
+    def passes(self) -> bool:
+        """Whether anything gets through, however late."""
+        return self._open.is_set() and not self.cut
 
-    def release(self) -> None:
-        """All as it was."""
-        self.stalled = self.cut = False
-        self.delay_ms = self.jitter_ms = 0.0
-        self.bytes_per_s = 0
-        self._open.set()
+    def spoil(self, spoiling: Spoiling) -> None:
+        """From now on, until `mend`. To cut, use Proxies.spoil: it knows the connections."""
+        self._spoilt.append(spoiling)
+        self._settle()
+
+    def mend(self, spoiling: Spoiling) -> None:
+        """This one is over; nothing if it was over before."""
+        if spoiling in self._spoilt:
+            self._spoilt.remove(spoiling)
+            self._settle()
+
+    def mend_all(self) -> None:
+        """As it was."""
+        self._spoilt.clear()
+        self._settle()
+
+    def _settle(self) -> None:
+        spoilt = self._spoilt
+        self.cut = any(one.cut for one in spoilt)
+        self._delay_ms = sum(one.delay_ms for one in spoilt)
+        self._jitter_ms = sum(one.jitter_ms for one in spoilt)
+        self._bytes_per_s = min((one.bytes_per_s for one in spoilt if one.bytes_per_s), default=0)
+        if any(one.stalled for one in spoilt):
+            self._open.clear()
+        else:
+            self._open.set()
 
     def due_s(self, now_s: float, size: int, rng: random.Random) -> float:
         """When bytes that came now may go on."""
         due = now_s
-        if self.delay_ms or self.jitter_ms:
-            due += (self.delay_ms + rng.random() * self.jitter_ms) / 1_000
-        if self.bytes_per_s:
-            self._free_s = due = max(due, self._free_s) + size / self.bytes_per_s
+        if self._delay_ms or self._jitter_ms:
+            due += (self._delay_ms + rng.random() * self._jitter_ms) / 1_000
+        if self._bytes_per_s:
+            self._free_s = due = max(due, self._free_s) + size / self._bytes_per_s
         if due > now_s:
             self.counts.late_bytes += size
         return due
 
     async def passable(self, size: int) -> None:
         """Until the way is not stalled."""
-        if self.stalled:
+        if not self._open.is_set():
             self.counts.held_bytes += size
-        await self._open.wait()
+            await self._open.wait()
 
 
 class _Connection:
@@ -97,20 +134,21 @@ class _Connection:
             writer.transport.abort()
 
 
-class PeerProxies:
+class Proxies:
     """All listeners and ways of a cluster."""
 
     def __init__(self, node_ids: list[str], recognise: Callable[[int, int], str | None], seed: int) -> None:
         """`recognise(port, remote_port)`: the node that connected from that port to that port."""
         self._recognise = recognise
         self._rng = random.Random(seed)
-        self.ways = {(a, b): Way(a, b) for a in node_ids for b in node_ids if a != b}
+        ends = [*node_ids, CLIENTS]
+        self.ways = {(a, b): Way(a, b) for a in ends for b in ends if a != b}
         self._servers: list[asyncio.Server] = []
         self._connections: dict[_Connection, tuple[str, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def listen(self, target: str, address: str, behind: str) -> None:
-        """Stand before node `target`: listen at `address`, pass on to `behind`."""
+    async def listen(self, target: str, address: str, behind: str, dialler: str | None = None) -> None:
+        """Stand before node `target`: listen at `address`, pass on to `behind`. Without `dialler` it is found out."""
         host, _, port = address.rpartition(":")
 
         async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -118,23 +156,34 @@ class PeerProxies:
             assert task is not None
             self._tasks.add(task)
             try:
-                await self._serve(target, behind, reader, writer)
+                await self._serve(dialler, target, behind, reader, writer)
             finally:
                 self._tasks.discard(task)
                 writer.transport.abort()
 
         self._servers.append(await asyncio.start_server(accepted, host, int(port)))
 
-    def ways_of(self, node_id: str, *, out: bool = True, into: bool = True) -> list[Way]:
+    def ways_of(self, node_id: str, *, clients: bool = False) -> list[Way]:
         """The ways from and to a node."""
-        return [
-            way for way in self.ways.values() if (out and way.source == node_id) or (into and way.target == node_id)
-        ]
+        return [way for ends, way in self.ways.items() if node_id in ends and (clients or CLIENTS not in ends)]
 
-    def cut(self, ways: list[Way]) -> None:
-        """Reset the connections of these ways and refuse new ones until they are released."""
+    def between(self, some: Iterable[str], others: Iterable[str]) -> list[Way]:
+        """The ways from any of some to any of the others, one direction."""
+        return [self.ways[a, b] for a in some for b in others if a != b]
+
+    def spoil(self, ways: list[Way], spoiling: Spoiling) -> None:
+        """Do this to all of these ways, until `mend`."""
         for way in ways:
-            way.cut = True
+            way.spoil(spoiling)
+        if spoiling.cut:
+            self._reset(ways)
+
+    def mend(self, ways: list[Way], spoiling: Spoiling) -> None:
+        """End it."""
+        for way in ways:
+            way.mend(spoiling)
+
+    def _reset(self, ways: list[Way]) -> None:
         named = {(way.source, way.target) for way in ways}
         for connection, (dialler, target) in list(self._connections.items()):
             if (dialler, target) in named or (target, dialler) in named:
@@ -142,10 +191,10 @@ class PeerProxies:
                 way.counts.reset += 1
                 connection.abort()
 
-    def release_all(self) -> None:
+    def mend_all(self) -> None:
         """No fault any more."""
         for way in self.ways.values():
-            way.release()
+            way.mend_all()
 
     async def stop(self) -> None:
         """Idempotent."""
@@ -159,10 +208,10 @@ class PeerProxies:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(
-        self, target: str, behind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, known: str | None, target: str, behind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         own_port = writer.get_extra_info("sockname")[1]
-        dialler = self._recognise(writer.get_extra_info("peername")[1], own_port)
+        dialler = known or self._recognise(writer.get_extra_info("peername")[1], own_port)
         if dialler is None or dialler == target:
             return
         forth, back = self.ways[dialler, target], self.ways[target, dialler]

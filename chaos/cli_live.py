@@ -1,0 +1,60 @@
+"""`tickwheel chaos run` and `tickwheel chaos failover`: real processes under faults.
+
+Owns options, what is printed and the exit codes: 0 all promises held, 1 one was broken, 3 the run is void or could
+not be carried out (it proves nothing).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tickwheel.chaos.live.plan import UnknownFamily, families_of
+from tickwheel.chaos.live.supervisor import RunFailed, RunOptions, Supervisor
+
+EXIT_BROKEN, EXIT_VOID = 1, 3
+
+
+def run(
+    nodes: Annotated[int, typer.Option(help="Nodes of the cluster.", min=1, max=7)] = 3,
+    minutes: Annotated[float, typer.Option(help="Minutes of load and faults.", min=0.1)] = 5.0,
+    faults: Annotated[str, typer.Option(help="Families, by commas; or all, none.")] = "all",
+    rate: Annotated[float, typer.Option(help="Messages scheduled a second.", min=1)] = 500.0,
+    seed: Annotated[int, typer.Option(help="The plan's seed; -1: by chance.", min=-1)] = -1,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where report, history, data and logs go; kept. Default: a new one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Run real nodes under faults and judge every promise; exit code 1 if one was broken."""
+    console = Console(stderr=as_json)
+    try:
+        families = families_of(faults)
+    except UnknownFamily as error:
+        raise typer.BadParameter(str(error)) from error
+    seed = random.randrange(1 << 31) if seed < 0 else seed
+    where = directory or Path(tempfile.mkdtemp(prefix="tickwheel-chaos-"))
+    if where.exists() and any(where.iterdir()):
+        raise typer.BadParameter(f"{where} is not empty")
+    began_s = time.monotonic()
+    options = RunOptions(where, seed, minutes * 60, families, nodes, rate)
+
+    def told(line: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began_s:7.1f} s[/dim]  {line}", highlight=False)
+
+    try:
+        verdict = asyncio.run(Supervisor(options, told).run())
+    except RunFailed as error:
+        console.print(f"[bold red]the run could not be carried out:[/bold red] {error}")
+        raise typer.Exit(EXIT_VOID) from error
+    (where / "report.json").write_text(json.dumps(verdict.as_json(), indent=1), encoding="utf-8")
+    print(json.dumps({k: v for k, v in verdict.as_json().items() if k not in ("series", "roles")}, indent=1))
+    raise typer.Exit(EXIT_VOID if verdict.void else EXIT_BROKEN if not verdict.holds else 0)

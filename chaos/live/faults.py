@@ -1,0 +1,280 @@
+"""The faults themselves: each begins, ends, and says by what it can be seen that it had an effect.
+
+Owns the meaning of the kinds in `plan.py`. A fault acts through ChaosCluster alone. `begin` returns an Active, which
+keeps what it needs to end; `evidence` is asked after the end and counts things that someone other than the fault has
+seen: a process that is gone, bytes that waited in a proxy, writes that a disk refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from tickwheel.chaos.live.cluster import ChaosCluster
+from tickwheel.chaos.live.plan import ALL, MASTER, SLAVE, Fault
+from tickwheel.chaos.live.proxy import Counts, Spoiling, Way
+from tickwheel.chaos.live.watch import Watch
+from tickwheel.node.local_cluster import LocalNode
+
+MASTER_S = 3.0
+"""How long a fault waits for a master to strike; then it strikes anybody."""
+LOOK_S = 0.02
+SKEW_MS = (2_000, 3_600_000)
+DRIFT_PPM = (5_000, 20_000)
+STEP_MS = (1_000, 600_000)
+DELAY_MS = (20.0, 90.0)
+JITTER_MS = (20.0, 150.0)
+THROTTLE_BYTES_PER_S = (40_000, 400_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """`count` of `unit` is what was seen; 0: the fault had no effect."""
+
+    count: int
+    unit: str
+
+
+class Active(ABC):
+    """A fault that has begun."""
+
+    detail = ""
+    """In words, what it does beyond its kind."""
+
+    def __init__(self, cluster: ChaosCluster, struck: list[LocalNode]) -> None:
+        self.cluster = cluster
+        self.struck = struck
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """Strike."""
+
+    @abstractmethod
+    async def end(self) -> None:
+        """All as it was. Called once."""
+
+    @abstractmethod
+    async def evidence(self) -> Evidence:
+        """What was seen of it; called after `end`."""
+
+
+class _Killed(Active):
+    """SIGKILL; started again at the end."""
+
+    async def begin(self) -> None:
+        await asyncio.gather(*(self.cluster.kill(node) for node in self.struck))
+        self._gone = sum(
+            node.process is not None and node.process.returncode is not None and node.process.returncode < 0
+            for node in self.struck
+        )
+
+    async def end(self) -> None:
+        for node in self.struck:
+            self.cluster.start_node(node)
+
+    async def evidence(self) -> Evidence:
+        return Evidence(self._gone, "processes killed")
+
+
+class _Paused(Active):
+    """SIGSTOP, then SIGCONT."""
+
+    async def begin(self) -> None:
+        self._stopped = 0
+        for node in self.struck:
+            self.cluster.pause(node)
+            self._stopped += await self.cluster.is_stopped(node)
+
+    async def end(self) -> None:
+        for node in self.struck:
+            self.cluster.resume(node)
+
+    async def evidence(self) -> Evidence:
+        return Evidence(self._stopped, "processes stopped")
+
+
+def _add(counts: list[Counts]) -> Counts:
+    return Counts(**{field.name: sum(getattr(one, field.name) for one in counts) for field in fields(Counts)})
+
+
+class _OnTheWay(Active):
+    """Ways between nodes are spoilt."""
+
+    def __init__(
+        self,
+        cluster: ChaosCluster,
+        struck: list[LocalNode],
+        ways: list[Way],
+        spoiling: Spoiling,
+        counted: Callable[[Counts], int],
+        unit: str,
+    ) -> None:
+        super().__init__(cluster, struck)
+        self._ways = ways
+        self._spoiling = spoiling
+        self._counted = counted
+        self._unit = unit
+        self.detail = ", ".join(way.name for way in ways)
+
+    async def begin(self) -> None:
+        self._before = self._counted(_add([way.counts for way in self._ways]))
+        self.cluster.proxies.spoil(self._ways, self._spoiling)
+
+    async def end(self) -> None:
+        self._after = self._counted(_add([way.counts for way in self._ways]))
+        self.cluster.proxies.mend(self._ways, self._spoiling)
+
+    async def evidence(self) -> Evidence:
+        return Evidence(self._after - self._before, self._unit)
+
+
+class _WrongClock(Active):
+    """Knobs of the clock are turned and turned back."""
+
+    def __init__(
+        self,
+        cluster: ChaosCluster,
+        struck: list[LocalNode],
+        *,
+        offset_ms: int = 0,
+        rate_ppm: int = 0,
+        from_start: bool = False,
+    ) -> None:
+        """`from_start`: the process is killed and begins its next life under the wrong clock."""
+        super().__init__(cluster, struck)
+        self._offset_ms = offset_ms
+        self._rate_ppm = rate_ppm
+        self._from_start = from_start
+        self.detail = f"{offset_ms:+,} ms" if offset_ms else f"{rate_ppm:+,} ppm"
+
+    async def begin(self) -> None:
+        if self._from_start:
+            await asyncio.gather(*(self.cluster.kill(node) for node in self.struck))
+        self._turns = {
+            node.node_id: self.cluster.turn(node, offset_ms=self._offset_ms, rate_ppm=self._rate_ppm)
+            for node in self.struck
+        }
+        if self._from_start:
+            for node in self.struck:
+                self.cluster.start_node(node)
+
+    async def end(self) -> None:
+        effects = [self.cluster.effects(node) for node in self.struck]
+        self._readings = sum(
+            effect.readings
+            for node, effect in zip(self.struck, effects, strict=True)
+            if effect.turn >= self._turns[node.node_id]
+        )
+        for node in self.struck:
+            self.cluster.turn(node, offset_ms=0, rate_ppm=0)
+
+    async def evidence(self) -> Evidence:
+        return Evidence(self._readings, "wrong readings")
+
+
+class _DiskFull(Active):
+    """Nothing new gets room."""
+
+    async def begin(self) -> None:
+        self._before = sum(self.cluster.effects(node).refusals for node in self.struck)
+        for node in self.struck:
+            self.cluster.turn(node, disk_full=True)
+
+    async def end(self) -> None:
+        self._refusals = sum(self.cluster.effects(node).refusals for node in self.struck) - self._before
+        for node in self.struck:
+            self.cluster.turn(node, disk_full=False)
+
+    async def evidence(self) -> Evidence:
+        return Evidence(max(0, self._refusals), "writes refused")
+
+
+async def _strike(fault: Fault, cluster: ChaosCluster, watch: Watch, rng: random.Random) -> list[LocalNode]:
+    """Whom it strikes, now."""
+    if fault.target == ALL:
+        return list(cluster.nodes)
+    fit = [node for node in cluster.nodes if node.running and node.node_id not in cluster.paused]
+    fit = fit or list(cluster.nodes)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + MASTER_S
+    master = watch.master()
+    while master is None and fault.target in (MASTER, SLAVE) and loop.time() < end:
+        await asyncio.sleep(LOOK_S)
+        master = watch.master()
+    if fault.target == MASTER and master is not None:
+        return [master]
+    if fault.target == SLAVE:
+        fit = [node for node in fit if node is not master] or fit
+    return [rng.choice(fit)]
+
+
+def _held(counts: Counts) -> int:
+    return counts.held_bytes
+
+
+def _late(counts: Counts) -> int:
+    return counts.late_bytes
+
+
+def _reset(counts: Counts) -> int:
+    return counts.reset
+
+
+async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
+    """The fault, ready to begin, with whom it strikes."""
+    rng = random.Random(fault.dice)
+    struck = await _strike(fault, cluster, watch, rng)
+    proxies = cluster.proxies
+    node_id = struck[0].node_id
+    others = [node.node_id for node in cluster.nodes if node.node_id != node_id]
+    other = rng.choice(others) if others else node_id
+
+    def ways(spoiling: Spoiling, chosen: list[Way], counted: Callable[[Counts], int], unit: str) -> Active:
+        return _OnTheWay(cluster, struck, chosen, spoiling, counted, unit)
+
+    both = proxies.between([node_id], [other]) + proxies.between([other], [node_id])
+    match fault.kind:
+        case "kill" | "kill-master" | "kill-all":
+            return _Killed(cluster, struck)
+        case "pause" | "pause-master":
+            return _Paused(cluster, struck)
+        case "split":
+            return ways(Spoiling(stalled=True), both, _held, "bytes held")
+        case "one-way":
+            there = [(node_id, other), (other, node_id)][rng.randrange(2)]
+            return ways(Spoiling(stalled=True), [proxies.ways[there]], _held, "bytes held")
+        case "master-alone":
+            return ways(Spoiling(stalled=True), proxies.ways_of(node_id), _held, "bytes held")
+        case "majority-without-master":
+            alone = {node_id, *rng.sample(others, (len(cluster.nodes) - 1) // 2 - 1 if len(others) > 1 else 0)}
+            rest = [name for name in others if name not in alone]
+            chosen = proxies.between(alone, rest) + proxies.between(rest, alone)
+            return ways(Spoiling(cut=True), chosen, _reset, "connections reset or refused")
+        case "delay":
+            return ways(Spoiling(delay_ms=rng.uniform(*DELAY_MS)), proxies.ways_of(node_id), _late, "bytes late")
+        case "jitter":
+            return ways(Spoiling(jitter_ms=rng.uniform(*JITTER_MS)), proxies.ways_of(node_id), _late, "bytes late")
+        case "throttle":
+            limit = rng.randrange(*THROTTLE_BYTES_PER_S)
+            return ways(Spoiling(bytes_per_s=limit), both, _late, "bytes late")
+        case "stall":
+            everywhere = proxies.between(cluster.node_ids, cluster.node_ids)
+            return ways(Spoiling(stalled=True), everywhere, _held, "bytes held")
+        case "cut":
+            return ways(Spoiling(cut=True), proxies.ways_of(node_id), _reset, "connections reset or refused")
+        case "disk-full":
+            return _DiskFull(cluster, struck)
+        case "skew":
+            return _WrongClock(cluster, struck, offset_ms=_signed(rng, SKEW_MS), from_start=True)
+        case "drift":
+            return _WrongClock(cluster, struck, rate_ppm=_signed(rng, DRIFT_PPM))
+        case "step":
+            return _WrongClock(cluster, struck, offset_ms=_signed(rng, STEP_MS))
+    raise AssertionError(f"no such kind of fault: {fault.kind}")
+
+
+def _signed(rng: random.Random, bounds: tuple[int, int]) -> int:
+    return rng.choice((-1, 1)) * rng.randrange(*bounds)

@@ -1,0 +1,100 @@
+"""Carries out a plan: begins and ends each fault at its time and writes down what became of it.
+
+Owns the faults that are active. All times count from the moment `run` is called. Records:
+
+| k | fields |
+|---|---|
+| begin | n, kind, family, struck (nodes), detail |
+| over | n, count, unit: the evidence |
+| majority | holds: whether more than half of the nodes run and reach each other, after each change |
+| died | node, code, log: a process ended and nobody killed it; it is started again |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from tickwheel.chaos.live.cluster import ChaosCluster
+from tickwheel.chaos.live.faults import Active, make
+from tickwheel.chaos.live.history import HistoryWriter
+from tickwheel.chaos.live.plan import Fault
+from tickwheel.chaos.live.watch import Watch
+
+REVIVE_S = 1.0
+LOOK_S = 0.1
+LOG_LINES = 8
+
+
+class Injector:
+    """One run's faults."""
+
+    def __init__(
+        self,
+        cluster: ChaosCluster,
+        watch: Watch,
+        history: HistoryWriter,
+        told: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """`told` gets a line for people about each fault."""
+        self._cluster = cluster
+        self._watch = watch
+        self._history = history
+        self._told = told
+        self._active: dict[int, Active] = {}
+        self._holds: bool | None = None
+
+    async def run(self, faults: Sequence[Fault]) -> None:
+        """Carry out all of them."""
+        began_s = asyncio.get_running_loop().time()
+        self._note_majority()
+        async with asyncio.TaskGroup() as tasks:
+            for fault in faults:
+                tasks.create_task(self._carry_out(fault, began_s))
+
+    async def _carry_out(self, fault: Fault, began_s: float) -> None:
+        await asyncio.sleep(max(0.0, began_s + fault.at_s - asyncio.get_running_loop().time()))
+        active = await make(fault, self._cluster, self._watch)
+        struck = [node.node_id for node in active.struck]
+        self._history.write(
+            "begin", n=fault.number, kind=fault.kind, family=fault.family, struck=struck, detail=active.detail
+        )
+        self._told(f"#{fault.number} {fault.kind} of {', '.join(struck)} for {fault.length_s:.1f} s {active.detail}")
+        self._active[fault.number] = active
+        await active.begin()
+        self._note_majority()
+        await asyncio.sleep(fault.length_s)
+        await self._end(fault.number)
+
+    async def _end(self, number: int) -> None:
+        active = self._active.pop(number, None)
+        if active is None:
+            return
+        await active.end()
+        evidence = await active.evidence()
+        self._history.write("over", n=number, count=evidence.count, unit=evidence.unit)
+        if not evidence.count:
+            self._told(f"#{number} had no effect")
+        self._note_majority()
+
+    async def heal(self) -> None:
+        """End whatever is still active, whoever was interrupted."""
+        for number in list(self._active):
+            await self._end(number)
+
+    def _note_majority(self) -> None:
+        holds = self._cluster.majority_connected()
+        if holds != self._holds:
+            self._holds = holds
+            self._history.write("majority", holds=holds)
+
+    async def keep_alive(self) -> None:
+        """Note and start again what ends by itself, until cancelled."""
+        while True:
+            for node in self._cluster.died():
+                code = node.process.returncode if node.process is not None else None
+                self._history.write("died", node=node.node_id, code=code, log=node.log_tail(LOG_LINES))
+                self._told(f"{node.node_id} has ended by itself with code {code}")
+                await asyncio.sleep(REVIVE_S)
+                self._cluster.start_node(node)
+            await asyncio.sleep(LOOK_S)

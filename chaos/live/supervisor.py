@@ -1,0 +1,217 @@
+"""One run from its first process to its verdict: nodes, load, faults; heal, drain, digests, verdict.
+
+Owns the run's directory and what is left there: `supervisor.jsonl` and `workload.jsonl` (the history, from which
+`verdict.py` alone judges), the nodes' directories and logs. Records of its own:
+
+| k | fields |
+|---|---|
+| run | seed, seconds, nodes, families, rate, planned (number of faults) |
+| load | the load has begun; faults count their times from here |
+| heal | no fault any more |
+| healed | seconds until one node led and all followed; absent if that took longer than HEAL_S |
+| drain | no more is scheduled |
+| drained | code of the workload's process |
+| digest | node, applied, digest, parts |
+| topics | names and dispatched counts of all topics: dead letters have one of their own |
+| done | the end |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tickwheel.chaos.live.cluster import ChaosCluster
+from tickwheel.chaos.live.history import HistoryWriter, TrueTime, anchor_now, read_history
+from tickwheel.chaos.live.injector import Injector
+from tickwheel.chaos.live.plan import plan
+from tickwheel.chaos.live.verdict import Verdict, judge
+from tickwheel.chaos.live.watch import Watch
+from tickwheel.client import AsyncClient, TickwheelError
+from tickwheel.node.local_cluster import LocalClusterError
+
+HEAL_S = 30.0
+AFTER_HEAL_S = 3.0
+"""Load goes on so long after the heal, so that it is seen to work."""
+LOAD_S = 30.0
+"""The load's first acknowledgement comes within this."""
+DRAINED_S = 90.0
+"""Above what the workload allows itself."""
+DIGESTS_S = 20.0
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a run is; the same options are the same plan."""
+
+    directory: Path
+    seed: int
+    seconds: float
+    families: Sequence[str]
+    nodes: int = 3
+    rate: float = 500.0
+
+
+class RunFailed(Exception):
+    """The run itself could not be carried out; this says nothing about the nodes."""
+
+
+class Supervisor:
+    """Use once: `run`."""
+
+    def __init__(self, options: RunOptions, told: Callable[[str], None] = lambda line: None) -> None:
+        """`told` gets a line for people whenever something happens."""
+        self._options = options
+        self._told = told
+        self._directory = options.directory.resolve()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._time = TrueTime(anchor_now())
+        self._history = HistoryWriter(self._directory / "supervisor.jsonl", self._time)
+        self._cluster = ChaosCluster(self._directory / "nodes", options.nodes, options.seed)
+        self._watch = Watch(self._cluster, self._history, self._time)
+        self._injector = Injector(self._cluster, self._watch, self._history, told)
+        self._load: subprocess.Popen[bytes] | None = None
+
+    async def run(self) -> Verdict:
+        """The whole run. Raises RunFailed if it could not be carried out."""
+        options = self._options
+        faults = plan(options.seed, options.seconds, options.families)
+        self._history.write(
+            "run",
+            seed=options.seed,
+            seconds=options.seconds,
+            nodes=options.nodes,
+            families=list(options.families),
+            rate=options.rate,
+            planned=len(faults),
+        )
+        alive: asyncio.Task[None] | None = None
+        try:
+            await self._cluster.begin()
+            self._watch.start()
+            await self._begin_load()
+            alive = asyncio.create_task(self._injector.keep_alive())
+            self._history.write("load")
+            self._told(f"load of {options.rate:g} messages/s, {len(faults)} faults in {options.seconds:g} s")
+            end_s = asyncio.get_running_loop().time() + options.seconds
+            await self._injector.run(faults)
+            await asyncio.sleep(max(0.0, end_s - asyncio.get_running_loop().time()))
+            await self._heal()
+            await self._drain()
+            await self._digests()
+        except LocalClusterError as error:
+            raise RunFailed(str(error)) from error
+        finally:
+            if alive is not None:
+                alive.cancel()
+                await asyncio.gather(alive, return_exceptions=True)
+            await self._watch.stop()
+            if self._load is not None and self._load.poll() is None:
+                self._load.kill()
+                self._load.wait()
+            self._history.write("done")
+            self._history.close()
+            await self._cluster.end()
+        self._told("judging")
+        return judge(read_history([self._directory / "supervisor.jsonl", self._directory / "workload.jsonl"]))
+
+    # -- the load
+
+    async def _begin_load(self) -> None:
+        module = "tickwheel.chaos.live.workload"
+        command = [sys.executable, "-m", module, "--addresses", ",".join(self._cluster.addresses)]
+        command += ["--directory", str(self._directory), "--anchor", repr(self._time.anchor_ms)]
+        command += ["--seed", str(self._options.seed), "--rate", repr(self._options.rate)]
+        self._load = _begin_process(command, self._directory / "workload.log")
+        end = asyncio.get_running_loop().time() + LOAD_S
+        while not self._progress().get("got"):
+            if self._load.poll() is not None or asyncio.get_running_loop().time() > end:
+                raise RunFailed(f"the workload did not begin; see {self._directory / 'workload.log'}")
+            await asyncio.sleep(LOOK_S)
+
+    def _progress(self) -> dict[str, Any]:
+        try:
+            progress: dict[str, Any] = json.loads((self._directory / "progress.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return progress
+
+    # -- the end
+
+    async def _heal(self) -> None:
+        await self._injector.heal()
+        for node in self._cluster.nodes:
+            self._cluster.resume(node)
+            self._cluster.start_node(node)
+        self._cluster.proxies.mend_all()
+        self._history.write("heal")
+        began_s = asyncio.get_running_loop().time()
+        with contextlib.suppress(TimeoutError, LocalClusterError):  # what is missing is for the verdict to say
+            async with asyncio.timeout(HEAL_S):
+                await self._cluster.wait_ready(all_serve=False)
+                await _until(self._all_follow)
+                self._history.write("healed", seconds=round(asyncio.get_running_loop().time() - began_s, 3))
+        await asyncio.sleep(AFTER_HEAL_S)
+
+    async def _all_follow(self) -> bool:
+        """Whether every node runs and names the same master."""
+        answers = await self._cluster.statuses()
+        masters = {getattr(status, "master_id", "") for status in answers.values()}
+        return len(masters) == 1 and "" not in masters and not self._cluster.died()
+
+    async def _drain(self) -> None:
+        assert self._load is not None
+        self._history.write("drain")
+        self._told("draining")
+        if self._load.poll() is None:
+            self._load.send_signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):  # the verdict sees a workload without an exit code
+            async with asyncio.timeout(DRAINED_S):
+                await _until(self._load_has_ended)
+        self._history.write("drained", code=self._load.poll())
+
+    async def _load_has_ended(self) -> bool:
+        return self._load is None or self._load.poll() is not None
+
+    async def _digests(self) -> None:
+        """Until all nodes stand at one index, or time is up; then what each of them says."""
+        end = asyncio.get_running_loop().time() + DIGESTS_S
+        async with AsyncClient([node.client_address for node in self._cluster.nodes]) as client:
+            while True:
+                found = {}
+                for node in self._cluster.nodes:
+                    with contextlib.suppress(TickwheelError):
+                        found[node.node_id] = await client.admin.digest(node.client_address)
+                equal = len({digest.applied_index for digest in found.values()}) == 1
+                if (equal and len(found) == len(self._cluster.nodes)) or asyncio.get_running_loop().time() > end:
+                    break
+                await asyncio.sleep(LOOK_S)
+            for node_id, digest in found.items():
+                parts = {name: part.hex() for name, part in sorted(digest.parts.items())}
+                self._history.write(
+                    "digest", node=node_id, applied=digest.applied_index, digest=digest.digest.hex(), parts=parts
+                )
+            with contextlib.suppress(TickwheelError):
+                topics = await client.admin.topics()
+                self._history.write("topics", topics={topic.name: topic.dispatched for topic in topics})
+
+
+async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
+    while True:
+        if await holds():
+            return
+        await asyncio.sleep(LOOK_S)
+
+
+def _begin_process(command: list[str], log_file: Path) -> subprocess.Popen[bytes]:
+    with log_file.open("ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

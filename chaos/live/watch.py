@@ -1,0 +1,108 @@
+"""What the nodes say of themselves, asked over the public API and written down: the supervisor's eyes.
+
+Owns one status stream a node, on a way that no fault spoils, and the newest status of each. Records:
+
+| k | fields |
+|---|---|
+| status | node, life, role, state, term, master, lease; cursor [due, index], tick and synced [tick, local]; applied,
+  pending, ready; clock (ms ahead of true time), lag (of its loop, ms) |
+| silent | node, life: the stream broke |
+
+A stream that breaks or says nothing is part of the picture, not an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+
+from tickwheel.chaos.live.cluster import ChaosCluster
+from tickwheel.chaos.live.history import HistoryWriter, TrueTime
+from tickwheel.node.local_cluster import LocalNode
+from tickwheel.proto import admin_pb2
+from tickwheel.proto.admin_pb2_grpc import AdminStub
+
+INTERVAL_MS = 50
+AGAIN_S = 0.1
+FRESH_S = 0.4
+"""A status older than this says nothing about now."""
+
+
+class Watch:
+    """Start with `start`, end with `stop`."""
+
+    def __init__(self, cluster: ChaosCluster, history: HistoryWriter, time_of_run: TrueTime) -> None:
+        self._cluster = cluster
+        self._history = history
+        self._time = time_of_run
+        self._tasks: list[asyncio.Task[None]] = []
+        self._newest: dict[str, tuple[float, admin_pb2.NodeStatus]] = {}
+
+    def start(self) -> None:
+        """Watch all nodes."""
+        self._tasks = [asyncio.create_task(self._watch(node)) for node in self._cluster.nodes]
+
+    async def stop(self) -> None:
+        """Idempotent."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def master(self) -> LocalNode | None:
+        """The node that says freshly that it leads, of the newest term; None if nobody does."""
+        now_s = time.monotonic()
+        leading = [
+            status
+            for at_s, status in self._newest.values()
+            if now_s - at_s < FRESH_S and status.role == admin_pb2.MASTER and status.lease_held
+        ]
+        if not leading:
+            return None
+        return self._cluster.node(max(leading, key=lambda status: status.term).node_id)
+
+    async def _watch(self, node: LocalNode) -> None:
+        options = [
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.max_reconnect_backoff_ms", 100),
+        ]
+        async with grpc.aio.insecure_channel(node.client_address, options=options) as channel:
+            stub = AdminStub(channel)
+            while True:
+                call = stub.WatchStatus(admin_pb2.WatchStatusRequest(interval_ms=INTERVAL_MS))
+                life = self._cluster.lives[node.node_id]
+                heard = False
+                try:
+                    async for status in call:
+                        heard = True
+                        self._newest[node.node_id] = (time.monotonic(), status)
+                        self._write(status, life)
+                except grpc.aio.AioRpcError:
+                    if heard:
+                        self._history.write("silent", node=node.node_id, life=life)
+                finally:
+                    call.cancel()
+                await asyncio.sleep(AGAIN_S)
+
+    def _write(self, status: admin_pb2.NodeStatus, life: int) -> None:
+        self._history.write(
+            "status",
+            node=status.node_id,
+            life=life,
+            role=admin_pb2.Role.Name(status.role),
+            state=admin_pb2.NodeState.Name(status.state).removeprefix("NODE_"),
+            term=status.term,
+            master=status.master_id,
+            lease=status.lease_held,
+            cursor=[status.cursor_due_ms, status.cursor_index],
+            tick=[status.tick, status.local_index],
+            synced=[status.synced_tick, status.synced_local_index],
+            applied=status.applied_index,
+            pending=status.pending,
+            ready=status.ready,
+            clock=round(status.clock_ms - self._time.now_ms()),
+            lag=status.loop_lag_ms,
+        )
