@@ -7,7 +7,6 @@ not be carried out (it proves nothing).
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import tempfile
 import time
@@ -18,6 +17,7 @@ import typer
 from rich.console import Console
 
 from tickwheel.chaos.live.plan import UnknownFamily, families_of
+from tickwheel.chaos.live.report import print_report, replay_command, write_files
 from tickwheel.chaos.live.supervisor import RunFailed, RunOptions, Supervisor
 
 EXIT_BROKEN, EXIT_VOID = 1, 3
@@ -55,6 +55,10 @@ def run(
     except RunFailed as error:
         console.print(f"[bold red]the run could not be carried out:[/bold red] {error}")
         raise typer.Exit(EXIT_VOID) from error
-    (where / "report.json").write_text(json.dumps(verdict.as_json(), indent=1), encoding="utf-8")
-    print(json.dumps({k: v for k, v in verdict.as_json().items() if k not in ("series", "roles")}, indent=1))
+    write_files(verdict, where)
+    if as_json:
+        print((where / "report.json").read_text(encoding="utf-8"))
+    else:
+        print_report(verdict, console)
+    console.print(f"report: {where / 'report.html'}; again: {replay_command(verdict)}", highlight=False, soft_wrap=True)
     raise typer.Exit(EXIT_VOID if verdict.void else EXIT_BROKEN if not verdict.holds else 0)

@@ -230,7 +230,9 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
     proxies = cluster.proxies
     node_id = struck[0].node_id
     others = [node.node_id for node in cluster.nodes if node.node_id != node_id]
-    other = rng.choice(others) if others else node_id
+    master = watch.master()
+    # Two slaves have nothing to say to each other: one end of a pair is the master, if there is one.
+    other = master.node_id if master is not None and master.node_id in others else rng.choice(others or [node_id])
 
     def ways(spoiling: Spoiling, chosen: list[Way], counted: Callable[[Counts], int], unit: str) -> Active:
         return _OnTheWay(cluster, struck, chosen, spoiling, counted, unit)

@@ -45,6 +45,8 @@ class Message:
 
     sent_ms: float
     asked_ms: float
+    holds_ms: float = 0.0
+    """The time that holds, as acknowledged, if that is not what was asked: a delay counts from its arrival."""
     acknowledged: bool = False
     refused: bool = False
     """Surely not accepted."""
@@ -73,7 +75,8 @@ class Message:
     @property
     def due_ms(self) -> float:
         """From then on it is late."""
-        return max(self.earliest_ms, self.sent_ms)
+        holds_ms = 0.0 if self.move else self.holds_ms
+        return max(self.earliest_ms, self.sent_ms, holds_ms)
 
     @property
     def wanted(self) -> bool:
@@ -133,6 +136,8 @@ class Messages:
         self._ids[record["b"]] = ids
         self.acknowledged_ms.append((record["t"], len(uids)))
         self.counts["acknowledged"] += len(uids)
+        for uid, due_ms in zip(uids, record.get("due", ()), strict=False):
+            self._messages[uid].holds_ms = due_ms
         for uid, id64 in zip(uids, ids, strict=True):
             message = self._messages[uid]
             message.acknowledged = True

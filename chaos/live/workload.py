@@ -11,7 +11,7 @@ sees whether it is what was sent. Records (times in ms; `b` names one request):
 |---|---|
 | groups | groups: all that each message must come to |
 | send | b, how (due, delay, past, row, repeat), uids, asked: true time before which each must not come |
-| ack | b, ids |
+| ack | b, ids; due: the times that hold, if not all are as asked |
 | again | b, ids: the same request was sent a second time under its old producer id and sequence, and answered |
 | fail | b, reason, unknown: whether it may have been carried out all the same |
 | cancel, move | b, uid, id; asked (move) |
@@ -185,10 +185,11 @@ class Workload:
         self._history.write("send", b=number, how=how, uids=uids, asked=[round(when, 3) for when in asked])
         return number
 
-    def _acknowledged(self, number: int, uids: list[int], ids: list[int]) -> None:
+    def _acknowledged(self, number: int, uids: list[int], ids: list[int], due_ms: list[int] | None) -> None:
         self._unanswered -= 1
         self._counts["acked"] += len(uids)
-        self._history.write("ack", b=number, ids=ids)
+        due = {} if due_ms is None else {"due": due_ms}
+        self._history.write("ack", b=number, ids=ids, **due)
         self._consuming.expect(uids)
 
     def _failed(self, number: int, uids: list[int], error: TickwheelError) -> None:
@@ -234,7 +235,7 @@ class Workload:
             self._failed(number, uids, error)
             return
         ids: list[int] = receipt.ids.tolist()
-        self._acknowledged(number, uids, ids)
+        self._acknowledged(number, uids, ids, None if receipt.due_ms is None else receipt.due_ms.tolist())
         for place, uid in enumerate(uids):
             if self._rng.random() < CHANGED_SHARE:
                 self._spawn(self._change(client, uid, id_text(ids[place])))
@@ -253,7 +254,7 @@ class Workload:
         except TickwheelError as error:
             self._failed(number, [uid], error)
         else:
-            self._acknowledged(number, [uid], [id64_of_text(receipt.id)])
+            self._acknowledged(number, [uid], [id64_of_text(receipt.id)], [receipt.due_ms])
 
     async def _send_twice(self, client: AsyncClient) -> None:
         """A small batch by a producer that dies after the receipt and does it all again under its old name."""
@@ -271,7 +272,7 @@ class Workload:
                 if answered:
                     self._history.write("again", b=number, ids=ids)
                 else:
-                    self._acknowledged(number, uids, ids)
+                    self._acknowledged(number, uids, ids, None)
                 answered = True
         except TickwheelError as error:
             if not answered:
