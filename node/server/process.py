@@ -87,6 +87,8 @@ class NodeProcess:
         self._signals = 0
         self._exit_code = 0
         self._role = ""
+        self._phase = ""
+        self._stood: tuple[int, int, object] = (0, 0, None)
 
     def _log_context(self) -> Mapping[str, object]:
         if self._host is None:
@@ -143,7 +145,7 @@ class NodeProcess:
             raise StartError(f"the data in {config.node.data_dir} cannot be used: {error}", EXIT_DATA) from None
         except ValueError as error:
             raise StartError(str(error), EXIT_CONFIG) from None
-        driver = LoopDriver(loop, self._clock, host.tick, self._failed)
+        driver = LoopDriver(loop, self._clock, lambda: self._tick(host), self._failed)
         wakers.append(driver.wake)
         calls = Calls(host.face, Access(tls=tls.client is not None, admin_names=config.tls.admin_names), driver.wake)
         scheduler = SchedulerService(calls, config.limits.stream_batches_max)
@@ -322,15 +324,32 @@ class NodeProcess:
         if failure is not None:
             log.warning("the master role was not handed over; the others will elect", reason=failure.message)
 
+    def _tick(self, host: NodeHost) -> int:
+        wants_ns = host.tick()
+        core = host.core
+        stands = (core.term, core.leader_changes, core.phase)
+        if stands != self._stood:
+            self._stood = stands
+            self._tell_role(host)
+        return wants_ns
+
+    def _tell_role(self, host: NodeHost) -> None:
+        """At once, not a little later: how long each step of a failover took is read from these lines."""
+        status = host.core.log.status()
+        role, phase = status.role.name, host.core.phase.value
+        if role != self._role:
+            log.info("role changed", before=self._role or "none", now=role, master=status.master_id or "")
+            self._role = role
+        if phase != self._phase:
+            log.info("wheel", before=self._phase or "none", now=phase)
+            self._phase = phase
+
     async def _keep_house(self, host: NodeHost, health: HealthReporter) -> None:
         """Health and role changes, a few times a second."""
         while True:
             status = host.face.status()
             await health.update(status)
-            role = admin_pb2.Role.Name(status.role)
-            if role != self._role:
-                log.info("role changed", before=self._role or "none", now=role, master=status.master_id)
-                self._role = role
+            self._tell_role(host)
             if status.state == admin_pb2.NODE_READ_ONLY:
                 log.warning("this node takes no part", reason=status.state_reason)
             await asyncio.sleep(HOUSEKEEPING_S)
