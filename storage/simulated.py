@@ -323,6 +323,10 @@ class SimulatedDisk:
         """Every read of this file fails from now on, until `heal_reads`."""
         self._unreadable.add(path)
 
+    def paths(self) -> Sequence[str]:
+        """All files as a process sees them, sorted."""
+        return _paths_below(self._root, "")
+
     def heal_reads(self) -> None:
         self._unreadable.clear()
 
@@ -461,6 +465,16 @@ def _apply_durably(changes: Sequence[_Change]) -> None:
             directory.durable.pop(name, None)
         else:
             directory.durable[name] = node
+
+
+def _paths_below(directory: _Directory, prefix: str) -> list[str]:
+    found: list[str] = []
+    for name, node in sorted(directory.entries.items()):
+        if isinstance(node, _Directory):
+            found += _paths_below(node, f"{prefix}{name}/")
+        else:
+            found.append(prefix + name)
+    return found
 
 
 def _bytes_of(node: _Node) -> int:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import google_crc32c
 
-from tickwheel.chaos.sim.history import CursorSeen, DigestSeen, SizesSeen, SyncedSeen
-from tickwheel.chaos.sim.log_process import CLUSTER_ID, Watcher, members_of, note_sync, with_shape
+from tickwheel.chaos.sim.history import ContentSeen, CursorSeen, DigestSeen, SizesSeen, SyncedSeen
+from tickwheel.chaos.sim.log_process import CLUSTER_ID, SIZES_EVERY_NS, members_of, note_sync, with_shape
+from tickwheel.chaos.sim.log_watch import Census, LogWatch
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import MS, SECOND
@@ -20,10 +21,11 @@ from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.log import LogStatus
+from tickwheel.replication.raft import RaftLog
+from tickwheel.wheel.units import Ids, Units
 
-DIGEST_EVERY = 200
+DIGEST_EVERY = 50
 """Entries between two digests of the state."""
-SIZES_EVERY_NS = 100 * MS
 COPY_NS = 20 * MS
 COPY_NS_MOST = 3 * SECOND
 
@@ -32,16 +34,23 @@ class _ObservedHost(NodeHost):
     """Writes down digests at fixed indexes, so that nodes can be compared, and the syncs that were heard."""
 
     machine: Machine
-    watcher: Watcher
+    watch: LogWatch
 
     def _build(self) -> NodeCore:
         core = super()._build()
         machine = self.machine
         apply, sync_in, role_changed = core.apply, core.sync_in, core.role_changed
-        watcher = self.watcher
+        watch = self.watch
+        watch.attach(raft_of(core))
+        appended = _AppendSum(core)
 
         def observed_apply(index: int, term: int, command: bytes) -> object:
+            machine.may_apply()
+            watch.applied(index, term, raft_of(core))
             result = apply(index, term, command)
+            checksum = appended.taken()
+            if checksum:
+                machine.history.add(ContentSeen(machine.world.now_ns, machine.name, machine.boot, index, checksum))
             if index % DIGEST_EVERY == 0 and core.state.applied_index == index:
                 note_digest(machine, core)
             return result
@@ -51,13 +60,39 @@ class _ObservedHost(NodeHost):
             return sync_in(peer_id, frame)
 
         def observed_role_changed(status: LogStatus) -> None:
-            watcher.role(status.role.value, status.term)
+            watch.role(status.role.value, status.term)
             role_changed(status)
 
         core.role_changed = observed_role_changed  # type: ignore[method-assign]
         core.apply = observed_apply  # type: ignore[method-assign]
         core.sync_in = observed_sync_in  # type: ignore[method-assign]
         return core
+
+
+class _AppendSum:
+    """Checksums what a wheel appends; the state's digest holds numbers of units, not what is in them."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._sum = 0
+        append = core.wheel.append
+
+        def observed(units: Units, records: bytes | memoryview) -> Ids:
+            ids = append(units, records)
+            self._sum = google_crc32c.extend(self._sum, units.tobytes()) or 1
+            return ids
+
+        core.wheel.append = observed  # type: ignore[method-assign]
+
+    def taken(self) -> int:
+        """The checksum since the last call; 0: nothing was appended."""
+        value, self._sum = self._sum, 0
+        return value
+
+
+def raft_of(core: NodeCore) -> RaftLog:
+    """The log of a core, which is pysyncobj's here."""
+    assert isinstance(core.log, RaftLog)
+    return core.log
 
 
 def note_digest(machine: Machine, core: NodeCore) -> None:
@@ -73,10 +108,17 @@ class CoreProcess:
     """`setup.Process` of the whole node; also its CheckpointSource."""
 
     def __init__(
-        self, machine: Machine, names: Sequence[str], guards: Guards, config: CoreConfig, shape: Shape
+        self,
+        machine: Machine,
+        names: Sequence[str],
+        guards: Guards,
+        config: CoreConfig,
+        shape: Shape,
+        census: Census,
     ) -> None:
         self.machine = machine
-        self._watcher = Watcher(machine)
+        self.watch = LogWatch(machine, census)
+        self._shape = shape
         self._cursor: tuple[int, int] = (-1, -1)
         self._recovering: bool | None = None
         self._synced = (-1, -1, -1)
@@ -94,7 +136,7 @@ class CoreProcess:
             pass
 
         Host.machine = machine
-        Host.watcher = self._watcher
+        Host.watch = self.watch
         self.host = Host(
             config,
             with_shape(raft_config(config), shape),
@@ -109,16 +151,21 @@ class CoreProcess:
 
     # -- Process
 
+    @property
+    def log(self) -> RaftLog:
+        """Of the core that runs now."""
+        return raft_of(self.host.core)
+
     def start(self) -> None:
         status = self.host.core.log.status()
-        self._watcher.role(status.role.value, status.term)
+        self.watch.role(status.role.value, status.term)
         self.host.start()
 
     def tick(self) -> int:
         return self.host.tick()
 
     def receive(self, peer_id: str, frame: PeerFrame) -> None:
-        self.host.receive(peer_id, frame)
+        self.watch.received(raft_of(self.host.core), peer_id, frame, self.host.receive)
 
     def peer_connected(self, peer_id: str) -> None:
         self.host.peer_connected(peer_id)
@@ -131,7 +178,7 @@ class CoreProcess:
 
     def observe(self) -> None:
         core, machine = self.host.core, self.machine
-        self.observe_lease()
+        self.watch.observe(raft_of(core))
         cursor, recovering = (core.wheel.cursor.due_ms, core.wheel.cursor.index), core.recovering
         if cursor != self._cursor or recovering != self._recovering:
             self._cursor, self._recovering = cursor, recovering
@@ -159,14 +206,16 @@ class CoreProcess:
             ("dispatches in flight", core.dispatcher.in_flight, config.dispatch_in_flight_max),
             ("proposals in flight", proposals, raft.proposals_max),
             ("bytes of proposals in flight", proposal_bytes, raft.proposal_bytes_max + raft.command_bytes_max),
+            ("entries of a message", self.watch.entries_sent_most, self._shape.batch_entries),
             ("sessions", core.delivery.session_count, config.sessions_max),
         )
 
     def observe_lease(self) -> None:
         """Also asked for at the moment of a delivery: the lease may have come back in this very turn."""
-        core = self.host.core
-        until_ns = core.log.lease_until_ns()
-        self._watcher.lease(core.term, until_ns if until_ns > self.machine.clock.monotonic_ns() else 0)
+        log = raft_of(self.host.core)
+        until_ns = log.lease_until_ns()
+        held = until_ns > self.machine.clock.monotonic_ns()
+        self.watch.lease(self.host.core.term, until_ns if held else 0, log._voters.others)
 
     @property
     def position(self) -> int:

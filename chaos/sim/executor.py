@@ -56,6 +56,11 @@ class SimulatedExecutor:
         machine = self._machine
         if machine.boot != self._boot or machine.process is None:
             return
+        if machine.hangs_until_ns > self._world.now_ns:
+            machine.works_hung += 1
+            late_ns = machine.hangs_until_ns - self._world.now_ns
+            self._world.after(late_ns, self._take_effect, work, done, end_ns + late_ns)
+            return
         if machine.frozen:
             machine.when_thawed(self._take_effect, work, done, end_ns)
             return

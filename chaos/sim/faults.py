@@ -14,14 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, History
+from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, History, Record, RoleSeen, VoteSeen
 from tickwheel.chaos.sim.network import Fabric, Link
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS, SECOND, World
+from tickwheel.replication.pysyncobj_seam import REGULAR
+from tickwheel.replication.raft import RaftLog
 
 MASTER = "master"
-# A process may stop itself because of a disk fault this long after the fault has ended.
-DISK_FAULT_ECHO_NS = 3 * SECOND
+# A process may stop itself because of a fault this long after the fault has ended.
+EXCUSE_ECHO_NS = 3 * SECOND
+UNPROPOSED = (1 << 63).to_bytes(8, "little")
+"""A command that no client ever sent."""
 
 
 class Scene(Protocol):
@@ -91,7 +95,6 @@ class Kind:
     unit: str
     default: bool = True
     """In the default set; clock faults are not while a node trusts its own clock."""
-    touches_disk: bool = False
 
 
 def _nothing() -> None:
@@ -291,8 +294,8 @@ def _freeze(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.R
     return Active(end, lambda: waited["inputs"])
 
 
-def _disk_fault_over(machine: Machine) -> None:
-    machine.disk_faults -= 1
+def _excuse_over(machine: Machine) -> None:
+    machine.excuses -= 1
 
 
 def _slow_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
@@ -308,24 +311,24 @@ def _slow_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
 
 def _failed_sync(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
     before = machine.disk.counters().syncs_failed
-    machine.disk_faults += 1
+    machine.excuses += 1
     machine.disk.fail_sync(1)
 
     def end() -> None:
         machine.disk.fail_sync(0)
-        scene.world.after(DISK_FAULT_ECHO_NS, _disk_fault_over, machine)
+        scene.world.after(EXCUSE_ECHO_NS, _excuse_over, machine)
 
     return Active(end, lambda: machine.disk.counters().syncs_failed - before)
 
 
 def _disk_full(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
     before = machine.disk.counters().writes_refused
-    machine.disk_faults += 1
+    machine.excuses += 1
     machine.disk.fill(rng.choice((0, 4_096, 100_000)))
 
     def end() -> None:
         machine.disk.make_room()
-        scene.world.after(DISK_FAULT_ECHO_NS, _disk_fault_over, machine)
+        scene.world.after(EXCUSE_ECHO_NS, _excuse_over, machine)
 
     return Active(end, lambda: machine.disk.counters().writes_refused - before)
 
@@ -338,6 +341,127 @@ def _handover(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
 
     scene.hand_over(ended)
     return Active(_nothing, lambda: done["yes"])
+
+
+def _kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """Whoever votes for another dies a moment later and comes back soon: a vote must outlive its voter."""
+    hit = {"voters": 0, "over": 0}
+    machines = {one.name: one for one in scene.machines}
+
+    def voted(record: Record) -> None:
+        assert isinstance(record, VoteSeen)
+        voter = machines[record.node]
+        if hit["over"] or record.voted_for == record.node or rng.random() < 0.2:
+            return
+        scene.world.after(rng.randrange(0, 20 * MS), strike, voter, voter.boot)
+
+    def strike(voter: Machine, boot: int) -> None:
+        if voter.boot != boot or voter.process is None or hit["over"]:
+            return
+        hit["voters"] += 1
+        if rng.random() < 0.5:
+            voter.kill()
+        else:
+            voter.lose_power()
+        scene.world.after(rng.randrange(10 * MS, 400 * MS), voter.start)
+
+    def end() -> None:
+        hit["over"] = 1
+        for one in scene.machines:
+            one.start()
+
+    scene.history.subscribe((VoteSeen,), voted)
+    if machine.process is not None:
+        machine.kill()  # else there would be no election
+    return Active(end, lambda: hit["voters"])
+
+
+def _cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """The connections of whoever stands for election break at once: its requests for votes are lost."""
+    hit = {"candidates": 0, "over": 0}
+    machines = {one.name: one for one in scene.machines}
+
+    def stands(record: Record) -> None:
+        assert isinstance(record, RoleSeen)
+        if not hit["over"] and record.role == "candidate":
+            scene.world.after(0, strike, machines[record.node])
+
+    def strike(candidate: Machine) -> None:
+        hit["candidates"] += 1
+        for link in _links_of(scene, candidate):
+            if rng.random() < 0.8:
+                link.reset()
+
+    def end() -> None:
+        hit["over"] = 1
+        machine.start()
+
+    scene.history.subscribe((RoleSeen,), stands)
+    if machine.process is not None:
+        machine.kill()
+    return Active(end, lambda: hit["candidates"])
+
+
+def _failed_apply(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """A bug of ours: what a log entry does to the state raises. The process must stop, once."""
+    before = machine.applies_failed
+    machine.excuses += 1
+    machine.fail_applies = 1
+
+    def end() -> None:
+        machine.fail_applies = 0
+        scene.world.after(EXCUSE_ECHO_NS, _excuse_over, machine)
+
+    return Active(end, lambda: machine.applies_failed - before)
+
+
+def _hung_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """No work of the disk returns until the end, without an error."""
+    before = machine.works_hung
+    machine.hangs_until_ns = max(machine.hangs_until_ns, scene.world.now_ns + planned.length_ns)
+    return Active(_nothing, lambda: machine.works_hung - before)
+
+
+def _read_error(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """Some of the files there are cannot be read; half of the time the process starts anew and must read them."""
+    before = machine.disk.counters().reads_failed
+    machine.excuses += 1
+    paths = machine.disk.paths()
+    for path in rng.sample(paths, rng.randint(1, len(paths)) if rng.random() < 0.5 else 1) if paths else []:
+        machine.disk.read_error(path)
+    if rng.random() < 0.5:
+        machine.kill()
+        scene.world.after(rng.randrange(1, 100 * MS), machine.start)
+
+    def end() -> None:
+        machine.disk.heal_reads()
+        scene.world.after(1, machine.start)
+        scene.world.after(EXCUSE_ECHO_NS, _excuse_over, machine)
+
+    return Active(end, lambda: machine.disk.counters().reads_failed - before)
+
+
+def _library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """pysyncobj is told to write a dump, and to take a command into its own queue: both must come to nothing."""
+    called = {"times": 0}
+    over = {"yes": False}
+
+    def call() -> None:
+        log = getattr(machine.process, "log", None)
+        if over["yes"]:
+            return
+        if isinstance(log, RaftLog):
+            called["times"] += 1
+            engine = log._engine
+            machine.deliver(engine.forceLogCompaction)
+            machine.deliver(engine._applyCommand, REGULAR + UNPROPOSED, None)
+        scene.world.after(rng.randrange(50 * MS, 500 * MS), call)
+
+    def end() -> None:
+        over["yes"] = True
+
+    call()
+    return Active(end, lambda: called["times"])
 
 
 def _skew(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
@@ -373,8 +497,15 @@ KINDS: dict[str, Kind] = {
     "restart": Kind(_restart, (20, 2_000), "processes stopped"),
     "freeze": Kind(_freeze, (100, 4_000), "inputs that waited"),
     "slow-disk": Kind(_slow_disk, (500, 5_000), "syncs slowed"),
-    "failed-sync": Kind(_failed_sync, (200, 3_000), "syncs failed", touches_disk=True),
-    "disk-full": Kind(_disk_full, (500, 5_000), "writes refused", touches_disk=True),
+    "failed-sync": Kind(_failed_sync, (200, 3_000), "syncs failed"),
+    "disk-full": Kind(_disk_full, (500, 5_000), "writes refused"),
+    "kill-voters": Kind(_kill_voters, (1_000, 6_000), "voters killed"),
+    "cut-candidates": Kind(_cut_candidates, (1_000, 6_000), "candidates cut off"),
+    "failed-apply": Kind(_failed_apply, (200, 2_000), "applies that raised"),
+    "hung-disk": Kind(_hung_disk, (500, 4_000), "works that hung"),
+    "read-error": Kind(_read_error, (200, 3_000), "reads failed"),
+    # Directed: calls that nothing in a node makes.
+    "library-calls": Kind(_library_calls, (1_000, 4_000), "calls", default=False),
     "handover": Kind(_handover, (1_000, 3_000), "handovers done"),
     "skew": Kind(_skew, (500, 10_000), "machines with a wrong clock", default=False),
     "drift": Kind(_drift, (2_000, 20_000), "machines with a drifting clock", default=False),

@@ -37,7 +37,8 @@ class Stopped(Record):
     boot: int
     why: str  # kill, power, stop, fatal
     reason: str
-    disk_fault: bool
+    explained: bool
+    """A fault was put on this machine that makes a process stop itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class LeaseSeen(Record):
     boot: int
     term: int
     until_ns: int
+    refused_until_ns: int = 1 << 63
+    """Until when a majority will vote for nobody else, by when they heard this master last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,89 @@ class SizesSeen(Record):
 
     node: str
     sizes: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContentSeen(Record):
+    """A checksum of the units that a node appended for the entry at an index."""
+
+    node: str
+    boot: int
+    index: int
+    checksum: int
+
+
+# -- what a bystander at the disks and wires of a log sees (log_watch.py)
+
+
+@dataclass(frozen=True, slots=True)
+class VoteSeen(Record):
+    """A node has put down for whom it votes in a term."""
+
+    node: str
+    boot: int
+    term: int
+    voted_for: str
+
+
+@dataclass(frozen=True, slots=True)
+class TermIgnored(Record):
+    """A node took a frame of a higher term and goes on in its own."""
+
+    node: str
+    boot: int
+    term: int
+    heard: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSeen(Record):
+    """An entry was applied for the first time anywhere; `holders` of the voters have it on stable storage."""
+
+    node: str
+    index: int
+    term: int
+    holders: int
+    voters: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedCut(Record):
+    """A node cut an entry from its log that was applied somewhere."""
+
+    node: str
+    boot: int
+    index: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered(Record):
+    """A node's log after a start; `durable_before` was on stable storage when it stopped."""
+
+    node: str
+    boot: int
+    last_index: int
+    durable_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class SentAgain(Record):
+    """A master sends an entry again on a connection on which nobody asked for that."""
+
+    node: str
+    peer: str
+    index: int
+    sent_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskedUnread(Record):
+    """A node asks for an election while input waits for it unread."""
+
+    node: str
+    boot: int
+    waiting: int
 
 
 # -- the log alone
@@ -288,6 +374,15 @@ class FaultBegan(Record):
 @dataclass(frozen=True, slots=True)
 class FaultEnded(Record):
     fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverEnded(Record):
+    """A planned handover that a master was asked for at `asked_ns`."""
+
+    node: str
+    asked_ns: int
+    came_about: bool
 
 
 @dataclass(frozen=True, slots=True)

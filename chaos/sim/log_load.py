@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tickwheel.chaos.sim.history import ProposalEnded, Proposed
 from tickwheel.chaos.sim.log_process import COMMAND, LogProcess, with_shape
+from tickwheel.chaos.sim.log_watch import Census
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.world import MS
@@ -28,6 +29,7 @@ class LogLoad:
         self._world = stage.world
         self._history = stage.history
         self._rng = stage.world.stream("log-clients")
+        self._census = Census()
         self._number = 0
         self._padding = bytes(COMMAND_BYTES_MOST)
         self._winding_down = False
@@ -40,7 +42,7 @@ class LogLoad:
         stage = self._stage
         shape = stage.shape
         config = with_shape(RaftConfig(), shape)
-        return LogProcess(machine, stage.names, config, stage.config.guards, shape.checkpoint_every)
+        return LogProcess(machine, stage.names, config, stage.config.guards, shape.checkpoint_every, self._census)
 
     def start(self) -> None:
         for _ in range(CLIENTS):

@@ -10,9 +10,11 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tickwheel.chaos.sim.history import Applied, LeaseSeen, RoleSeen, SyncHeard
+from tickwheel.chaos.sim.history import Applied, SizesSeen, SyncHeard
+from tickwheel.chaos.sim.log_watch import Census, LogWatch
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.shape import Shape
+from tickwheel.chaos.sim.world import MS
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.guards import Guards
@@ -24,6 +26,7 @@ CLUSTER_ID = "simulated"
 CHECKPOINT_PATH = "checkpoint"
 SEGMENT_BYTES = 256 << 10
 COMMAND = struct.Struct("<Q")
+SIZES_EVERY_NS = 100 * MS
 
 
 def members_of(names: Sequence[str]) -> list[Member]:
@@ -42,43 +45,22 @@ def with_shape(config: RaftConfig, shape: Shape) -> RaftConfig:
     )
 
 
-class Watcher:
-    """Writes role and lease of a log to the history, when they change."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._standing = ("", -1)
-        self._lease = (-1, -1)
-
-    @property
-    def term(self) -> int:
-        """As last told."""
-        return self._standing[1]
-
-    def role(self, role: str, term: int) -> None:
-        if (role, term) != self._standing:
-            self._standing = (role, term)
-            machine = self._machine
-            machine.history.add(RoleSeen(machine.world.now_ns, machine.name, machine.boot, role, term))
-            machine.world.tell(machine.name, f"is {role} in term {term}")
-
-    def lease(self, term: int, until_ns: int) -> None:
-        """`until_ns` by the machine's clock; 0: not held."""
-        if (term, until_ns) != self._lease and (until_ns or self._lease[1]):
-            self._lease = (term, until_ns)
-            machine = self._machine
-            true_ns = machine.clock.true_ns(until_ns) if until_ns else 0
-            machine.history.add(LeaseSeen(machine.world.now_ns, machine.name, machine.boot, term, true_ns))
-
-
 class LogProcess:
     """`Process` and `LogListener`: a RaftLog whose applied state is a position."""
 
     def __init__(
-        self, machine: Machine, names: Sequence[str], config: RaftConfig, guards: Guards, checkpoint_every: int
+        self,
+        machine: Machine,
+        names: Sequence[str],
+        config: RaftConfig,
+        guards: Guards,
+        checkpoint_every: int,
+        census: Census,
     ) -> None:
         self.machine = machine
-        self._watcher = Watcher(machine)
+        self.watch = LogWatch(machine, census)
+        self._config = config
+        self._next_sizes_ns = 0
         self._checkpoint_every = checkpoint_every
         applied = self._read_checkpoint()
         journal = Journal.open(machine.disk, "journal", segment_bytes=SEGMENT_BYTES)
@@ -101,6 +83,7 @@ class LogProcess:
             applied,
             guards=guards,
         )
+        self.watch.attach(self.log)
 
     # -- Process
 
@@ -115,7 +98,7 @@ class LogProcess:
         return wanted_ns
 
     def receive(self, peer_id: str, frame: PeerFrame) -> None:
-        self.log.receive(peer_id, frame)
+        self.watch.received(self.log, peer_id, frame, self.log.receive)
 
     def peer_connected(self, peer_id: str) -> None:
         self.log.peer_connected(peer_id)
@@ -127,9 +110,21 @@ class LogProcess:
         self.log.stop()
 
     def observe(self) -> None:
-        until_ns = self.log.lease_until_ns()
-        held = until_ns > self.machine.clock.monotonic_ns()
-        self._watcher.lease(self._watcher.term, until_ns if held else 0)
+        self.watch.observe(self.log)
+        now_ns = self.machine.world.now_ns
+        if now_ns >= self._next_sizes_ns:
+            self._next_sizes_ns = now_ns + SIZES_EVERY_NS
+            self.machine.history.add(SizesSeen(now_ns, self.machine.name, self._sizes()))
+
+    def _sizes(self) -> tuple[tuple[str, int, int], ...]:
+        config, watch = self._config, self.watch
+        proposals, proposal_bytes = self.log.in_flight()
+        return (
+            ("proposals in flight", proposals, config.proposals_max),
+            ("bytes of proposals in flight", proposal_bytes, config.proposal_bytes_max + config.command_bytes_max),
+            ("entries of a message", watch.entries_sent_most, config.batch_entries_max),
+            ("entries applied in a turn", watch.applied_most, config.apply_entries_max),
+        )
 
     @property
     def position(self) -> tuple[int, int]:
@@ -141,12 +136,14 @@ class LogProcess:
     def apply(self, index: int, term: int, command: bytes) -> object:
         number = COMMAND.unpack_from(command)[0] if command else 0
         machine = self.machine
+        machine.may_apply()
         self._applied = (index, term)
+        self.watch.applied(index, term, self.log)
         machine.history.add(Applied(machine.world.now_ns, machine.name, machine.boot, index, term, number))
         return number
 
     def role_changed(self, status: LogStatus) -> None:
-        self._watcher.role(status.role.value, status.term)
+        self.watch.role(status.role.value, status.term)
 
     def sync_out(self, peer_id: str) -> PeerFrame | None:
         self._sync_number += 1
@@ -167,6 +164,10 @@ class LogProcess:
 
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
         """Nothing waits for it."""
+
+    def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
+        """Nothing is sent beside the log."""
+        return None
 
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
         """Copy the peer's checkpoint, as a fetch would, and restart from it."""

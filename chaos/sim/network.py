@@ -12,6 +12,7 @@ machines share an object.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tickwheel.chaos.sim.world import MS, World
@@ -235,6 +236,8 @@ class NetworkPort:
         self._name = name
         self._world = fabric._world
         self.peers: set[str] = set()
+        self.sent: Callable[[str, PeerFrame], None] = lambda peer_id, frame: None
+        """Told of every frame that was put on its way."""
 
     def send(self, peer_id: str, frame: PeerFrame) -> bool:
         """Queue a frame; False if there is no connection or its queue is full."""
@@ -246,7 +249,10 @@ class NetworkPort:
         world.mark(b"%b>%b %b" % (self._name.encode(), peer_id.encode(), data))
         if world.story is not None:
             world.tell(self._name, f"-> {peer_id} {describe(frame)}")
-        return link.send(data)
+        if not link.send(data):
+            return False
+        self.sent(peer_id, frame)
+        return True
 
     def set_peers(self, addresses: dict[str, str]) -> None:
         """Dial those named that exist, drop the others."""

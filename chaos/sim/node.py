@@ -5,7 +5,7 @@ replicated log alone (`log_process.py`). Input of all kinds (frames, finished wo
 an inbox and is taken in turns, as by an event loop: first all that has arrived, then `tick()`.
 
 Invariants: nothing of an earlier boot reaches a later one; a frozen machine runs no turn and no worker;
-what a process raises stops it, and is a broken promise unless a disk fault was put on this machine.
+what a process raises stops it, and is a broken promise unless a fault that does so was put on this machine.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ TURN_NS = 200_000
 INPUT_NS = 20_000
 # A process that asks to be called at once, again and again, without input, gets this pause.
 IDLE_NS_LEAST = 100_000
+
+
+class ApplyFailedError(Exception):
+    """Stands for a bug of ours in what a log entry does."""
 
 
 class Process(Protocol):
@@ -65,7 +69,15 @@ class Machine:
         self.process: Process | None = None
         self.frozen = False
         self.disk_slowness = 1.0
-        self.disk_faults = 0
+        self.excuses = 0
+        """Faults on this machine that make a process stop itself."""
+        self.fail_applies = 0
+        self.applies_failed = 0
+        self.hangs_until_ns = 0
+        """Until then no work of the disk returns."""
+        self.works_hung = 0
+        self.unread = 0
+        """Inputs that the turn being taken leaves for the next."""
         self.clock = SimulatedClock(world, name)
         self.disk = SimulatedDisk(world.stream(f"disk/{name}"))
         self.network: NetworkPort = NetworkPort(fabric, name)
@@ -78,6 +90,8 @@ class Machine:
         self._builder = builder
         self._inbox: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._thaw: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._timers_first = False
+        self._thaw_rng = world.stream(f"thaw/{name}")
         self._wake_ns = 0
         self._wake_number = 0
         self._busy_until_ns = 0
@@ -87,9 +101,9 @@ class Machine:
         return self.process is not None and not self.frozen
 
     @property
-    def disk_fault(self) -> bool:
-        """A disk fault is on this machine, or was a moment ago."""
-        return self.disk_faults > 0
+    def excused(self) -> bool:
+        """A fault that makes a process stop itself is on this machine, or was a moment ago."""
+        return self.excuses > 0
 
     @property
     def waiting(self) -> int:
@@ -114,7 +128,7 @@ class Machine:
             self.process = self._builder(self)
             self.process.start()
         except DiskError as error:
-            if not self.disk_fault:
+            if not self.excused:
                 raise
             self._die(f"does not start: {error}")
             return
@@ -144,6 +158,7 @@ class Machine:
 
     def thaw(self) -> None:
         self.frozen = False
+        self._timers_first = self._thaw_rng.random() < 0.5
         self.world.tell(self.name, "wakes")
         waiting, self._thaw = self._thaw, []
         for function, args in waiting:
@@ -154,6 +169,13 @@ class Machine:
     def fatal(self, reason: str) -> None:
         """The process asks to be stopped: at the end of its turn."""
         self.fatal_reason = self.fatal_reason or reason
+
+    def may_apply(self) -> None:
+        """Called by a process before it applies an entry. Raises what a bug of ours would."""
+        if self.fail_applies:
+            self.fail_applies -= 1
+            self.applies_failed += 1
+            raise ApplyFailedError(f"{self.name} was told to fail")
 
     # -- input
 
@@ -201,6 +223,12 @@ class Machine:
         if process is None or self.frozen:
             return
         inbox, self._inbox = self._inbox, []
+        if self._timers_first:
+            # After a pause a loop may run its timers when it has read a part of what waits, or nothing.
+            self._timers_first = False
+            read = self._thaw_rng.randint(0, len(inbox))
+            inbox, self._inbox = inbox[:read], inbox[read:]
+        self.unread = len(self._inbox)
         self.turns += 1
         if len(inbox) > self.inbox_most:
             self.inbox_most = len(inbox)
@@ -211,7 +239,7 @@ class Machine:
                     break
             wanted_ns = process.tick() if self.fatal_reason is None else 0
         except DiskError as error:
-            if not self.disk_fault:
+            if not self.excused:
                 raise
             self._die(f"disk: {error}")
             return
@@ -228,7 +256,7 @@ class Machine:
             self._wake(max(self._busy_until_ns, now_ns + max(sleep_ns, IDLE_NS_LEAST)))
 
     def _die(self, reason: str) -> None:
-        self.history.add(Stopped(self.world.now_ns, self.name, self.boot, "fatal", reason, self.disk_fault))
+        self.history.add(Stopped(self.world.now_ns, self.name, self.boot, "fatal", reason, self.excused))
         self.world.tell(self.name, f"stops itself: {reason}")
         self._end("", silent=False)
         if self.restart_after_fatal_ns:
@@ -236,7 +264,7 @@ class Machine:
 
     def _end(self, why: str, silent: bool) -> None:
         if why:
-            self.history.add(Stopped(self.world.now_ns, self.name, self.boot, why, "", self.disk_fault))
+            self.history.add(Stopped(self.world.now_ns, self.name, self.boot, why, "", self.excused))
             self.world.tell(self.name, f"is gone: {why}")
         self.process = None
         self.disk.kill()

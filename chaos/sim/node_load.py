@@ -30,6 +30,7 @@ from tickwheel.chaos.sim.history import (
     Settled,
     SettleSent,
 )
+from tickwheel.chaos.sim.log_watch import Census
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
@@ -96,6 +97,7 @@ class NodeLoad:
         self._world = stage.world
         self._history = stage.history
         self._rng: random.Random = stage.world.stream("clients")
+        self._census = Census()
         self._next_uid = 1
         self._next_session = 1
         self._known: dict[int, _Message] = {}
@@ -108,7 +110,8 @@ class NodeLoad:
     def build(self, machine: Machine) -> CoreProcess:
         """A whole node."""
         config = small_config(self._stage.world.seed)
-        return CoreProcess(machine, self._stage.names, self._stage.config.guards, config, self._stage.shape)
+        stage = self._stage
+        return CoreProcess(machine, stage.names, stage.config.guards, config, stage.shape, self._census)
 
     def start(self) -> None:
         for producer in self._producers:

@@ -19,7 +19,7 @@ from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p10_live import Live
 from tickwheel.chaos.sim.core_process import pushes_first
 from tickwheel.chaos.sim.faults import Injector, plan
-from tickwheel.chaos.sim.history import Drained, Healed, History, Record, RoleSeen, RunBegan, Stopped
+from tickwheel.chaos.sim.history import Drained, HandoverEnded, Healed, History, Record, RoleSeen, RunBegan, Stopped
 from tickwheel.chaos.sim.log_load import LogLoad
 from tickwheel.chaos.sim.network import Fabric
 from tickwheel.chaos.sim.node import Machine
@@ -79,7 +79,13 @@ class Cluster:
             done(False)
             return
         others = [name for name in self.names if name != master.name]
-        self.load.hand_over(master, others[self.world.steps % len(others)], done)
+        asked_ns = self.world.now_ns
+
+        def ended(came_about: bool) -> None:
+            self.history.add(HandoverEnded(self.world.now_ns, master.name, asked_ns, came_about))
+            done(came_about)
+
+        self.load.hand_over(master, others[self.world.steps % len(others)], ended)
 
     def _standing(self, record: Record) -> None:
         match record:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from tickwheel.chaos.sim.checkers.base import BrokenPromise, Checker, attach
+from tickwheel.chaos.sim.checkers.p1_durable import Durable
 from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
 from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
@@ -21,6 +22,7 @@ from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
 
 ALL: tuple[type[Checker], ...] = (
     NoLoss,
+    Durable,
     CommittedNeverLost,
     NoInvention,
     NeverEarly,

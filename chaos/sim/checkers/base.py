@@ -8,8 +8,11 @@ from typing import ClassVar, NoReturn
 from tickwheel.chaos.sim.history import History, Record
 
 
-class BrokenPromise(Exception):
-    """A promise of docs/PROMISES.md does not hold; raised at the moment it shows."""
+class BrokenPromise(BaseException):
+    """A promise of docs/PROMISES.md does not hold; raised at the moment it shows.
+
+    No Exception: it is raised through the code of a node, and what catches errors there must not catch it.
+    """
 
     def __init__(self, promise: str, at_ns: int, what: str) -> None:
         super().__init__(f"{promise} at {at_ns / 1e9:.6f} s: {what}")

@@ -1,4 +1,8 @@
-"""P10: with everything healed, work resumes soon and all that is due gets delivered; no election without a cause."""
+"""P10: with everything healed, work resumes soon and all that is due gets delivered.
+
+And nothing happens without a cause: no election while a master holds its lease, none with unread input, no process
+that stops itself, no planned handover that fails in a cluster without a fault.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,30 @@ from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import (
+    AskedUnread,
+    Booted,
     Drained,
+    FaultBegan,
+    FaultEnded,
+    HandoverEnded,
     Healed,
+    LeaseSeen,
     ProposalEnded,
     Record,
     RoleSeen,
     RunBegan,
     ScheduleAcknowledged,
+    Stopped,
 )
-from tickwheel.chaos.sim.world import SECOND
+from tickwheel.chaos.sim.world import MS, SECOND
 
 RESUME_NS_MOST = 4 * SECOND
+LEASE_NS_SETTLED = 300 * MS
+"""A lease held for so long without a break: since then a majority has heard of its master."""
+CALM_NS = 3 * SECOND
+"""So long after the last fault nothing of it lasts."""
+RESTARTS = "restart from the checkpoint"
+"""How a process ends that takes a peer's checkpoint."""
 
 
 class Live(Checker):
@@ -30,6 +47,13 @@ class Live(Checker):
         ProposalEnded,
         Drained,
         RoleSeen,
+        LeaseSeen,
+        Booted,
+        Stopped,
+        AskedUnread,
+        FaultBegan,
+        FaultEnded,
+        HandoverEnded,
     )
 
     def __init__(self) -> None:
@@ -37,6 +61,9 @@ class Live(Checker):
         self._healed_ns: int | None = None
         self._faultless = False
         self._terms: set[int] = set()
+        self._leases: dict[str, tuple[int, int]] = {}  # node -> (held since, until)
+        self._active: set[str] = set()
+        self._stirred_ns = 0
 
     def observe(self, record: Record) -> None:
         match record:
@@ -49,7 +76,28 @@ class Live(Checker):
             case ProposalEnded():
                 if record.verdict == "COMMITTED":
                     self._accepted(record.at_ns)
+            case LeaseSeen():
+                self._leased(record)
+            case AskedUnread():
+                self.broken(record.at_ns, f"{record.node} asks for an election with {record.waiting} inputs unread")
+            case Stopped():
+                self._stirred_ns = record.at_ns
+                self._leases.pop(record.node, None)
+                if record.why == "fatal" and not record.explained and not record.reason.startswith(RESTARTS):
+                    self.broken(record.at_ns, f"{record.node} stops itself: {record.reason}")
+            case Booted():
+                self._stirred_ns = record.at_ns
+            case FaultBegan():
+                self._active.add(record.fault)
+                self._stir(record.fault, record.at_ns)
+            case FaultEnded():
+                self._active.discard(record.fault)
+                self._stir(record.fault, record.at_ns)
+            case HandoverEnded():
+                self._handed_over(record)
             case RoleSeen():
+                if record.role == "candidate":
+                    self._stands(record)
                 if record.role == "master":
                     self._terms.add(record.term)
                     if self._faultless and len(self._terms) > 1:
@@ -61,6 +109,31 @@ class Live(Checker):
     def _accepted(self, at_ns: int) -> None:
         if self._healed_ns is not None and self.resumed_after_ns is None:
             self.resumed_after_ns = at_ns - self._healed_ns
+
+    def _leased(self, record: LeaseSeen) -> None:
+        since_ns, until_ns = self._leases.get(record.node, (record.at_ns, record.at_ns))
+        if record.at_ns >= until_ns:
+            since_ns = record.at_ns
+        self._leases[record.node] = (since_ns, record.until_ns)
+
+    def _stands(self, record: RoleSeen) -> None:
+        for master, (since_ns, until_ns) in self._leases.items():
+            if master != record.node and until_ns > record.at_ns and record.at_ns - since_ns >= LEASE_NS_SETTLED:
+                self.broken(
+                    record.at_ns,
+                    f"{record.node} stands for election in term {record.term}; {master} has held the lease "
+                    f"since {since_ns / SECOND:.6f} s",
+                )
+
+    def _handed_over(self, record: HandoverEnded) -> None:
+        alone = len(self._active) <= 1 and record.asked_ns - self._stirred_ns >= CALM_NS
+        if alone and not record.came_about:
+            self.broken(record.at_ns, f"{record.node} was asked to hand over; no other fault was there, and it failed")
+        self._stirred_ns = record.at_ns
+
+    def _stir(self, fault: str, at_ns: int) -> None:
+        if " handover " not in fault:
+            self._stirred_ns = at_ns
 
     def settle_accounts(self, at_ns: int) -> None:
         if self._healed_ns is None:

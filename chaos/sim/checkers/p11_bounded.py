@@ -1,23 +1,29 @@
-"""P11: every queue, buffer, batch and map stays within its limit."""
+"""P11: every queue, buffer, batch and map stays within its limit; nothing travels twice that nobody asked for."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, SizesSeen
+from tickwheel.chaos.sim.history import Record, SentAgain, SizesSeen
 
 
 class Bounded(Checker):
     """`most` is the highest fill seen of each thing."""
 
     promise: ClassVar[str] = "P11"
-    kinds: ClassVar[tuple[type[Record], ...]] = (SizesSeen,)
+    kinds: ClassVar[tuple[type[Record], ...]] = (SizesSeen, SentAgain)
 
     def __init__(self) -> None:
         self.most: dict[str, int] = {}
 
     def observe(self, record: Record) -> None:
+        if isinstance(record, SentAgain):
+            self.broken(
+                record.at_ns,
+                f"{record.node} sends entry {record.index} to {record.peer} again; it has sent up to "
+                f"{record.sent_before} on this connection",
+            )
         assert isinstance(record, SizesSeen)
         for name, now, limit in record.sizes:
             if now > self.most.get(name, -1):

@@ -1,24 +1,46 @@
-"""P7: at most one master per term, one lease at a time, and no delivery without it."""
+"""P7: at most one master per term, one lease at a time, and no delivery without it.
+
+And what these rest on: one vote a node and term, a master that a majority voted for, a lease that ends before a
+majority may vote for another, and no node that goes on in a term after it has heard of a higher one.
+"""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Booted, Delivered, LeaseSeen, Record, RoleSeen, Stopped
+from tickwheel.chaos.sim.history import (
+    Booted,
+    Delivered,
+    LeaseSeen,
+    Record,
+    RoleSeen,
+    Stopped,
+    TermIgnored,
+    VoteSeen,
+)
 
 
 class OneMaster(Checker):
     """`elections` counts the terms that had a master."""
 
     promise: ClassVar[str] = "P7"
-    kinds: ClassVar[tuple[type[Record], ...]] = (RoleSeen, LeaseSeen, Delivered, Booted, Stopped)
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        RoleSeen,
+        LeaseSeen,
+        VoteSeen,
+        TermIgnored,
+        Delivered,
+        Booted,
+        Stopped,
+    )
 
     def __init__(self) -> None:
         self._masters: dict[int, tuple[str, int]] = {}
         self._lease: dict[str, tuple[int, int]] = {}  # node -> (term, until_ns)
         self._leading_term = 0
         self._terms_seen: dict[str, int] = {}
+        self._votes: dict[tuple[str, int], str] = {}  # (voter, term) -> for whom
 
     @property
     def elections(self) -> int:
@@ -32,6 +54,18 @@ class OneMaster(Checker):
                 self._role(record)
             case Delivered():
                 self._delivered(record)
+            case VoteSeen():
+                known = self._votes.setdefault((record.node, record.term), record.voted_for)
+                if known != record.voted_for:
+                    self.broken(
+                        record.at_ns,
+                        f"{record.node} votes for {record.voted_for} in term {record.term}, had voted for {known}",
+                    )
+            case TermIgnored():
+                self.broken(
+                    record.at_ns,
+                    f"{record.node} goes on in term {record.term} after it has heard of term {record.heard}",
+                )
             case Booted() | Stopped():
                 self._lease.pop(record.node, None)
 
@@ -56,6 +90,12 @@ class OneMaster(Checker):
         self._lease[record.node] = (record.term, record.until_ns)
         if record.until_ns <= record.at_ns:
             return
+        if record.until_ns > record.refused_until_ns:
+            self.broken(
+                record.at_ns,
+                f"the lease of {record.node} (term {record.term}) lasts until {record.until_ns / 1e9:.6f} s; "
+                f"a majority votes for another from {record.refused_until_ns / 1e9:.6f} s on",
+            )
         for other, (term, until_ns) in self._lease.items():
             if other != record.node and until_ns > record.at_ns:
                 self.broken(

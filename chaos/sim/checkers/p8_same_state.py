@@ -1,4 +1,4 @@
-"""P8: equal digest of the logical state on every node at equal applied index."""
+"""P8: equal digest of the logical state on every node at equal applied index, and equal units of each entry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import DigestSeen, Record
+from tickwheel.chaos.sim.history import ContentSeen, DigestSeen, Record
 
 INDEXES_KEPT = 20_000
 
@@ -15,13 +15,17 @@ class SameState(Checker):
     """Compares whatever digests are taken, whenever they are taken. `compared` counts the pairs."""
 
     promise: ClassVar[str] = "P8"
-    kinds: ClassVar[tuple[type[Record], ...]] = (DigestSeen,)
+    kinds: ClassVar[tuple[type[Record], ...]] = (DigestSeen, ContentSeen)
 
     def __init__(self) -> None:
         self.compared = 0
         self._digests: OrderedDict[int, DigestSeen] = OrderedDict()
+        self._contents: OrderedDict[int, ContentSeen] = OrderedDict()
 
     def observe(self, record: Record) -> None:
+        if isinstance(record, ContentSeen):
+            self._content(record)
+            return
         assert isinstance(record, DigestSeen)
         known = self._digests.get(record.applied_index)
         if known is None:
@@ -37,4 +41,15 @@ class SameState(Checker):
                 record.at_ns,
                 f"at index {record.applied_index} {record.node} (boot {record.boot}) and {known.node} "
                 f"(boot {known.boot}, at {known.at_ns / 1e9:.6f} s) differ in {', '.join(parts) or 'their digest'}",
+            )
+
+    def _content(self, record: ContentSeen) -> None:
+        known = self._contents.setdefault(record.index, record)
+        if known is record and len(self._contents) > INDEXES_KEPT:
+            self._contents.popitem(last=False)
+        if known.checksum != record.checksum:
+            self.broken(
+                record.at_ns,
+                f"entry {record.index} gives other units on {record.node} (boot {record.boot}) than on {known.node} "
+                f"(boot {known.boot}, at {known.at_ns / 1e9:.6f} s)",
             )

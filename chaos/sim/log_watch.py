@@ -1,0 +1,195 @@
+"""What a bystander sees of a log: roles, votes and leases, what lies on which disk, what goes over the wires.
+
+One `Census` a run knows all journals; one `LogWatch` a boot stands between a log and the world and writes down what
+checkers judge. It reads the log's innards and changes nothing; what it records shows a broken promise at the
+moment it breaks, not only when bad luck lets a client see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tickwheel.chaos.sim.history import (
+    AskedUnread,
+    CommitSeen,
+    CommittedCut,
+    LeaseSeen,
+    Recovered,
+    RoleSeen,
+    SentAgain,
+    TermIgnored,
+    VoteSeen,
+)
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.proto.peer_pb2 import PeerFrame
+from tickwheel.replication.journal import Journal
+from tickwheel.replication.raft import RaftLog
+
+NS_PER_MS = 1_000_000
+
+
+class Census:
+    """All journals of a run, what was applied first and where, who heard which master when."""
+
+    def __init__(self) -> None:
+        self.journals: dict[str, Journal] = {}
+        """The newest of each machine, also while it is down."""
+        self.applied_term: dict[int, int] = {}
+        self.highest_applied = 0
+        self.refuses_until_ns: dict[tuple[str, str], tuple[int, int]] = {}
+        """(slave, master) to (term, until when it votes for nobody else), in true time."""
+
+    def holders(self, index: int, term: int, voters: tuple[str, ...]) -> int:
+        """How many voters have this entry on stable storage."""
+        return sum(1 for name in voters if name in self.journals and _holds(self.journals[name], index, term))
+
+
+def _holds(journal: Journal, index: int, term: int) -> bool:
+    if index <= journal.base_index:
+        return True
+    durable = min(journal.durable_index, journal.last_index)
+    return index <= durable and journal.term_at(index) == term
+
+
+class LogWatch:
+    """See the module. Calls come in the order in which things happen."""
+
+    def __init__(self, machine: Machine, census: Census) -> None:
+        self._machine = machine
+        self._census = census
+        self._standing = ("", -1)
+        self._lease = (-1, -1)
+        self._vote = (0, "")
+        self._sent: dict[str, tuple[tuple[int, int], int]] = {}
+        self._timeout_ns = 0
+        self.entries_sent_most = 0
+        self.applied_most = 0
+        self._applied_now = 0
+
+    def attach(self, log: RaftLog) -> None:
+        """A log was made on this machine: of a boot, or of a checkpoint that a peer sent."""
+        machine, journal = self._machine, log._journal
+        assert isinstance(journal, Journal)
+        before = self._census.journals.get(machine.name)
+        if before is not None:
+            self._add(Recovered(self._now_ns, machine.name, machine.boot, journal.last_index, before.durable_index))
+        self._census.journals[machine.name] = journal
+        self._timeout_ns = log._config.election_timeout_ms_min * NS_PER_MS
+        self._vote = (journal.term, journal.voted_for)
+        self._sent.clear()
+        engine = log._engine
+        before_cut = engine.before_cut
+
+        def observed_cut(index: int) -> None:
+            before_cut(index)
+            if self._census.applied_term.get(index) == journal.term_at(index):
+                self._add(CommittedCut(self._now_ns, machine.name, machine.boot, index, journal.term_at(index)))
+
+        engine.before_cut = observed_cut  # type: ignore[method-assign]
+        machine.network.sent = self.sent
+
+    @property
+    def _now_ns(self) -> int:
+        return self._machine.world.now_ns
+
+    @property
+    def _add(self) -> Callable[..., None]:
+        return self._machine.history.add
+
+    @property
+    def term(self) -> int:
+        """As last told."""
+        return self._standing[1]
+
+    # -- roles, votes, leases
+
+    def role(self, role: str, term: int) -> None:
+        """As the log says."""
+        if (role, term) != self._standing:
+            self._standing = (role, term)
+            machine = self._machine
+            self._add(RoleSeen(self._now_ns, machine.name, machine.boot, role, term))
+            machine.world.tell(machine.name, f"is {role} in term {term}")
+
+    def lease(self, term: int, until_ns: int, others: tuple[str, ...]) -> None:
+        """`until_ns` by the machine's clock; 0: not held."""
+        if (term, until_ns) == self._lease or not (until_ns or self._lease[1]):
+            return
+        self._lease = (term, until_ns)
+        machine = self._machine
+        true_ns = machine.clock.true_ns(until_ns) if until_ns else 0
+        refused_ns = self._refused_until_ns(term, others) if until_ns and others else 1 << 63
+        self._add(LeaseSeen(self._now_ns, machine.name, machine.boot, term, true_ns, refused_ns))
+
+    def _refused_until_ns(self, term: int, others: tuple[str, ...]) -> int:
+        refuses = self._census.refuses_until_ns
+        until = [refuses.get((other, self._machine.name), (0, 0)) for other in others]
+        known = sorted((until_ns for heard_term, until_ns in until if heard_term == term), reverse=True)
+        needed = (len(others) + 1) // 2
+        return known[needed - 1] if len(known) >= needed else 0
+
+    def observe(self, log: RaftLog) -> None:
+        """At the end of a turn."""
+        journal = log._journal
+        vote = (journal.term, journal.voted_for)
+        machine = self._machine
+        if vote != self._vote:
+            self._vote = vote
+            if vote[1]:
+                self._add(VoteSeen(self._now_ns, machine.name, machine.boot, *vote))
+        until_ns = log.lease_until_ns()
+        held = until_ns > machine.clock.monotonic_ns()
+        self.lease(self.term, until_ns if held else 0, log._voters.others)
+        self.applied_most = max(self.applied_most, self._applied_now)
+        self._applied_now = 0
+
+    # -- entries
+
+    def applied(self, index: int, term: int, log: RaftLog) -> None:
+        """The log hands an entry to the node."""
+        self._applied_now += 1
+        census = self._census
+        if index <= census.highest_applied:
+            return
+        census.highest_applied = index
+        census.applied_term[index] = term
+        voters = log._voters.ids
+        holders = census.holders(index, term, voters)
+        self._add(CommitSeen(self._now_ns, self._machine.name, index, term, holders, len(voters)))
+
+    # -- frames
+
+    def received(self, log: RaftLog, peer_id: str, frame: PeerFrame, hand_on: Callable[[str, PeerFrame], None]) -> None:
+        """A frame comes in; `hand_on` gives it to the node."""
+        hand_on(peer_id, frame)
+        machine, peers, engine = self._machine, log._peers, log._engine
+        now_ns = machine.clock.monotonic_ns()
+        known = peers.peers.get(peer_id)
+        if known is None or known.last_heard_ns != now_ns:
+            return  # refused
+        kind = frame.WhichOneof("body")
+        if kind == "append_entries":
+            if peers.master_heard_ns == now_ns and engine.term == frame.term:
+                until_ns = machine.clock.true_ns(now_ns + self._timeout_ns)
+                self._census.refuses_until_ns[machine.name, peer_id] = (frame.term, until_ns)
+        elif kind == "append_result" and frame.append_result.reset and peer_id in self._sent:
+            sent_on, highest = self._sent[peer_id]
+            self._sent[peer_id] = (sent_on, min(highest, frame.append_result.next_index - 1))
+        if engine.term < frame.term and kind != "request_vote" and log._running and peer_id in log._voters.ids:
+            self._add(TermIgnored(self._now_ns, machine.name, machine.boot, engine.term, frame.term))
+
+    def sent(self, peer_id: str, frame: PeerFrame) -> None:
+        """A frame was put on its way."""
+        entries = frame.append_entries.entries
+        if entries:
+            self.entries_sent_most = max(self.entries_sent_most, len(entries))
+            sent_on, first = (frame.term, frame.connection_id), entries[0].index
+            known_on, highest = self._sent.get(peer_id, (sent_on, 0))
+            if known_on != sent_on:
+                highest = 0
+            if first <= highest:
+                self._add(SentAgain(self._now_ns, self._machine.name, peer_id, first, highest))
+            self._sent[peer_id] = (sent_on, max(highest, entries[-1].index))
+        elif frame.HasField("ping") and self._machine.unread:
+            machine = self._machine
+            self._add(AskedUnread(self._now_ns, machine.name, machine.boot, machine.unread))
