@@ -26,7 +26,7 @@ from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 STILL_ANSWERING_S = 5.0
 """How long receipts are waited for after one that was an error, before the stream is opened anew."""
 
-SURELY_NOT_ACCEPTED = frozenset({"NOT_MASTER", "NO_MASTER", "RECOVERING", "LIMIT_REACHED"})
+SURELY_NOT_ACCEPTED = frozenset({"NOT_MASTER", "NO_MASTER", "RECOVERING", "LIMIT_REACHED", "NO_AGREED_TIME"})
 
 
 class Batch:

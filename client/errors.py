@@ -52,7 +52,7 @@ class Fault:
     @property
     def later(self) -> bool:
         """Whether the request is worth repeating at the same node after a pause."""
-        return self.reason == "LIMIT_REACHED"
+        return self.reason in ("LIMIT_REACHED", "NO_AGREED_TIME")
 
 
 class TickwheelError(Exception):
@@ -134,6 +134,7 @@ _TYPES: dict[str, type[TickwheelError]] = {
     "NOT_MASTER": ClusterUnavailable,
     "NO_MASTER": ClusterUnavailable,
     "RECOVERING": ClusterUnavailable,
+    "NO_AGREED_TIME": ClusterUnavailable,
     "UNAVAILABLE": ClusterUnavailable,
 }
 

@@ -69,8 +69,24 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("peer_applied_lag_entries", "gauge", "Entries committed here and not yet applied there.", ("peer",)),
     MetricSpec("peer_sync_age_seconds", "gauge", "Time since the peer's last answer to a sync.", ("peer",)),
     MetricSpec("sync_age_seconds", "gauge", "Time since the last sync from the master (slaves)."),
-    MetricSpec("clock_skew_seconds", "gauge", "Offset of the peer's clock against this node's.", ("peer",)),
+    # The cluster clock
+    MetricSpec(
+        "clock_skew_seconds",
+        "gauge",
+        "A member's wall clock (also this node's own) against the cluster's time.",
+        ("peer",),
+    ),
     MetricSpec("clock_skew_error_seconds", "gauge", "Bound of the error of that offset.", ("peer",)),
+    MetricSpec(
+        "clock_disagreement_seconds", "gauge", "A peer's idea of the cluster's time against this node's.", ("peer",)
+    ),
+    MetricSpec("clock_error_seconds", "gauge", "How far the cluster's time may be off on this node."),
+    MetricSpec("clock_slew_seconds", "gauge", "What the time has still to catch up with (above 0) or to wait for."),
+    MetricSpec("clock_rate_ratio", "gauge", "How much faster than this machine's oscillator time goes."),
+    MetricSpec("clock_state", "gauge", "1 for the state of the clocks' agreement.", ("state",)),
+    MetricSpec("clock_agreement_age_seconds", "gauge", "Since a majority of the clocks agreed last."),
+    MetricSpec("clock_jumps_refused", "counter", "Times a new master's time was too far ahead of the last one's."),
+    MetricSpec("clock_cursors_ahead", "counter", "Dispatches applied that were early by this node's clock: an alarm."),
     # Messages
     MetricSpec("pending_messages", "gauge", "Scheduled, not dispatched, not cancelled."),
     MetricSpec("ready_messages", "gauge", "Dispatched and not settled by every group."),

@@ -59,6 +59,8 @@ class _NodeStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeState.V
     """Disk full: reads only."""
     NODE_STOPPING: _NodeState.ValueType  # 5
     """Handing over."""
+    NODE_WITHOUT_TIME: _NodeState.ValueType  # 6
+    """Master, and the nodes' clocks do not agree: schedules are accepted, dispatch waits."""
 
 class NodeState(_NodeState, metaclass=_NodeStateEnumTypeWrapper): ...
 
@@ -72,7 +74,41 @@ NODE_READ_ONLY: NodeState.ValueType  # 4
 """Disk full: reads only."""
 NODE_STOPPING: NodeState.ValueType  # 5
 """Handing over."""
+NODE_WITHOUT_TIME: NodeState.ValueType  # 6
+"""Master, and the nodes' clocks do not agree: schedules are accepted, dispatch waits."""
 Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
+
+class _ClockState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ClockStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClockState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CLOCK_STATE_UNSPECIFIED: _ClockState.ValueType  # 0
+    CLOCK_UNAGREED: _ClockState.ValueType  # 1
+    """No majority has agreed since this node's start."""
+    CLOCK_OWN: _ClockState.ValueType  # 2
+    """The same, and the operator lets the master go by its own clock."""
+    CLOCK_AGREED: _ClockState.ValueType  # 3
+    CLOCK_HOLDOVER: _ClockState.ValueType  # 4
+    """No majority agrees any more; the time is carried on from the last agreement."""
+    CLOCK_EXPIRED: _ClockState.ValueType  # 5
+    """The same for longer than clock.holdover_ms_max."""
+
+class ClockState(_ClockState, metaclass=_ClockStateEnumTypeWrapper):
+    """Whether the nodes' clocks agree (docs/ARCHITECTURE.md, the cluster clock)."""
+
+CLOCK_STATE_UNSPECIFIED: ClockState.ValueType  # 0
+CLOCK_UNAGREED: ClockState.ValueType  # 1
+"""No majority has agreed since this node's start."""
+CLOCK_OWN: ClockState.ValueType  # 2
+"""The same, and the operator lets the master go by its own clock."""
+CLOCK_AGREED: ClockState.ValueType  # 3
+CLOCK_HOLDOVER: ClockState.ValueType  # 4
+"""No majority agrees any more; the time is carried on from the last agreement."""
+CLOCK_EXPIRED: ClockState.ValueType  # 5
+"""The same for longer than clock.holdover_ms_max."""
+Global___ClockState: _TypeAlias = ClockState  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):
@@ -148,6 +184,13 @@ class NodeStatus(_message.Message):
     UPTIME_S_FIELD_NUMBER: _builtins.int
     LEASE_HELD_FIELD_NUMBER: _builtins.int
     SLOT_MS_FIELD_NUMBER: _builtins.int
+    CLOCK_STATE_FIELD_NUMBER: _builtins.int
+    CLOCK_ERROR_MS_FIELD_NUMBER: _builtins.int
+    CLOCK_OFFSET_MS_FIELD_NUMBER: _builtins.int
+    CLOCK_SLEW_MS_FIELD_NUMBER: _builtins.int
+    CLOCK_RATE_PPM_FIELD_NUMBER: _builtins.int
+    CLOCK_AGREED_AGE_MS_FIELD_NUMBER: _builtins.int
+    CLOCK_REASON_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     node_id: _builtins.str
     role: Global___Role.ValueType
@@ -187,6 +230,21 @@ class NodeStatus(_message.Message):
     uptime_s: _builtins.float
     lease_held: _builtins.bool
     slot_ms: _builtins.int
+    clock_state: Global___ClockState.ValueType
+    clock_error_ms: _builtins.float
+    """How far the cluster's time on this node (clock_ms) may be off while a majority of the clocks is right; says
+    nothing while CLOCK_UNAGREED or CLOCK_OWN.
+    """
+    clock_offset_ms: _builtins.float
+    """This machine's wall clock against the cluster's time."""
+    clock_slew_ms: _builtins.float
+    """What the time has still to catch up with (above 0) or to wait for: it is steered, never set back."""
+    clock_rate_ppm: _builtins.float
+    """How much faster than this machine's oscillator the cluster's time goes."""
+    clock_agreed_age_ms: _builtins.int
+    """Since a majority agreed last; 0 if it never did."""
+    clock_reason: _builtins.str
+    """What is wrong with clocks, in words; empty if nothing."""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerStatus]: ...
     def __init__(
@@ -227,10 +285,17 @@ class NodeStatus(_message.Message):
         uptime_s: _builtins.float = ...,
         lease_held: _builtins.bool = ...,
         slot_ms: _builtins.int = ...,
+        clock_state: Global___ClockState.ValueType = ...,
+        clock_error_ms: _builtins.float = ...,
+        clock_offset_ms: _builtins.float = ...,
+        clock_slew_ms: _builtins.float = ...,
+        clock_rate_ppm: _builtins.float = ...,
+        clock_agreed_age_ms: _builtins.int = ...,
+        clock_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_ms", b"clock_ms", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_bytes_free", b"disk_bytes_free", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_agreed_age_ms", b"clock_agreed_age_ms", "clock_error_ms", b"clock_error_ms", "clock_ms", b"clock_ms", "clock_offset_ms", b"clock_offset_ms", "clock_rate_ppm", b"clock_rate_ppm", "clock_reason", b"clock_reason", "clock_slew_ms", b"clock_slew_ms", "clock_state", b"clock_state", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_bytes_free", b"disk_bytes_free", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -249,6 +314,7 @@ class PeerStatus(_message.Message):
     CLOCK_OFFSET_MS_FIELD_NUMBER: _builtins.int
     CLOCK_ERROR_MS_FIELD_NUMBER: _builtins.int
     CLIENT_ADDRESS_FIELD_NUMBER: _builtins.int
+    TIME_OFFSET_MS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
     connected: _builtins.bool
@@ -258,10 +324,12 @@ class PeerStatus(_message.Message):
     """Entries committed here and not yet applied there."""
     sync_age_ms: _builtins.int
     clock_offset_ms: _builtins.float
-    """Offset of its clock against this node's, and the bound of the error."""
+    """Its machine's wall clock against the cluster's time, and the bound of the error."""
     clock_error_ms: _builtins.float
     client_address: _builtins.str
     """Where clients reach it; `address` is where its peers do."""
+    time_offset_ms: _builtins.float
+    """Its idea of the cluster's time against this node's."""
     def __init__(
         self,
         *,
@@ -274,10 +342,11 @@ class PeerStatus(_message.Message):
         clock_offset_ms: _builtins.float = ...,
         clock_error_ms: _builtins.float = ...,
         client_address: _builtins.str = ...,
+        time_offset_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_lag", b"applied_lag", "client_address", b"client_address", "clock_error_ms", b"clock_error_ms", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "match_index", b"match_index", "node_id", b"node_id", "sync_age_ms", b"sync_age_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_lag", b"applied_lag", "client_address", b"client_address", "clock_error_ms", b"clock_error_ms", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "match_index", b"match_index", "node_id", b"node_id", "sync_age_ms", b"sync_age_ms", "time_offset_ms", b"time_offset_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -58,6 +58,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE: the node is replaying its log and not yet where it was."""
     WRONG_STATE: _ErrorReason.ValueType  # 13
     """FAILED_PRECONDITION: the request does not fit the state (for instance a member change under way)."""
+    NO_AGREED_TIME: _ErrorReason.ValueType  # 14
+    """UNAVAILABLE: the nodes have not agreed on a time yet, so a delay cannot be resolved; give due_ms, or retry after
+    retry_after_ms.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Carried in google.rpc.ErrorInfo.reason of every error a node answers; ErrorInfo.metadata holds
@@ -93,6 +97,10 @@ RECOVERING: ErrorReason.ValueType  # 12
 """UNAVAILABLE: the node is replaying its log and not yet where it was."""
 WRONG_STATE: ErrorReason.ValueType  # 13
 """FAILED_PRECONDITION: the request does not fit the state (for instance a member change under way)."""
+NO_AGREED_TIME: ErrorReason.ValueType  # 14
+"""UNAVAILABLE: the nodes have not agreed on a time yet, so a delay cannot be resolved; give due_ms, or retry after
+retry_after_ms.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -45,6 +45,8 @@ class PeerFrame(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     BUNDLE_FIELD_NUMBER: _builtins.int
+    CLOCK_ASK_FIELD_NUMBER: _builtins.int
+    CLOCK_ANSWER_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     sender_id: _builtins.str
     receiver_id: _builtins.str
@@ -85,6 +87,10 @@ class PeerFrame(_message.Message):
     def refused(self) -> Global___Refused: ...
     @_builtins.property
     def bundle(self) -> Global___FrameBundle: ...
+    @_builtins.property
+    def clock_ask(self) -> Global___ClockAsk: ...
+    @_builtins.property
+    def clock_answer(self) -> Global___ClockAnswer: ...
     def __init__(
         self,
         *,
@@ -111,12 +117,14 @@ class PeerFrame(_message.Message):
         hello: Global___Hello | None = ...,
         refused: Global___Refused | None = ...,
         bundle: Global___FrameBundle | None = ...,
+        clock_ask: Global___ClockAsk | None = ...,
+        clock_answer: Global___ClockAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "bundle", b"bundle", "checkpoint_needed", b"checkpoint_needed", "hello", b"hello", "ping", b"ping", "pong", b"pong", "refused", b"refused", "request_vote", b"request_vote", "sync", b"sync", "sync_reply", b"sync_reply", "timeout_now", b"timeout_now", "vote", b"vote"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "bundle", b"bundle", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "hello", b"hello", "ping", b"ping", "pong", b"pong", "refused", b"refused", "request_vote", b"request_vote", "sync", b"sync", "sync_reply", b"sync_reply", "timeout_now", b"timeout_now", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "boot_id", b"boot_id", "bundle", b"bundle", "checkpoint_needed", b"checkpoint_needed", "cluster_id", b"cluster_id", "connection_id", b"connection_id", "disk_uuid", b"disk_uuid", "format_version", b"format_version", "hello", b"hello", "ping", b"ping", "pong", b"pong", "receiver_id", b"receiver_id", "refused", b"refused", "request_vote", b"request_vote", "sender_id", b"sender_id", "sequence", b"sequence", "sync", b"sync", "sync_reply", b"sync_reply", "term", b"term", "timeout_now", b"timeout_now", "vote", b"vote", "wheel_group", b"wheel_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "boot_id", b"boot_id", "bundle", b"bundle", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "cluster_id", b"cluster_id", "connection_id", b"connection_id", "disk_uuid", b"disk_uuid", "format_version", b"format_version", "hello", b"hello", "ping", b"ping", "pong", b"pong", "receiver_id", b"receiver_id", "refused", b"refused", "request_vote", b"request_vote", "sender_id", b"sender_id", "sequence", b"sequence", "sync", b"sync", "sync_reply", b"sync_reply", "term", b"term", "timeout_now", b"timeout_now", "vote", b"vote", "wheel_group", b"wheel_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["append_entries", "append_result", "request_vote", "vote", "timeout_now", "ping", "pong", "sync", "sync_reply", "checkpoint_needed", "hello", "refused", "bundle"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["append_entries", "append_result", "request_vote", "vote", "timeout_now", "ping", "pong", "sync", "sync_reply", "checkpoint_needed", "hello", "refused", "bundle", "clock_ask", "clock_answer"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -412,6 +420,7 @@ class Sync(_message.Message):
     tick: _builtins.int
     local_index: _builtins.int
     clock_ms: _builtins.int
+    """The cluster's time as the master has it; 0 if the nodes have not agreed."""
     sent_ns: _builtins.int
     complete: _builtins.bool
     """True: `leases` are all that are held, not only the new ones."""
@@ -510,6 +519,55 @@ class SyncReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SyncReply: _TypeAlias = SyncReply  # noqa: Y015
+
+@_typing.final
+class ClockAsk(_message.Message):
+    """Beside the log, a few times a second, from every node to every other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SENT_NS_FIELD_NUMBER: _builtins.int
+    sent_ns: _builtins.int
+    """The asking node's monotonic clock: echoed."""
+    def __init__(
+        self,
+        *,
+        sent_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sent_ns", b"sent_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClockAsk: _TypeAlias = ClockAsk  # noqa: Y015
+
+@_typing.final
+class ClockAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ECHO_SENT_NS_FIELD_NUMBER: _builtins.int
+    WALL_MS_FIELD_NUMBER: _builtins.int
+    TIME_US_FIELD_NUMBER: _builtins.int
+    echo_sent_ns: _builtins.int
+    wall_ms: _builtins.int
+    """The answering machine's wall clock."""
+    time_us: _builtins.int
+    """The cluster's time as the answering node has it; 0 if the nodes have not agreed since its start. Shown only."""
+    def __init__(
+        self,
+        *,
+        echo_sent_ns: _builtins.int = ...,
+        wall_ms: _builtins.int = ...,
+        time_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["echo_sent_ns", b"echo_sent_ns", "time_us", b"time_us", "wall_ms", b"wall_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClockAnswer: _TypeAlias = ClockAnswer  # noqa: Y015
 
 @_typing.final
 class CheckpointNeeded(_message.Message):

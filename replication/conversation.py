@@ -43,6 +43,9 @@ from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, E
 from tickwheel.replication.stable_storage import StableStorage
 from tickwheel.replication.voters import Voters
 
+BESIDE = frozenset({"clock_ask", "clock_answer"})
+"""Frames that are no part of the log. Their term is heeded like any other's, no matter whose it is."""
+
 
 @dataclass(slots=True)
 class Peer:
@@ -53,8 +56,6 @@ class Peer:
     last_heard_ns: int = 0
     rewound_ns: int = 0
     checkpoint_told_ns: int = 0
-    clock_offset_ms: float = 0.0
-    clock_error_ms: float = 0.0
     synced_ns: int = 0
 
 
@@ -140,6 +141,10 @@ class Conversation:
         if connection_id is None:
             connection_id = peer.connection_id
         return self._network.send(peer_id, self._envelope.seal(frame, peer_id, self.engine.term, connection_id))
+
+    def send_beside(self, peer_id: str, frame: PeerFrame) -> bool:
+        """See ReplicatedLog."""
+        return self._send(peer_id, frame)
 
     # -- roles and time
 
@@ -301,6 +306,10 @@ class Conversation:
             self._on_sync_reply(peer_id, frame)
         elif kind == "checkpoint_needed" and frame.term == engine.term and engine.leader_id == peer_id:
             self._listener.checkpoint_needed(peer_id, frame.checkpoint_needed.applied_index)
+        elif kind in BESIDE:
+            answer = self._listener.beside_in(peer_id, frame)
+            if answer is not None:
+                self._send(peer_id, answer)
 
     def _on_append(self, peer_id: str, frame: PeerFrame) -> None:
         engine = self.engine
@@ -459,7 +468,6 @@ class Conversation:
             return
         reply = self._listener.sync_in(peer_id, frame)
         if reply is not None:
-            reply.sync_reply.clock_ms = self._clock.wall_ms()
             self._send(peer_id, reply, connection_id=frame.connection_id)
 
     def _on_sync_reply(self, peer_id: str, frame: PeerFrame) -> None:
@@ -467,11 +475,7 @@ class Conversation:
         peer = self.peer(peer_id)
         if engine.state != LEADER or frame.term != engine.term or frame.connection_id != peer.connection_id:
             return
-        now_ns = self._clock.monotonic_ns()
-        peer.synced_ns = now_ns
-        round_trip_ms = (now_ns - frame.sync_reply.echo_sent_ns) / NS_PER_MS
-        peer.clock_offset_ms = frame.sync_reply.clock_ms + round_trip_ms / 2 - self._clock.wall_ms()
-        peer.clock_error_ms = round_trip_ms / 2 + 1
+        peer.synced_ns = self._clock.monotonic_ns()
         self._listener.sync_reply_in(peer_id, frame)
         if self._handover.parks_proposals:
             self.sync_now()

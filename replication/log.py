@@ -71,8 +71,6 @@ class PeerProgress:
     connected: bool
     match_index: int
     sync_age_ms: int
-    clock_offset_ms: float = 0.0
-    clock_error_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +119,10 @@ class LogListener(Protocol):
         """A slave answered a sync of this term."""
         ...
 
+    def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
+        """A frame that is no part of the log arrived (clock_ask, clock_answer): returns what is to be answered."""
+        ...
+
     def handover_ready(self, peer_id: str) -> bool:
         """Whether this slave has heard of everything beside the log that it needs to lead without a repeat."""
         ...
@@ -165,6 +167,10 @@ class ReplicatedLog(Protocol):
         `voters`: the ids of the members that count once this command is applied, if it changes them. They count as
         soon as it is written. QUEUE_FULL while another change is not applied, or no entry of this term has committed.
         """
+        ...
+
+    def send_beside(self, peer_id: str, frame: PeerFrame) -> bool:
+        """A frame that is no part of the log, for `beside_in` of a peer; False if there is no connection."""
         ...
 
     def in_flight(self) -> tuple[int, int]:

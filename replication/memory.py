@@ -130,6 +130,10 @@ class MemoryLog:
         """See ReplicatedLog: there are no frames between logs in memory."""
         raise AssertionError(f"a frame from {peer_id} at a log that sends none")
 
+    def send_beside(self, peer_id: str, frame: PeerFrame) -> bool:
+        """See ReplicatedLog."""
+        return False
+
     def peer_connected(self, peer_id: str) -> None:
         """See ReplicatedLog."""
 

@@ -318,6 +318,10 @@ class RaftLog:
         self._guarded(lambda: self._peers.take(peer_id, frame))
         self._tell_role()
 
+    def send_beside(self, peer_id: str, frame: PeerFrame) -> bool:
+        """See ReplicatedLog."""
+        return self._running and self._peers.send_beside(peer_id, frame)
+
     # -- proposals
 
     def propose(self, command: bytes, done: Done, voters: Sequence[str] | None = None) -> None:
@@ -482,8 +486,6 @@ class RaftLog:
                 connected=peer.connected,
                 match_index=engine.match_index(peer_id) if role is Role.MASTER else 0,
                 sync_age_ms=(now_ns - peer.synced_ns) // NS_PER_MS if peer.synced_ns else 0,
-                clock_offset_ms=peer.clock_offset_ms,
-                clock_error_ms=peer.clock_error_ms,
             )
             for peer_id, peer in sorted(self._peers.peers.items())
             if peer_id in self._voters.others or peer.connected

@@ -87,6 +87,12 @@ def flag(default: bool, doc: str) -> Any:
     return field(default=default, metadata={KEY: spec})
 
 
+def core_flag(core: str, doc: str) -> Any:
+    """true or false, told to the core under the name `core`; its default is the core's own."""
+    spec = FieldSpec("boolean", doc, "true, false", _parse_flag, lambda value: str(value).lower(), core)
+    return field(default=getattr(_CORE_DEFAULTS, core), metadata={KEY: spec})
+
+
 def optional_flag(doc: str) -> Any:
     """true, false, or absent."""
     spec = FieldSpec("boolean", doc, "true, false, or absent", _parse_flag, lambda value: str(value).lower())

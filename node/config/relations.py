@@ -78,6 +78,16 @@ def _times(config: NodeConfig) -> Iterator[Problem]:
         )
 
 
+def _clock(config: NodeConfig) -> Iterator[Problem]:
+    clock = config.clock
+    if clock.skew_warn_ms > clock.tolerance_ms:
+        yield Problem(
+            "clock.skew_warn_ms",
+            clock.skew_warn_ms,
+            f"must be at most clock.tolerance_ms ({clock.tolerance_ms}), so that the warning comes before the stop",
+        )
+
+
 def _sizes(config: NodeConfig) -> Iterator[Problem]:
     request_bytes_max = config.limits.request_bytes_max
     for field, value in (
@@ -190,7 +200,7 @@ def _seed(config: NodeConfig) -> Iterator[Problem]:
 
 def problems_of(config: NodeConfig) -> list[Problem]:
     """All relations that do not hold, in the order of the sections."""
-    checks = (_required, _members, _addresses, _times, _sizes, _tls, _seed)
+    checks = (_required, _members, _addresses, _times, _clock, _sizes, _tls, _seed)
     found = [problem for check in checks for problem in check(config)]
     if not found:
         found += [Problem("core", "", words) for words in config.core.check()]

@@ -164,6 +164,49 @@ class DeliverySection:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockSection:
+    """The cluster clock: what a majority of the nodes' wall clocks agrees on. Due times are compared with it alone."""
+
+    tolerance_ms: int = fields.core_number(
+        "clock_tolerance_ms",
+        1,
+        60_000,
+        "How far apart the clocks of a majority may be and still agree. The closest majority decides; what they differ "
+        "by is part of the error that is shown.",
+    )
+    holdover_ms_max: int = fields.core_number(
+        "clock_holdover_ms_max",
+        5_000,
+        30 * 86_400_000,
+        "When no majority agrees any more, dispatch goes on from the last agreement for so long, then stops.",
+    )
+    skew_warn_ms: int = fields.core_number(
+        "clock_skew_warn_ms", 1, 60_000, "A node whose wall clock is further off the cluster's time is warned of."
+    )
+    drift_ppm_max: int = fields.core_number(
+        "clock_drift_ppm_max",
+        1,
+        50_000,
+        "How much an oscillator may be off, in millionths: the error grows by it between agreements.",
+    )
+    slew_ppm_max: int = fields.core_number(
+        "clock_slew_ppm_max",
+        500,
+        500_000,
+        "How much faster or slower than it should the cluster's time may go while it is corrected, in millionths. "
+        "Once a master goes by it, it is never set.",
+    )
+    sample_period_ms: int = fields.core_number(
+        "clock_sample_period_ms", 50, 750, "Pause between two questions of a node for the clock of another."
+    )
+    own_until_agreed: bool = fields.core_flag(
+        "clock_own_until_agreed",
+        "Let a master dispatch by its own clock as long as the nodes have not agreed on a time since its start. If "
+        "false, schedules with due times are accepted then, dispatch waits.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class WheelSection:
     """Memory of the wheel. Neither value shows in any id, order or answer."""
 
@@ -272,6 +315,7 @@ class NodeConfig:
     raft: RaftSection = field(default_factory=RaftSection)
     dispatch: DispatchSection = field(default_factory=DispatchSection)
     delivery: DeliverySection = field(default_factory=DeliverySection)
+    clock: ClockSection = field(default_factory=ClockSection)
     wheel: WheelSection = field(default_factory=WheelSection)
     storage: StorageSection = field(default_factory=StorageSection)
     limits: LimitsSection = field(default_factory=LimitsSection)

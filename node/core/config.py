@@ -9,7 +9,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, fields
 
+from tickwheel.replication.cluster_clock import ClockSettings
+from tickwheel.replication.cluster_clock_state import FRESH_MS
+
 ELECTION_TIMEOUT_MS_LEAST = 100
+SLEW_PPM_MOST = 500_000
 
 
 class DeliveryOrder(enum.Enum):
@@ -105,8 +109,43 @@ class CoreConfig:
     segment_bytes: int = 64 << 20
     """Size of a journal file."""
 
+    clock_tolerance_ms: int = 500
+    """Clocks of a majority may differ by this much and still agree; the closest majority decides. Above what NTP leaves
+    by far, so that dispatch does not stop for a badly kept clock that the warning has told of."""
+
+    clock_holdover_ms_max: int = 600_000
+    """Without agreement dispatch goes on from the last one for so long: at 200 ppm it is 120 ms off by then."""
+
+    clock_drift_ppm_max: int = 200
+    """How far an oscillator may be off: the error grows by it. Quartz keeps within 100."""
+
+    clock_slew_ppm_max: int = 100_000
+    """How much faster or slower than it should the time goes while it is corrected: a second takes ten."""
+
+    clock_sample_period_ms: int = 500
+    """How often the nodes ask each other. A drift of 200 ppm is 0.1 ms in that time."""
+
+    clock_skew_warn_ms: int = 100
+    """A clock that is off by more is warned of."""
+
+    clock_own_until_agreed: bool = False
+    """Dispatch by the master's own clock until the nodes have agreed for the first time."""
+
     apply_slice_ms: int = 10
     """Longest time that apply may hold the loop before other work gets its turn."""
+
+    @property
+    def clock(self) -> ClockSettings:
+        """What the cluster clock is told."""
+        return ClockSettings(
+            tolerance_ms=self.clock_tolerance_ms,
+            holdover_ms_max=self.clock_holdover_ms_max,
+            drift_ppm_max=self.clock_drift_ppm_max,
+            slew_ppm_max=self.clock_slew_ppm_max,
+            sample_period_ms=self.clock_sample_period_ms,
+            skew_warn_ms=self.clock_skew_warn_ms,
+            own_until_agreed=self.clock_own_until_agreed,
+        )
 
     def check(self) -> list[str]:
         """All violated relations, in words; empty if the config is sound."""
@@ -114,7 +153,7 @@ class CoreConfig:
         for field in fields(self):
             value = getattr(self, field.name)
             least = 0 if field.name in _MAY_BE_ZERO else 1
-            if isinstance(value, int) and value < least:
+            if isinstance(value, int) and not isinstance(value, bool) and value < least:
                 problems.append(f"{field.name}: {value}: at least {least}")
         relations = [
             (
@@ -139,6 +178,23 @@ class CoreConfig:
                 self.lease_min_ms <= self.lease_default_ms <= self.lease_max_ms,
                 f"lease_default_ms: {self.lease_default_ms}: "
                 f"between lease_min_ms ({self.lease_min_ms}) and lease_max_ms ({self.lease_max_ms})",
+            ),
+            (
+                self.clock_skew_warn_ms <= self.clock_tolerance_ms,
+                f"clock_skew_warn_ms: {self.clock_skew_warn_ms}: "
+                f"at most clock_tolerance_ms ({self.clock_tolerance_ms}), so that the warning comes first",
+            ),
+            (
+                self.clock_sample_period_ms * 4 <= FRESH_MS,
+                f"clock_sample_period_ms: {self.clock_sample_period_ms}: at most {FRESH_MS // 4}",
+            ),
+            (
+                self.clock_holdover_ms_max >= FRESH_MS,
+                f"clock_holdover_ms_max: {self.clock_holdover_ms_max}: at least {FRESH_MS}",
+            ),
+            (
+                self.clock_slew_ppm_max <= SLEW_PPM_MOST,
+                f"clock_slew_ppm_max: {self.clock_slew_ppm_max}: at most {SLEW_PPM_MOST}, or time could stand still",
             ),
         ]
         return problems + [message for holds, message in relations if not holds]

@@ -130,7 +130,7 @@ class ConsumerDesk:
         except RequestError as error:
             done(error.failure)
             return
-        pull = _Pull(request, done, self.core.clock.now_ms() + request.wait_ms)
+        pull = _Pull(request, done, self.core.steady_ms() + request.wait_ms)
         topics = list(request.topics) or ([request.topic] if request.topic else [])
 
         def ready(group_id: int | Failure) -> None:
@@ -166,9 +166,9 @@ class ConsumerDesk:
             self.core.delivery.close_session(pull.session, self.core.clock.now_ms(), give_back=False)
         pull.done(outcome)
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, steady_ms: int) -> None:
         """Answer pulls that have waited long enough."""
-        for pull in [p for p in self._pulls if p.until_ms <= now_ms]:
+        for pull in [p for p in self._pulls if p.until_ms <= steady_ms]:
             self._finish(pull, consumer_pb2.DeliverBatch(group=pull.request.group))
 
     def wanted_ms(self) -> int | None:

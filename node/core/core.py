@@ -32,7 +32,7 @@ from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Command, Lead, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame
-from tickwheel.replication.clock import ClusterClock
+from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.log import LogStatus, Member, ReplicatedLog, Role
 from tickwheel.replication.ports import Clock, Executor, Network, Random
@@ -91,7 +91,7 @@ class NodeCore:
         self._first_members = list(members)
         self._on_fatal = on_fatal
         self._on_checkpoint_needed = on_checkpoint_needed
-        self.clock = ClusterClock(ports.clock)
+        self.clock = ClusterClock(ports.clock, identity.node_id, config.clock)
         slot_ms = (first_command.slot_ms if first_command is not None else 0) or SLOT_MS_DEFAULT
         self._restored = restore(ports.disk, config, slot_ms, identity.wheel_group)
         self.state = self._restored.state
@@ -101,6 +101,7 @@ class NodeCore:
         self.background = Background(ports.executor, self.wheel, self._fatal)
         self.proposer = Proposer(config, identity.wheel_group, self.clock.now_ms)
         self.publisher = Publisher(config, self.state, self.proposer, self.clock.now_ms)
+        self.publisher.time_known = lambda: self.clock.known
         self.dispatcher = Dispatcher(config, self.wheel, self.proposer)
         self.delivery = Delivery(
             config, self.state, self.wheel, self.proposer, self.background, self._may_act, self._fatal
@@ -112,7 +113,7 @@ class NodeCore:
             self.dispatcher.unpush = self.delivery.unpush
         self.dispatcher.fatal = self._fatal
         self.sync = SyncState(
-            self.wheel, self.delivery, self.clock.now_ms, ports.clock.monotonic_ns, lambda: self.applied_index
+            self.wheel, self.delivery, self._agreed_ms, ports.clock.monotonic_ns, lambda: self.applied_index
         )
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
@@ -183,10 +184,14 @@ class NodeCore:
         if self._stopped:
             return self._ports.clock.monotonic_ns() + IDLE_MS_MAX * 1_000_000
         log_wants_ns = self.log.tick()
-        now_ms = self.clock.now_ms()
+        self.clock.tick(self._member_ids, self.log.send_beside)
+        now_ms, steady_ms = self.clock.now_ms(), self.steady_ms()
         if self.leading:
+            if not self.delivery.reigning and self.clock.known:
+                self._begin_reign()
             if self._may_act():
-                self.dispatcher.tick(now_ms)
+                if self.clock.may_dispatch():
+                    self.dispatcher.tick(now_ms)
                 self.delivery.tick(now_ms)
             self.proposer.flush()
             # What was proposed leaves at once, not at the next timer.
@@ -197,29 +202,36 @@ class NodeCore:
         elif self._leading:
             self.proposer.flush()
             log_wants_ns = min(log_wants_ns, self.log.tick())
-        self.consumers.tick(now_ms)
+        self.consumers.tick(steady_ms)
         self.background.pump(now_ms)
-        if now_ms >= self._next_upkeep_ms:
-            self._next_upkeep_ms = now_ms + UPKEEP_PERIOD_MS
-            self.delivery.upkeep(now_ms)
-            self.rates.note(self, now_ms)
+        if steady_ms >= self._next_upkeep_ms:
+            self._next_upkeep_ms = steady_ms + UPKEEP_PERIOD_MS
+            self.rates.note(self, steady_ms)
             self._synced_file.write(self.sync.newest(self.term if self.leading else 0))
+            if self.clock.known:
+                self.delivery.upkeep(now_ms)
             if self.leading:
                 self._record_disks()
-                self.retention.tick(now_ms)
-        self.checkpointer.tick(now_ms)
-        return self._wake_at(now_ms, log_wants_ns)
+                if self.clock.known:
+                    self.retention.tick(now_ms)
+        self.checkpointer.tick(steady_ms)
+        return self._wake_at(now_ms, steady_ms, log_wants_ns)
 
-    def _wake_at(self, now_ms: int, log_wants_ns: int) -> int:
-        times = [now_ms + IDLE_MS_MAX, self._next_upkeep_ms]
-        wanted = [self.consumers.wanted_ms(), self.background.wanted_ms(now_ms)]
+    def _wake_at(self, now_ms: int, steady_ms: int, log_wants_ns: int) -> int:
+        wait_ms = min(IDLE_MS_MAX, self._next_upkeep_ms - steady_ms)
+        pull_ms = self.consumers.wanted_ms()
+        if pull_ms is not None:
+            wait_ms = min(wait_ms, pull_ms - steady_ms)
+        wanted = [self.background.wanted_ms(now_ms)]
         if self.leading:
             wanted.append(self.proposer.wanted_ms())
             if self._may_act():
-                wanted += (self.dispatcher.wanted_ms(now_ms), self.delivery.wanted_ms())
-        times += [t for t in wanted if t is not None]
-        wait_ms = max(0, min(times) - now_ms)
-        return min(log_wants_ns, self._ports.clock.monotonic_ns() + wait_ms * 1_000_000)
+                wanted.append(self.delivery.wanted_ms())
+                if self.clock.may_dispatch():
+                    wanted.append(self.dispatcher.wanted_ms(now_ms))
+        wait_ms = max(0, min(wait_ms, min((t - now_ms for t in wanted if t is not None), default=wait_ms)))
+        wake_ns = self._ports.clock.monotonic_ns() + wait_ms * 1_000_000
+        return min(log_wants_ns, wake_ns, self.clock.wanted_ns())
 
     # -- peers
 
@@ -230,6 +242,7 @@ class NodeCore:
     def peer_connected(self, peer_id: str) -> None:
         """The way to a peer is open."""
         self.log.peer_connected(peer_id)
+        self.clock.peer_connected(peer_id)
 
     def peer_disconnected(self, peer_id: str) -> None:
         """It broke; what was in flight is lost."""
@@ -253,7 +266,9 @@ class NodeCore:
         for command_, result in zip(entry.commands, results, strict=True):
             kind = command_.WhichOneof("body")
             self.totals.note(result)
-            if kind == "lead":
+            if kind == "dispatch":
+                self.clock.judge_cursor(command_.dispatch.due_ms)
+            elif kind == "lead":
                 self._lead_was_applied(command_.lead)
             elif kind == "admin" and isinstance(result, AdminResult) and result.members is not None:
                 self.log.set_members(result.members)
@@ -294,6 +309,12 @@ class NodeCore:
         self._lead_applied = True
         if not self.state.created:
             self.requests.create_cluster(self._first_settings, self._first_members)
+        if self.clock.known:
+            self._begin_reign()
+
+    def _begin_reign(self) -> None:
+        """Align and deliver: this node leads, has applied everything, and knows what time it is."""
+        self.clock.begin_reign()
         now_ms = self.clock.now_ms()
         self.retention.begin()
         self.delivery.begin(self.term, now_ms)
@@ -306,6 +327,7 @@ class NodeCore:
         self._leading = False
         self._lead_applied = False
         failure = self.refusal() or not_master(None, None)
+        self.clock.end_reign()
         self.dispatcher.end()
         self.proposer.lose(failure)
         self.publisher.lose(failure)
@@ -318,7 +340,12 @@ class NodeCore:
 
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """See LogListener."""
+        self.clock.heard_master(frame.sync.clock_ms)
         return self.sync.incoming(frame)
+
+    def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
+        """See LogListener: a question for this machine's clock, or the answer to one."""
+        return self.clock.receive(peer_id, frame)
 
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
         """See LogListener."""
@@ -437,6 +464,16 @@ class NodeCore:
     def monotonic_ns(self) -> int:
         """The port's monotonic clock."""
         return self._ports.clock.monotonic_ns()
+
+    def steady_ms(self) -> int:
+        """For waiting: passes evenly, whatever becomes of the cluster's time."""
+        return self._ports.clock.monotonic_ns() // 1_000_000
+
+    def _agreed_ms(self) -> int:
+        return self.clock.now_ms() if self.clock.known else 0
+
+    def _member_ids(self) -> list[str]:
+        return [member.node_id for member in self.log.members() if not member.learner]
 
     def uptime_s(self) -> float:
         """Since this core was made."""

@@ -23,6 +23,7 @@ _CODES = {
     pb.ROLE_REQUIRED: "PERMISSION_DENIED",
     pb.RECOVERING: "UNAVAILABLE",
     pb.WRONG_STATE: "FAILED_PRECONDITION",
+    pb.NO_AGREED_TIME: "UNAVAILABLE",
 }
 
 
@@ -76,6 +77,16 @@ def not_master(master_id: str | None, master_address: str | None) -> Failure:
             {"master_id": master_id, "master_address": master_address},
         )
     return Failure(pb.NO_MASTER, "no master is known at the moment; retry", {"retry_after_ms": "100"})
+
+
+def no_agreed_time() -> Failure:
+    """A delay cannot be resolved yet."""
+    return Failure(
+        pb.NO_AGREED_TIME,
+        "the nodes have not agreed on a time since the master's start, so a delay cannot be resolved; "
+        "give a due time, or retry",
+        {"retry_after_ms": "500"},
+    )
 
 
 def outcome_unknown() -> Failure:

@@ -169,7 +169,8 @@ class Proposer:
             return False
         if not self._gather_until_ms:
             self._gather_until_ms = min(now_ms, self._proposed_ms) + self._config.gather_ms
-        return now_ms < self._gather_until_ms
+        # No further ahead than a pause: the time may have been set back before anybody acted by it.
+        return now_ms < self._gather_until_ms <= now_ms + self._config.gather_ms
 
     def wanted_ms(self) -> int | None:
         """When the next flush is needed at the latest; None: an answer or an arrival will bring it."""

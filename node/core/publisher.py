@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.failure import Failure, invalid, limit_reached, no_agreed_time
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch
 from tickwheel.node.core.proposer import Done, Proposer
 from tickwheel.node.state.machine import StateMachine
@@ -62,6 +62,8 @@ class Publisher:
         self._queue: deque[_Request] = deque()
         self._queue_bytes = 0
         self._creating: set[str] = set()
+        self.time_known: Callable[[], bool] = lambda: True
+        """Set by the core: whether there is a time that delays can be resolved by."""
 
     @property
     def waiting(self) -> int:
@@ -155,6 +157,9 @@ class Publisher:
     def _due(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
         """Absolute due times; None if the request was refused because one is too far ahead."""
         batch = request.batch
+        if not self.time_known() and np.any(np.not_equal(batch.kinds, KIND_DUE)):
+            request.answer(no_agreed_time())
+            return None
         # Relative times count from the next full millisecond, so that none is short by a fraction of one.
         due = resolve_when(batch.when, batch.kinds, now_ms + 1, self._state.delay_levels_ms)
         limit_ms = self._state.settings.delay_ms_max

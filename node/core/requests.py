@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tickwheel.node.core.failure import Failure, RequestError, invalid
-from tickwheel.node.core.intake import DUE_MS_LIMIT, IncomingBatch
+from tickwheel.node.core.failure import Failure, RequestError, invalid, no_agreed_time
+from tickwheel.node.core.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch
 from tickwheel.node.core.publisher import BatchOutcome, resolve_when
 from tickwheel.node.core.work import Found, RemovedError
 from tickwheel.node.state.results import AdminResult, CancelResult, RescheduleResult
@@ -150,6 +150,8 @@ class RequestDesk:
         core = self._core
         if not -DUE_MS_LIMIT <= when <= DUE_MS_LIMIT or (kind and when < 0):
             raise invalid("due_ms" if not kind else "delay_ms", when, "a time in milliseconds, a delay of 0 or more")
+        if kind != KIND_DUE and not core.clock.known:
+            raise RequestError(no_agreed_time())
         now_ms = core.clock.now_ms()
         due_ms = int(resolve_when(np.array([when], np.int64), kind_column(kind), now_ms, core.state.delay_levels_ms)[0])
         limit_ms = core.state.settings.delay_ms_max

@@ -14,6 +14,8 @@ from tickwheel.node.metrics import HistogramValue, MetricValue
 from tickwheel.node.state.results import CancelResult, DispatchResult, PublishResult, SettleResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.scheduler_pb2 import CANCELLED
+from tickwheel.replication.cluster_clock import ClusterClock
+from tickwheel.replication.cluster_clock_state import TimeState
 from tickwheel.replication.log import LogStatus, Role
 
 if TYPE_CHECKING:
@@ -96,11 +98,54 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         return admin_pb2.NODE_STOPPING, "handing the master role over"
     if core.recovering:
         return admin_pb2.NODE_RECOVERING, f"replayed {core.applied_index} of {core.recover_to} entries"
+    if core.leading and not core.clock.may_dispatch():
+        return admin_pb2.NODE_WITHOUT_TIME, "dispatch waits: " + clock_reason(core.clock)
     if core.leading and core.dispatcher.blocked:
         return admin_pb2.NODE_ALIGNING, "the same dispatch has failed three times; the wheel waits for it"
     if core.leading and core.phase in (Phase.ALIGNING, Phase.WAITING):
         return admin_pb2.NODE_ALIGNING, "advancing the cursor to the clock"
     return admin_pb2.NODE_SERVING, ""
+
+
+_CLOCK_STATES = {
+    TimeState.UNAGREED: admin_pb2.CLOCK_UNAGREED,
+    TimeState.OWN: admin_pb2.CLOCK_OWN,
+    TimeState.AGREED: admin_pb2.CLOCK_AGREED,
+    TimeState.HOLDOVER: admin_pb2.CLOCK_HOLDOVER,
+    TimeState.EXPIRED: admin_pb2.CLOCK_EXPIRED,
+}
+
+
+def clock_reason(clock: ClusterClock) -> str:
+    """What is wrong with the clocks' agreement, for an operator; empty if nothing is."""
+    age_s = clock.view().agreed_age_ms // 1_000
+    never = "no majority of the members' clocks has agreed since this node's start"
+    no_longer = f"no majority of the members' clocks has agreed for {age_s} s"
+    return {
+        TimeState.UNAGREED: f"{never}; set the clocks, or allow clock.own_until_agreed",
+        TimeState.OWN: f"{never}; it goes by its own clock",
+        TimeState.AGREED: "",
+        TimeState.HOLDOVER: f"{no_longer}; time is carried on from then",
+        TimeState.EXPIRED: f"{no_longer}, longer than clock.holdover_ms_max; set the clocks",
+    }[clock.state()]
+
+
+def _add_clock(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
+    view = core.clock.view()
+    status.clock_state = _CLOCK_STATES[view.state]
+    status.clock_reason = clock_reason(core.clock)
+    status.clock_error_ms = view.error_ms
+    status.clock_slew_ms = view.slew_ms
+    status.clock_rate_ppm = view.rate_ppm
+    status.clock_agreed_age_ms = view.agreed_age_ms
+    own = view.skews.get(status.node_id)
+    if own is not None:
+        status.clock_offset_ms = own.offset_ms
+    for peer in status.peers:
+        skew = view.skews.get(peer.node_id)
+        if skew is not None:
+            peer.clock_offset_ms, peer.clock_error_ms = skew.offset_ms, skew.error_ms
+            peer.time_offset_ms = skew.time_offset_ms
 
 
 def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
@@ -157,10 +202,28 @@ def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
             match_index=peer.match_index,
             applied_lag=max(0, log.commit_index - core.sync.applied_of(node_id)) if leading else 0,
             sync_age_ms=core.sync.reply_age_ms(node_id) if leading else 0,
-            clock_offset_ms=peer.clock_offset_ms,
-            clock_error_ms=peer.clock_error_ms,
         )
+    _add_clock(core, status)
     return status
+
+
+def clock_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
+    """Those about the cluster clock."""
+    view = core.clock.view()
+    return {
+        "clock_skew_seconds": {(name,): skew.offset_ms / 1_000 for name, skew in view.skews.items()},
+        "clock_skew_error_seconds": {(name,): skew.error_ms / 1_000 for name, skew in view.skews.items()},
+        "clock_disagreement_seconds": {
+            (name,): skew.time_offset_ms / 1_000 for name, skew in view.skews.items() if name != core.identity.node_id
+        },
+        "clock_error_seconds": view.error_ms / 1_000,
+        "clock_slew_seconds": view.slew_ms / 1_000,
+        "clock_rate_ratio": view.rate_ppm / 1_000_000,
+        "clock_state": {(view.state.value,): 1.0},
+        "clock_agreement_age_seconds": view.agreed_age_ms / 1_000,
+        "clock_jumps_refused": float(core.clock.jumps_refused),
+        "clock_cursors_ahead": float(core.clock.cursors_ahead),
+    }
 
 
 def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
@@ -189,8 +252,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "peer_applied_lag_entries": {key: float(peer.applied_lag) for key, peer in peers.items()},
         "peer_sync_age_seconds": {key: peer.sync_age_ms / 1_000 for key, peer in peers.items()},
         "sync_age_seconds": status.sync_age_ms / 1_000,
-        "clock_skew_seconds": {key: peer.clock_offset_ms / 1_000 for key, peer in peers.items()},
-        "clock_skew_error_seconds": {key: peer.clock_error_ms / 1_000 for key, peer in peers.items()},
+        **clock_metrics(core),
         "pending_messages": float(status.pending),
         "ready_messages": float(status.ready),
         "in_flight_messages": float(status.in_flight),

@@ -33,13 +33,13 @@ class SyncState:
         self,
         wheel: Wheel,
         delivery: Delivery,
-        now_ms: Callable[[], int],
+        time_ms: Callable[[], int],
         monotonic_ns: Callable[[], int],
         applied_index: Callable[[], int],
     ) -> None:
         self._wheel = wheel
         self._delivery = delivery
-        self._now_ms = now_ms
+        self._time_ms = time_ms
         self._monotonic_ns = monotonic_ns
         self._applied_index = applied_index
         self._number = 0
@@ -70,7 +70,7 @@ class SyncState:
                 number=self._number,
                 tick=self._wheel.tick,
                 local_index=self._wheel.local_index,
-                clock_ms=self._now_ms(),
+                clock_ms=self._time_ms(),
                 sent_ns=self._monotonic_ns(),
                 leases=ranges,
                 complete=complete,
@@ -95,7 +95,7 @@ class SyncState:
                 applied_index=self._applied_index(),
                 cursor_due_ms=cursor.due_ms,
                 cursor_index=cursor.index,
-                clock_ms=self._now_ms(),
+                clock_ms=self._time_ms(),
                 echo_sent_ns=sync.sent_ns,
             )
         )

@@ -65,6 +65,8 @@ class Background:
     def pump(self, now_ms: int) -> None:
         """Start what the wheel wants: loading ticks ahead, mapping hours, merging."""
         self._now_ms = now_ms
+        # The time may have been set back before anybody acted by it.
+        self._paused_until_ms = min(self._paused_until_ms, now_ms + MERGE_RETRY_MS)
         if now_ms < self._paused_until_ms:
             return
         for job in self._wheel.jobs(now_ms):

@@ -4,7 +4,8 @@ Owns what SERVING means:
 - `""`: the process takes part: past recovery, not read-only, not stopping, and a master has been heard of late; as
   master, that a majority answers.
 - `tickwheel.v1.Scheduler`, `tickwheel.v1.Consumer`: this node is the master and holds its lease, so a client whose
-  load balancing watches health goes there straight away.
+  load balancing watches health goes there straight away. While the nodes' clocks do not agree, the master takes
+  schedules and dispatches nothing: Scheduler serves, Consumer does not.
 - `tickwheel.v1.Admin`: always; any node tells its status.
 """
 
@@ -26,13 +27,14 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 def health_of(status: admin_pb2.NodeStatus) -> dict[str, bool]:
     """Service name to whether it serves. Pure."""
-    takes_part = status.state in (admin_pb2.NODE_SERVING, admin_pb2.NODE_ALIGNING)
+    without_time = status.state == admin_pb2.NODE_WITHOUT_TIME
+    takes_part = without_time or status.state in (admin_pb2.NODE_SERVING, admin_pb2.NODE_ALIGNING)
     leads = status.role == admin_pb2.MASTER
     master = takes_part and leads and status.lease_held
     return {
         WHOLE: master if leads else takes_part and bool(status.master_id),
         SCHEDULER: master,
-        CONSUMER: master,
+        CONSUMER: master and not without_time,
         ADMIN: True,
     }
 

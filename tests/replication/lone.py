@@ -153,6 +153,13 @@ class Lone:
             guards=self.guards,
         )
 
+    def restart(self) -> None:
+        """The same disk, a new log on it."""
+        self.log.stop()
+        self.journal.close()
+        self.log = self._made()
+        self.log.start()
+
     @property
     def engine(self) -> Engine:
         """The pysyncobj inside."""
@@ -205,6 +212,10 @@ class Lone:
 
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
         """Nothing waits for it."""
+
+    def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
+        """Nothing is sent beside the log."""
+        return None
 
     def handover_ready(self, peer_id: str) -> bool:
         return True

@@ -47,6 +47,10 @@ class Listener:
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
         """Nothing waits for it."""
 
+    def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
+        """Nothing is sent beside the log."""
+        return None
+
     def handover_ready(self, peer_id: str) -> bool:
         return self.ready
 

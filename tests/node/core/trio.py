@@ -275,6 +275,8 @@ class Client:
         self.at: Node | None = None
         self.settle = True
         self.closed = False
+        self.unsettled: list[consumer_pb2.SettleBatch] = []
+        """Settlements that a master refused: the next one gets them."""
 
     def schedule(self, delays_ms: list[int], producer: str = "", sequence: int = 0) -> None:
         master = self.world.master()
@@ -320,6 +322,16 @@ class Client:
             self.closed = True
         else:
             self.session = session
+            refused, self.unsettled = self.unsettled, []
+            for settle in refused:
+                self._settle(session, settle)
+
+    def _settle(self, session: Session, settle: consumer_pb2.SettleBatch) -> None:
+        def done(receipt: object) -> None:
+            if isinstance(receipt, Failure):
+                self.unsettled.append(settle)
+
+        session.settle(settle, done)
 
     def _closed(self, failure: Failure) -> None:
         self.closed = True
@@ -342,7 +354,7 @@ class Client:
 
         def answer() -> None:
             if node.host is not None and not self.closed:
-                session.settle(settle, lambda receipt: None)
+                self._settle(session, settle)
                 session.credit(len(attempts))
                 node.wake()
 

@@ -1,0 +1,64 @@
+"""How fast this node's own oscillator goes, measured against what the nodes agree on.
+
+Compares agreements that lie seconds apart. Only what their errors cannot explain counts as drift, so that an
+oscillator as good as is assumed is left alone; one that is 2 % off is corrected after a second, and a node keeps
+the cluster's time while it is cut off. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+PPB = 1_000_000_000
+RATE_PPB_MAX = 50_000_000
+"""An oscillator worse than 5 % is not corrected: then the agreed time itself has moved."""
+SPAN_NS_LEAST = 1_000_000_000
+SPAN_NS_MAX = 60_000_000_000
+PAUSE_NS = 450_000_000
+"""Between two agreements that are remembered: bounds how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    at_ns: int
+    time_ns: int
+    error_ns: int
+
+
+class DriftEstimate:
+    """`rate_ppb`: how much faster than this oscillator time goes; `doubt_ppb`: what that may be off by."""
+
+    def __init__(self) -> None:
+        self._points: deque[_Point] = deque()
+        self.rate_ppb = 0
+        self.doubt_ppb = 0
+
+    def add(self, at_ns: int, time_ns: int, error_ns: int) -> None:
+        """The nodes agree that it is `time_ns`, within `error_ns`."""
+        points = self._points
+        new = _Point(at_ns, time_ns, error_ns)
+        if points and self._stepped(points[-1], new):
+            points.clear()
+        while points and at_ns - points[0].at_ns > SPAN_NS_MAX:
+            points.popleft()
+        known = [point for point in points if at_ns - point.at_ns >= SPAN_NS_LEAST]
+        if known:
+            self._measure(min(known, key=lambda point: (point.error_ns + error_ns) / (at_ns - point.at_ns)), new)
+        if not points or at_ns - points[-1].at_ns >= PAUSE_NS:
+            points.append(new)
+
+    @staticmethod
+    def _stepped(before: _Point, now: _Point) -> bool:
+        passed_ns = now.at_ns - before.at_ns
+        off_ns = abs(now.time_ns - before.time_ns - passed_ns)
+        return off_ns > passed_ns * RATE_PPB_MAX // PPB + before.error_ns + now.error_ns
+
+    def _measure(self, before: _Point, now: _Point) -> None:
+        passed_ns = now.at_ns - before.at_ns
+        off_ns = now.time_ns - before.time_ns - passed_ns
+        doubt_ns = before.error_ns + now.error_ns
+        beyond_ns = max(0, abs(off_ns) - doubt_ns)
+        rate_ppb = min(beyond_ns * PPB // passed_ns, RATE_PPB_MAX)
+        self.rate_ppb = rate_ppb if off_ns > 0 else -rate_ppb
+        self.doubt_ppb = 2 * doubt_ns * PPB // passed_ns if rate_ppb else 0

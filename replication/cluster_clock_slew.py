@@ -1,0 +1,49 @@
+"""Time that is only ever made to go faster or slower: a function of the monotonic clock that never goes back.
+
+Between two turns of the screw it is the monotonic clock at a rate, plus a correction that is spread over a while.
+Pure; all readings are of one monotonic clock and do not go back.
+"""
+
+from __future__ import annotations
+
+PPB = 1_000_000_000
+
+
+class SlewedTime:
+    """Nanoseconds since the Unix epoch as a function of monotonic_ns."""
+
+    __slots__ = ("_rate_ppb", "_since_ns", "_slew_for_ns", "_slew_ppb", "_time_ns")
+
+    def __init__(self, at_ns: int, time_ns: int) -> None:
+        self._since_ns = at_ns
+        self._time_ns = time_ns
+        self._rate_ppb = 0
+        self._slew_ppb = 0
+        self._slew_for_ns = 0
+
+    def at(self, now_ns: int) -> int:
+        """The time."""
+        passed_ns = now_ns - self._since_ns
+        # One division for both, so that rounding cannot make it go back.
+        ahead = passed_ns * self._rate_ppb + min(passed_ns, self._slew_for_ns) * self._slew_ppb
+        return self._time_ns + passed_ns + ahead // PPB
+
+    def left_ns(self, now_ns: int) -> int:
+        """What is still to be corrected; above 0: the time is behind what it should be."""
+        return max(0, self._slew_for_ns - (now_ns - self._since_ns)) * self._slew_ppb // PPB
+
+    def steer(self, now_ns: int, off_ns: int, *, over_ns: int, slew_ppb_max: int, rate_ppb: int) -> None:
+        """From now on go at `rate_ppb` and come to be `off_ns` further, over `over_ns` or as long as the limit asks."""
+        self._time_ns = self.at(now_ns)
+        self._since_ns = now_ns
+        self._rate_ppb = rate_ppb
+        wanted_ppb = -(-abs(off_ns) * PPB // over_ns)
+        speed_ppb = min(wanted_ppb, slew_ppb_max)
+        self._slew_for_ns = abs(off_ns) * PPB // speed_ppb if speed_ppb else 0
+        self._slew_ppb = speed_ppb if off_ns > 0 else -speed_ppb
+
+    def put(self, now_ns: int, time_ns: int) -> None:
+        """Set it, back if need be: for a time that nobody has acted by yet."""
+        self._since_ns = now_ns
+        self._time_ns = time_ns
+        self._slew_for_ns = self._slew_ppb = 0
