@@ -161,7 +161,7 @@ class Cluster:
 
     async def master(self, deadline: Deadline) -> str:
         """The master's address, found if it is not known. ClusterUnavailable at the deadline."""
-        backoff = Backoff()
+        backoff = Backoff(max_s=WATCH_PERIOD_S)
         while self._master is None:
             if self._finding is None:
                 self._finding = asyncio.ensure_future(self._find())
@@ -228,9 +228,18 @@ class Cluster:
             self._watch = None
 
     async def _keep_watching(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_PERIOD_S)
-            await asyncio.gather(*(self._ask(address) for address in self._addresses))
+        asking: dict[str, asyncio.Future[None]] = {}
+        try:
+            while True:
+                await asyncio.sleep(WATCH_PERIOD_S)
+                for address in self._addresses:
+                    # A node that hangs keeps only its own question waiting: the new master is asked all the same.
+                    if address not in asking or asking[address].done():
+                        asking[address] = asyncio.ensure_future(self._ask(address))
+        finally:
+            for question in asking.values():
+                question.cancel()
+            await asyncio.gather(*asking.values(), return_exceptions=True)
 
     # -- one call at the master
 
