@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tickwheel.chaos.cli_live import run
+from tickwheel.chaos.cli_live import failover, run
 from tickwheel.chaos.cli_mutants import mutants
 from tickwheel.chaos.sim.faults import DEFAULT_KINDS, KINDS, Tally
 from tickwheel.chaos.sim.run import shrink, simulate
@@ -29,6 +29,7 @@ app = typer.Typer(help="Faults against the promises: simulated, seeded, replayab
 
 app.command("mutants")(mutants)
 app.command("run")(run)
+app.command("failover")(failover)
 
 FAILURES_SHOWN_MAX = 10
 

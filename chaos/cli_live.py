@@ -6,7 +6,7 @@ not be carried out (it proves nothing).
 
 from __future__ import annotations
 
-import asyncio
+import json
 import random
 import tempfile
 import time
@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import uvloop
 from rich.console import Console
 
+from tickwheel.chaos.live.losses import Kind, measure
+from tickwheel.chaos.live.losses_report import as_json as figures_of
+from tickwheel.chaos.live.losses_report import print_losses
 from tickwheel.chaos.live.plan import UnknownFamily, families_of
 from tickwheel.chaos.live.report import print_report, replay_command, write_files
 from tickwheel.chaos.live.supervisor import RunFailed, RunOptions, Supervisor
+from tickwheel.node.local_cluster import LocalClusterError
 
 EXIT_BROKEN, EXIT_VOID = 1, 3
 
@@ -51,7 +56,7 @@ def run(
         console.print(f"[dim]{time.monotonic() - began_s:7.1f} s[/dim]  {line}", highlight=False)
 
     try:
-        verdict = asyncio.run(Supervisor(options, told).run())
+        verdict = uvloop.run(Supervisor(options, told).run())
     except RunFailed as error:
         console.print(f"[bold red]the run could not be carried out:[/bold red] {error}")
         raise typer.Exit(EXIT_VOID) from error
@@ -62,3 +67,31 @@ def run(
         print_report(verdict, console)
     console.print(f"report: {where / 'report.html'}; again: {replay_command(verdict)}", highlight=False, soft_wrap=True)
     raise typer.Exit(EXIT_VOID if verdict.void else EXIT_BROKEN if not verdict.holds else 0)
+
+
+def failover(
+    losses: Annotated[int, typer.Option(help="How often the master is lost.", min=1)] = 20,
+    kind: Annotated[str, typer.Option(help="How: kill (SIGKILL), stop (SIGSTOP), drop (nothing passes).")] = "kill",
+    handovers: Annotated[int, typer.Option(help="Planned handovers instead of losses.", min=0)] = 0,
+    rate: Annotated[float, typer.Option(help="Messages a second.", min=250)] = 5_000.0,
+    nodes: Annotated[int, typer.Option(help="Nodes of the cluster.", min=3, max=7)] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Lose the master again and again and measure the way back; exit code 1 if a message was lost or came early."""
+    console = Console(stderr=as_json)
+    if kind not in ("kill", "stop", "drop"):
+        raise typer.BadParameter(f"{kind}: kill, stop or drop")
+    how = Kind.HANDOVER if handovers else Kind(kind)
+    with tempfile.TemporaryDirectory(prefix="tickwheel-failover-") as directory, console.status("starting") as status:
+        try:
+            result = uvloop.run(
+                measure(Path(directory), how, handovers or losses, rate, nodes=nodes, told=status.update)
+            )
+        except LocalClusterError as error:
+            console.print(f"[bold red]it could not be carried out:[/bold red] {error}")
+            raise typer.Exit(EXIT_VOID) from error
+    if as_json:
+        print(json.dumps(figures_of(result), indent=1))
+    else:
+        print_losses(result, console)
+    raise typer.Exit(EXIT_BROKEN if result.lost or result.early else 0)

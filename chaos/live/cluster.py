@@ -26,7 +26,7 @@ ANSWER_S = 2.0
 
 
 class ChaosCluster(LocalCluster):
-    """A LocalCluster whose nodes can be spoilt. Start with `begin`, end with `end`."""
+    """A LocalCluster whose nodes can be spoilt. Start and stop it like one."""
 
     def __init__(
         self,
@@ -36,12 +36,15 @@ class ChaosCluster(LocalCluster):
         config: Mapping[str, Mapping[str, object]] | None = None,
         *,
         clients_apart: bool = False,
+        knobs: bool = True,
     ) -> None:
-        """`clients_apart`: proxies stand between clients and nodes as well."""
+        """`clients_apart`: proxies stand between clients and nodes as well. Without `knobs` the nodes are begun as
+        always; their clocks and disks cannot be spoilt."""
         super().__init__(
             directory, nodes, config=config, cluster_id="chaos", peers_apart=True, clients_apart=clients_apart
         )
         self.proxies = Proxies([node.node_id for node in self.nodes], self._recognise, seed)
+        self._with_knobs = knobs
         self.lives = dict.fromkeys((node.node_id for node in self.nodes), 0)
         self.paused: set[str] = set()
         self.killed: set[str] = set()
@@ -54,6 +57,8 @@ class ChaosCluster(LocalCluster):
 
     def command(self, node: LocalNode) -> list[str]:
         """See LocalCluster."""
+        if not self._with_knobs:
+            return super().command(node)
         module = "tickwheel.chaos.live.node_start"
         return [sys.executable, "-m", module, "--config", str(node.config_file), "--knobs", str(self._knob_file(node))]
 
@@ -68,21 +73,22 @@ class ChaosCluster(LocalCluster):
     def node_ids(self) -> list[str]:
         return [node.node_id for node in self.nodes]
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Proxies, then nodes, until all are ready."""
         for node in self.nodes:
-            await self.proxies.listen(node.node_id, node.peer_dialled, node.peer_address)
+            if node.peer_advertised:
+                await self.proxies.listen(node.node_id, node.peer_dialled, node.peer_address)
             if node.client_advertised:
                 await self.proxies.listen(node.node_id, node.client_dialled, node.client_address, CLIENTS)
-        await self.start()
+        await super().start()
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """Stop everything in order; idempotent. A node that does not stop is killed."""
         self.proxies.mend_all()
         for node in self.nodes:
             self.resume(node)
         try:
-            await self.stop()
+            await super().stop()
         finally:
             self.kill_all()
             await self.proxies.stop()

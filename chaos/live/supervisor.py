@@ -96,7 +96,7 @@ class Supervisor:
         )
         alive: asyncio.Task[None] | None = None
         try:
-            await self._cluster.begin()
+            await self._cluster.start()
             self._watch.start()
             await self._begin_load()
             alive = asyncio.create_task(self._injector.keep_alive())
@@ -120,7 +120,7 @@ class Supervisor:
                 self._load.wait()
             self._history.write("done")
             self._history.close()
-            await self._cluster.end()
+            await self._cluster.stop()
         self._told("judging")
         return judge(read_history([self._directory / "supervisor.jsonl", self._directory / "workload.jsonl"]))
 

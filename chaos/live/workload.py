@@ -188,8 +188,10 @@ class Workload:
     def _acknowledged(self, number: int, uids: list[int], ids: list[int], due_ms: list[int] | None) -> None:
         self._unanswered -= 1
         self._counts["acked"] += len(uids)
-        due = {} if due_ms is None else {"due": due_ms}
-        self._history.write("ack", b=number, ids=ids, **due)
+        if due_ms is None:
+            self._history.write("ack", b=number, ids=ids)
+        else:
+            self._history.write("ack", b=number, ids=ids, due=due_ms)
         self._consuming.expect(uids)
 
     def _failed(self, number: int, uids: list[int], error: TickwheelError) -> None:

@@ -1,0 +1,75 @@
+"""What a measurement of losses shows: the figures of each step, and where duplicates came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from tickwheel.chaos.live.losses import Kind, Losses
+
+STEPS = (
+    ("detection_ms", "detection"),
+    ("election_ms", "election"),
+    ("alignment_ms", "alignment"),
+    ("delivery_ms", "first delivery"),
+    ("total_ms", "in all"),
+    ("silence_ms", "longest silence"),
+)
+
+
+def _figures(losses: Losses, name: str) -> dict[str, float]:
+    values = losses.values(name)
+    if not len(values):
+        return {}
+    named = (("least", 0), ("p50", 50), ("p90", 90), ("p99", 99), ("most", 100))
+    return {label: round(float(np.percentile(values, percent)), 1) for label, percent in named}
+
+
+def as_json(losses: Losses) -> dict[str, Any]:
+    """Everything but the single deliveries."""
+    return {
+        "kind": losses.kind.value,
+        "rate": losses.rate,
+        "rounds": len(losses.losses),
+        "seconds": round(losses.seconds, 1),
+        "steps": {name: _figures(losses, name) for name, _ in STEPS},
+        "losses": [
+            {
+                "old": loss.old,
+                "new": loss.new,
+                "term": loss.term,
+                "duplicates": loss.duplicates,
+                **{name: None if getattr(loss, name) is None else round(getattr(loss, name), 1) for name, _ in STEPS},
+            }
+            for loss in losses.losses
+        ],
+        "acknowledged": losses.acknowledged,
+        "delivered": losses.delivered,
+        "lost": losses.lost,
+        "early": losses.early,
+        "duplicates": losses.duplicates,
+        "unasked_elections": losses.unasked_elections,
+    }
+
+
+def print_losses(losses: Losses, console: Console) -> None:
+    """The tables."""
+    what = "handovers" if losses.kind is Kind.HANDOVER else f"losses ({losses.kind.value})"
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(f"{len(losses.losses)} {what}, ms")
+    for name in ("seen", "least", "p50", "p90", "p99", "most"):
+        table.add_column(name, justify="right")
+    for name, label in STEPS:
+        figures = _figures(losses, name)
+        cells = (f"{figures[key]:,.0f}" if figures else "" for key in ("least", "p50", "p90", "p99", "most"))
+        table.add_row(label, f"{len(losses.values(name))}", *cells, style="bold" if name == "total_ms" else "")
+    console.print(table)
+    sums = f"{losses.acknowledged:,} acknowledged in {losses.seconds:,.0f} s, lost {losses.lost:,}"
+    sums += f", early {losses.early:,}, elections that nobody asked for {losses.unasked_elections}"
+    console.print(f"\n{sums}", highlight=False)
+    console.print(f"delivered again: {sum(losses.duplicates.values()):,}", highlight=False)
+    for source, count in sorted(losses.duplicates.items(), key=lambda item: -item[1]):
+        console.print(f"  {count:,} {source}", highlight=False)
