@@ -315,6 +315,7 @@ class PeerStatus(_message.Message):
     CLOCK_ERROR_MS_FIELD_NUMBER: _builtins.int
     CLIENT_ADDRESS_FIELD_NUMBER: _builtins.int
     TIME_OFFSET_MS_FIELD_NUMBER: _builtins.int
+    LEARNER_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
     connected: _builtins.bool
@@ -330,6 +331,8 @@ class PeerStatus(_message.Message):
     """Where clients reach it; `address` is where its peers do."""
     time_offset_ms: _builtins.float
     """Its idea of the cluster's time against this node's."""
+    learner: _builtins.bool
+    """It follows the log and does not count yet."""
     def __init__(
         self,
         *,
@@ -343,10 +346,11 @@ class PeerStatus(_message.Message):
         clock_error_ms: _builtins.float = ...,
         client_address: _builtins.str = ...,
         time_offset_ms: _builtins.float = ...,
+        learner: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_lag", b"applied_lag", "client_address", b"client_address", "clock_error_ms", b"clock_error_ms", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "match_index", b"match_index", "node_id", b"node_id", "sync_age_ms", b"sync_age_ms", "time_offset_ms", b"time_offset_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_lag", b"applied_lag", "client_address", b"client_address", "clock_error_ms", b"clock_error_ms", "clock_offset_ms", b"clock_offset_ms", "connected", b"connected", "learner", b"learner", "match_index", b"match_index", "node_id", b"node_id", "sync_age_ms", b"sync_age_ms", "time_offset_ms", b"time_offset_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -405,12 +409,17 @@ class Member(_message.Message):
     PEER_ADDRESS_FIELD_NUMBER: _builtins.int
     CLIENT_ADDRESS_FIELD_NUMBER: _builtins.int
     DISK_UUID_FIELD_NUMBER: _builtins.int
+    LEARNER_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     peer_address: _builtins.str
     """host:port under which its peers reach it."""
     client_address: _builtins.str
     """host:port under which clients reach it."""
     disk_uuid: _builtins.str
+    learner: _builtins.bool
+    """It follows the log and does not count yet: the master lets it count by itself once it has caught up. Ignored in
+    requests.
+    """
     def __init__(
         self,
         *,
@@ -418,10 +427,11 @@ class Member(_message.Message):
         peer_address: _builtins.str = ...,
         client_address: _builtins.str = ...,
         disk_uuid: _builtins.str = ...,
+        learner: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_address", b"client_address", "disk_uuid", b"disk_uuid", "node_id", b"node_id", "peer_address", b"peer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_address", b"client_address", "disk_uuid", b"disk_uuid", "learner", b"learner", "node_id", b"node_id", "peer_address", b"peer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

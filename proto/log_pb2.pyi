@@ -415,6 +415,7 @@ class AdminCommand(_message.Message):
     REMOVE_MEMBER_FIELD_NUMBER: _builtins.int
     REMOVE_HOURS_FIELD_NUMBER: _builtins.int
     CREATE_CLUSTER_FIELD_NUMBER: _builtins.int
+    PROMOTE_MEMBER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def create_topic(self) -> _admin_pb2.CreateTopicRequest: ...
     @_builtins.property
@@ -433,6 +434,8 @@ class AdminCommand(_message.Message):
     def remove_hours(self) -> Global___RemoveHours: ...
     @_builtins.property
     def create_cluster(self) -> Global___CreateCluster: ...
+    @_builtins.property
+    def promote_member(self) -> Global___PromoteMember: ...
     def __init__(
         self,
         *,
@@ -445,16 +448,38 @@ class AdminCommand(_message.Message):
         remove_member: _admin_pb2.RemoveMemberRequest | None = ...,
         remove_hours: Global___RemoveHours | None = ...,
         create_cluster: Global___CreateCluster | None = ...,
+        promote_member: Global___PromoteMember | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "settings", b"settings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["create_topic", "delete_topic", "create_group", "delete_group", "settings", "add_member", "remove_member", "remove_hours", "create_cluster"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["create_topic", "delete_topic", "create_group", "delete_group", "settings", "add_member", "remove_member", "remove_hours", "create_cluster", "promote_member"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___AdminCommand: _TypeAlias = AdminCommand  # noqa: Y015
+
+@_typing.final
+class PromoteMember(_message.Message):
+    """A learner that has caught up counts from now on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromoteMember: _TypeAlias = PromoteMember  # noqa: Y015
 
 @_typing.final
 class CreateCluster(_message.Message):

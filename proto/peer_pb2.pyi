@@ -501,6 +501,7 @@ class SyncReply(_message.Message):
     cursor_due_ms: _builtins.int
     cursor_index: _builtins.int
     clock_ms: _builtins.int
+    """The slave's wall clock."""
     echo_sent_ns: _builtins.int
     def __init__(
         self,

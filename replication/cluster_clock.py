@@ -1,6 +1,7 @@
 """The cluster's time as one node sees it: what a majority of the nodes' clocks agrees on, and nothing else.
 
-Every node asks every other a few times a second what its wall clock shows, beside the log. What comes back, and the
+Every node asks every other twice a second what its wall clock shows, beside the log; a master also learns it from
+the answers to its 50 ms sync. What comes back, and the
 node's own wall clock, are intervals (cluster_clock_samples.py); what a majority agrees on (cluster_clock_interval.py)
 is where the cluster's time is steered to (cluster_clock_slew.py), at a rate that is measured (cluster_clock_drift.py).
 In between, and while nobody agrees (cluster_clock_state.py), it is carried on by the monotonic clock, so a step of a
@@ -39,8 +40,12 @@ FIRST_PERIOD_NS = 50 * NS_PER_MS
 FIRST_WAIT_NS = 200 * NS_PER_MS
 """The first agreement waits so long for the answers of all who were asked: the closest majority may not be the
 quickest."""
-HORIZON_NS = 2_000_000_000
-"""Small corrections are spread over this, so that the noise of single answers does not show."""
+CALM_NS = 2_000_000_000
+"""A correction within what the clocks agree on is spread over this: it may be noise."""
+QUICK_NS = 200_000_000
+"""A correction to it is spread over this, if the limit allows."""
+SYNC_SAMPLE_NS = 100 * NS_PER_MS
+"""Answers to the 50 ms sync are taken for samples this often: the master's time matters most."""
 FOREVER_NS = 1 << 62
 
 Send = Callable[[str, PeerFrame], bool]
@@ -202,6 +207,10 @@ class ClusterClock:
 
     # -- peers
 
+    def wall_ms(self) -> int:
+        """This machine's own wall clock, for others to judge."""
+        return self._clock.wall_ms()
+
     def receive(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """A question, which is answered, or an answer."""
         if frame.HasField("clock_ask"):
@@ -220,15 +229,25 @@ class ClusterClock:
             return
         member.asks.remove(answer.echo_sent_ns)
         round_trip_ns = now_ns - answer.echo_sent_ns
-        if not 0 <= round_trip_ns <= ROUND_TRIP_NS_MAX:
-            return
-        # It was read at some moment of the round trip, and may have been at any point of its millisecond.
-        low_ns = answer.wall_ms * NS_PER_MS
-        shown = Interval(low_ns, low_ns + NS_PER_MS + round_trip_ns)
-        member.samples.add(now_ns, shown, self._drift.rate_ppb, self._drift_ppb())
+        self._sampled(member, now_ns, round_trip_ns, answer.wall_ms)
         known = answer.time_us and self._holdover.agreed_ns is not None
         time_ns = answer.time_us * NS_PER_US + round_trip_ns // 2
         member.time_offset_ns = time_ns - self._time.at(now_ns) if known else 0
+
+    def sync_answered(self, peer_id: str, echo_sent_ns: int, wall_ms: int) -> None:
+        """As master: a slave answered a sync of this term, and said what its wall clock shows."""
+        member = self._members.get(peer_id)
+        now_ns = self._monotonic_ns()
+        if member is not None and now_ns - member.samples.newest_ns >= SYNC_SAMPLE_NS:
+            self._sampled(member, now_ns, now_ns - echo_sent_ns, wall_ms)
+
+    def _sampled(self, member: _Member, now_ns: int, round_trip_ns: int, wall_ms: int) -> None:
+        if not 0 <= round_trip_ns <= ROUND_TRIP_NS_MAX:
+            return
+        # It was read at some moment of the round trip, and may have been at any point of its millisecond.
+        low_ns = wall_ms * NS_PER_MS
+        shown = Interval(low_ns, low_ns + NS_PER_MS + round_trip_ns)
+        member.samples.add(now_ns, shown, self._drift.rate_ppb, self._drift_ppb())
         self._agree()
 
     # -- agreement
@@ -272,18 +291,18 @@ class ClusterClock:
         if first and not self._acted:
             self._time.put(now_ns, time_ns + off_ns)
         else:
-            self._steer(now_ns, off_ns)
+            self._steer(now_ns, off_ns, CALM_NS if off_ns <= 0 <= agreement.high_ns else QUICK_NS)
         self._error_ns, self._error_at_ns = agreement.error_ns, now_ns
         # As old as the youngest majority of what was heard.
         newest = sorted((m.samples.newest_ns for m in members.values()), reverse=True)
         self._holdover.agreed(newest[quorum - 1])
         self._dispatch_until_ns = self._until()
 
-    def _steer(self, now_ns: int, off_ns: int) -> None:
+    def _steer(self, now_ns: int, off_ns: int, over_ns: int) -> None:
         self._time.steer(
             now_ns,
             off_ns,
-            over_ns=HORIZON_NS,
+            over_ns=over_ns,
             slew_ppb_max=self._settings.slew_ppm_max * 1_000,
             rate_ppb=self._drift.rate_ppb,
         )
@@ -315,7 +334,7 @@ class ClusterClock:
         if self._time.at(now_ns) > expected_ns + bound_ns + self._settings.skew_warn_ms * NS_PER_MS:
             ahead_ns = self._time.at(now_ns) + self._time.left_ns(now_ns) - expected_ns
             self._time.put(now_ns, expected_ns)
-            self._steer(now_ns, ahead_ns)
+            self._steer(now_ns, ahead_ns, QUICK_NS)
             self.jumps_refused += 1
 
     def end_reign(self) -> None:

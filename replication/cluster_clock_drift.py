@@ -13,10 +13,11 @@ from dataclasses import dataclass
 PPB = 1_000_000_000
 RATE_PPB_MAX = 50_000_000
 """An oscillator worse than 5 % is not corrected: then the agreed time itself has moved."""
-SPAN_NS_LEAST = 1_000_000_000
+WANDER_PPB = 1_000_000
+"""An oscillator that changes by more than 0.1 % at once is measured anew."""
 SPAN_NS_MAX = 60_000_000_000
 PAUSE_NS = 450_000_000
-"""Between two agreements that are remembered: bounds how many there are."""
+"""Between two agreements that are compared at the least: bounds how many are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +39,29 @@ class DriftEstimate:
         """The nodes agree that it is `time_ns`, within `error_ns`."""
         points = self._points
         new = _Point(at_ns, time_ns, error_ns)
-        if points and self._stepped(points[-1], new):
+        if points and self._changed(points[-1], new):
+            newest = points.pop()
             points.clear()
+            if not self._stepped(newest, new):
+                points.append(newest)
+            self.rate_ppb = self.doubt_ppb = 0
         while points and at_ns - points[0].at_ns > SPAN_NS_MAX:
             points.popleft()
-        known = [point for point in points if at_ns - point.at_ns >= SPAN_NS_LEAST]
+        known = [point for point in points if at_ns - point.at_ns >= PAUSE_NS]
         if known:
             self._measure(min(known, key=lambda point: (point.error_ns + error_ns) / (at_ns - point.at_ns)), new)
         if not points or at_ns - points[-1].at_ns >= PAUSE_NS:
             points.append(new)
 
+    def _changed(self, before: _Point, now: _Point) -> bool:
+        """The rate as it is known cannot be what it was between these."""
+        passed_ns = now.at_ns - before.at_ns
+        off_ns = abs(now.time_ns - before.time_ns - passed_ns - passed_ns * self.rate_ppb // PPB)
+        return off_ns > passed_ns * (WANDER_PPB + self.doubt_ppb) // PPB + before.error_ns + now.error_ns
+
     @staticmethod
     def _stepped(before: _Point, now: _Point) -> bool:
+        """No rate explains it."""
         passed_ns = now.at_ns - before.at_ns
         off_ns = abs(now.time_ns - before.time_ns - passed_ns)
         return off_ns > passed_ns * RATE_PPB_MAX // PPB + before.error_ns + now.error_ns

@@ -12,6 +12,7 @@ from tickwheel.proto.peer_pb2 import AppendEntries
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal_view import Journal
 from tickwheel.replication.pysyncobj_seam import Message
+from tickwheel.replication.voters import VOTERS, split
 
 
 class ImpossibleMessageError(Exception):
@@ -38,6 +39,7 @@ def judge(term: int, append: AppendEntries, journal: Journal, commit_index: int,
         return Judgement({"type": "append_entries", "term": term, "commit_index": commit})
     previous, previous_term = append.previous_index, append.previous_term
     rows = [(entry.command, entry.index, entry.term) for entry in append.entries]
+    _check_voters(rows)
     if not guards.known_entries_stripped:
         return Judgement(_message(term, append.commit_index, previous, previous_term, rows))
     last = journal.last_index
@@ -70,6 +72,16 @@ def judge(term: int, append: AppendEntries, journal: Journal, commit_index: int,
             f"a master of term {term} wants entry {matched + 1} replaced, which is committed up to {commit_index}"
         )
     return Judgement(_message(term, append.commit_index, matched, journal.term_at(matched), rows[known:]))
+
+
+def _check_voters(rows: list[tuple[bytes, int, int]]) -> None:
+    """They count from when they are written, so they must be readable before."""
+    for command, index, _ in rows:
+        if command[:1] == VOTERS:
+            try:
+                split(command)
+            except ValueError as error:
+                raise ImpossibleMessageError(f"entry {index} of a master cannot be read: {error}") from error
 
 
 def _heartbeat(term: int, leader_commit: int, own_commit: int, matched: int = 0) -> Message:

@@ -481,6 +481,7 @@ class RaftLog:
             role = Role.LEARNER
         else:
             role = Role.CANDIDATE if engine.state == CANDIDATE else Role.SLAVE
+        known = {member.node_id for member in self._members}
         peers = {
             peer_id: PeerProgress(
                 connected=peer.connected,
@@ -488,7 +489,7 @@ class RaftLog:
                 sync_age_ms=(now_ns - peer.synced_ns) // NS_PER_MS if peer.synced_ns else 0,
             )
             for peer_id, peer in sorted(self._peers.peers.items())
-            if peer_id in self._voters.others or peer.connected
+            if peer_id in known or peer.connected
         }
         return LogStatus(
             role=role,

@@ -19,6 +19,7 @@ from tickwheel.node.core.consumers import ConsumerDesk
 from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.failure import Failure, not_master
+from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.publisher import Publisher
 from tickwheel.node.core.push import PushAhead
@@ -30,10 +31,9 @@ from tickwheel.node.core.synced import SyncedFile, read_synced
 from tickwheel.node.core.work import Background
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2
-from tickwheel.proto.log_pb2 import AdminCommand, Command, Lead, LogEntry
+from tickwheel.proto.log_pb2 import Command, Lead, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
-from tickwheel.replication.frames import Refusal
 from tickwheel.replication.log import LogStatus, Member, ReplicatedLog, Role
 from tickwheel.replication.ports import Clock, Executor, Network, Random
 from tickwheel.storage.disk import Disk
@@ -113,7 +113,12 @@ class NodeCore:
             self.dispatcher.unpush = self.delivery.unpush
         self.dispatcher.fatal = self._fatal
         self.sync = SyncState(
-            self.wheel, self.delivery, self._agreed_ms, ports.clock.monotonic_ns, lambda: self.applied_index
+            self.wheel,
+            self.delivery,
+            self._agreed_ms,
+            self.clock.wall_ms,
+            ports.clock.monotonic_ns,
+            lambda: self.applied_index,
         )
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
@@ -136,6 +141,7 @@ class NodeCore:
         self.totals = Totals()
         self._started_ns = ports.clock.monotonic_ns()
         self.requests = RequestDesk(self)
+        self.members = MemberDesk(self)
         self.consumers = ConsumerDesk(self)
         self.term = 0
         self._leading = False
@@ -146,9 +152,6 @@ class NodeCore:
         self._recovered = False
         self.handing_over = False
         self.leader_changes = 0
-        self._disk_uuids: dict[str, str] = {}
-        """Member to the disk that it came with."""
-        self._recording_disk = False
 
     # -- life
 
@@ -211,7 +214,7 @@ class NodeCore:
             if self.clock.known:
                 self.delivery.upkeep(now_ms)
             if self.leading:
-                self._record_disks()
+                self.members.upkeep()
                 if self.clock.known:
                     self.retention.tick(now_ms)
         self.checkpointer.tick(steady_ms)
@@ -331,6 +334,7 @@ class NodeCore:
         self.dispatcher.end()
         self.proposer.lose(failure)
         self.publisher.lose(failure)
+        self.members.lose(failure)
         self.delivery.end(failure)
         self.consumers.end(failure)
 
@@ -350,6 +354,7 @@ class NodeCore:
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
         """See LogListener."""
         self.sync.reply(peer_id, frame)
+        self.clock.sync_answered(peer_id, frame.sync_reply.echo_sent_ns, frame.sync_reply.clock_ms)
 
     def handover_ready(self, peer_id: str) -> bool:
         """See LogListener: the next master must know what is out with consumers, or it would deliver it again."""
@@ -414,52 +419,6 @@ class NodeCore:
     def phase(self) -> Phase:
         """Where the dispatcher stands."""
         return self.dispatcher.phase
-
-    def refuses_member(self, node_id: str, disk_uuid: str) -> Refusal | None:
-        """Why a peer may not take part: unknown, or its disk is not the one it joined with. None: it may.
-
-        The disk of a member that may is remembered; the master has it recorded in the log.
-        """
-        members = self.log.members()
-        known = next((m for m in members if m.node_id == node_id), None)
-        if known is None:
-            if members:
-                return Refusal(
-                    f"{node_id} is not a member: add it (tickwheel member add), under an id never used before"
-                )
-            return None
-        if known.disk_uuid and disk_uuid and known.disk_uuid != disk_uuid:
-            return Refusal(
-                f"{node_id} comes with another disk than it joined with, so it has forgotten votes and entries: "
-                "remove the member and add it anew under a new id (docs/DEPLOY.md, replacing a dead node)",
-                final=True,
-            )
-        if disk_uuid:
-            self._disk_uuids[node_id] = disk_uuid
-        return None
-
-    def _record_disks(self) -> None:
-        """As master: members whose disk is not known yet get the one they came with first."""
-        if not self.state.created or self._recording_disk:
-            return
-        self._disk_uuids[self.identity.node_id] = self.identity.disk_uuid
-        for member in self.state.members():
-            disk_uuid = self._disk_uuids.get(member.node_id, "")
-            if member.disk_uuid or not disk_uuid:
-                continue
-            self._recording_disk = True
-
-            def recorded(_: object) -> None:
-                self._recording_disk = False
-
-            filled = admin_pb2.Member(
-                node_id=member.node_id,
-                peer_address=member.peer_address,
-                client_address=member.client_address,
-                disk_uuid=disk_uuid,
-            )
-            self.proposer.submit(Command(admin=AdminCommand(add_member=filled)), recorded)
-            return
 
     def monotonic_ns(self) -> int:
         """The port's monotonic clock."""

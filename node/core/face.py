@@ -18,6 +18,7 @@ from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.requests import Rescheduled, id_of, message_id_of
 from tickwheel.node.core.status import node_metrics, node_status
 from tickwheel.node.metrics import MetricValue
+from tickwheel.node.state.membership import message_of
 from tickwheel.node.state.results import AdminResult, SettleResult
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2
@@ -213,17 +214,7 @@ class CoreFace:
 
     def members(self) -> admin_pb2.MemberList:
         """Members as applied on this node."""
-        return admin_pb2.MemberList(
-            members=[
-                admin_pb2.Member(
-                    node_id=m.node_id,
-                    peer_address=m.peer_address,
-                    client_address=m.client_address,
-                    disk_uuid=m.disk_uuid,
-                )
-                for m in self.core.log.members()
-            ]
-        )
+        return admin_pb2.MemberList(members=[message_of(member) for member in self.core.log.members()])
 
     def topics(self) -> list[admin_pb2.Topic]:
         """All topics."""

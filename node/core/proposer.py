@@ -106,6 +106,13 @@ class Proposer:
         self._waiting_bytes += size
         self._urgent = self._urgent or not may_gather
 
+    def submit_alone(self, command: Command, done: Done, voters: Sequence[str]) -> None:
+        """Propose at once, in an entry of its own, what changes the members that count to `voters`."""
+        if self._log is None or self.term == 0:
+            done(outcome_unknown())
+            return
+        self._propose(self._log, self._entry_of([command], self._now_ms()), [done], NO_CHANGE, voters)
+
     def may_change_from_ms(self) -> int:
         """First due time at which something under way can still change what is pending; NO_CHANGE: nothing can."""
         waiting = min((_changes_from_ms(item.command) for item in self._waiting), default=NO_CHANGE)
@@ -147,6 +154,10 @@ class Proposer:
         if not commands:
             return False
         self._proposed_ms = now_ms
+        self._propose(log, self._entry_of(commands, now_ms), dones, min(map(_changes_from_ms, commands)))
+        return True
+
+    def _entry_of(self, commands: Sequence[Command], now_ms: int) -> bytes:
         entry = LogEntry(
             format_version=FORMAT_VERSION,
             wheel_group=self._wheel_group,
@@ -154,8 +165,8 @@ class Proposer:
             stamped_ms=now_ms,
             commands=commands,
         )
-        self._propose(log, entry.SerializeToString(), dones, min(map(_changes_from_ms, commands)))
-        return True
+        data: bytes = entry.SerializeToString()
+        return data
 
     def _gathers(self, now_ms: int) -> bool:
         """Whether what waits should go on waiting for company."""
@@ -196,7 +207,14 @@ class Proposer:
                 size += taken_bytes
         return commands, dones, size
 
-    def _propose(self, log: ReplicatedLog, entry: bytes, dones: Sequence[Done], changes_from_ms: int) -> None:
+    def _propose(
+        self,
+        log: ReplicatedLog,
+        entry: bytes,
+        dones: Sequence[Done],
+        changes_from_ms: int,
+        voters: Sequence[str] | None = None,
+    ) -> None:
         self._entries_in_flight += 1
         self._changes.append(changes_from_ms)
         self._bytes_in_flight += len(entry)
@@ -219,7 +237,7 @@ class Proposer:
             for done in dones:
                 done(failure)
 
-        log.propose(entry, settled)
+        log.propose(entry, settled, voters)
 
 
 def _changes_from_ms(command: Command) -> int:

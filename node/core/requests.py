@@ -16,6 +16,7 @@ from tickwheel.node.core.failure import Failure, RequestError, invalid, no_agree
 from tickwheel.node.core.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch
 from tickwheel.node.core.publisher import BatchOutcome, resolve_when
 from tickwheel.node.core.work import Found, RemovedError
+from tickwheel.node.state.membership import KINDS, message_of
 from tickwheel.node.state.results import AdminResult, CancelResult, RescheduleResult
 from tickwheel.node.state.settings import seed_settings
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
@@ -344,6 +345,9 @@ class RequestDesk:
         if failure is not None:
             done(failure)
             return
+        if command.WhichOneof("body") in KINDS:
+            self._core.members.change(command, done)
+            return
 
         def applied(result: object) -> None:
             if isinstance(result, AdminResult) and result.failure is not None:
@@ -360,15 +364,7 @@ class RequestDesk:
         command = CreateCluster(
             cluster_id=core.identity.cluster_id,
             settings=settings or seed_settings(),
-            members=[
-                admin_pb2.Member(
-                    node_id=m.node_id,
-                    peer_address=m.peer_address,
-                    client_address=m.client_address,
-                    disk_uuid=m.disk_uuid,
-                )
-                for m in members
-            ],
+            members=[message_of(member) for member in members],
         )
         core.proposer.submit(Command(admin=AdminCommand(create_cluster=command)), lambda _: None)
 

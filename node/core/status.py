@@ -202,6 +202,7 @@ def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
             match_index=peer.match_index,
             applied_lag=max(0, log.commit_index - core.sync.applied_of(node_id)) if leading else 0,
             sync_age_ms=core.sync.reply_age_ms(node_id) if leading else 0,
+            learner=bool(member and member.learner),
         )
     _add_clock(core, status)
     return status

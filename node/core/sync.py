@@ -34,12 +34,14 @@ class SyncState:
         wheel: Wheel,
         delivery: Delivery,
         time_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
         monotonic_ns: Callable[[], int],
         applied_index: Callable[[], int],
     ) -> None:
         self._wheel = wheel
         self._delivery = delivery
         self._time_ms = time_ms
+        self._wall_ms = wall_ms
         self._monotonic_ns = monotonic_ns
         self._applied_index = applied_index
         self._number = 0
@@ -95,7 +97,7 @@ class SyncState:
                 applied_index=self._applied_index(),
                 cursor_due_ms=cursor.due_ms,
                 cursor_index=cursor.index,
-                clock_ms=self._time_ms(),
+                clock_ms=self._wall_ms(),
                 echo_sent_ns=sync.sent_ns,
             )
         )

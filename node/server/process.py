@@ -264,7 +264,7 @@ class NodeProcess:
         def refusal(sender_id: str, disk_uuid: str, context: grpc.aio.ServicerContext[Any, Any]) -> Refusal | None:
             if tls.peer is not None and not is_member_certificate(context.auth_context(), sender_id):
                 return Refusal(f"the certificate is not that of node {sender_id}")
-            return host.core.refuses_member(sender_id, disk_uuid)
+            return host.core.members.refuses(sender_id, disk_uuid)
 
         async def checkpoint() -> Sequence[BackupFile] | str:
             future: asyncio.Future[list[BackupFile] | Failure] = asyncio.get_running_loop().create_future()

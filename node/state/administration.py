@@ -6,9 +6,12 @@ NAME_TAKEN. A command is checked whole before it changes anything.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.groups import DEAD, Group, dead_path
+from tickwheel.node.state.membership import KINDS, MEMBERS_MAX, after, member_of
 from tickwheel.node.state.names import check_group_name, check_node_id, check_topic_name
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.ready import new_ready_log
@@ -21,16 +24,7 @@ from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.consumer_pb2 import LATEST, TIME
 from tickwheel.proto.log_pb2 import AdminCommand, CreateCluster, RemoveHours
-from tickwheel.replication.log import Member
 from tickwheel.wheel.units import HOUR_MS
-
-MEMBERS_MAX = 15
-"""Each is written to and waited for; more do not make a cluster safer."""
-
-
-def member_of(message: admin_pb2.Member) -> Member:
-    """From the wire."""
-    return Member(message.node_id, message.peer_address, message.client_address, message.disk_uuid)
 
 
 def _refuse(reason: pb.ErrorReason.ValueType, text: str, **metadata: str) -> AdminResult:
@@ -66,10 +60,8 @@ class Administration:
             return self._delete_group(command.delete_group.name)
         if kind == "settings":
             return self._change_settings(command.settings)
-        if kind == "add_member":
-            return self._add_member(member_of(command.add_member))
-        if kind == "remove_member":
-            return self._remove_member(command.remove_member.node_id)
+        if kind in KINDS:
+            return self._change_members(command)
         if kind == "remove_hours":
             return self._remove_hours(command.remove_hours)
         return _refuse(pb.WRONG_STATE, f"admin command {kind} is not known to this version")
@@ -90,7 +82,7 @@ class Administration:
                 f"the cluster has slot_ms {settings.slot_ms}, this node was started with {self._slot_ms}: "
                 "start it with an empty data directory and the cluster's slot_ms"
             )
-        members = [member_of(message) for message in command.members]
+        members = [replace(member_of(message), learner=False) for message in command.members]
         for member in members:
             problem = check_node_id(member.node_id)
             if problem:
@@ -216,52 +208,16 @@ class Administration:
 
     # -- members
 
-    def _add_member(self, member: Member) -> AdminResult:
+    def _change_members(self, command: AdminCommand) -> AdminResult:
         state = self._state
-        problem = check_node_id(member.node_id)
-        if problem:
-            return AdminResult(failure=invalid("node_id", member.node_id, problem).failure)
-        if member.node_id in state.removed_ids:
-            text = f"member {member.node_id} was removed; a node that comes back takes a new id"
-            return _refuse(pb.WRONG_STATE, text, field="node_id", value=member.node_id)
-        found = state.members.get(member.node_id)
-        same_place = found is not None and (found.peer_address, found.client_address) == (
-            member.peer_address,
-            member.client_address,
-        )
-        if found == member or (same_place and not member.disk_uuid):
-            return AdminResult(members=tuple(state.members.values()))
-        if found is not None and found.disk_uuid not in ("", member.disk_uuid):
-            text = (
-                f"member {member.node_id} has another disk: it has forgotten votes and entries; "
-                "remove it and add the node under a new id"
-            )
-            return _refuse(pb.WRONG_STATE, text, field="disk_uuid", value=member.disk_uuid)
-        if found is not None and (found.peer_address, found.client_address) != (
-            member.peer_address,
-            member.client_address,
-        ):
-            text = f"member {member.node_id} exists with other addresses"
-            return _refuse(pb.NAME_TAKEN, text, field="node_id", value=member.node_id)
-        for other in state.members.values():
-            if other.node_id != member.node_id and member.disk_uuid and other.disk_uuid == member.disk_uuid:
-                text = f"this disk belongs to member {other.node_id}"
-                return _refuse(pb.WRONG_STATE, text, field="disk_uuid", value=member.disk_uuid)
-        if found is None and len(state.members) >= MEMBERS_MAX:
-            return AdminResult(failure=limit_reached("members", MEMBERS_MAX))
-        state.members[member.node_id] = member
-        return AdminResult(members=tuple(state.members.values()), members_changed=True)
-
-    def _remove_member(self, node_id: str) -> AdminResult:
-        state = self._state
-        if node_id not in state.members:
-            return _unknown("member", node_id)
-        if len(state.members) == 1:
-            text = "the last member cannot be removed"
-            return _refuse(pb.WRONG_STATE, text, field="node_id", value=node_id)
-        del state.members[node_id]
-        state.removed_ids.add(node_id)
-        return AdminResult(members=tuple(state.members.values()), members_changed=True)
+        made = after(command, state.members, state.removed_ids)
+        if isinstance(made, Failure):
+            return AdminResult(failure=made)
+        changed_now = made.members != state.members
+        state.members = dict(made.members)
+        if made.removed_id:
+            state.removed_ids.add(made.removed_id)
+        return AdminResult(members=tuple(state.members.values()), members_changed=changed_now)
 
     # -- removal
 

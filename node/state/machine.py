@@ -26,6 +26,7 @@ from tickwheel.node.state import snapshot
 from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.digest import digest
+from tickwheel.node.state.membership import Members, after
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.publishing import DUE_MS_MAX, META_BYTES_MAX, Publishing
 from tickwheel.node.state.results import (
@@ -46,6 +47,7 @@ from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import scheduler_pb2 as scheduler
 from tickwheel.proto.log_pb2 import (
     SETTLE_DEAD,
+    AdminCommand,
     Cancel,
     Command,
     Dispatch,
@@ -300,6 +302,10 @@ class StateMachine:
     def members(self) -> list[Member]:
         """Members of the cluster, in the order they came."""
         return list(self._state.members.values())
+
+    def members_after(self, command: AdminCommand) -> Members | Failure:
+        """What this command about members would make of them now."""
+        return after(command, self._state.members, self._state.removed_ids)
 
     def topic_id(self, name: str) -> int | None:
         """Id of a topic."""

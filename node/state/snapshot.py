@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import google_crc32c
 import numpy as np
 
-from tickwheel.node.state.administration import member_of
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.groups import DEAD, Group, dead_path
+from tickwheel.node.state.membership import member_of, message_of
 from tickwheel.node.state.ports import WheelCheckpoint
 from tickwheel.node.state.producers import Batch, make_batch
 from tickwheel.node.state.ready import IDS, TICKS, ReadyLog, ids_path, ticks_path
@@ -25,7 +25,7 @@ from tickwheel.node.state.sequence import Flush, Sequence
 from tickwheel.node.state.settings import Settings, changed
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.topics import Topic
-from tickwheel.proto import admin_pb2, state_pb2
+from tickwheel.proto import state_pb2
 from tickwheel.proto.log_pb2 import Manifest, ManifestFile
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.manifest import FORMAT_VERSION as MANIFEST_VERSION
@@ -190,12 +190,7 @@ def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
         lead_term=state.lead_term,
         cluster_id=state.cluster_id,
         settings=state.settings.message(),
-        members=[
-            admin_pb2.Member(
-                node_id=m.node_id, peer_address=m.peer_address, client_address=m.client_address, disk_uuid=m.disk_uuid
-            )
-            for m in state.members.values()
-        ],
+        members=[message_of(member) for member in state.members.values()],
         removed_ids=sorted(state.removed_ids),
         last_topic_id=state.topics.last_id,
         last_group_id=state.groups.last_id,

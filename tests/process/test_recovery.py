@@ -80,24 +80,26 @@ async def fill(client: AsyncClient, count: int) -> None:
 
 
 async def join(cluster: LocalCluster, node_id: str, through: LocalNode, *, late: bool = False) -> LocalNode:
-    """A new node, added by the command. `late`: it starts only when the one that was alone has lost its majority."""
+    """A new node, added by the command. `late`: it starts only when it is a member, and nobody has to wait for it."""
     newcomer = cluster.add_node(node_id)
     if not late:
         cluster.start_node(newcomer)
-    done = await command(
-        "member", "add", node_id, "--peer", newcomer.peer_address, "--client", newcomer.client_address,
-        "--address", through.client_address, "--json",
-    )  # fmt: skip
-    assert node_id in [member["node_id"] for member in json.loads(done.stdout)]
+    added = ("member", "add", node_id, "--peer", newcomer.peer_address, "--client", newcomer.client_address)
+    where = ("--address", through.client_address, "--json")
     if late:
-        async with asyncio.timeout(10):
-            while True:
-                status = (await cluster.statuses())[through.node_id]
-                if isinstance(status, admin_pb2.NodeStatus) and not status.lease_held:
-                    break
-                await asyncio.sleep(0.05)
+        done = await command(*added, "--wait", "0", *where)
+        assert learners(done) == [node_id], "it counts though it has nothing"
+        async with AsyncClient([through.client_address]) as client:
+            await client.schedule("meanwhile", b"m", delay_ms=3_600_000)
         cluster.start_node(newcomer)
+    done = await command(*added, *where)
+    assert not learners(done), "it has not caught up"
     return newcomer
+
+
+def learners(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Members of a list that do not count yet."""
+    return [member["node_id"] for member in json.loads(done.stdout) if member.get("learner")]
 
 
 def content(digest: admin_pb2.StateDigest) -> dict[str, bytes]:

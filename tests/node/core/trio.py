@@ -37,6 +37,11 @@ DISK_NS = MS // 2
 BOOT_NS = 10**9
 
 
+def places(name: str) -> tuple[str, str, str]:
+    """Id and addresses of a member."""
+    return name, f"peer-{name}", f"client-{name}"
+
+
 class World:
     """Virtual time and three nodes."""
 
@@ -99,6 +104,12 @@ class World:
                         host.peer_disconnected(b)
                         self.nodes[a].wake()
 
+    def join(self, name: str) -> Node:
+        """A node with an empty disk that waits to be added."""
+        self.nodes[name] = Node(self, name, joining=True)
+        self.nodes[name].start()
+        return self.nodes[name]
+
     def heal(self) -> None:
         self.cut.clear()
         for one, other in itertools.permutations(self.nodes, 2):
@@ -111,9 +122,10 @@ class World:
 class Node:
     """One machine; implements the ports."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, *, joining: bool = False) -> None:
         self.world = world
         self.name = name
+        self.joining = joining
         self.boot = 0
         self.host: NodeHost | None = None
         self.disk = SimulatedDisk(random.Random(f"{name}{world.rng.random()}"))
@@ -196,14 +208,15 @@ class Node:
     def start(self) -> None:
         self.boot += 1
         self.wake_ns = None
-        members = [Member(name, f"peer-{name}", f"client-{name}") for name in sorted(self.world_names())]
+        members = [] if self.joining else [Member(*places(name)) for name in sorted(self.world_names())]
         self.host = NodeHost(
             self.world.config,
             raft_config(self.world.config),
-            NodeIdentity("c", self.name),
+            NodeIdentity("c", self.name, disk_uuid=f"disk-{self.name}"),
             Ports(self.disk, self, self, self, self, self),
             seed=None,
             members=members,
+            joining=self.joining,
             on_fatal=self._on_fatal,
             source=self,
         )

@@ -1,0 +1,160 @@
+"""Who is a member: what a master changes, one change at a time, and who is refused.
+
+Owns: the changes that wait for the one under way; when a learner counts (it has everything that was in the log a
+moment ago); the disk each member came with, recorded in the log as soon as it is known, so that a member whose disk
+was wiped or swapped is refused ever after. A master that is to be removed hands over first, and the one who asked is
+sent to its successor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tickwheel.node.core.failure import Failure, limit_reached, not_master
+from tickwheel.node.state.results import AdminResult
+from tickwheel.proto import admin_pb2
+from tickwheel.proto.log_pb2 import AdminCommand, Command, PromoteMember
+from tickwheel.replication.frames import Refusal
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+WAITING_MAX = 64
+
+Done = Callable[[AdminResult | Failure], None]
+
+
+class MemberDesk:
+    """One per node; `change` and `upkeep` are for the master."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        self._waiting: deque[tuple[AdminCommand, Done]] = deque()
+        self._changing = False
+        self._disks: dict[str, str] = {}
+        """Member to the disk that it came with."""
+        self._goals: dict[str, int] = {}
+        """Learner to the index that it has to reach until the next look."""
+
+    def change(self, command: AdminCommand, done: Done) -> None:
+        """Make a change (`membership.KINDS`), after those that wait."""
+        if len(self._waiting) >= WAITING_MAX:
+            done(limit_reached("member_changes_waiting", WAITING_MAX))
+            return
+        self._waiting.append((command, done))
+        self._next()
+
+    def lose(self, failure: Failure) -> None:
+        """Mastership is gone."""
+        self._changing = False
+        self._goals.clear()
+        waiting, self._waiting = self._waiting, deque()
+        for _, done in waiting:
+            done(failure)
+
+    def upkeep(self) -> None:
+        """As master, once a second."""
+        core = self._core
+        if not core.state.created or self._changing:
+            return
+        self._record_disk()
+        self._promote()
+
+    def refuses(self, node_id: str, disk_uuid: str) -> Refusal | None:
+        """Why a peer may not take part: unknown, or its disk is not the one it joined with. None: it may.
+
+        The disk of a member that may is remembered; the master has it recorded in the log.
+        """
+        members = self._core.log.members()
+        known = next((m for m in members if m.node_id == node_id), None)
+        if known is None:
+            if members:
+                return Refusal(
+                    f"{node_id} is not a member: add it (tickwheel member add), under an id never used before"
+                )
+            return None
+        if known.disk_uuid and disk_uuid and known.disk_uuid != disk_uuid:
+            return Refusal(
+                f"{node_id} comes with another disk than it joined with, so it has forgotten votes and entries: "
+                "remove the member and add it anew under a new id (docs/DEPLOY.md, replacing a dead node)",
+                final=True,
+            )
+        if disk_uuid:
+            self._disks[node_id] = disk_uuid
+        return None
+
+    def _next(self) -> None:
+        """Begin the next change, unless one is under way."""
+        core = self._core
+        while self._waiting and not self._changing:
+            command, done = self._waiting.popleft()
+            if command.WhichOneof("body") == "remove_member" and self._is_last_task(command.remove_member.node_id):
+                self._hand_over(done)
+                return
+            made = core.state.members_after(command)
+            if isinstance(made, Failure):
+                done(made)
+                continue
+            self._changing = True
+
+            def answered(result: object, done: Done = done) -> None:
+                self._changing = False
+                assert isinstance(result, AdminResult | Failure)
+                done(result.failure if isinstance(result, AdminResult) and result.failure is not None else result)
+                self._next()
+
+            now = [member.node_id for member in core.state.members() if not member.learner]
+            if sorted(made.voters) == sorted(now):
+                core.proposer.submit(Command(admin=command), answered)
+            else:
+                core.proposer.submit_alone(Command(admin=command), answered, made.voters)
+
+    def _is_last_task(self, node_id: str) -> bool:
+        """Whether this master is to remove itself while somebody can follow it."""
+        own_id = self._core.identity.node_id
+        return node_id == own_id and any(m.node_id != own_id and not m.learner for m in self._core.state.members())
+
+    def _hand_over(self, done: Done) -> None:
+        core = self._core
+
+        def handed(failure: Failure | None) -> None:
+            done(failure or core.refusal() or not_master(None, None))
+
+        core.transfer(None, handed)
+
+    def _promote(self) -> None:
+        core = self._core
+        status = core.log.status()
+        learners = [member.node_id for member in core.state.members() if member.learner]
+        for node_id in [known for known in self._goals if known not in learners]:
+            del self._goals[node_id]
+        for node_id in learners:
+            progress = status.peers.get(node_id)
+            goal = self._goals.get(node_id)
+            self._goals[node_id] = status.last_index
+            if goal is not None and progress is not None and progress.connected and progress.match_index >= goal:
+                self.change(AdminCommand(promote_member=PromoteMember(node_id=node_id)), _seen_in_the_list)
+                return
+
+    def _record_disk(self) -> None:
+        """A member whose disk is not known yet gets the one it came with first."""
+        core = self._core
+        self._disks[core.identity.node_id] = core.identity.disk_uuid
+        for member in core.state.members():
+            disk_uuid = self._disks.get(member.node_id, "")
+            if member.disk_uuid or not disk_uuid:
+                continue
+            filled = admin_pb2.Member(
+                node_id=member.node_id,
+                peer_address=member.peer_address,
+                client_address=member.client_address,
+                disk_uuid=disk_uuid,
+            )
+            self.change(AdminCommand(add_member=filled), _seen_in_the_list)
+            return
+
+
+def _seen_in_the_list(_: AdminResult | Failure) -> None:
+    """Nobody waits for it: what came of it is seen at the next look, which tries again."""

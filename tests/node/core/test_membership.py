@@ -1,0 +1,133 @@
+"""Members come and go while the cluster works: who counts, from when, and what a master does about itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.node.core.trio import Client, World, digests, places
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.state.results import AdminResult
+from tickwheel.proto import admin_pb2
+from tickwheel.proto import common_pb2 as pb
+from tickwheel.proto.admin_pb2 import RemoveMemberRequest
+from tickwheel.proto.log_pb2 import AdminCommand
+
+
+class Asked:
+    """A change that the master was asked for, and its answer."""
+
+    def __init__(self, world: World, command: AdminCommand) -> None:
+        self.answer: AdminResult | Failure | None = None
+        master = world.elect()
+        assert master.host is not None
+        master.host.face.admin(command, self._answered)
+        master.wake()
+        world.run_until(lambda: self.answer is not None)
+
+    def _answered(self, answer: AdminResult | Failure) -> None:
+        assert self.answer is None, "answered twice"
+        self.answer = answer
+
+    @property
+    def failure(self) -> Failure:
+        assert isinstance(self.answer, Failure)
+        return self.answer
+
+
+def add(name: str) -> AdminCommand:
+    """Add a member."""
+    node_id, peer_address, client_address = places(name)
+    return AdminCommand(
+        add_member=admin_pb2.Member(node_id=node_id, peer_address=peer_address, client_address=client_address)
+    )
+
+
+def remove(name: str) -> AdminCommand:
+    """Remove one."""
+    return AdminCommand(remove_member=RemoveMemberRequest(node_id=name))
+
+
+def counting(world: World) -> set[str]:
+    """The members that count, as the master has applied."""
+    host = world.elect().host
+    assert host is not None
+    return {member.node_id for member in host.core.log.members() if not member.learner}
+
+
+def test_a_newcomer_counts_once_it_has_caught_up() -> None:
+    """Nobody waits for one that is not there; one that has everything counts by itself, and its vote with it."""
+    world = World()
+    world.elect()
+    assert isinstance(Asked(world, add("d")).answer, AdminResult)
+    client = Client(world)
+    client.schedule([60_000] * 100)
+    world.run(3_000)
+    assert counting(world) == {"a", "b", "c"}
+    world.join("d")
+    world.run_until(lambda: counting(world) == {"a", "b", "c", "d"})
+    world.run_until(lambda: len(digests(world)) == 1)
+    for name in ("a", "b"):
+        world.nodes[name].kill()
+    world.run(3_000)
+    assert world.master() is None, "two of four are no majority"
+    world.nodes["a"].start()
+    world.elect()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_grows_to_three_with_restarts_in_the_middle(seed: int) -> None:
+    """A lone node adds a second and a third and is killed at some moment of it: it leads again, and nothing is lost."""
+    world = World(seed, names="a")
+    client = Client(world)
+    for name in "bc":
+        world.elect()
+        world.join(name)
+        Asked(world, add(name))
+        client.schedule([60_000] * 10)
+        world.run(world.rng.randrange(3_000))
+        world.nodes["a"].kill()
+        world.run(world.rng.randrange(1_000))
+        world.nodes["a"].start()
+        world.run_until(lambda: name in counting(world), 30_000)  # noqa: B023  # it is called within the round
+    world.run_until(lambda: len(digests(world)) == 1)
+    world.nodes["a"].kill()
+    assert world.elect().name in "bc"
+
+
+def test_a_master_that_is_removed_hands_over_first() -> None:
+    """Who asked is sent to the successor, which does it; the removed node leads no more and its id never comes back."""
+    world = World()
+    old = world.elect().name
+    asked = Asked(world, remove(old))
+    new = world.elect()
+    assert new.name != old
+    assert asked.failure.reason == pb.NOT_MASTER and asked.failure.metadata["master_id"] == new.name
+    assert isinstance(Asked(world, remove(old)).answer, AdminResult)
+    assert counting(world) == {"a", "b", "c"} - {old}
+    world.run(2_000)
+    assert world.elect().name != old
+    assert "takes a new id" in Asked(world, add(old)).failure.message
+
+
+def test_the_last_member_that_counts_stays() -> None:
+    """Neither the only one, nor the only one beside a learner."""
+    world = World(names="a")
+    assert "last member" in Asked(world, remove("a")).failure.message
+    Asked(world, add("b"))
+    assert "last member" in Asked(world, remove("a")).failure.message
+    assert isinstance(Asked(world, remove("b")).answer, AdminResult)
+
+
+def test_changes_asked_at_once_are_made_one_after_the_other() -> None:
+    """Each answered once, in order; a member added and removed while others wait is gone."""
+    world = World()
+    host = world.elect().host
+    assert host is not None
+    answers: list[AdminResult | Failure] = []
+    for command in (add("d"), remove("c" if world.elect().name != "c" else "b"), remove("d"), add("d")):
+        host.face.admin(command, answers.append)
+    world.elect().wake()
+    world.run_until(lambda: len(answers) == 4)
+    kinds = [type(answer) for answer in answers]
+    assert kinds == [AdminResult, AdminResult, AdminResult, Failure], "an id that was removed does not come back"
+    assert len(counting(world)) == 2
