@@ -32,14 +32,14 @@ from typing import Any
 from tickwheel.chaos.live.cluster import ChaosCluster
 from tickwheel.chaos.live.history import HistoryWriter, TrueTime, anchor_now, read_history
 from tickwheel.chaos.live.injector import Injector
-from tickwheel.chaos.live.plan import plan
+from tickwheel.chaos.live.plan import Fault, plan
 from tickwheel.chaos.live.verdict import Verdict, judge
 from tickwheel.chaos.live.watch import Watch
 from tickwheel.client import AsyncClient, TickwheelError
 from tickwheel.node.local_cluster import LocalClusterError
 
 HEAL_S = 30.0
-AFTER_HEAL_S = 3.0
+AFTER_HEAL_S = 2.0
 """Load goes on so long after the heal, so that it is seen to work."""
 LOAD_S = 30.0
 """The load's first acknowledgement comes within this."""
@@ -59,6 +59,8 @@ class RunOptions:
     families: Sequence[str]
     nodes: int = 3
     rate: float = 500.0
+    ahead_ms: int = 6_000
+    """Messages are due up to so far ahead."""
 
 
 class RunFailed(Exception):
@@ -81,10 +83,11 @@ class Supervisor:
         self._injector = Injector(self._cluster, self._watch, self._history, told)
         self._load: subprocess.Popen[bytes] | None = None
 
-    async def run(self) -> Verdict:
-        """The whole run. Raises RunFailed if it could not be carried out."""
+    async def run(self, faults: Sequence[Fault] | None = None) -> Verdict:
+        """The whole run, with the faults of its seed or these. Raises RunFailed if it could not be carried out."""
         options = self._options
-        faults = plan(options.seed, options.seconds, options.families)
+        if faults is None:
+            faults = plan(options.seed, options.seconds, options.families)
         self._history.write(
             "run",
             seed=options.seed,
@@ -131,6 +134,7 @@ class Supervisor:
         command = [sys.executable, "-m", module, "--addresses", ",".join(self._cluster.addresses)]
         command += ["--directory", str(self._directory), "--anchor", repr(self._time.anchor_ms)]
         command += ["--seed", str(self._options.seed), "--rate", repr(self._options.rate)]
+        command += ["--ahead-ms", str(self._options.ahead_ms)]
         self._load = _begin_process(command, self._directory / "workload.log")
         end = asyncio.get_running_loop().time() + LOAD_S
         while not self._progress().get("got"):

@@ -1,8 +1,9 @@
 """The load of a run, a process of its own: schedules, cancels, moves, repeats, and consumers that settle or do not.
 
-`python -m tickwheel.chaos.live.workload --addresses A,B --directory DIR --anchor MS --seed N --rate R`. Uses the
-public client only and writes down what it did and saw; judges nothing. SIGTERM: schedule no more, consume until all
-that is known to be scheduled has come to both groups or DRAIN_S is over, then end. A second SIGTERM: end at once.
+`python -m tickwheel.chaos.live.workload --addresses A,B --directory DIR --anchor MS --seed N --rate R
+--ahead-ms MS`. Uses the public client only and writes down what it did and saw; judges nothing. SIGTERM: schedule no
+more, consume until all that is known to be scheduled has come to both groups or DRAIN_S is over, then end. A second
+SIGTERM: end at once.
 
 A message is named by its uid, which its payload carries; the payload can be made from the uid again, so a consumer
 sees whether it is what was sent. Records (times in ms; `b` names one request):
@@ -53,7 +54,6 @@ UNANSWERED_MAX = 120
 DRAIN_S = 60.0
 PROGRESS_S = 0.5
 PAD = b"." * 160
-DUE_MS_MAX = 6_000
 CHANGED_SHARE = 0.03
 CHANGED_AFTER_S_MAX = 3.0
 LEVELS_MS = {1: 1_000, 2: 5_000}
@@ -77,10 +77,13 @@ def uid_of(payload: bytes) -> int | None:
 class Workload:
     """One run; see the module."""
 
-    def __init__(self, addresses: list[str], directory: Path, anchor_ms: float, seed: int, rate: float) -> None:
+    def __init__(
+        self, addresses: list[str], directory: Path, anchor_ms: float, seed: int, rate: float, ahead_ms: int
+    ) -> None:
         self._addresses = addresses
         self._directory = directory
         self._rate = rate
+        self._ahead_ms = ahead_ms
         self._rng = random.Random(seed)
         self._time = TrueTime(anchor_ms)
         self._history = HistoryWriter(directory / "workload.jsonl", self._time)
@@ -208,10 +211,12 @@ class Workload:
             return [int(now_ms) - rng.randrange(1, 5_000) for _ in range(count)]
         shape = rng.random()
         if shape < 0.15:  # all in the same millisecond
-            return [int(now_ms) + rng.randrange(50, DUE_MS_MAX)] * count
+            return [int(now_ms) + rng.randrange(50, self._ahead_ms)] * count
         if shape < 0.3:  # on a full second
-            return [(int(now_ms) // 1_000 + rng.randrange(1, 5)) * 1_000 for _ in range(count)]
-        return [int(now_ms) + rng.randrange(20, DUE_MS_MAX) for _ in range(count)]
+            return [
+                (int(now_ms) // 1_000 + rng.randrange(1, 2 + self._ahead_ms // 1_500)) * 1_000 for _ in range(count)
+            ]
+        return [int(now_ms) + rng.randrange(20, self._ahead_ms) for _ in range(count)]
 
     async def _send_batch(self, client: AsyncClient, producer: Producer, how: str, count: int) -> None:
         uids = [next(self._uids) for _ in range(count)]
@@ -219,7 +224,7 @@ class Workload:
         now_ms = self._time.now_ms()
         columns = np.fromiter(map(len, payloads), "<u4", count), b"".join(payloads)
         if how == "delay":
-            delays = [self._rng.randrange(0, DUE_MS_MAX) for _ in uids]
+            delays = [self._rng.randrange(0, self._ahead_ms) for _ in uids]
             number = self._sent(how, uids, [now_ms + delay for delay in delays])
             future = await producer.schedule_columns(TOPIC, None, *columns, delay_ms=np.array(delays, "<i8"))
         else:
@@ -246,7 +251,7 @@ class Workload:
         """One message by a call of its own, at a delay level or after a delay."""
         uid = next(self._uids)
         level = self._rng.choice((0, *LEVELS_MS))
-        delay_ms = LEVELS_MS[level] if level else self._rng.randrange(DUE_MS_MAX)
+        delay_ms = LEVELS_MS[level] if level else self._rng.randrange(self._ahead_ms)
         number = self._sent("row", [uid], [self._time.now_ms() + delay_ms])
         try:
             if level:
@@ -292,7 +297,7 @@ class Workload:
                 if outcome == "CANCELLED":
                     self._consuming.forget(uid)
             else:
-                asked = int(self._time.now_ms()) + self._rng.randrange(DUE_MS_MAX)
+                asked = int(self._time.now_ms()) + self._rng.randrange(self._ahead_ms)
                 self._history.write("move", b=number, uid=uid, id=message_id, asked=asked)
                 outcome, _ = await client.reschedule(message_id, due_ms=asked)
                 self._history.write("moved", b=number, uid=uid, outcome=outcome)
@@ -302,7 +307,8 @@ class Workload:
 
 
 async def _main(options: argparse.Namespace) -> None:
-    load = Workload(options.addresses.split(","), options.directory, options.anchor, options.seed, options.rate)
+    addresses = options.addresses.split(",")
+    load = Workload(addresses, options.directory, options.anchor, options.seed, options.rate, options.ahead_ms)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, load.signalled)
@@ -317,6 +323,7 @@ def main() -> int:
     parser.add_argument("--anchor", type=float, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--ahead-ms", type=int, required=True)
     options = parser.parse_args()
     end_with_parent()
     uvloop.run(_main(options))
