@@ -7,9 +7,9 @@ other by a little: all of them are widened, by the least amount at which a major
 the closest majority decides, and a clock that is wrong can move the result by no more than right ones differ.
 
 Of what they overlap in, the lower end is taken: if all of these clocks are right, it is at least that late, so that
-nothing that goes by it is early, nor late by more than the overlap is wide. The error is the distance from there within which a majority of the
-intervals lies whole. Two majorities share a member: if a majority of the members' clocks is right, reachable or not,
-one of them is among those, and so the true time is within that distance. Pure.
+nothing that goes by it is early, nor late by more than the overlap is wide. The error is the distance from there
+within which a majority of the intervals lies whole. Two majorities share a member: if a majority of the members'
+clocks is right, reachable or not, one of them is among those, and so the true time is within that distance. Pure.
 """
 
 from __future__ import annotations
