@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.bench.load import Consumed, consume, now_ms, schedule_columns, schedule_rows
+from tickwheel.chaos.live.cluster import ChaosCluster
+from tickwheel.chaos.live.proxy import Spoiling
 from tickwheel.client import AsyncClient
 from tickwheel.node.local_cluster import LocalCluster
 
@@ -345,6 +347,47 @@ async def t8(quick: bool) -> list[Figure]:
     ]
 
 
+async def _drain_rate(config: Mapping[str, object], messages: int) -> float:
+    """Messages a second from the first to the last of so many that are due at once, 2 ms between nodes each way."""
+    due_ms = now_ms() + 6_000
+    consumed = Consumed()
+    with TemporaryDirectory(prefix="tickwheel-bench-") as directory:
+        nodes = ChaosCluster(Path(directory), 3, seed=1, config={"dispatch": config}, knobs=False)
+        async with nodes, nodes.client() as client:
+            nodes.proxies.spoil(list(nodes.proxies.ways.values()), Spoiling(delay_ms=2.0))
+            task = asyncio.create_task(consume(client, consumed))
+            await schedule_columns(
+                client,
+                0.0,
+                min(BATCH, messages // 4),
+                lambda _rng, _now, count: np.full(count, due_ms, np.int64),
+                stop=asyncio.Event(),
+                messages_max=messages,
+            )
+            async with asyncio.timeout(120):
+                while sum(map(len, consumed.ids)) < messages:
+                    await asyncio.sleep(0.05)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    return messages / (consumed.arrivals_s[-1] - consumed.arrivals_s[0])
+
+
+async def t9(quick: bool) -> list[Figure]:
+    """Dispatch pipelined against one at a time, with 2 ms added each way between nodes: messages due at once are drained."""
+    small: dict[str, object] = {"messages_max": 32}
+    count = 2_000 if quick else 20_000
+    one_at_a_time = await _drain_rate({**small, "in_flight_max": 1}, count)
+    pipelined = await _drain_rate(small, count)
+    return [
+        Figure("one_at_a_time_32", one_at_a_time, "msg/s"),
+        Figure("pipelined_32", pipelined, "msg/s"),
+        Figure("gain_32", pipelined / one_at_a_time, "x", "3"),
+        Figure("one_at_a_time_default", await _drain_rate({"in_flight_max": 1}, 10 * count), "msg/s"),
+        Figure("pipelined_default", await _drain_rate({}, 10 * count), "msg/s"),
+    ]
+
+
 CASES: dict[str, Callable[[bool], Coroutine[Any, Any, list[Figure]]]] = {
     "T1": t1,
     "T2": t2,
@@ -354,4 +397,5 @@ CASES: dict[str, Callable[[bool], Coroutine[Any, Any, list[Figure]]]] = {
     "T6": t6,
     "T7": t7,
     "T8": t8,
+    "T9": t9,
 }
