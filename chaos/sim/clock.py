@@ -2,7 +2,7 @@
 
 The monotonic reading starts at another value on every machine, as it does on real ones, so that
 comparing two machines' readings shows as a bug. Faults set `skew_ms` (what the wall clock is off by)
-and `drift_ppm` (both readings run fast or slow).
+and the drift (both readings run fast or slow); `mend` is NTP finding its way back.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ class SimulatedClock:
         self._drift_ppm = 0
         self._drift_since_ns = 0
         self._drifted_ns = 0
+        self._mended_ns = 0
+        self.faults = 0
+        """That are on this clock, or were a moment ago."""
+        self.wrong_readings = 0
+        """Of a wall clock that was off."""
 
     def monotonic_ns(self) -> int:
         """This machine's CLOCK_BOOTTIME."""
@@ -27,7 +32,11 @@ class SimulatedClock:
 
     def wall_ms(self) -> int:
         """This machine's idea of the time of day."""
-        return self._world.start_wall_ms + (self._world.now_ns + self._drift_ns()) // MS + self.skew_ms
+        true_ns = self._world.now_ns
+        own_ns = true_ns + self._drift_ns() - self._mended_ns
+        if self.skew_ms or own_ns != true_ns:
+            self.wrong_readings += 1
+        return self._world.start_wall_ms + own_ns // MS + self.skew_ms
 
     def true_ns(self, monotonic_ns: int) -> int:
         """When this machine's monotonic clock will show (or showed) that, in true time."""
@@ -39,6 +48,12 @@ class SimulatedClock:
         self._drifted_ns = self._drift_ns()
         self._drift_since_ns = self._world.now_ns
         self._drift_ppm = ppm
+
+    def mend(self) -> None:
+        """The wall clock is set right, and both keep time from now on. The monotonic one stays where it is."""
+        self.skew_ms = 0
+        self.set_drift(0)
+        self._mended_ns = self._drift_ns()
 
     def _drift_ns(self) -> int:
         if not self._drift_ppm:

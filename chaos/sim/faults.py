@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tickwheel.chaos.sim import clock_faults
 from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, History, Record, RoleSeen, VoteSeen
 from tickwheel.chaos.sim.network import Fabric, Link
 from tickwheel.chaos.sim.node import Machine
@@ -94,7 +95,7 @@ class Kind:
     length_ms: tuple[int, int]
     unit: str
     default: bool = True
-    """In the default set; clock faults are not while a node trusts its own clock."""
+    """In the default set."""
 
 
 def _nothing() -> None:
@@ -464,19 +465,11 @@ def _library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     return Active(end, lambda: called["times"])
 
 
-def _skew(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-    by_ms = rng.choice((-3_600_000, -60_000, -5_000, -200, 200, 5_000, 60_000, 3_600_000))
-    machine.clock.skew_ms += by_ms
+def _clock(begin: clock_faults.Clockwork) -> Begin:
+    def begun(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+        return Active(*begin(scene.world, scene.machines, machine, rng))
 
-    def end() -> None:
-        machine.clock.skew_ms -= by_ms
-
-    return Active(end, lambda: int(machine.process is not None))
-
-
-def _drift(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-    machine.clock.set_drift(rng.choice((-20_000, -1_000, 1_000, 20_000)))
-    return Active(lambda: machine.clock.set_drift(0), lambda: int(machine.process is not None))
+    return begun
 
 
 KINDS: dict[str, Kind] = {
@@ -507,8 +500,9 @@ KINDS: dict[str, Kind] = {
     # Directed: calls that nothing in a node makes.
     "library-calls": Kind(_library_calls, (1_000, 4_000), "calls", default=False),
     "handover": Kind(_handover, (1_000, 3_000), "handovers done"),
-    "skew": Kind(_skew, (500, 10_000), "machines with a wrong clock", default=False),
-    "drift": Kind(_drift, (2_000, 20_000), "machines with a drifting clock", default=False),
+    "skew": Kind(_clock(clock_faults.skew), (500, 10_000), "readings of a wrong clock"),
+    "drift": Kind(_clock(clock_faults.drift), (2_000, 20_000), "readings of a wrong clock"),
+    "clock-steps": Kind(_clock(clock_faults.steps), (500, 8_000), "readings of a wrong clock"),
 }
 DEFAULT_KINDS = tuple(name for name, kind in KINDS.items() if kind.default)
 MEAN_GAP_NS = 2_500 * MS

@@ -323,6 +323,8 @@ class Delivered(Record):
     attempt: int
     due_ms: int
     lease_until_ms: int
+    clock_error_ms: float = 0.0
+    """How far the node says its time may be off."""
 
 
 @dataclass(frozen=True, slots=True)

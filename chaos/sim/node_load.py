@@ -450,8 +450,10 @@ class NodeLoad:
         machine.deliver(close)
 
     def _deliver(self, consumer: _Consumer, machine: Machine, number: int, batch: consumer_pb2.DeliverBatch) -> None:
+        clock_error_ms = 0.0
         if isinstance(machine.process, CoreProcess):
             machine.process.observe_lease()
+            clock_error_ms = machine.process.host.core.clock.error_ns() / MS
         ids = np.frombuffer(batch.ids, "<u8").tolist()
         attempts = np.frombuffer(batch.attempts, "<u4").tolist()
         due = np.frombuffer(batch.due_ms, "<i8").tolist()
@@ -476,6 +478,7 @@ class NodeLoad:
                     attempt,
                     due_ms,
                     batch.lease_until_ms,
+                    clock_error_ms,
                 )
             )
         if consumer.session_number != number and consumer.opening != number:

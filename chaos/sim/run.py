@@ -17,6 +17,7 @@ from tickwheel.chaos.sim.checkers import ALL, BrokenPromise, Checker, attach
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
 from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p10_live import Live
+from tickwheel.chaos.sim.clock_faults import DRIFT_ALLOWANCE_MS
 from tickwheel.chaos.sim.core_process import pushes_first
 from tickwheel.chaos.sim.faults import Injector, plan
 from tickwheel.chaos.sim.history import Drained, HandoverEnded, Healed, History, Record, RoleSeen, RunBegan, Stopped
@@ -101,7 +102,8 @@ class Cluster:
         world, history = self.world, self.history
         kinds = tuple(p.kind for p in injector.planned)
         push_first = self.config.level is Level.NODE and pushes_first(world.seed)
-        history.add(RunBegan(0, world.start_wall_ms, kinds, self.load.groups, push_first=push_first))
+        allowance_ms = DRIFT_ALLOWANCE_MS if "drift" in kinds else 0
+        history.add(RunBegan(0, world.start_wall_ms, kinds, self.load.groups, allowance_ms, push_first))
         rng = world.stream("boot")
         for machine in self._machines:
             world.at(rng.randrange(200 * MS), machine.start)

@@ -42,8 +42,8 @@ def test_seeds_differ() -> None:
 def test_leaving_a_fault_out_leaves_the_others() -> None:
     """The plan of a seed does not depend on which of its faults are injected."""
     config = SimulationConfig(level=Level.LOG, seconds=6)
-    whole = simulate(4, config)
-    part = simulate(4, SimulationConfig(level=Level.LOG, seconds=6, only=(0,)))
+    whole = simulate(5, config)
+    part = simulate(5, SimulationConfig(level=Level.LOG, seconds=6, only=(0,)))
     assert part.planned == whole.planned and len(whole.planned) > 1
     assert sum(tally.injected for tally in part.tallies.values()) == 1
 
@@ -53,7 +53,7 @@ def test_shrinking_keeps_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     from tickwheel.chaos.sim import run
 
     config = SimulationConfig(level=Level.LOG, seconds=6)
-    failing = simulate(4, config)
+    failing = simulate(5, config)
     needed = failing.planned[-1].number
     failing.promise = failing.broken = "P1"
 

@@ -1,4 +1,8 @@
-"""P3: not before its due time, by true time (plus what faults of the clocks allow)."""
+"""P3: not before its due time, by true time.
+
+A node may be early by what it says its time may be off by, and, while oscillators drift by more than it assumes, by a
+few milliseconds more. A delay was turned into a due time by a clock too, so there the error counts twice.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,7 @@ class NeverEarly(Checker):
         self._start_wall_ms = 0
         self._allowance_ms = 0
         self._due_ms: dict[int, int] = {}
+        self._relative: set[int] = set()
         self._maybe_due_ms: dict[int, int] = {}  # a reschedule that is not answered yet
 
     def observe(self, record: Record) -> None:
@@ -43,6 +48,8 @@ class NeverEarly(Checker):
                 for row in record.rows:
                     due_ms = row.due_ms if row.due_ms is not None else sent_ms + (row.delay_ms or 0)
                     self._due_ms.setdefault(row.uid, due_ms)
+                    if row.due_ms is None:
+                        self._relative.add(row.uid)
             case RescheduleSent():
                 self._maybe_due_ms[record.uid] = min(record.due_ms, self._maybe_due_ms.get(record.uid, record.due_ms))
             case RescheduleAnswered():
@@ -58,8 +65,10 @@ class NeverEarly(Checker):
         due_ms = self._due_ms.get(record.uid)
         if due_ms is None:
             return  # nobody scheduled it: P2
-        earliest_ms = min(due_ms, self._maybe_due_ms.get(record.uid, due_ms)) - self._allowance_ms
-        early_ns = (earliest_ms - self._start_wall_ms) * MS - record.at_ns
+        clocks = 2 if record.uid in self._relative else 1
+        allowed_ns = int((self._allowance_ms + record.clock_error_ms) * clocks * MS)
+        earliest_ms = min(due_ms, self._maybe_due_ms.get(record.uid, due_ms))
+        early_ns = (earliest_ms - self._start_wall_ms) * MS - allowed_ns - record.at_ns
         if early_ns > 0:
             self.broken(
                 record.at_ns,

@@ -44,6 +44,7 @@ class FewDuplicates(Checker):
         self.reasons: dict[str, int] = {}
         self._start_wall_ms = 0
         self._push_first = False
+        self._allowance_ms = 0
         self._last: dict[tuple[str, int], Delivered] = {}
         self._nacked: dict[tuple[str, int], int] = {}
         self._acknowledged: set[tuple[str, int]] = set()
@@ -82,6 +83,7 @@ class FewDuplicates(Checker):
             case RunBegan():
                 self._start_wall_ms = record.start_wall_ms
                 self._push_first = record.push_first
+                self._allowance_ms = record.clock_allowance_ms
 
     def _reason(self, before: Delivered, again: Delivered) -> str:
         what = (
@@ -95,7 +97,9 @@ class FewDuplicates(Checker):
             self.broken(again.at_ns, f"{what}: its acknowledgement was committed")
         if self._nacked.get((again.group, again.uid)) == before.attempt:
             return "nack"
-        if (before.lease_until_ms - self._start_wall_ms) * MS <= again.at_ns:
+        # Given by one clock and ended by another.
+        clock_error_ms = before.clock_error_ms + again.clock_error_ms + 2 * self._allowance_ms
+        if (before.lease_until_ms - self._start_wall_ms - clock_error_ms) * MS <= again.at_ns:
             return "lease expired"
         if before.session in self._closed:
             return "session closed"

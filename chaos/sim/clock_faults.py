@@ -1,0 +1,81 @@
+"""What can go wrong with clocks, for `faults.KINDS`.
+
+A majority of the machines always has a right clock: with more the cluster's time would be wrong by design, and no
+checker could judge it. So when as many clocks are wrong as may be, a fault strikes one of those once more. Directed
+tests (tests/chaos/test_clock_cases.py) do what the dice here do not: all clocks wrong, none agreeing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tickwheel.chaos.sim.world import MS, World
+
+if TYPE_CHECKING:
+    from tickwheel.chaos.sim.node import Machine
+
+SKEWS_MS = (-3_600_000, -600_000, -5_000, -200, -20, 20, 200, 5_000, 600_000, 3_600_000)
+DRIFTS_PPM = (-20_000, -1_000, -100, 100, 1_000, 20_000)
+DRIFT_ALLOWANCE_MS = 5
+"""An oscillator that is off by more than a node assumes shows only with the next agreement."""
+
+ECHO_NS = 2_000 * MS
+"""What a wrong clock has shown is still believed by others for a while after it was set right."""
+
+Begun = tuple[Callable[[], None], Callable[[], int]]
+"""How to end it, and the evidence of its effect."""
+Clockwork = Callable[[World, Sequence["Machine"], "Machine", random.Random], Begun]
+"""Begins a fault of a machine's clock."""
+
+
+def _strike(world: World, machines: Sequence[Machine], machine: Machine, rng: random.Random) -> tuple[Machine, Begun]:
+    """Whose clock becomes wrong: the one that was meant, unless a majority would not be right any more."""
+    wrong = [one for one in machines if one.clock.faults]
+    if wrong and machine not in wrong and len(wrong) >= (len(machines) - 1) // 2:
+        machine = rng.choice(wrong)
+    clock = machine.clock
+    before = clock.wrong_readings
+    clock.faults += 1
+
+    def over() -> None:
+        clock.faults -= 1
+
+    def end() -> None:
+        clock.mend()
+        world.after(ECHO_NS, over)
+
+    return machine, (end, lambda: clock.wrong_readings - before)
+
+
+def skew(world: World, machines: Sequence[Machine], machine: Machine, rng: random.Random) -> Begun:
+    """The wall clock is off by up to an hour."""
+    struck, begun = _strike(world, machines, machine, rng)
+    struck.clock.skew_ms = rng.choice(SKEWS_MS)
+    return begun
+
+
+def drift(world: World, machines: Sequence[Machine], machine: Machine, rng: random.Random) -> Begun:
+    """Wall and monotonic clock run fast or slow, by up to 2 %; in the end the wall clock is set right."""
+    struck, begun = _strike(world, machines, machine, rng)
+    struck.clock.set_drift(rng.choice(DRIFTS_PPM))
+    return begun
+
+
+def steps(world: World, machines: Sequence[Machine], machine: Machine, rng: random.Random) -> Begun:
+    """The wall clock steps forth and back, again and again."""
+    struck, (mend, effect) = _strike(world, machines, machine, rng)
+    over = {"yes": False}
+
+    def step() -> None:
+        if not over["yes"]:
+            struck.clock.skew_ms = rng.choice((0, *SKEWS_MS))
+            world.after(rng.randrange(20 * MS, 1_500 * MS), step)
+
+    def end() -> None:
+        over["yes"] = True
+        mend()
+
+    step()
+    return end, effect
