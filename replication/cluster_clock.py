@@ -46,6 +46,8 @@ QUICK_NS = 200_000_000
 """A correction to it is spread over this, if the limit allows."""
 SYNC_SAMPLE_NS = 100 * NS_PER_MS
 """Answers to the 50 ms sync are taken for samples this often: the master's time matters most."""
+YOUNG_NS = 100 * NS_PER_MS
+"""An agreement on older answers tells nothing of drift: they were carried on at the rate that is to be measured."""
 FOREVER_NS = 1 << 62
 
 Send = Callable[[str, PeerFrame], bool]
@@ -275,8 +277,13 @@ class ClusterClock:
         now_ns = self._monotonic_ns()
         time_ns = self._time.at(now_ns)
         rate_ppb, drift_ppb = self._drift.rate_ppb, self._drift_ppb()
-        shown = [m.samples.at(now_ns, rate_ppb, drift_ppb) for m in members.values()]
-        intervals = [Interval(i.low_ns - time_ns, i.high_ns - time_ns) for i in shown if i is not None]
+        intervals: list[Interval] = []
+        heard_ns: list[int] = []
+        for member in members.values():
+            shown = member.samples.at(now_ns, rate_ppb, drift_ppb)
+            if shown is not None:
+                intervals.append(Interval(shown.low_ns - time_ns, shown.high_ns - time_ns))
+                heard_ns.append(member.samples.newest_ns)
         quorum = len(members) // 2 + 1
         agreement = agree(intervals, quorum, self._settings.tolerance_ms * NS_PER_MS) if members else None
         if agreement is None:
@@ -287,15 +294,16 @@ class ClusterClock:
             if now_ns - self._first_ns < FIRST_WAIT_NS:
                 return
         off_ns = agreement.time_ns
-        self._drift.add(now_ns, time_ns + off_ns, agreement.error_ns)
+        # As old as the youngest majority of those who agree.
+        agreed_ns = sorted((heard_ns[n] for n in agreement.agreeing), reverse=True)[quorum - 1]
+        if now_ns - agreed_ns <= YOUNG_NS:
+            self._drift.add(now_ns, time_ns + off_ns, agreement.error_ns)
         if first and not self._acted:
             self._time.put(now_ns, time_ns + off_ns)
         else:
             self._steer(now_ns, off_ns, CALM_NS if off_ns <= 0 <= agreement.high_ns else QUICK_NS)
         self._error_ns, self._error_at_ns = agreement.error_ns, now_ns
-        # As old as the youngest majority of what was heard.
-        newest = sorted((m.samples.newest_ns for m in members.values()), reverse=True)
-        self._holdover.agreed(newest[quorum - 1])
+        self._holdover.agreed(agreed_ns)
         self._dispatch_until_ns = self._until()
 
     def _steer(self, now_ns: int, off_ns: int, over_ns: int) -> None:

@@ -50,6 +50,8 @@ class Agreement:
     """How far the true time can be from `time_ns`; see the module."""
     widened_ns: int
     """By how much the intervals had to be widened."""
+    agreeing: tuple[int, ...]
+    """Places of the intervals that overlap there."""
 
 
 def marzullo(intervals: Sequence[Interval]) -> Overlap:
@@ -86,9 +88,11 @@ def agree(intervals: Sequence[Interval], quorum: int, tolerance_ns: int) -> Agre
     for widened_ns in _widenings(intervals):
         if widened_ns * 2 > tolerance_ns + 1:
             return None
-        found = marzullo([interval.widened(widened_ns) for interval in intervals])
+        widened = [interval.widened(widened_ns) for interval in intervals]
+        found = marzullo(widened)
         if found.clocks >= quorum:
+            agreeing = [n for n, i in enumerate(widened) if i.low_ns <= found.high_ns and i.high_ns >= found.low_ns]
             time_ns = found.low_ns
             reaches = sorted(max(time_ns - i.low_ns, i.high_ns - time_ns) for i in intervals)
-            return Agreement(found.low_ns, found.high_ns, reaches[quorum - 1], widened_ns)
+            return Agreement(time_ns, found.high_ns, reaches[quorum - 1], widened_ns, tuple(agreeing))
     return None
