@@ -8,6 +8,7 @@ So several nodes with clocks of their own live in one process.
 
 Invariants:
 - Every entry into pysyncobj goes through `_entered(engine)`.
+- The term is never above what is on stable storage.
 - The commit index never falls, and on a master never passes its own durable entries.
 - The master's next index of a peer moves back only by an answer to what was sent last.
 - The order of peers depends on their ids alone, never on hashing of strings.
@@ -35,6 +36,7 @@ from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal_view import Journal, JournalView
 from tickwheel.replication.ports import Clock, Random
 from tickwheel.replication.voters import VOTERS
+from tickwheel.storage.disk import DiskFullError
 
 VERSION_KNOWN = "0.3.17"
 NS_PER_MS = 1_000_000
@@ -64,6 +66,10 @@ class EngineHost(Protocol):
 
     def may_campaign(self) -> bool:
         """Whether to raise the term now that the election timeout has passed."""
+        ...
+
+    def may_apply(self) -> bool:
+        """Whether to go on applying what is committed."""
         ...
 
     def apply_entry(self, index: int, term: int, command: bytes) -> object: ...
@@ -303,6 +309,16 @@ class Engine(SyncObj):  # type: ignore[misc]
             return bool(super()._SyncObj__connectedToAnyone())
         return self.host.may_campaign()
 
+    def _SyncObj__setCurrentTerm(self, term: int, voted_for: str | None) -> None:
+        # Stable storage first: on a full disk pysyncobj would go on in a term that a restart forgets.
+        try:
+            self.view.setCurrentTerm(term, voted_for)
+        except DiskFullError:
+            if self.state == CANDIDATE:
+                self._SyncObj__setState(FOLLOWER)
+            raise
+        super()._SyncObj__setCurrentTerm(term, voted_for)
+
     def _checkCommandsToApply(self) -> None:
         # pysyncobj's own queue would forward, or append in a later term, what was queued in an earlier one.
         if not self.guards.proposals_local:
@@ -311,7 +327,7 @@ class Engine(SyncObj):  # type: ignore[misc]
     def _SyncObj__applyLogEntries(self) -> bool:
         started_ns, count = self.clock.monotonic_ns(), 0
         sliced = self.guards.apply_sliced
-        while self.applied_index < self._commit:
+        while self.applied_index < self._commit and self.host.may_apply():
             rows = self.view.rows(
                 self.applied_index + 1, min(self._config.apply_batch_entries, self._commit - self.applied_index)
             )

@@ -84,8 +84,10 @@ class StableStorage:
 
     def halt(self, reason: str) -> None:
         """The disk is full: take no part until there is room."""
+        if not self.halted:
+            # What goes on failing must not put off the next look for room.
+            self._halted_ns = self._clock.monotonic_ns()
         self.halted = f"the disk is full: {reason}; free space in the data directory"
-        self._halted_ns = self._clock.monotonic_ns()
         self._on_halt()
 
     def look_for_room(self, now_ns: int) -> bool:

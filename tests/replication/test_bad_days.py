@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.replication.lone import MS, STEP_MS, Lone
+from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.log import Role, Verdict
 
 
@@ -121,3 +122,44 @@ def test_a_failed_fdatasync_ends_the_node() -> None:
     lone.clock.now_ns += 5_000 * MS
     lone.log.tick()
     assert len(lone.sent) == sent, "a dead log says nothing"
+
+
+def test_a_full_disk_keeps_a_node_in_the_term_that_it_can_remember() -> None:
+    """A term that was not stored would be forgotten by a restart: until there is room for it the node acknowledges
+    nothing in it, however often its master speaks, and soon after there is room it does."""
+    lone = Lone()
+    lone.follow("b", 1, 2)
+    lone.disk.fill(0)
+    heartbeats = 3 * lone.config.disk_retry_ms // 50
+    for _ in range(heartbeats):
+        lone.peers["c"].append(3, (2, 1), [(3, 3, b"\x00three")])
+        lone.run(50)
+    assert lone.log.status().halted and not lone.problems
+    assert (lone.term, lone.journal.term, lone.journal.last_index) == (1, 1, 2)
+    lone.disk.make_room()
+    for _ in range(heartbeats):
+        lone.peers["c"].append(3, (2, 1), [(3, 3, b"\x00three")])
+        lone.run(50)
+        assert lone.term == lone.journal.term, "a restart would forget the term"
+    assert (lone.term, lone.journal.last_index) == (3, 3) and not lone.log.status().halted
+    assert lone.sent_of("append_result", "c")[-1].append_result.success
+
+
+def test_a_candidate_whose_disk_is_full_stays_a_slave() -> None:
+    """It asks for no vote in a term that it may not remember having voted in."""
+    lone = Lone()
+    lone.follow("b", 1, 2)
+    lone.drain()
+    lone.disk.fill(0)
+    halts: set[str] = set()
+    for _ in range(2_000 // STEP_MS):
+        lone.run(STEP_MS)
+        halts.add(lone.log.status().halted)
+        for peer_id, frame in lone.drain():
+            if frame.WhichOneof("body") == "ping":
+                pong = PeerFrame()
+                pong.pong.echo_sent_ns = frame.ping.sent_ns
+                lone.peers[peer_id].send(pong, frame.term)
+            assert frame.WhichOneof("body") != "request_vote"
+    assert any(halts), "never tried"
+    assert lone.log.status().role is Role.SLAVE and lone.term == lone.journal.term == 1
