@@ -170,7 +170,7 @@ class CommittedCut(Record):
 
 @dataclass(frozen=True, slots=True)
 class Recovered(Record):
-    """A node's log after a start; `durable_before` was on stable storage when it stopped."""
+    """A node's log after a start; `durable_before` is the last committed entry that was on stable storage before."""
 
     node: str
     boot: int

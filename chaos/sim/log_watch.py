@@ -43,6 +43,13 @@ class Census:
         """How many voters have this entry on stable storage."""
         return sum(1 for name in voters if name in self.journals and _holds(self.journals[name], index, term))
 
+    def durable(self, journal: Journal) -> int:
+        """The highest committed entry that a journal has on stable storage."""
+        index = min(journal.durable_index, journal.last_index, self.highest_applied)
+        while index > journal.base_index and journal.term_at(index) != self.applied_term[index]:
+            index -= 1  # what was never committed may be dropped
+        return index
+
 
 def _holds(journal: Journal, index: int, term: int) -> bool:
     if index <= journal.base_index:
@@ -72,7 +79,8 @@ class LogWatch:
         assert isinstance(journal, Journal)
         before = self._census.journals.get(machine.name)
         if before is not None:
-            self._add(Recovered(self._now_ns, machine.name, machine.boot, journal.last_index, before.durable_index))
+            durable_before = self._census.durable(before)
+            self._add(Recovered(self._now_ns, machine.name, machine.boot, journal.last_index, durable_before))
         self._census.journals[machine.name] = journal
         self._timeout_ns = log._config.election_timeout_ms_min * NS_PER_MS
         self._vote = (journal.term, journal.voted_for)
@@ -175,7 +183,8 @@ class LogWatch:
         elif kind == "append_result" and frame.append_result.reset and peer_id in self._sent:
             sent_on, highest = self._sent[peer_id]
             self._sent[peer_id] = (sent_on, min(highest, frame.append_result.next_index - 1))
-        if engine.term < frame.term and kind != "request_vote" and log._running and peer_id in log._voters.ids:
+        heeds = log._running and not log._storage.halted
+        if engine.term < frame.term and kind != "request_vote" and heeds and peer_id in log._voters.ids:
             self._add(TermIgnored(self._now_ns, machine.name, machine.boot, engine.term, frame.term))
 
     def sent(self, peer_id: str, frame: PeerFrame) -> None:
