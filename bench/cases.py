@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from tickwheel.bench.load import Consumed, consume, now_ms, schedule_columns, schedule_rows
 from tickwheel.chaos.live.cluster import ChaosCluster
+from tickwheel.chaos.live.losses import Kind, measure
 from tickwheel.chaos.live.proxy import Spoiling
 from tickwheel.client import AsyncClient
 from tickwheel.node.local_cluster import LocalCluster
@@ -221,82 +221,35 @@ async def t5(quick: bool) -> list[Figure]:
     return [Figure("messages", total, "msg"), Figure("settled_after", took_s, "s", "7"), *_lateness(consumed)]
 
 
-async def _losses(
-    rounds: int, kind: str, targets: tuple[str, str], act: Callable[[LocalCluster, AsyncClient], Awaitable[None]]
-) -> list[Figure]:
-    """Do something to the master under 5,000/s, again and again; the longest silence of the consumer after each."""
-    consumed = Consumed()
-    silences: list[float] = []
-    async with cluster() as (nodes, client):
-        task = asyncio.create_task(consume(client, consumed))
-        stop = asyncio.Event()
-        load = asyncio.create_task(schedule_columns(client, 0.0, 250, spread(300, 500), 5_000.0, stop=stop))
-        await asyncio.sleep(2)
-        for _ in range(rounds):
-            at_s = time.perf_counter()
-            await act(nodes, client)
-            await asyncio.sleep(2.5)
-            times = [at_s, *(t for t in consumed.arrivals_s if at_s < t < at_s + 2.5)]
-            silences.append(float(np.diff(times).max()) if len(times) > 1 else 2.5)
-            await nodes.wait_ready()
-        stop.set()
-        result = await load
-        async with asyncio.timeout(90):
-            while len(np.unique(np.concatenate(consumed.ids))) < result.messages:
-                await asyncio.sleep(0.2)
-        unique = len(np.unique(np.concatenate(consumed.ids)))
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-    late = consumed.lateness()
-    plot_lines(consumed)
+async def _losses(kind: Kind, quick: bool, figure: str, targets: tuple[str, str]) -> list[Figure]:
+    """Lose the master under 5,000/s, again and again; `tickwheel chaos failover` measures the same."""
+    with TemporaryDirectory(prefix="tickwheel-bench-") as directory:
+        losses = await measure(Path(directory), kind, 1 if quick else 20, 5_000.0)
+    plot_lines(Consumed(late_ms=losses.late_ms, arrivals_s=losses.arrivals_s))
+    name, seconds = kind.value, losses.values(figure) / 1_000
+    steps = ("detection_ms", "election_ms", "alignment_ms", "delivery_ms")
     return [
-        Figure(f"{kind}_silence_p50", float(np.median(silences)), "s", targets[0]),
-        Figure(f"{kind}_silence_p99", float(np.percentile(silences, 99)), "s"),
-        Figure(f"{kind}_silence_max", max(silences), "s", targets[1]),
-        Figure(f"{kind}_lost", result.messages - unique, "msg", "0"),
-        Figure(f"{kind}_repeats", consumed.repeats(), "msg"),
-        Figure(f"{kind}_early", float((late < 0).sum()), "msg", "0"),
-        Figure(f"{kind}_rounds", rounds, ""),
+        Figure(f"{name}_p50", float(np.median(seconds)), "s", targets[0]),
+        Figure(f"{name}_p99", float(np.percentile(seconds, 99)), "s"),
+        Figure(f"{name}_max", float(seconds.max()), "s", targets[1]),
+        *(Figure(f"{name}_{step}_p50", float(np.median(losses.values(step))), "ms") for step in steps),
+        Figure(f"{name}_lost", losses.lost, "msg", "0"),
+        Figure(f"{name}_repeats", sum(losses.duplicates.values()), "msg", "0" if kind is Kind.HANDOVER else ""),
+        Figure(f"{name}_early", losses.early, "msg", "0"),
+        Figure(f"{name}_unasked_elections", losses.unasked_elections, "", "0"),
+        Figure(f"{name}_rounds", len(losses.losses), ""),
     ]
 
 
 async def t6(quick: bool) -> list[Figure]:
-    """Loss of the master at 5,000/s: SIGKILL, then SIGSTOP for two seconds; the longest time without a delivery."""
-
-    async def kill(nodes: LocalCluster, _: AsyncClient) -> None:
-        master = await nodes.master()
-        await nodes.kill_node(master)
-        nodes.start_node(master)
-
-    waking: set[asyncio.Task[None]] = set()
-
-    async def freeze(nodes: LocalCluster, _: AsyncClient) -> None:
-        master = await nodes.master()
-        nodes.signal_node(master, signal.SIGSTOP)
-
-        async def wake() -> None:
-            await asyncio.sleep(2.0)
-            nodes.signal_node(master, signal.SIGCONT)
-
-        task = asyncio.create_task(wake())
-        waking.add(task)
-        task.add_done_callback(waking.discard)
-
-    rounds = 1 if quick else 20
-    return [
-        *await _losses(rounds, "kill", ("0.7", "1.5"), kill),
-        *await _losses(rounds, "stop", ("0.7", "1.5"), freeze),
-    ]
+    """Loss of the master at 5,000/s: SIGKILL, SIGSTOP, packets dropped; until the first delivery by the new one."""
+    figures = [await _losses(kind, quick, "total_ms", ("0.7", "1.5")) for kind in (Kind.KILL, Kind.STOP, Kind.DROP)]
+    return [figure for part in figures for figure in part]
 
 
 async def t7(quick: bool) -> list[Figure]:
     """Planned handovers at 5,000/s; the longest time without a delivery after each."""
-
-    async def hand_over(_: LocalCluster, client: AsyncClient) -> None:
-        await client.admin.transfer()
-
-    return await _losses(1 if quick else 20, "handover", ("", "0.2"), hand_over)
+    return await _losses(Kind.HANDOVER, quick, "silence_ms", ("", "0.2"))
 
 
 def private_bytes(pid: int) -> int:
