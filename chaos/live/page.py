@@ -99,6 +99,14 @@ def _duplicates(verdict: Verdict) -> str:
     return _table(("delivered again because", "deliveries"), rows or [("never", "0")], ("", "n"))
 
 
+def _clock(verdict: Verdict) -> str:
+    rows = (
+        ("earliest message, before its time by true time", f"{verdict.earliest_ms:,.0f}"),
+        ("most that a master said its time might be off", f"{verdict.clock_error_ms:,.0f}"),
+    )
+    return _table(("clock", "ms"), rows, ("", "n"))
+
+
 def _failovers(verdict: Verdict) -> str:
     longest = max((failover["without_ms"] for failover in verdict.failovers), default=1) or 1
 
@@ -175,7 +183,8 @@ def page(verdict: Verdict) -> str:
 {_broken(verdict)}
 <div class="columns"><section><h2>Promises</h2>{_promises(verdict)}</section>
 <section><h2>Faults</h2>{_faults(fault_rows(verdict))}
-<h2>Lateness</h2>{_lateness(verdict)}<h2>Duplicates</h2>{_duplicates(verdict)}</section></div>
+<h2>Lateness</h2>{_lateness(verdict)}<h2>Duplicates</h2>{_duplicates(verdict)}
+<h2>Time</h2>{_clock(verdict)}</section></div>
 <section class="wide"><h2>Failovers</h2>{_failovers(verdict)}</section>
 <footer>The same plan again: <code>{escape(replay_command(verdict))}</code></footer>
 </main><script>const run={{seconds:{picture.seconds},width:{picture.width},...{_data(verdict)}}};

@@ -180,6 +180,9 @@ def print_report(verdict: Verdict, console: Console) -> None:
     console.print()
     again = ", ".join(f"{reason} {count:,}" for reason, count in sorted(verdict.duplicates.items())) or "none"
     console.print(f"delivered again: {again}", highlight=False)
+    early = f"earliest by true time: {verdict.earliest_ms:,.0f} ms before its time"
+    error = f"masters said that theirs might be off by {verdict.clock_error_ms:,.0f} ms at most"
+    console.print(f"{early}; {error}", highlight=False)
     figures = ", ".join(f"{figure.name} {figure.value}" for figure in key_figures(verdict))
     console.print(figures, highlight=False, style="dim")
     for one in verdict.broken[:TOLD_MAX]:

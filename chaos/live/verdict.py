@@ -101,6 +101,10 @@ class Verdict:
     marks: dict[str, float] = field(default_factory=dict)
     series: Series = field(default_factory=Series)
     dead_letters: int = 0
+    earliest_ms: float = 0.0
+    """How much before its time by true time the earliest message came; 0: none did."""
+    clock_error_ms: float = 0.0
+    """How far a master said at most that its time might be off."""
     healed_s: float | None = None
     statuses: int = 0
 
@@ -150,7 +154,7 @@ def judge(records: Sequence[Record]) -> Verdict:
     for record in records:
         messages.observe(record)
         nodes.observe(record)
-    messages.finish(marks.get("end", last_ms), marks.get("heal", last_ms))
+    messages.finish(marks.get("end", last_ms), marks.get("heal", last_ms), nodes.clock_error_ms)
     failovers = nodes.finish(run.get("nodes", 0), load_ms, marks.get("drained", last_ms))
     verdict.broken.sort(key=lambda one: one.at_s)
     verdict.broken_counts = dict(sorted(counts.items()))
@@ -206,6 +210,8 @@ def _fill(
     verdict.failover_duplicates_old = messages.old_failover_duplicates
     verdict.healed_s = nodes.healed_s
     verdict.statuses = nodes.statuses
+    verdict.earliest_ms = round(max(0.0, messages.earliest_ms), 1)
+    verdict.clock_error_ms = max(nodes.clock_errors_ms.values(), default=0.0)
     verdict.roles = {
         node: [(seconds(at_ms), role) for at_ms, role in told] for node, told in sorted(nodes.roles.items())
     }

@@ -6,6 +6,7 @@ code with a node or a client: all it knows is what the workload wrote down. Time
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ Report = Callable[[str, float, str], None]
 """(promise, when, what): something is broken."""
 
 EARLY_MS = 5.0
-"""P3 by true time: the nodes' clocks are a millisecond's steps, and agree within a few."""
+"""P3 by true time: so much, and what the master says that its time may be off by."""
 CROSSING_MS = 1_000.0
 """A delivery that was under way when something else was written down may be written down so much later."""
 SESSION_MS = 250.0
@@ -108,6 +109,8 @@ class Messages:
         self.duplicates: Counter[str] = Counter()
         self.failover_ages_ms: list[float] = []
         self.counts: Counter[str] = Counter()
+        self.earliest_ms = -math.inf
+        """How much before its time the earliest one came; below 0: none did."""
         self.lateness: list[tuple[float, float, float]] = []
         """When it came, when it was due, how late it was; first deliveries."""
         self.acknowledged_ms: list[tuple[float, int]] = []
@@ -270,10 +273,11 @@ class Messages:
 
     # -- the end
 
-    def finish(self, end_ms: float, heal_ms: float) -> None:
-        """Judge what only the end can tell. `heal_ms`: when the faults were over."""
+    def finish(self, end_ms: float, heal_ms: float, clock_error_ms: Callable[[float], float]) -> None:
+        """Judge what only the end can tell. `heal_ms`: when the faults were over; `clock_error_ms`: how far the time
+        that the cluster went by at a moment may have been off, as it said itself."""
         for uid, message in self._messages.items():
-            self._judge(uid, message, end_ms)
+            self._judge(uid, message, end_ms, clock_error_ms)
             for at_ms in message.first_ms.values():
                 late_ms = at_ms - message.due_ms
                 self.lateness.append((at_ms, message.due_ms, late_ms))
@@ -281,10 +285,11 @@ class Messages:
                     self._broken("P4", at_ms, f"message {uid} came {late_ms:,.0f} ms late, after the heal")
         self.lateness.sort()
 
-    def _judge(self, uid: int, message: Message, end_ms: float) -> None:
+    def _judge(self, uid: int, message: Message, end_ms: float, clock_error_ms: Callable[[float], float]) -> None:
         for group, at_ms in message.first_ms.items():
-            if at_ms < message.earliest_ms - EARLY_MS:
-                early_ms = message.earliest_ms - at_ms
+            early_ms = message.earliest_ms - at_ms
+            self.earliest_ms = max(self.earliest_ms, early_ms)
+            if early_ms > EARLY_MS and early_ms > EARLY_MS + clock_error_ms(at_ms):
                 self._broken("P3", at_ms, f"message {uid} came to {group} {early_ms:,.0f} ms early")
         if message.cancel == "CANCELLED" and message.first_ms:
             at_ms = min(message.first_ms.values())

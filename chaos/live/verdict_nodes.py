@@ -21,6 +21,8 @@ or two; a busy machine that runs a whole cluster, its load and its faults is giv
 FAULT_TAIL_MS = 4_000.0
 """An election so long after a fault is put down to it: processes start, connections come back."""
 NOT_SHOWN = "RECOVERING"
+BOUNDED = ("AGREED", "HOLDOVER")
+"""What a node says of its time while the error that it names means something."""
 
 
 @dataclass(slots=True)
@@ -81,6 +83,8 @@ class Nodes:
     last_heard_ms: dict[str, float] = field(default_factory=dict)
     healed_s: float | None = None
     statuses: int = 0
+    clock_errors_ms: dict[int, float] = field(default_factory=dict)
+    """Second of true time to the largest error of its time that a master named in it."""
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _masters: dict[int, str] = field(default_factory=dict)
     _leases: dict[int, tuple[float, str]] = field(default_factory=dict)
@@ -139,6 +143,9 @@ class Nodes:
         self._judge_cursor(record)
         if record["role"] == "MASTER":
             self._judge_master(record)
+            if record["agreed"] in BOUNDED:
+                second = int(at_ms // 1_000)
+                self.clock_errors_ms[second] = max(record["error"], self.clock_errors_ms.get(second, 0.0))
         if serving:
             last = self.reigns[-1] if self.reigns else None
             if last is not None and (last.term, last.node) == (record["term"], node):
@@ -185,6 +192,11 @@ class Nodes:
             late_ms = at_ms - since_ms
             what = f"{node} held its lease of term {term} {late_ms:,.0f} ms after {successor} got that of {newest}"
             self.broken("P7", at_ms, what)
+
+    def clock_error_ms(self, at_ms: float) -> float:
+        """How far a master said that its time might be off around then."""
+        second = int(at_ms // 1_000)
+        return max(self.clock_errors_ms.get(near, 0.0) for near in (second - 1, second, second + 1))
 
     # -- the end
 

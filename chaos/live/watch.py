@@ -5,7 +5,8 @@ Owns one status stream a node, on a way that no fault spoils, and the newest sta
 | k | fields |
 |---|---|
 | status | node, life, role, state, term, master, lease; cursor [due, index], tick and synced [tick, local]; applied,
-  pending, ready; clock (ms ahead of true time), lag (of its loop, ms) |
+  pending, ready; clock (ms ahead of true time), error (how far the node says that may be off, ms), agreed (whether
+  the clocks agree, in its words); lag (of its loop, ms) |
 | silent | node, life: the stream broke |
 
 A stream that breaks or says nothing is part of the picture, not an error.
@@ -104,5 +105,7 @@ class Watch:
             pending=status.pending,
             ready=status.ready,
             clock=round(status.clock_ms - self._time.now_ms()),
+            error=round(status.clock_error_ms, 1),
+            agreed=admin_pb2.ClockState.Name(status.clock_state).removeprefix("CLOCK_"),
             lag=status.loop_lag_ms,
         )

@@ -87,6 +87,8 @@ class Story:
             "pending": 0,
             "ready": 0,
             "clock": 0,
+            "error": 2.0,
+            "agreed": "AGREED",
             "lag": 1,
             **other,
         }

@@ -56,7 +56,7 @@ def _refused_and_delivered(story: Story) -> None:
 def _early(story: Story) -> None:
     story.ack(1_010, story.send(1_000, 1_500, NEW), NEW)
     for group in ("steady", "moody"):
-        story.got(1_490, group, NEW)
+        story.got(1_480, group, NEW)
 
 
 def _moved_and_early(story: Story) -> None:
@@ -181,7 +181,7 @@ def _leaves(story: Story, node: str, from_ms: float, until_ms: float) -> None:
         ("P2", _invented, "never sent"),
         ("P2", _alien, "what nobody sent"),
         ("P2", _refused_and_delivered, "refused for good"),
-        ("P3", _early, "10 ms early"),
+        ("P3", _early, "20 ms early"),
         ("P3", _moved_and_early, "ms early"),
         ("P4", _late_after_the_heal, "5,500 ms late"),
         ("P5", _twice_for_nothing, "not handed back"),
@@ -263,6 +263,20 @@ def test_a_message_whose_outcome_is_unknown_may_come_or_not() -> None:
         if came:
             story.got(1_105, "steady", [uid])
     assert judged(story).broken == []
+
+
+def test_p3_allows_what_the_master_says_its_time_may_be_off_by() -> None:
+    """By true time a message may come early by the error bound of the cluster clock, and by no more."""
+    story = good()
+    _early(story)
+    for record in story.all_of("status"):
+        record["error"] = 30.0
+    verdict = judged(story)
+    assert verdict.broken == []
+    assert verdict.earliest_ms == 20.0
+    for record in story.all_of("status"):
+        record["agreed"] = "UNAGREED"
+    assert set(judged(story).broken_counts) == {"P3"}
 
 
 def test_no_master_is_no_breach_while_no_majority_is_connected() -> None:
