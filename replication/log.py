@@ -123,6 +123,10 @@ class LogListener(Protocol):
         """A frame that is no part of the log arrived (clock_ask, clock_answer): returns what is to be answered."""
         ...
 
+    def may_apply(self) -> bool:
+        """Whether there is room for what the next entries bring. If not, they wait in the journal: ask again soon."""
+        ...
+
     def handover_ready(self, peer_id: str) -> bool:
         """Whether this slave has heard of everything beside the log that it needs to lead without a repeat."""
         ...

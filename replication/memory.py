@@ -115,7 +115,7 @@ class MemoryLog:
     def tick(self) -> int:
         """See ReplicatedLog."""
         cluster = self._cluster
-        while self.running and self.applied < cluster.commit_index:
+        while self.running and self.applied < cluster.commit_index and self._listener.may_apply():
             self.applied += 1
             term, command = cluster.entries[self.applied - 1]
             value = self._listener.apply(self.applied, term, command)

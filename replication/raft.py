@@ -43,6 +43,8 @@ from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
 
 IDLE_NS_MAX = 1_000 * NS_PER_MS
 TICK_NS_MIN = 100_000
+NO_ROOM_PAUSE_NS = 5 * NS_PER_MS
+"""Until a listener without room for more is asked again."""
 SCAN_ENTRIES = 256
 """Entries read at once when a start looks for changes of the voters."""
 
@@ -200,7 +202,7 @@ class RaftLog:
         if not self._running:
             return now_ns + IDLE_NS_MAX
         if engine.applied_index < engine.commit_index:
-            return now_ns
+            return now_ns if self.may_apply() else now_ns + NO_ROOM_PAUSE_NS
         times = [now_ns + IDLE_NS_MAX, *self._peers.wanted_ns()]
         round_over_ns = self._peers.round_over_ns()
         if engine.state == LEADER:
@@ -253,6 +255,10 @@ class RaftLog:
     def may_campaign(self) -> bool:
         """See EngineHost."""
         return self._peers.may_campaign()
+
+    def may_apply(self) -> bool:
+        """See EngineHost."""
+        return self._listener.may_apply()
 
     def apply_entry(self, index: int, term: int, command: bytes) -> object:
         """See EngineHost."""

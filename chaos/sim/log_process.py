@@ -158,6 +158,10 @@ class LogProcess:
         answer.sync_reply.number = frame.sync.number
         return answer
 
+    def may_apply(self) -> bool:
+        """See LogListener."""
+        return True
+
     def handover_ready(self, peer_id: str) -> bool:
         """See LogListener."""
         return True

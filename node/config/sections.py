@@ -211,7 +211,11 @@ class WheelSection:
     """Memory of the wheel. Neither value shows in any id, order or answer."""
 
     buffer_bytes_max: int = fields.core_number(
-        "buffer_bytes_max", 8 * MIB, 64 * GIB, "Arrivals kept in memory before they are merged into hour files."
+        "buffer_bytes_max",
+        8 * MIB,
+        64 * GIB,
+        "Arrivals kept in memory before they are merged into hour files. If the disk cannot keep up, a master refuses "
+        "schedules at twice as much, and a node applies no more of its log at three times as much, until it has.",
     )
     preload_ms: int = fields.core_number("preload_ms", 1_000, 600_000, "How far ahead of the clock ticks are loaded.")
 

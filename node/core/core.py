@@ -39,6 +39,10 @@ from tickwheel.replication.ports import Clock, Executor, Network, Random
 from tickwheel.storage.disk import Disk
 
 UPKEEP_PERIOD_MS = 1_000
+BUFFERS_ACCEPTED_MAX = 2
+"""Arrival buffers full of what is not merged, from which on a master refuses schedules;"""
+BUFFERS_APPLIED_MAX = 3
+"""and from which on a node applies no more of its log until the disk has caught up."""
 IDLE_MS_MAX = 1_000
 SLOT_MS_DEFAULT = 1_000
 
@@ -102,6 +106,7 @@ class NodeCore:
         self.proposer = Proposer(config, identity.wheel_group, self.clock.now_ms)
         self.publisher = Publisher(config, self.state, self.proposer, self.clock.now_ms)
         self.publisher.time_known = lambda: self.clock.known
+        self.publisher.arrivals_full = self._arrivals_full
         self.dispatcher = Dispatcher(config, self.wheel, self.proposer)
         self.delivery = Delivery(
             config, self.state, self.wheel, self.proposer, self.background, self._may_act, self._fatal
@@ -355,6 +360,13 @@ class NodeCore:
         """See LogListener."""
         self.sync.reply(peer_id, frame)
         self.clock.sync_answered(peer_id, frame.sync_reply.echo_sent_ns, frame.sync_reply.clock_ms)
+
+    def may_apply(self) -> bool:
+        """See LogListener: arrivals that the disk is too slow to take in wait in the journal, not in memory."""
+        return self.wheel.buffer_bytes < BUFFERS_APPLIED_MAX * self.config.buffer_bytes_max
+
+    def _arrivals_full(self) -> bool:
+        return self.wheel.buffer_bytes >= BUFFERS_ACCEPTED_MAX * self.config.buffer_bytes_max
 
     def handover_ready(self, peer_id: str) -> bool:
         """See LogListener: the next master must know what is out with consumers, or it would deliver it again."""

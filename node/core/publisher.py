@@ -26,6 +26,8 @@ from tickwheel.proto.admin_pb2 import CreateTopicRequest
 from tickwheel.proto.log_pb2 import AdminCommand, Command, Publish, PublishRequest
 
 EMPTY = b""
+MERGE_HINT_MS = 500
+"""When a client may try again whose messages found the arrival buffer full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Publisher:
         self._creating: set[str] = set()
         self.time_known: Callable[[], bool] = lambda: True
         """Set by the core: whether there is a time that delays can be resolved by."""
+        self.arrivals_full: Callable[[], bool] = lambda: False
+        """Set by the core: whether so much waits to be merged into hour files that no more is accepted."""
 
     @property
     def waiting(self) -> int:
@@ -78,6 +82,9 @@ class Publisher:
     def schedule(self, batch: IncomingBatch, answer: Answer) -> None:
         """Accept a request, or refuse it at once when the queue is full."""
         config = self._config
+        if self.arrivals_full():
+            answer(limit_reached("wheel.buffer_bytes_max", config.buffer_bytes_max, MERGE_HINT_MS))
+            return
         if self._queue_bytes + batch.bytes > config.intake_bytes_max and self._queue:
             answer(limit_reached("intake_bytes", config.intake_bytes_max))
             return

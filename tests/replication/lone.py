@@ -130,6 +130,7 @@ class Lone:
         self.apply_takes_ns = 0
         self.apply_raises: Exception | None = None
         self.syncs = 0
+        self.room = True
         self.peers = {name: Peer(self, name, 100 + number) for number, name in enumerate(others)}
         self.log = self._made()
         self.log.start()
@@ -216,6 +217,10 @@ class Lone:
     def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """Nothing is sent beside the log."""
         return None
+
+    def may_apply(self) -> bool:
+        """See LogListener."""
+        return self.room
 
     def handover_ready(self, peer_id: str) -> bool:
         return True

@@ -30,6 +30,7 @@ class Listener:
         self.roles: list[LogStatus] = []
         self.problems: list[str] = []
         self.ready = True
+        self.room = True
 
     def apply(self, index: int, term: int, command: bytes) -> object:
         self.applied.append((index, term, command))
@@ -50,6 +51,10 @@ class Listener:
     def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """Nothing is sent beside the log."""
         return None
+
+    def may_apply(self) -> bool:
+        """See LogListener."""
+        return self.room
 
     def handover_ready(self, peer_id: str) -> bool:
         return self.ready
@@ -285,6 +290,20 @@ def test_proposals_under_way_end_unknown_when_the_master_stops(cluster: Cluster)
     after = cluster.propose(cluster.master(), b"after")
     cluster.until(lambda: bool(after))
     assert [outcome.verdict for outcome in outcomes] == [Verdict.UNKNOWN]
+
+
+def test_a_listener_without_room_gets_nothing_until_it_has(cluster: Cluster) -> None:
+    """Committed entries wait in the log, on this node alone; then they come, in order."""
+    master = cluster.master()
+    slave = next(name for name in NAMES if name != master)
+    cluster.listeners[slave].room = False
+    outcomes = cluster.propose(master, b"one")
+    cluster.until(lambda: bool(outcomes))
+    for _ in range(50):
+        cluster.run()
+    assert commands(cluster, slave) == []
+    cluster.listeners[slave].room = True
+    cluster.until(lambda: commands(cluster, slave) == [b"one"])
 
 
 def test_a_restarted_node_applies_everything_once_again(cluster: Cluster) -> None:

@@ -27,6 +27,7 @@ from tickwheel.proto import consumer_pb2
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.log import Member
 from tickwheel.storage.simulated import SimulatedDisk
+from tickwheel.wheel.jobs import MergeJob
 
 T = TypeVar("T")
 
@@ -131,6 +132,9 @@ class Node:
         self.disk = SimulatedDisk(random.Random(f"{name}{world.rng.random()}"))
         self.wake_ns: int | None = None
         self.fatal = ""
+        self.holds_merges = False
+        """Its disk takes no merge to its end."""
+        self.held: list[Callable[[], None]] = []
 
     # Clock
 
@@ -155,7 +159,17 @@ class Node:
             done(result, error)
             self.wake()
 
-        self.world.at(self.world.now_ns + DISK_NS, go)
+        if self.holds_merges and isinstance(getattr(work, "__self__", None), MergeJob):
+            self.held.append(go)
+        else:
+            self.world.at(self.world.now_ns + DISK_NS, go)
+
+    def release(self) -> None:
+        """The disk has caught up."""
+        self.holds_merges = False
+        held, self.held = self.held, []
+        for go in held:
+            self.world.at(self.world.now_ns + DISK_NS, go)
 
     # Network and CheckpointSource
 
