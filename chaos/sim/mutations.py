@@ -22,6 +22,7 @@ from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.producers import Producers
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import scheduler_pb2
+from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.conversation import Conversation
 from tickwheel.replication.hard_state import HardState
 from tickwheel.replication.journal_sync import SyncWork
@@ -168,6 +169,25 @@ def cursor_from_sync(patches: Patches) -> None:
 @mutation("a new master forgets the leases that it heard of", faults=("kill", "handover"))
 def leases_forgotten(patches: Patches) -> None:
     patches.replace(HeardLeases, "held", lambda original: lambda self, now_ms: [])
+
+
+# -- the cluster clock
+
+
+@mutation("each node goes by its own clock", faults=("skew", "clock-steps"))
+def own_clock_trusted(patches: Patches) -> None:
+    patches.replace(ClusterClock, "_set_members", lambda original: lambda self, names: original(self, [self._node_id]))
+
+
+@mutation("the time of one of the others is taken for the cluster's", faults=("skew", "clock-steps"))
+def one_peer_believed(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def set_members(self: ClusterClock, names: Any) -> None:
+            original(self, sorted(set(names) - {self._node_id})[:1])
+
+        return set_members
+
+    patches.replace(ClusterClock, "_set_members", make)
 
 
 # -- the wheel
