@@ -22,6 +22,8 @@ from tickwheel.node.local_cluster import LocalNode
 MASTER_S = 3.0
 """How long a fault waits for a master to strike; then it strikes anybody."""
 LOOK_S = 0.02
+CRASH_PERIOD_S = 2.0
+"""Long enough for a node to be up and say hello before it dies again."""
 SKEW_MS = (2_000, 3_600_000)
 DRIFT_PPM = (5_000, 20_000)
 STEP_MS = (1_000, 600_000)
@@ -73,6 +75,32 @@ class _Killed(Active):
 
     async def end(self) -> None:
         for node in self.struck:
+            self.cluster.start_node(node)
+
+    async def evidence(self) -> Evidence:
+        return Evidence(self._gone, "processes killed")
+
+
+class _CrashLoop(Active):
+    """SIGKILL, start, and SIGKILL again shortly after the process is there."""
+
+    async def begin(self) -> None:
+        self._gone = 0
+        self._looping = asyncio.ensure_future(self._loop())
+
+    async def _loop(self) -> None:
+        while True:
+            for node in self.struck:
+                self._gone += node.running
+                await self.cluster.kill(node)
+                self.cluster.start_node(node)
+            await asyncio.sleep(CRASH_PERIOD_S)
+
+    async def end(self) -> None:
+        self._looping.cancel()
+        await asyncio.gather(self._looping, return_exceptions=True)
+        for node in self.struck:
+            await self.cluster.kill(node)  # it may be dying just now
             self.cluster.start_node(node)
 
     async def evidence(self) -> Evidence:
@@ -241,6 +269,8 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
     match fault.kind:
         case "kill" | "kill-master" | "kill-all":
             return _Killed(cluster, struck)
+        case "crash-loop":
+            return _CrashLoop(cluster, struck)
         case "pause" | "pause-master":
             return _Paused(cluster, struck)
         case "split":

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "kill": ("kill", "kill-master", "kill-all"),
+    "kill": ("kill", "kill-master", "kill-all", "crash-loop"),
     "pause": ("pause", "pause-master"),
     "partition": ("split", "one-way", "master-alone", "majority-without-master"),
     "net": ("delay", "jitter", "throttle", "stall", "cut"),
@@ -27,6 +27,7 @@ LENGTH_S: Mapping[str, tuple[float, float]] = {
     "kill": (0.2, 4.0),
     "kill-master": (0.2, 4.0),
     "kill-all": (0.2, 1.5),
+    "crash-loop": (4.0, 8.0),
     "pause": (0.6, 4.0),
     "pause-master": (0.6, 4.0),
     "split": (1.0, 5.0),
@@ -50,6 +51,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "kill": (SLAVE, ANY),
     "kill-master": (MASTER,),
     "kill-all": (ALL,),
+    "crash-loop": (SLAVE,),
     "pause": (SLAVE, ANY),
     "pause-master": (MASTER,),
     "master-alone": (MASTER,),
