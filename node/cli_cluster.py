@@ -65,7 +65,18 @@ def _short(name: str, prefix: str = "NODE_") -> str:
 
 ROWS = (
     *("node", "role", "state", "why", "term", "cursor (UTC)", "tick", "local index", "sync age", "applied lag"),
-    *("pending", "ready", "out", "schedule /s", "dispatch /s", "deliver /s", "settle /s", "loop lag", "disk free"),
+    *(
+        "pending",
+        "ready",
+        "out",
+        "schedule /s",
+        "dispatch /s",
+        "deliver /s",
+        "settle /s",
+        "loop lag",
+        "clock",
+        "disk free",
+    ),
 )
 
 
@@ -87,6 +98,15 @@ def status_table(answers: dict[str, admin_pb2.NodeStatus | Fault]) -> Table:
     columns = [_column_of(status, peers) for status in answers.values()]
     rows = [(name, *cells) for name, cells in zip(ROWS, zip(*columns, strict=True), strict=True) if any(cells)]
     return table("", ("", *answers), rows, right=range(1, len(answers) + 1))
+
+
+def _clock(status: admin_pb2.NodeStatus) -> str:
+    """The node's wall clock against the cluster's time, and how far that may be off."""
+    state = admin_pb2.ClockState.Name(status.clock_state).removeprefix("CLOCK_").lower()
+    if status.clock_state in (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN):
+        return f"[yellow]{state}[/]"
+    text = f"{status.clock_offset_ms:+,.1f} ms, error {status.clock_error_ms:,.1f}"
+    return text if status.clock_state == admin_pb2.CLOCK_AGREED else f"{text} [yellow]{state}[/]"
 
 
 def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.PeerStatus]) -> list[str]:
@@ -114,6 +134,7 @@ def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.
         f"{status.deliver_rate:,.0f}",
         f"{status.settle_rate:,.0f}",
         f"{status.loop_lag_ms} ms",
+        _clock(status),
         f"{status.disk_bytes_free / (1 << 30):,.1f} GiB",
     ]
 

@@ -31,6 +31,7 @@ from tickwheel.node.metrics import HistogramValue, MetricValue, registry_of
 from tickwheel.node.server.access import Access
 from tickwheel.node.server.admin_service import AdminService
 from tickwheel.node.server.calls import Calls
+from tickwheel.node.server.clock_watch import ClockWatch
 from tickwheel.node.server.consumer_service import ConsumerService
 from tickwheel.node.server.driver import LAG_BOUNDS_MS, LoopDriver
 from tickwheel.node.server.health import HealthReporter
@@ -345,11 +346,15 @@ class NodeProcess:
             self._phase = phase
 
     async def _keep_house(self, host: NodeHost, health: HealthReporter) -> None:
-        """Health and role changes, a few times a second."""
+        """Health, role changes and clocks, a few times a second."""
+        watch = ClockWatch(self._config.clock.skew_warn_ms)
         while True:
             status = host.face.status()
             await health.update(status)
             self._tell_role(host)
+            clock = host.core.clock
+            for line in watch.look(self._clock.monotonic_ns(), status, clock.jumps_refused, clock.cursors_ahead):
+                getattr(log, line.level)(line.event, **line.fields)
             if status.state == admin_pb2.NODE_READ_ONLY:
                 log.warning("this node takes no part", reason=status.state_reason)
             await asyncio.sleep(HOUSEKEEPING_S)

@@ -1,0 +1,88 @@
+"""What a node's log says of clocks: whose is wrong, and whether the nodes agree on a time.
+
+Owns when a line is due: at every change, and once a minute while something stays wrong. A node that has just
+started is given a few seconds to find the others. Pure: status in, lines out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tickwheel.proto import admin_pb2
+
+REMIND_NS = 60_000_000_000
+PATIENCE_NS = 5_000_000_000
+WRONG = (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN, admin_pb2.CLOCK_HOLDOVER, admin_pb2.CLOCK_EXPIRED)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One event for the log; `level` is that of structlog."""
+
+    level: str
+    event: str
+    fields: dict[str, object] = field(default_factory=dict)
+
+
+class ClockWatch:
+    """One per process; shown the node's status a few times a second."""
+
+    def __init__(self, skew_warn_ms: int) -> None:
+        self._skew_warn_ms = skew_warn_ms
+        self._began_ns: int | None = None
+        self._state = admin_pb2.CLOCK_STATE_UNSPECIFIED
+        self._told_ns: dict[str, int] = {}
+        """Node to when its skew was warned of last; only those that are off."""
+        self._state_told_ns = 0
+        self._jumps = self._early = 0
+
+    def look(self, now_ns: int, status: admin_pb2.NodeStatus, jumps_refused: int, cursors_ahead: int) -> list[Line]:
+        """What there is to say now."""
+        lines = self._of_state(now_ns, status) + self._of_skews(now_ns, status)
+        if jumps_refused > self._jumps:
+            text = "the cluster's time was about to jump ahead; it goes on from what the last master said and is slewed"
+            lines.append(Line("error", text, {"slew_ms": round(status.clock_slew_ms)}))
+        if cursors_ahead > self._early:
+            text = "the master has dispatched messages that are not due by this node's time"
+            lines.append(Line("error", text, {"dispatches": cursors_ahead - self._early, "error_ms": _ms(status)}))
+        self._jumps, self._early = jumps_refused, cursors_ahead
+        return lines
+
+    def _of_state(self, now_ns: int, status: admin_pb2.NodeStatus) -> list[Line]:
+        if self._began_ns is None:
+            self._began_ns = now_ns
+        state = status.clock_state
+        if state not in WRONG:
+            changed, self._state = state != self._state, state
+            text = "the members' clocks agree"
+            return [Line("info", text, {"error_ms": _ms(status)})] if changed else []
+        starting = self._state == admin_pb2.CLOCK_STATE_UNSPECIFIED and now_ns - self._began_ns < PATIENCE_NS
+        if starting or (state == self._state and now_ns - self._state_told_ns < REMIND_NS):
+            return []
+        self._state, self._state_told_ns = state, now_ns
+        stops = status.state == admin_pb2.NODE_WITHOUT_TIME
+        text = "dispatch has stopped: the members' clocks do not agree" if stops else "the members' clocks do not agree"
+        return [Line("error" if stops else "warning", text, {"reason": status.clock_reason, "error_ms": _ms(status)})]
+
+    def _of_skews(self, now_ns: int, status: admin_pb2.NodeStatus) -> list[Line]:
+        if not status.clock_agreed_age_ms and status.clock_state in (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN):
+            return []
+        skews = {status.node_id: (status.clock_offset_ms, 0.0)}
+        # Without an error nothing was heard of it lately.
+        skews |= {p.node_id: (p.clock_offset_ms, p.clock_error_ms) for p in status.peers if p.clock_error_ms}
+        lines = []
+        for name, (offset_ms, error_ms) in skews.items():
+            told_ns = self._told_ns.get(name)
+            # Off for sure, whatever the round trip hides.
+            if abs(offset_ms) - error_ms > self._skew_warn_ms:
+                if told_ns is None or now_ns - told_ns >= REMIND_NS:
+                    self._told_ns[name] = now_ns
+                    lines.append(Line("warning", "a wall clock is wrong", {"peer": name, "skew_ms": round(offset_ms)}))
+            elif told_ns is not None:
+                del self._told_ns[name]
+                lines.append(Line("info", "a wall clock is right again", {"peer": name}))
+        return lines
+
+
+def _ms(status: admin_pb2.NodeStatus) -> float:
+    return round(status.clock_error_ms, 1)
