@@ -1,0 +1,82 @@
+"""The knobs of a node under chaos: wrong clocks whose monotonic one never runs back, and a disk without room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tickwheel.chaos.live.knobs import Knobs, read_effects, write_knobs
+from tickwheel.chaos.live.node_start import LimitedSystem, Panel, SpoiltClock
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 5.0
+    while not holds():
+        assert time.monotonic() < end_s
+
+
+def test_a_clock_that_nobody_turned_is_right(tmp_path: Path) -> None:
+    """Without a fault a node under chaos has the machine's own clocks."""
+    clock = SpoiltClock(Panel(tmp_path / "knobs.json"))
+    assert abs(clock.wall_ms() - time.time_ns() // 1_000_000) < 100
+    assert abs(clock.monotonic_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) < 100_000_000
+
+
+def test_a_step_moves_the_wall_clock_alone(tmp_path: Path) -> None:
+    """A step of the wall clock leaves the monotonic one as it is, and the node's answer counts wrong readings."""
+    file = tmp_path / "knobs.json"
+    clock = SpoiltClock(Panel(file))
+    write_knobs(file, Knobs(1, offset_ms=-600_000))
+    _until(lambda: clock.wall_ms() < time.time() * 1_000 - 599_000)
+    assert abs(clock.monotonic_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) < 100_000_000
+    _until(lambda: clock.wall_ms() > 0 and read_effects(file).turn == 1 and read_effects(file).readings > 0)
+
+
+def test_drift_bends_both_clocks_and_never_turns_one_back(tmp_path: Path) -> None:
+    """A fast oscillator, then a slow one: the monotonic clock goes on from where it is."""
+    file = tmp_path / "knobs.json"
+    clock = SpoiltClock(Panel(file))
+    readings = [clock.monotonic_ns()]
+    for turn, rate_ppm in enumerate((500_000, -500_000), 1):
+        write_knobs(file, Knobs(turn, rate_ppm=rate_ppm))
+        began_ns, began_true_ns = 0, 0
+        end_s = time.monotonic() + 0.2
+        while time.monotonic() < end_s:
+            readings.append(clock.monotonic_ns())
+            if not began_ns and read_effects(file).turn == turn:
+                began_ns, began_true_ns = clock.monotonic_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        passed = clock.monotonic_ns() - began_ns
+        true = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - began_true_ns
+        assert passed / true == pytest.approx(1 + rate_ppm / 1e6, abs=0.05)
+    assert readings == sorted(readings)
+
+
+def test_a_full_disk_refuses_what_needs_room_and_takes_what_has_it(tmp_path: Path) -> None:
+    """As on a real one: an overwrite within a file works, growth and reservation fail with ENOSPC, and both are
+    counted as evidence."""
+    file = tmp_path / "knobs.json"
+    panel = Panel(file)
+    system = LimitedSystem(panel)
+    descriptor = os.open(tmp_path / "data", os.O_RDWR | os.O_CREAT)
+    try:
+        assert system.pwritev(descriptor, [b"abcd"], 0) == 4
+        write_knobs(file, Knobs(1, disk_full=True))
+        panel.look(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 1_000_000_000)
+        assert system.pwritev(descriptor, [b"wxyz"], 0) == 4
+        with pytest.raises(OSError, match="space") as refused:
+            system.pwritev(descriptor, [b"more"], 2)
+        assert refused.value.errno == errno.ENOSPC
+        with pytest.raises(OSError, match="space"):
+            system.posix_fallocate(descriptor, 0, 1 << 20)
+        assert system.statvfs(tmp_path).f_bavail == 0
+        write_knobs(file, Knobs(2))
+        panel.look(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 2_000_000_000)
+        assert system.pwritev(descriptor, [b"more"], 4) == 4
+        assert read_effects(file).refusals == 2
+    finally:
+        os.close(descriptor)
