@@ -207,7 +207,7 @@ class CoreProcess:
             ("proposals in flight", proposals, raft.proposals_max),
             ("bytes of proposals in flight", proposal_bytes, raft.proposal_bytes_max + raft.command_bytes_max),
             ("entries of a message", self.watch.entries_sent_most, self._shape.batch_entries),
-            ("sessions", core.delivery.session_count, config.sessions_max),
+            ("sessions", len(core.delivery.sessions), config.sessions_max),
         )
 
     def observe_lease(self) -> None:

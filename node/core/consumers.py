@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tickwheel.node.core.delivery import CREDITS_MAX, Closed, Deliver, Session
 from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.node.core.sessions import CREDITS_MAX, Closed, Deliver, Session
 from tickwheel.node.state.names import check_group_name, check_topic_name
 from tickwheel.node.state.results import AdminResult, SettleResult
 from tickwheel.proto import common_pb2, consumer_pb2
@@ -187,7 +187,7 @@ class ConsumerDesk:
             done(failure)
             return
         try:
-            self.core.delivery.settle(batch, self.core.clock.now_ms(), done)
+            self.core.delivery.settlements.settle(batch, self.core.clock.now_ms(), done)
         except RequestError as error:
             done(error.failure)
 
@@ -203,7 +203,9 @@ class ConsumerDesk:
             done(failure)
             return
         try:
-            extended, refused, until_ms = self.core.delivery.extend(session_id, batch, self.core.clock.now_ms())
+            extended, refused, until_ms = self.core.delivery.settlements.extend(
+                session_id, batch, self.core.clock.now_ms()
+            )
         except RequestError as error:
             done(error.failure)
             return
@@ -246,7 +248,7 @@ class ConsumerDesk:
             ready(group_id)
             return
         if group_id is None and not state.settings.groups_auto_create:
-            ready(core.delivery.error_unknown_group(group))
+            ready(Failure(common_pb2.UNKNOWN_NAME, f"group {group} does not exist", {"field": "group", "value": group}))
             return
         if group_id is None and not topics:
             ready(invalid("topics", "none", "a new group needs at least one topic").failure)

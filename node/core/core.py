@@ -192,13 +192,15 @@ class NodeCore:
         if self._stopped:
             return self._ports.clock.monotonic_ns() + IDLE_MS_MAX * 1_000_000
         log_wants_ns = self.log.tick()
-        self.clock.tick(self._member_ids, self.log.send_beside)
-        now_ms, steady_ms = self.clock.now_ms(), self.steady_ms()
+        now_ns = self._ports.clock.monotonic_ns()
+        self.clock.tick(now_ns, self._member_ids, self.log.send_beside)
+        if self.leading and not self.delivery.reigning and self.clock.known:
+            self._begin_reign()
+        now_ms, steady_ms = self.clock.at_ms(now_ns), now_ns // 1_000_000
+        may_dispatch = self.clock.may_dispatch(now_ns)
         if self.leading:
-            if not self.delivery.reigning and self.clock.known:
-                self._begin_reign()
             if self._may_act():
-                if self.clock.may_dispatch():
+                if may_dispatch:
                     self.dispatcher.tick(now_ms)
                 self.delivery.tick(now_ms)
             self.proposer.flush()
@@ -223,9 +225,9 @@ class NodeCore:
                 if self.clock.known:
                     self.retention.tick(now_ms)
         self.checkpointer.tick(steady_ms)
-        return self._wake_at(now_ms, steady_ms, log_wants_ns)
+        return self._wake_at(now_ms, steady_ms, may_dispatch, log_wants_ns)
 
-    def _wake_at(self, now_ms: int, steady_ms: int, log_wants_ns: int) -> int:
+    def _wake_at(self, now_ms: int, steady_ms: int, may_dispatch: bool, log_wants_ns: int) -> int:
         wait_ms = min(IDLE_MS_MAX, self._next_upkeep_ms - steady_ms)
         pull_ms = self.consumers.wanted_ms()
         if pull_ms is not None:
@@ -235,7 +237,7 @@ class NodeCore:
             wanted.append(self.proposer.wanted_ms())
             if self._may_act():
                 wanted.append(self.delivery.wanted_ms())
-                if self.clock.may_dispatch():
+                if may_dispatch:
                     wanted.append(self.dispatcher.wanted_ms(now_ms))
         wait_ms = max(0, min(wait_ms, min((t - now_ms for t in wanted if t is not None), default=wait_ms)))
         wake_ns = self._ports.clock.monotonic_ns() + wait_ms * 1_000_000

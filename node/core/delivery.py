@@ -1,4 +1,4 @@
-"""The master's deliveries: consumers and their credits, channels, leases, settlements.
+"""The master's deliveries: channels, leases, what goes to whom and what comes back.
 
 Begins when this node leads, ends at once when it no longer does: then all of it is thrown away and the
 consumers are told where the master is. What must survive (settled, attempts) is in the replicated
@@ -10,82 +10,34 @@ Before anything leaves, the lease of mastership is asked again: a deposed master
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.channel import Channel, Staged
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.node.core.counters import Counters
+from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, Positions
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.recent import RecentUnits
+from tickwheel.node.core.sessions import Closed, Deliver, Session, Sessions
+from tickwheel.node.core.settlements import Settlements
 from tickwheel.node.core.work import Background, RemovedError
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import SettleResult
-from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.log_pb2 import (
-    SETTLE_ACK,
-    SETTLE_DEAD,
-    SETTLE_RETRY,
     SETTLE_RETURN,
-    SETTLE_SKIP,
-    Command,
-    Settle,
     SettleColumns,
 )
 from tickwheel.proto.peer_pb2 import LeaseRange
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.units import Units, ids_of
 
-Deliver = Callable[[consumer_pb2.DeliverBatch], None]
-Closed = Callable[[Failure], None]
-
-SETTLE_KINDS = {
-    consumer_pb2.ACK: SETTLE_ACK,
-    consumer_pb2.RETRY: SETTLE_RETRY,
-    consumer_pb2.DEAD: SETTLE_DEAD,
-    consumer_pb2.SKIP: SETTLE_SKIP,
-}
-CREDITS_MAX = 1_000_000
-SETTLE_MESSAGES_MAX = 100_000
 RETURN_RETRY_MS = 200
-LATE_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000, 60_000, 600_000)
-_LATE_BOUNDS = np.array(LATE_BOUNDS_MS, np.int64)
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """One consumer. Its stream or pull drives it; the delivery hands it batches."""
-
-    session_id: int
-    group: str
-    group_id: int
-    lease_ms: int
-    batch_messages_max: int
-    deliver: Deliver
-    closed: Closed
-    topic: str = ""
-    """Only from this topic; empty: all of the group."""
-    credits: int = 0
-    open: bool = True
-    delivered: int = 0
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the metrics show; totals since the process started."""
-
-    delivered: int = 0
-    redelivered: int = 0
-    settled: int = 0
-    expired: int = 0
-    late_counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(LATE_BOUNDS_MS) + 1, np.int64))
-    """First deliveries by lateness: at most each bound, the last one above all."""
-    late_sum_ms: int = 0
 
 
 class Delivery:
@@ -108,8 +60,7 @@ class Delivery:
         self._background = background
         self._may_act = may_act
         self._fatal = fatal
-        self._sessions: dict[int, Session] = {}
-        self._by_group: dict[int, list[Session]] = {}
+        self.sessions = Sessions(config)
         self._channels: dict[ChannelKey, Channel] = {}
         self._recent: dict[int, RecentUnits] = {}
         self._leases = LeaseTable()
@@ -119,7 +70,6 @@ class Delivery:
         """Ids that an earlier master delivered ahead of a lost dispatch, and until when they are leased."""
         self.push: PushAhead | None = None
         """Set by the core in push-first."""
-        self._next_session = 1
         self._reign = 0
         self._turn = 0
         self.reigning = False
@@ -127,6 +77,7 @@ class Delivery:
         self.feed = LeaseFeed()
         self.heard = HeardLeases()
         self.counters = Counters()
+        self.settlements = Settlements(config, state, proposer, self._leases, self.feed, self.counters, self._came_back)
         self._hold_until_ms = 0
         self._news = False
         self._dirty: set[int] = set()
@@ -143,8 +94,7 @@ class Delivery:
         self.heard.prune(now_ms, self._floors())
         for lease in self.heard.held(now_ms):
             self._take_over(lease)
-        for session in self._sessions.values():
-            self._dirty.add(session.group_id)
+        self._dirty.update(self.sessions.groups())
 
     def _take_over(self, lease: Lease) -> None:
         """A lease of an earlier master; what it delivered ahead of a dispatch that is not in the log is held by id."""
@@ -171,11 +121,7 @@ class Delivery:
         self._held_ids.clear()
         self.feed.clear()
         self._dirty.clear()
-        sessions, self._sessions = self._sessions, {}
-        self._by_group.clear()
-        for session in sessions.values():
-            session.open = False
-            session.closed(failure)
+        self.sessions.close_all(failure)
 
     def on_dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
         """Hook of the state machine: units entered a topic's ready queue."""
@@ -189,7 +135,7 @@ class Delivery:
             self._hold_by_id(topic_id, first_position, units)
         if not pushed:
             self._recent_of(topic_id).add(first_position, units)
-        for group_id in self._by_group:
+        for group_id in self.sessions.groups():
             if self._state.subscription(group_id, topic_id) is not None:
                 self._dirty.add(group_id)
                 self._news = True
@@ -199,13 +145,13 @@ class Delivery:
         self._recent_of(topic_id).add(first_position, units)
         if self._held_ids:
             self._hold_by_id(topic_id, first_position, units)
-        for group_id, sessions in self._by_group.items():
+        for group_id in self.sessions.groups():
             subscription = self._state.subscription(group_id, topic_id)
             if subscription is None or self._state.group_paused(group_id) or self._state.topic_paused(topic_id):
                 continue
             channel = self._channel((group_id, topic_id))
             assert channel is not None
-            credits = sum(s.credits for s in sessions if not s.topic or s.topic == channel.topic)
+            credits = sum(session.credits for session in self.sessions.of_group(group_id, channel.topic))
             if channel.push(first_position, units, credits):
                 self._dirty.add(group_id)
                 self._news = True
@@ -259,53 +205,30 @@ class Delivery:
         closed: Closed,
         topic: str = "",
     ) -> Session:
-        """Attach a consumer to an existing group, for one topic of it or all. Raises RequestError."""
-        config = self._config
-        lease_ms = lease_ms or config.lease_default_ms
-        if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
-            raise invalid("lease_ms", lease_ms, f"{config.lease_min_ms} to {config.lease_max_ms}")
-        if len(self._sessions) >= config.sessions_max:
-            raise RequestError(limit_reached("consumers", config.sessions_max, 1_000))
-        session = Session(
-            session_id=self._next_session,
-            group=group,
-            group_id=group_id,
+        """See Sessions.open."""
+        session = self.sessions.open(
+            group,
+            group_id,
             lease_ms=lease_ms,
-            batch_messages_max=min(batch_messages_max or 1_024, config.batch_messages_max),
+            batch_messages_max=batch_messages_max,
+            credits=credits,
             deliver=deliver,
             closed=closed,
             topic=topic,
         )
-        self._next_session += 1
-        self._sessions[session.session_id] = session
-        self._by_group.setdefault(group_id, []).append(session)
-        self.credit(session, credits)
+        self._dirty.add(group_id)
         return session
 
     def credit(self, session: Session, credits: int) -> None:
-        """The consumer takes so many messages more."""
-        if session.credits + credits > CREDITS_MAX:
-            raise invalid("credits", session.credits + credits, f"at most {CREDITS_MAX} outstanding")
-        session.credits += credits
+        """The consumer takes so many messages more. Raises RequestError above CREDITS_MAX."""
+        session.give(credits)
         self._dirty.add(session.group_id)
 
     def close_session(self, session: Session, now_ms: int, *, give_back: bool) -> None:
         """The consumer is gone; with `give_back` what it holds returns to the ready queue at once."""
-        if not session.open:
-            return
-        session.open = False
-        self._sessions.pop(session.session_id, None)
-        sessions = self._by_group.get(session.group_id, [])
-        sessions.remove(session)
-        if not sessions:
-            self._by_group.pop(session.group_id, None)
-        if give_back and self.reigning:
+        if self.sessions.close(session) and give_back and self.reigning:
             for lease in self._leases.close_session(session.session_id):
                 self._return(lease, now_ms)
-
-    def consumers(self, group_id: int) -> int:
-        """Open consumers of a group."""
-        return len(self._by_group.get(group_id, ()))
 
     # -- the loop
 
@@ -332,7 +255,7 @@ class Delivery:
             return None
         times = [t for t in (self._leases.next_end_ms(),) if t is not None]
         for group_id in self._dirty:
-            if not any(session.credits for session in self._by_group.get(group_id, ())):
+            if not any(session.credits for session in self.sessions.of_group(group_id)):
                 continue
             times += [t for c in self._channels_of(group_id) if (t := c.earliest_ms()) is not None]
         return min(times, default=None)
@@ -371,14 +294,13 @@ class Delivery:
 
     def _serve(self, group_id: int, now_ms: int) -> bool:
         """Work for one group; True if something waits for its time or more may be claimed."""
-        everyone = self._by_group.get(group_id)
-        if not everyone or self._state.group_paused(group_id):
+        if not self.sessions.of_group(group_id) or self._state.group_paused(group_id):
             return False
         waits = False
         for channel in self._channels_of(group_id):
             if self._state.topic_paused(channel.key[1]):
                 continue
-            sessions = [s for s in everyone if not s.topic or s.topic == channel.topic]
+            sessions = self.sessions.of_group(group_id, channel.topic)
             if not sessions:
                 continue
             credits = sum(session.credits for session in sessions)
@@ -439,12 +361,7 @@ class Delivery:
             records=b"".join(records),
             lease_until_ms=until_ms,
         )
-        counters = self.counters
-        counters.delivered += count
-        counters.redelivered += int((attempts > 1).sum())
-        late_ms = now_ms - due_ms
-        counters.late_counts += np.bincount(np.searchsorted(_LATE_BOUNDS, late_ms), minlength=len(LATE_BOUNDS_MS) + 1)
-        counters.late_sum_ms += int(late_ms.sum())
+        self.counters.note_delivery(now_ms, due_ms, attempts)
         session.deliver(batch)
 
     def _fetch(self, staged: Staged, fetched: Callable[[], None]) -> None:
@@ -467,7 +384,7 @@ class Delivery:
                 return
             staged.records = records
             fetched()
-            self._dirty.update(self._by_group)
+            self._dirty.update(self.sessions.groups())
 
         def units_found(units: Units | None, error: BaseException | None) -> None:
             if reign != self._reign:
@@ -483,52 +400,7 @@ class Delivery:
         else:
             self._background.read_units(staged.ids, units_found)
 
-    # -- settlements
-
-    def settle(
-        self, batch: consumer_pb2.SettleBatch, now_ms: int, done: Callable[[SettleResult | Failure], None]
-    ) -> None:
-        """Put a settlement into the log; `done` comes when it is committed. Raises RequestError."""
-        group_id, topic_id = self._names(batch.group, batch.topic)
-        kind = SETTLE_KINDS.get(batch.outcome)
-        if kind is None:
-            raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
-        count = self._check_columns(batch.ids, batch.attempts, batch.positions)
-        if count > SETTLE_MESSAGES_MAX:
-            raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
-        if len(batch.reason) > 1_024:
-            raise invalid("reason", len(batch.reason), "at most 1,024 characters")
-        retry_due_ms = 0
-        if kind == SETTLE_RETRY:
-            if batch.delay_ms < 0:
-                raise invalid("delay_ms", batch.delay_ms, "0 or more")
-            retry_due_ms = now_ms + batch.delay_ms
-        columns = SettleColumns(
-            group_id=group_id,
-            topic_id=topic_id,
-            kind=kind,
-            ids=batch.ids,
-            attempts=batch.attempts,
-            positions=batch.positions,
-            retry_due_ms=retry_due_ms,
-            reason=batch.reason,
-        )
-        self._propose_settle(columns, done)
-
-    def _propose_settle(self, columns: SettleColumns, done: Callable[[SettleResult | Failure], None]) -> None:
-        key = (columns.group_id, columns.topic_id)
-
-        def answered(result: object) -> None:
-            if isinstance(result, SettleResult):
-                self.counters.settled += result.settled
-                if columns.kind in (SETTLE_RETURN, SETTLE_RETRY):
-                    self._came_back(key, columns)
-                done(result)
-            else:
-                assert isinstance(result, Failure)
-                done(result)
-
-        self._proposer.submit(Command(settle=Settle(batches=[columns])), answered, may_gather=True)
+    # -- messages that come back
 
     def _came_back(self, key: ChannelKey, columns: SettleColumns) -> None:
         channel = self._channels.get(key)
@@ -574,54 +446,7 @@ class Delivery:
             if isinstance(result, Failure) and reign == self._reign and self.reigning:
                 self._leases.give(Lease(lease.channel, positions, attempts, now_ms + RETURN_RETRY_MS, lease.session_id))
 
-        self._propose_settle(columns, returned)
-
-    def extend(self, session_id: int, batch: consumer_pb2.ExtendBatch, now_ms: int) -> tuple[int, int, int]:
-        """Extend leases: (extended, refused, lease_until_ms). Raises RequestError."""
-        config = self._config
-        key = self._names(batch.group, batch.topic)
-        lease_ms = batch.lease_ms or config.lease_default_ms
-        if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
-            raise invalid("lease_ms", lease_ms, f"{config.lease_min_ms} to {config.lease_max_ms}")
-        count = self._check_columns(batch.ids, batch.attempts, batch.positions)
-        if count > SETTLE_MESSAGES_MAX:
-            raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages")
-        subscription = self._state.subscription(*key)
-        assert subscription is not None
-        ids = np.frombuffer(batch.ids, "<u8")
-        attempts = np.frombuffer(batch.attempts, "<u4")
-        positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
-        found, known = subscription.locate(ids, positions)
-        held = known.copy()
-        held[known] = ~subscription.is_settled(found[known])
-        held[held] = subscription.attempts_of(found[held]) == attempts[held]
-        until_ms = now_ms + lease_ms
-        extended = np.sort(found[held])
-        if len(extended):
-            order = np.argsort(found[held])
-            lease = Lease(key, extended, attempts[held][order].astype(np.uint32), until_ms, session_id)
-            self._leases.extend(key, extended, lease.attempts, until_ms, session_id)
-            self.feed.add(lease)
-        return len(extended), count - len(extended), until_ms
-
-    def _names(self, group: str, topic: str) -> ChannelKey:
-        group_id, topic_id = self._state.group_id(group), self._state.topic_id(topic)
-        if group_id is None:
-            raise invalid("group", group, "an existing consumer group")
-        if topic_id is None or self._state.subscription(group_id, topic_id) is None:
-            raise invalid("topic", topic, f"a topic of group {group}")
-        return group_id, topic_id
-
-    @staticmethod
-    def _check_columns(ids: bytes, attempts: bytes, positions: bytes) -> int:
-        if not ids or len(ids) % 8:
-            raise invalid("ids", f"{len(ids)} bytes", "one or more elements of 8 bytes")
-        count = len(ids) // 8
-        if len(attempts) != 4 * count:
-            raise invalid("attempts", f"{len(attempts)} bytes", f"{count} elements of 4 bytes")
-        if positions and len(positions) != 8 * count:
-            raise invalid("positions", f"{len(positions)} bytes", f"empty or {count} elements of 8 bytes")
-        return count
+        self.settlements.propose(columns, returned)
 
     # -- upkeep
 
@@ -649,18 +474,9 @@ class Delivery:
         """Messages out with consumers of one group, about."""
         return sum(len(lease.positions) for lease in self._leases.open_leases() if lease.channel[0] == group_id)
 
-    @property
-    def session_count(self) -> int:
-        """Open consumers."""
-        return len(self._sessions)
-
     def staged(self) -> int:
         """Messages read and waiting."""
         return sum(channel.staged_count for channel in self._channels.values())
-
-    def error_unknown_group(self, group: str) -> Failure:
-        """A consumer asked for a group that does not exist."""
-        return Failure(pb.UNKNOWN_NAME, f"group {group} does not exist", {"field": "group", "value": group})
 
     def held_positions(self, key: ChannelKey) -> Positions:
         """Positions out under any open lease; for tests."""

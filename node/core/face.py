@@ -224,7 +224,7 @@ class CoreFace:
         """All consumer groups, with what this node knows of their consumers."""
         groups = self.core.state.group_messages()
         for group in groups:
-            group.consumers = self.core.delivery.consumers(group.group_id)
+            group.consumers = len(self.core.delivery.sessions.of_group(group.group_id))
             group.in_flight = self.core.delivery.in_flight_of(group.group_id)
         return groups
 

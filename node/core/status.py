@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from tickwheel.node.core.delivery import LATE_BOUNDS_MS
+from tickwheel.node.core.counters import LATE_BOUNDS_MS
 from tickwheel.node.core.dispatcher import Phase
 from tickwheel.node.metrics import HistogramValue, MetricValue
 from tickwheel.node.state.results import CancelResult, DispatchResult, PublishResult, SettleResult
@@ -268,7 +268,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "retention_removed_messages": float(core.state.removed_unsettled),
         "lateness_seconds": late,
         "intake_requests": float(core.publisher.waiting),
-        "consumers": float(core.delivery.session_count),
+        "consumers": float(len(core.delivery.sessions)),
         "journal_bytes": float(core.log.entries_after(core.checkpointer.covered_index)),
         "segment_hours": float(len(core.wheel.hours())),
         "arrival_buffer_bytes": float(core.wheel.buffer_bytes),

@@ -1,0 +1,120 @@
+"""The consumers that are attached to this master, their credits and limits.
+
+Owns who is attached to which group. Handing out, leases and settlements are elsewhere: a session is only somebody
+who takes so many messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.proto import consumer_pb2
+
+Deliver = Callable[[consumer_pb2.DeliverBatch], None]
+Closed = Callable[[Failure], None]
+
+CREDITS_MAX = 1_000_000
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One consumer. Its stream or pull drives it; the delivery hands it batches."""
+
+    session_id: int
+    group: str
+    group_id: int
+    lease_ms: int
+    batch_messages_max: int
+    deliver: Deliver
+    closed: Closed
+    topic: str = ""
+    """Only from this topic; empty: all of the group."""
+    credits: int = 0
+    open: bool = True
+    delivered: int = 0
+
+    def give(self, credits: int) -> None:
+        """It takes so many messages more. Raises RequestError above CREDITS_MAX."""
+        if self.credits + credits > CREDITS_MAX:
+            raise invalid("credits", self.credits + credits, f"at most {CREDITS_MAX} outstanding")
+        self.credits += credits
+
+
+class Sessions:
+    """One per node; empty unless it leads."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        self._config = config
+        self._by_id: dict[int, Session] = {}
+        self._by_group: dict[int, list[Session]] = {}
+        self._next_id = 1
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def groups(self) -> Iterable[int]:
+        """Groups that have a consumer."""
+        return self._by_group.keys()
+
+    def of_group(self, group_id: int, topic: str | None = None) -> list[Session]:
+        """Consumers of a group; with `topic` those that take it."""
+        found = self._by_group.get(group_id, [])
+        return found if topic is None else [s for s in found if not s.topic or s.topic == topic]
+
+    def open(
+        self,
+        group: str,
+        group_id: int,
+        *,
+        lease_ms: int,
+        batch_messages_max: int,
+        credits: int,
+        deliver: Deliver,
+        closed: Closed,
+        topic: str = "",
+    ) -> Session:
+        """Attach a consumer to an existing group, for one topic of it or all. Raises RequestError."""
+        config = self._config
+        lease_ms = lease_ms or config.lease_default_ms
+        if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
+            raise invalid("lease_ms", lease_ms, f"{config.lease_min_ms} to {config.lease_max_ms}")
+        if len(self._by_id) >= config.sessions_max:
+            raise RequestError(limit_reached("consumers", config.sessions_max, 1_000))
+        session = Session(
+            session_id=self._next_id,
+            group=group,
+            group_id=group_id,
+            lease_ms=lease_ms,
+            batch_messages_max=min(batch_messages_max or 1_024, config.batch_messages_max),
+            deliver=deliver,
+            closed=closed,
+            topic=topic,
+        )
+        session.give(credits)
+        self._next_id += 1
+        self._by_id[session.session_id] = session
+        self._by_group.setdefault(group_id, []).append(session)
+        return session
+
+    def close(self, session: Session) -> bool:
+        """Whether it was open."""
+        if not session.open:
+            return False
+        session.open = False
+        self._by_id.pop(session.session_id, None)
+        sessions = self._by_group.get(session.group_id, [])
+        sessions.remove(session)
+        if not sessions:
+            self._by_group.pop(session.group_id, None)
+        return True
+
+    def close_all(self, failure: Failure) -> None:
+        """Tell everybody why it is over."""
+        sessions, self._by_id = self._by_id, {}
+        self._by_group.clear()
+        for session in sessions.values():
+            session.open = False
+            session.closed(failure)

@@ -1,0 +1,154 @@
+"""Settlements and extensions that consumers ask for: checked, put into the log, answered when committed.
+
+Owns what a request may contain and what its columns become. What a settlement changes is replicated; the leases that
+an extension changes are the master's own. Used by the master's deliveries and the desk of the consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.counters import Counters
+from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.core.leases import ChannelKey, Lease, LeaseFeed, LeaseTable
+from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.state.results import SettleResult
+from tickwheel.proto import consumer_pb2
+from tickwheel.proto.log_pb2 import (
+    SETTLE_ACK,
+    SETTLE_DEAD,
+    SETTLE_RETRY,
+    SETTLE_RETURN,
+    SETTLE_SKIP,
+    Command,
+    Settle,
+    SettleColumns,
+)
+
+SETTLE_KINDS = {
+    consumer_pb2.ACK: SETTLE_ACK,
+    consumer_pb2.RETRY: SETTLE_RETRY,
+    consumer_pb2.DEAD: SETTLE_DEAD,
+    consumer_pb2.SKIP: SETTLE_SKIP,
+}
+SETTLE_MESSAGES_MAX = 100_000
+REASON_MAX = 1_024
+
+
+class Settlements:
+    """One per node. `came_back` hears of messages that a committed settlement returned."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        state: StateMachine,
+        proposer: Proposer,
+        leases: LeaseTable,
+        feed: LeaseFeed,
+        counters: Counters,
+        came_back: Callable[[ChannelKey, SettleColumns], None],
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._proposer = proposer
+        self._leases = leases
+        self._feed = feed
+        self._counters = counters
+        self._came_back = came_back
+
+    def settle(
+        self, batch: consumer_pb2.SettleBatch, now_ms: int, done: Callable[[SettleResult | Failure], None]
+    ) -> None:
+        """Put a settlement into the log; `done` comes when it is committed. Raises RequestError."""
+        group_id, topic_id = self._names(batch.group, batch.topic)
+        kind = SETTLE_KINDS.get(batch.outcome)
+        if kind is None:
+            raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
+        count = self._check_columns(batch.ids, batch.attempts, batch.positions)
+        if count > SETTLE_MESSAGES_MAX:
+            raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
+        if len(batch.reason) > REASON_MAX:
+            raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
+        retry_due_ms = 0
+        if kind == SETTLE_RETRY:
+            if batch.delay_ms < 0:
+                raise invalid("delay_ms", batch.delay_ms, "0 or more")
+            retry_due_ms = now_ms + batch.delay_ms
+        columns = SettleColumns(
+            group_id=group_id,
+            topic_id=topic_id,
+            kind=kind,
+            ids=batch.ids,
+            attempts=batch.attempts,
+            positions=batch.positions,
+            retry_due_ms=retry_due_ms,
+            reason=batch.reason,
+        )
+        self.propose(columns, done)
+
+    def propose(self, columns: SettleColumns, done: Callable[[SettleResult | Failure], None]) -> None:
+        """Put columns into the log; `done` comes when they are committed."""
+        key = (columns.group_id, columns.topic_id)
+
+        def answered(result: object) -> None:
+            if isinstance(result, SettleResult):
+                self._counters.settled += result.settled
+                if columns.kind in (SETTLE_RETURN, SETTLE_RETRY):
+                    self._came_back(key, columns)
+                done(result)
+            else:
+                assert isinstance(result, Failure)
+                done(result)
+
+        self._proposer.submit(Command(settle=Settle(batches=[columns])), answered, may_gather=True)
+
+    def extend(self, session_id: int, batch: consumer_pb2.ExtendBatch, now_ms: int) -> tuple[int, int, int]:
+        """Extend leases: (extended, refused, lease_until_ms). Raises RequestError."""
+        config = self._config
+        key = self._names(batch.group, batch.topic)
+        lease_ms = batch.lease_ms or config.lease_default_ms
+        if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
+            raise invalid("lease_ms", lease_ms, f"{config.lease_min_ms} to {config.lease_max_ms}")
+        count = self._check_columns(batch.ids, batch.attempts, batch.positions)
+        if count > SETTLE_MESSAGES_MAX:
+            raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages")
+        subscription = self._state.subscription(*key)
+        assert subscription is not None
+        ids = np.frombuffer(batch.ids, "<u8")
+        attempts = np.frombuffer(batch.attempts, "<u4")
+        positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
+        found, known = subscription.locate(ids, positions)
+        held = known.copy()
+        held[known] = ~subscription.is_settled(found[known])
+        held[held] = subscription.attempts_of(found[held]) == attempts[held]
+        until_ms = now_ms + lease_ms
+        extended = np.sort(found[held])
+        if len(extended):
+            order = np.argsort(found[held])
+            lease = Lease(key, extended, attempts[held][order].astype(np.uint32), until_ms, session_id)
+            self._leases.extend(key, extended, lease.attempts, until_ms, session_id)
+            self._feed.add(lease)
+        return len(extended), count - len(extended), until_ms
+
+    def _names(self, group: str, topic: str) -> ChannelKey:
+        group_id, topic_id = self._state.group_id(group), self._state.topic_id(topic)
+        if group_id is None:
+            raise invalid("group", group, "an existing consumer group")
+        if topic_id is None or self._state.subscription(group_id, topic_id) is None:
+            raise invalid("topic", topic, f"a topic of group {group}")
+        return group_id, topic_id
+
+    @staticmethod
+    def _check_columns(ids: bytes, attempts: bytes, positions: bytes) -> int:
+        if not ids or len(ids) % 8:
+            raise invalid("ids", f"{len(ids)} bytes", "one or more elements of 8 bytes")
+        count = len(ids) // 8
+        if len(attempts) != 4 * count:
+            raise invalid("attempts", f"{len(attempts)} bytes", f"{count} elements of 4 bytes")
+        if positions and len(positions) != 8 * count:
+            raise invalid("positions", f"{len(positions)} bytes", f"empty or {count} elements of 8 bytes")
+        return count
