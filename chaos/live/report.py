@@ -19,6 +19,8 @@ from tickwheel.chaos.live.verdict import PROMISES, Lateness, Verdict
 TOLD_MAX = 10
 """Broken promises printed in words."""
 FAILOVERS_MAX = 12
+STARVED_SHARE = 0.2
+"""Above it the report says that times are the machine's more than the nodes'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ def headline(verdict: Verdict) -> tuple[str, str, str]:
         broken = f" What was seen nevertheless broke {_broken_words(verdict)}." if not verdict.holds else ""
         return "void", "warn", f"This run proves nothing: {verdict.void}.{broken}"
     if not verdict.holds:
-        return f"{_broken_words(verdict)} broken", "bad", ""
+        return f"{_broken_words(verdict)} broken", "bad", _doubts(verdict)
     return "all promises held", "good", _doubts(verdict)
 
 
@@ -66,6 +68,8 @@ def _doubts(verdict: Verdict) -> str:
         doubts.append(f"{len(verdict.without_effect)} faults had no effect that was seen.")
     if verdict.elections_without_fault:
         doubts.append(f"{verdict.elections_without_fault} elections had no fault to explain them.")
+    if verdict.starved_share > STARVED_SHARE:
+        doubts.append(f"The machine was busy: nodes waited for a processor {verdict.starved_share:.0%} of the time.")
     if verdict.dead_letters:
         doubts.append(f"{verdict.dead_letters} messages went to dead letters.")
     return " ".join(doubts)

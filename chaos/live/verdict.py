@@ -103,6 +103,8 @@ class Verdict:
     dead_letters: int = 0
     earliest_ms: float = 0.0
     """How much before its time by true time the earliest message came; 0: none did."""
+    starved_share: float = 0.0
+    """How much of the time the nodes were ready to run and had no processor."""
     clock_error_ms: float = 0.0
     """How far a master said at most that its time might be off."""
     healed_s: float | None = None
@@ -210,6 +212,7 @@ def _fill(
     verdict.failover_duplicates_old = messages.old_failover_duplicates
     verdict.healed_s = nodes.healed_s
     verdict.statuses = nodes.statuses
+    verdict.starved_share = round(nodes.starved_share(load_ms, records[-1]["t"]), 3)
     verdict.earliest_ms = round(max(0.0, messages.earliest_ms), 1)
     verdict.clock_error_ms = max(nodes.clock_errors_ms.values(), default=0.0)
     verdict.roles = {

@@ -49,6 +49,7 @@ class Message:
     holds_ms: float = 0.0
     """The time that holds, as acknowledged, if that is not what was asked: a delay counts from its arrival."""
     acknowledged: bool = False
+    acknowledged_ms: float = 0.0
     refused: bool = False
     """Surely not accepted."""
     id: int = 0
@@ -69,15 +70,17 @@ class Message:
         """It must not come before."""
         if self.move == "RESCHEDULED":
             return self.moved_to_ms
-        if self.move == "asked":
+        if self.move in ("asked", "ALREADY_DISPATCHED"):
+            # Its first try may have moved the message, and have lost its answer; a repeat then comes too late.
             return min(self.asked_ms, self.moved_to_ms)
         return self.asked_ms
 
     @property
     def due_ms(self) -> float:
         """From then on it is late."""
-        holds_ms = 0.0 if self.move else self.holds_ms
-        return max(self.earliest_ms, self.sent_ms, holds_ms)
+        if self.move == "RESCHEDULED":
+            return max(self.moved_to_ms, self.sent_ms)
+        return max(self.asked_ms, self.sent_ms, self.holds_ms, self.moved_to_ms if self.move else 0.0)
 
     @property
     def wanted(self) -> bool:
@@ -109,6 +112,7 @@ class Messages:
         self.duplicates: Counter[str] = Counter()
         self.failover_ages_ms: list[float] = []
         self.counts: Counter[str] = Counter()
+        self._clock_error_ms: Callable[[float], float] = lambda at_ms: 0.0
         self.earliest_ms = -math.inf
         """How much before its time the earliest one came; below 0: none did."""
         self.lateness: list[tuple[float, float, float]] = []
@@ -144,6 +148,7 @@ class Messages:
         for uid, id64 in zip(uids, ids, strict=True):
             message = self._messages[uid]
             message.acknowledged = True
+            message.acknowledged_ms = record["t"]
             self._same_id(record["t"], uid, message, id64)
 
     def _same_id(self, at_ms: float, uid: int, message: Message, id64: int) -> None:
@@ -276,8 +281,9 @@ class Messages:
     def finish(self, end_ms: float, heal_ms: float, clock_error_ms: Callable[[float], float]) -> None:
         """Judge what only the end can tell. `heal_ms`: when the faults were over; `clock_error_ms`: how far the time
         that the cluster went by at a moment may have been off, as it said itself."""
+        self._clock_error_ms = clock_error_ms
         for uid, message in self._messages.items():
-            self._judge(uid, message, end_ms, clock_error_ms)
+            self._judge(uid, message, end_ms)
             for at_ms in message.first_ms.values():
                 late_ms = at_ms - message.due_ms
                 self.lateness.append((at_ms, message.due_ms, late_ms))
@@ -285,11 +291,11 @@ class Messages:
                     self._broken("P4", at_ms, f"message {uid} came {late_ms:,.0f} ms late, after the heal")
         self.lateness.sort()
 
-    def _judge(self, uid: int, message: Message, end_ms: float, clock_error_ms: Callable[[float], float]) -> None:
+    def _judge(self, uid: int, message: Message, end_ms: float) -> None:
         for group, at_ms in message.first_ms.items():
             early_ms = message.earliest_ms - at_ms
             self.earliest_ms = max(self.earliest_ms, early_ms)
-            if early_ms > EARLY_MS and early_ms > EARLY_MS + clock_error_ms(at_ms):
+            if early_ms > EARLY_MS and early_ms > EARLY_MS + max(self._clock_error_ms(at_ms), self._error_at(message)):
                 self._broken("P3", at_ms, f"message {uid} came to {group} {early_ms:,.0f} ms early")
         if message.cancel == "CANCELLED" and message.first_ms:
             at_ms = min(message.first_ms.values())
@@ -307,6 +313,10 @@ class Messages:
                     message.due_ms,
                     f"message {uid}, due {due_ago_s:,.1f} s before the end, never came to {missing}",
                 )
+
+    def _error_at(self, message: Message) -> float:
+        """How far the time may have been off by which a delay was counted."""
+        return max(map(self._clock_error_ms, (message.sent_ms, message.acknowledged_ms or message.sent_ms)))
 
     @property
     def old_failover_duplicates(self) -> int:

@@ -17,7 +17,8 @@ HEARD_LATE_MS = 500.0
 """A status is heard so long after it was true, at the most, while its node runs."""
 RESUME_MS_MAX = 10_000.0
 """P10: with a majority connected, so long without a master that serves is a broken promise. The promise says a second
-or two; a busy machine that runs a whole cluster, its load and its faults is given more."""
+or two; one machine that runs a whole cluster, its load and its faults is given more, and time for which nodes had no
+processor does not count."""
 FAULT_TAIL_MS = 4_000.0
 """An election so long after a fault is put down to it: processes start, connections come back."""
 NOT_SHOWN = "RECOVERING"
@@ -90,6 +91,8 @@ class Nodes:
     _leases: dict[int, tuple[float, str]] = field(default_factory=dict)
     """Term to when its master was first heard with a lease."""
     _without_majority: list[tuple[float, float]] = field(default_factory=list)
+    _processors: list[tuple[float, float, float]] = field(default_factory=list)
+    """When, ms, and how many of them a node was ready to run and had no processor."""
     _holes: list[tuple[float, float]] = field(default_factory=list)
     """Times in which one and the same master did not serve."""
     _digests: dict[str, Record] = field(default_factory=dict)
@@ -124,6 +127,14 @@ class Nodes:
 
     def _on_healed(self, record: Record) -> None:
         self.healed_s = record["seconds"]
+
+    def _on_cpu(self, record: Record) -> None:
+        self._processors.append((record["t"], record["ms"], record["waited"]))
+
+    def starved_share(self, from_ms: float, until_ms: float) -> float:
+        """How much of a time the nodes were ready to run and had no processor."""
+        within = [(ms, waited) for at_ms, ms, waited in self._processors if from_ms <= at_ms <= until_ms]
+        return min(1.0, sum(waited for _, waited in within) / max(1.0, sum(ms for ms, _ in within)))
 
     # -- statuses
 
@@ -254,10 +265,10 @@ class Nodes:
                 longest_ms = max(longest_ms, gone_ms - at_ms)
                 at_ms = max(at_ms, back_ms)
         longest_ms = max(longest_ms, until_ms - at_ms)
-        if longest_ms > RESUME_MS_MAX:
-            self.broken(
-                "P10", from_ms, f"{longest_ms / 1_000:.1f} s without a master that serves, with a majority connected"
-            )
+        starved = self.starved_share(from_ms, until_ms)
+        if longest_ms * (1 - starved) > RESUME_MS_MAX:
+            what = f"{longest_ms / 1_000:.1f} s without a master that serves, with a majority connected"
+            self.broken("P10", from_ms, f"{what}; its nodes waited for a processor {starved:.0%} of the time")
 
     def _cause(self, from_ms: float, until_ms: float) -> str:
         on = [

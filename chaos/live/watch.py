@@ -8,6 +8,7 @@ Owns one status stream a node, on a way that no fault spoils, and the newest sta
   pending, ready; clock (ms ahead of true time), error (how far the node says that may be off, ms), agreed (whether
   the clocks agree, in its words); lag (of its loop, ms) |
 | silent | node, life: the stream broke |
+| cpu | node, ms, waited: of so many ms the node's loop stood ready and had no processor for so many |
 
 A stream that breaks or says nothing is part of the picture, not an error.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import grpc
 
@@ -27,6 +29,7 @@ from tickwheel.proto.admin_pb2_grpc import AdminStub
 
 INTERVAL_MS = 50
 AGAIN_S = 0.1
+PROCESSORS_S = 0.5
 FRESH_S = 0.4
 """A status older than this says nothing about now."""
 
@@ -44,6 +47,7 @@ class Watch:
     def start(self) -> None:
         """Watch all nodes."""
         self._tasks = [asyncio.create_task(self._watch(node)) for node in self._cluster.nodes]
+        self._tasks.append(asyncio.create_task(self._watch_processors()))
 
     async def stop(self) -> None:
         """Idempotent."""
@@ -88,6 +92,24 @@ class Watch:
                     call.cancel()
                 await asyncio.sleep(AGAIN_S)
 
+    async def _watch_processors(self) -> None:
+        """The machine is part of the run: who has no processor cannot lead."""
+        before: dict[int, tuple[float, float]] = {}
+        while True:
+            found = {}
+            for node in self._cluster.nodes:
+                waited_ms = _waited_ms(node.pid) if node.pid is not None else None
+                if node.pid is None or waited_ms is None:
+                    continue
+                now_ms = time.monotonic() * 1_000
+                found[node.pid] = (now_ms, waited_ms)
+                if node.pid in before:
+                    last_ms, last_waited_ms = before[node.pid]
+                    passed, waited = round(now_ms - last_ms), round(waited_ms - last_waited_ms)
+                    self._history.write("cpu", node=node.node_id, ms=passed, waited=waited)
+            before = found
+            await asyncio.sleep(PROCESSORS_S)
+
     def _write(self, status: admin_pb2.NodeStatus, life: int) -> None:
         self._history.write(
             "status",
@@ -109,3 +131,11 @@ class Watch:
             agreed=admin_pb2.ClockState.Name(status.clock_state).removeprefix("CLOCK_"),
             lag=status.loop_lag_ms,
         )
+
+
+def _waited_ms(pid: int) -> float | None:
+    """How long the main thread of a process has waited for a processor in all, as the kernel counts; None if gone."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e6
+    except (OSError, IndexError):
+        return None
