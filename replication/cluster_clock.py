@@ -44,8 +44,9 @@ CALM_NS = 2_000_000_000
 """A correction within what the clocks agree on is spread over this: it may be noise."""
 QUICK_NS = 200_000_000
 """A correction to it is spread over this, if the limit allows."""
-SYNC_SAMPLE_NS = 100 * NS_PER_MS
-"""Answers to the 50 ms sync are taken for samples this often: the master's time matters most."""
+SYNC_PAUSE_NS = 40 * NS_PER_MS
+"""Answers to the 50 ms sync are samples too, since the master's time matters most; the two or four of one sync make
+one agreement."""
 YOUNG_NS = 100 * NS_PER_MS
 """An agreement on older answers tells nothing of drift: they were carried on at the rate that is to be measured."""
 FOREVER_NS = 1 << 62
@@ -116,6 +117,8 @@ class ClusterClock:
         self._drift = DriftEstimate()
         self._members: dict[str, _Member] = {}
         self._next_ns = 0
+        self._unanswered = 0
+        """Questions of this round; when all are answered it is time to agree, else with the next round."""
         self._first_ns = 0
         """Since when a majority agrees while others who were asked have not answered yet."""
         self._error_ns = 0
@@ -136,14 +139,18 @@ class ClusterClock:
         """The time that due times are compared with."""
         return self._time.at(self._monotonic_ns()) // NS_PER_MS
 
+    def at_ms(self, now_ns: int) -> int:
+        """The same, by a reading of the monotonic clock."""
+        return self._time.at(now_ns) // NS_PER_MS
+
     @property
     def known(self) -> bool:
         """There is a time to act by: agreed since the start, or the operator lets the own clock do."""
         return self._dispatch_until_ns > 0
 
-    def may_dispatch(self) -> bool:
+    def may_dispatch(self, now_ns: int | None = None) -> bool:
         """Whether a master may move the cursor by this time."""
-        return self._monotonic_ns() < self._dispatch_until_ns
+        return (self._monotonic_ns() if now_ns is None else now_ns) < self._dispatch_until_ns
 
     def state(self) -> TimeState:
         """Where the agreement stands."""
@@ -178,18 +185,22 @@ class ClusterClock:
 
     # -- the loop
 
-    def tick(self, members: Callable[[], Sequence[str]], send: Send) -> None:
+    def tick(self, now_ns: int, members: Callable[[], Sequence[str]], send: Send) -> None:
         """Ask the other members, if it is time to. `send` is false if there is no connection."""
-        now_ns = self._monotonic_ns()
         if now_ns < self._next_ns:
             return
         period_ns = self._settings.sample_period_ms * NS_PER_MS
         self._next_ns = now_ns + (period_ns if self._holdover.agreed_ns is not None else FIRST_PERIOD_NS)
         self._set_members(members())
+        if self._unanswered or len(self._members) == 1:
+            self._agree()
+        elif self._node_id in self._members:
+            self._read_own(self._members[self._node_id])
+        self._unanswered = 0
         for name, member in sorted(self._members.items()):
             if name != self._node_id and send(name, PeerFrame(clock_ask=ClockAsk(sent_ns=now_ns))):
                 member.asks.append(now_ns)
-        self._agree()
+                self._unanswered += 1
 
     def wanted_ns(self) -> int:
         """The monotonic_ns of the next `tick` at the latest."""
@@ -235,13 +246,18 @@ class ClusterClock:
         known = answer.time_us and self._holdover.agreed_ns is not None
         time_ns = answer.time_us * NS_PER_US + round_trip_ns // 2
         member.time_offset_ns = time_ns - self._time.at(now_ns) if known else 0
+        self._unanswered -= 1
+        if self._unanswered <= 0 or self._holdover.agreed_ns is None:
+            self._agree()
 
     def sync_answered(self, peer_id: str, echo_sent_ns: int, wall_ms: int) -> None:
         """As master: a slave answered a sync of this term, and said what its wall clock shows."""
         member = self._members.get(peer_id)
         now_ns = self._monotonic_ns()
-        if member is not None and now_ns - member.samples.newest_ns >= SYNC_SAMPLE_NS:
+        if member is not None:
             self._sampled(member, now_ns, now_ns - echo_sent_ns, wall_ms)
+            if now_ns - self._error_at_ns >= SYNC_PAUSE_NS:
+                self._agree()
 
     def _sampled(self, member: _Member, now_ns: int, round_trip_ns: int, wall_ms: int) -> None:
         if not 0 <= round_trip_ns <= ROUND_TRIP_NS_MAX:
@@ -250,7 +266,6 @@ class ClusterClock:
         low_ns = wall_ms * NS_PER_MS
         shown = Interval(low_ns, low_ns + NS_PER_MS + round_trip_ns)
         member.samples.add(now_ns, shown, self._drift.rate_ppb, self._drift_ppb())
-        self._agree()
 
     # -- agreement
 

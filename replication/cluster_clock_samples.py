@@ -14,17 +14,35 @@ from collections import deque
 from tickwheel.replication.cluster_clock_interval import Interval
 
 SAMPLES_MAX = 16
+SPAN_NS = 500_000_000
+"""Samples within so much time are kept as one: what they have in common."""
 AGE_NS_MAX = 10_000_000_000
 """Older samples say nothing of a clock any more."""
 PPB = 1_000_000_000
 
 
+def carried(shown: Interval, age_ns: int, rate_ppb: int, drift_ppb: int) -> Interval:
+    """Where a clock stands that stood in `shown` `age_ns` ago."""
+    passed_ns = age_ns + age_ns * rate_ppb // PPB
+    spread_ns = age_ns * drift_ppb // PPB
+    return Interval(shown.low_ns + passed_ns - spread_ns, shown.high_ns + passed_ns + spread_ns)
+
+
+def common(one: Interval, other: Interval) -> Interval | None:
+    """What both hold."""
+    low_ns, high_ns = max(one.low_ns, other.low_ns), min(one.high_ns, other.high_ns)
+    return Interval(low_ns, high_ns) if low_ns <= high_ns else None
+
+
 class ClockSamples:
-    """The newest samples of one clock."""
+    """The newest samples of one clock. `rate_ppb` is how much faster than this node's monotonic clock time goes,
+    `drift_ppb` what that may be off by."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[int, Interval]] = deque(maxlen=SAMPLES_MAX)
         """(monotonic_ns of this node, where the other clock stood), oldest first."""
+        self._began_ns = 0
+        """When the first of those was taken that are in the last."""
 
     @property
     def newest_ns(self) -> int:
@@ -33,34 +51,35 @@ class ClockSamples:
 
     def add(self, at_ns: int, shown: Interval, rate_ppb: int, drift_ppb: int) -> None:
         """A sample newer than all others."""
-        self._samples.append((at_ns, shown))
-        _, agreeing = self._common(at_ns, rate_ppb, drift_ppb)
-        while len(self._samples) > agreeing:
-            self._samples.popleft()
+        samples = self._samples
+        if samples and at_ns - self._began_ns < SPAN_NS:
+            last_ns, last = samples[-1]
+            both = common(carried(last, at_ns - last_ns, rate_ppb, drift_ppb), shown)
+            if both is not None:
+                samples[-1] = (at_ns, both)
+                return
+        self._began_ns = at_ns
+        samples.append((at_ns, shown))
+        _, agreeing = self._hold(at_ns, rate_ppb, drift_ppb)
+        while len(samples) > agreeing:
+            samples.popleft()
 
     def at(self, now_ns: int, rate_ppb: int, drift_ppb: int) -> Interval | None:
-        """Where the clock stands now; None if nothing was heard of it lately.
+        """Where the clock stands now; None if nothing was heard of it lately."""
+        return self._hold(now_ns, rate_ppb, drift_ppb)[0]
 
-        `rate_ppb`: how much faster than this node's monotonic clock time goes; `drift_ppb`: what that may be off by.
-        """
-        return self._common(now_ns, rate_ppb, drift_ppb)[0]
-
-    def _common(self, now_ns: int, rate_ppb: int, drift_ppb: int) -> tuple[Interval | None, int]:
+    def _hold(self, now_ns: int, rate_ppb: int, drift_ppb: int) -> tuple[Interval | None, int]:
         """What the newest samples have in common, and how many those are."""
-        common: Interval | None = None
+        held: Interval | None = None
         agreeing = 0
         for at_ns, shown in reversed(self._samples):
             age_ns = now_ns - at_ns
             if age_ns > AGE_NS_MAX:
                 break
-            passed_ns = age_ns + age_ns * rate_ppb // PPB
-            spread_ns = age_ns * drift_ppb // PPB
-            low_ns = shown.low_ns + passed_ns - spread_ns
-            high_ns = shown.high_ns + passed_ns + spread_ns
-            if common is not None:
-                low_ns, high_ns = max(low_ns, common.low_ns), min(high_ns, common.high_ns)
-                if low_ns > high_ns:
-                    break
-            common = Interval(low_ns, high_ns)
+            stands = carried(shown, age_ns, rate_ppb, drift_ppb)
+            both = stands if held is None else common(held, stands)
+            if both is None:
+                break
+            held = both
             agreeing += 1
-        return common, agreeing
+        return held, agreeing

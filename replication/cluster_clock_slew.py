@@ -24,9 +24,9 @@ class SlewedTime:
     def at(self, now_ns: int) -> int:
         """The time."""
         passed_ns = now_ns - self._since_ns
+        slewed_ns = passed_ns if passed_ns < self._slew_for_ns else self._slew_for_ns
         # One division for both, so that rounding cannot make it go back.
-        ahead = passed_ns * self._rate_ppb + min(passed_ns, self._slew_for_ns) * self._slew_ppb
-        return self._time_ns + passed_ns + ahead // PPB
+        return self._time_ns + passed_ns + (passed_ns * self._rate_ppb + slewed_ns * self._slew_ppb) // PPB
 
     def left_ns(self, now_ns: int) -> int:
         """What is still to be corrected; above 0: the time is behind what it should be."""

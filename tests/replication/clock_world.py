@@ -119,6 +119,7 @@ class ClockWorld:
             for name, machine in self.machines.items():
                 if machine.up:
                     machine.time.tick(
+                        machine.monotonic_ns(),
                         lambda: self.members,
                         lambda to, frame, name=name: self._send(name, to, frame),  # type: ignore[misc]
                     )

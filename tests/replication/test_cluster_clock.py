@@ -359,5 +359,5 @@ def test_it_asks_seldom() -> None:
     time = world["a"].time
     for _ in range(1_000):
         world.now_ns += 10 * MS
-        time.tick(lambda: ["a", "b", "c"], count)
+        time.tick(world["a"].monotonic_ns(), lambda: ["a", "b", "c"], count)
     assert len(asked) == 2 * (10 * SECOND // (500 * MS))
