@@ -1,0 +1,25 @@
+"""Who has opened a connection: found by its process, for both kinds of sockets that gRPC uses."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from tickwheel.chaos.live.dialers import dialer
+
+
+@pytest.mark.parametrize(
+    ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::ffff:127.0.0.1")], ids=["v4", "mapped"]
+)
+def test_the_process_behind_a_connection_is_found(family: socket.AddressFamily, host: str) -> None:
+    """Taken for another node, its faults would hit the wrong way; taken for none, it would be refused for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(family) as caller:
+        remote_port = server.getsockname()[1]
+        caller.connect((host, remote_port))
+        port = caller.getsockname()[1]
+        assert dialer(port, remote_port, {"other": os.getppid(), "me": os.getpid()}) == "me"
+        assert dialer(port, remote_port, {"other": os.getppid()}) is None
+        assert dialer(remote_port, 1, {"me": os.getpid()}) is None
+    assert dialer(port, remote_port, {"me": os.getpid()}) is None
