@@ -21,6 +21,10 @@ DRAIN_PASSES = 6
 TICK_GAP_NS = 1_000_000
 """Ticks are at least this far apart: what comes in meanwhile shares one. A step of the loop's timers."""
 
+LONG_TICK_NS = 5_000_000
+"""After a tick as long as this the loop rests for TICK_GAP_NS, even if there is more to do: gRPC's own thread needs the
+interpreter for each event, and while a log is replayed slice by slice it would get it too seldom to answer anybody."""
+
 LAG_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 
 
@@ -140,6 +144,10 @@ class LoopDriver:
         wait_ns = self._deadline_ns - now_ns
         if wait_ns <= 0:
             # More work at once: not late, the core asked to be called again.
+            if now_ns - self._ticked_ns >= LONG_TICK_NS and not self._queued:
+                self._deadline_ns = now_ns + TICK_GAP_NS
+                self._timer = self._loop.call_later(TICK_GAP_NS / 1e9, self._on_timer)
+                return
             self._deadline_ns = now_ns
             self.wake()
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from tickwheel.node.server.driver import DRAIN_PASSES, STALL_NS, TICK_GAP_NS, LoopDriver
+from tickwheel.node.server.driver import DRAIN_PASSES, LONG_TICK_NS, STALL_NS, TICK_GAP_NS, LoopDriver
 from tickwheel.node.server.ports import BootClock
 
 
@@ -60,3 +60,27 @@ async def test_after_a_stall_input_comes_first() -> None:
     await ticked.wait()
     driver.stop()
     assert order == ["tick", "input", "tick"] and driver.stalls == 1
+
+
+async def test_after_a_long_tick_the_loop_rests() -> None:
+    """While a log is replayed slice by slice the interpreter is free for a moment after each: without that gRPC's own
+    thread gets it so seldom that a node answers nobody for seconds."""
+    clock, rests, ended_ns = BootClock(), list[int](), 0
+    enough = asyncio.Event()
+
+    def tick() -> int:
+        nonlocal ended_ns
+        if ended_ns:
+            rests.append(clock.monotonic_ns() - ended_ns)
+        if len(rests) == 5:
+            enough.set()
+            return clock.monotonic_ns() + 10_000_000_000
+        time.sleep(LONG_TICK_NS * 1.2 / 1e9)
+        ended_ns = clock.monotonic_ns()
+        return ended_ns
+
+    driver = LoopDriver(asyncio.get_running_loop(), clock, tick, lambda error: None)
+    driver.start()
+    await enough.wait()
+    driver.stop()
+    assert min(rests) >= TICK_GAP_NS * 0.8
