@@ -181,10 +181,9 @@ def page(verdict: Verdict) -> str:
 <section class="wide"><div class="picture">{picture.gutter}<div class="scroll">{picture.plot}</div></div>
 <div class="keys">{keys}</div><div id="tip" hidden></div></section>
 {_broken(verdict)}
-<div class="columns"><section><h2>Promises</h2>{_promises(verdict)}</section>
-<section><h2>Faults</h2>{_faults(fault_rows(verdict))}
-<h2>Lateness</h2>{_lateness(verdict)}<h2>Duplicates</h2>{_duplicates(verdict)}
-<h2>Time</h2>{_clock(verdict)}</section></div>
+<div class="columns"><section><h2>Promises</h2>{_promises(verdict)}
+<h2>Duplicates</h2>{_duplicates(verdict)}<h2>Time</h2>{_clock(verdict)}</section>
+<section><h2>Faults</h2>{_faults(fault_rows(verdict))}<h2>Lateness</h2>{_lateness(verdict)}</section></div>
 <section class="wide"><h2>Failovers</h2>{_failovers(verdict)}</section>
 <footer>The same plan again: <code>{escape(replay_command(verdict))}</code></footer>
 </main><script>const run={{seconds:{picture.seconds},width:{picture.width},...{_data(verdict)}}};

@@ -65,14 +65,18 @@ def _broken_words(verdict: Verdict) -> str:
 def _doubts(verdict: Verdict) -> str:
     doubts = []
     if verdict.without_effect:
-        doubts.append(f"{len(verdict.without_effect)} faults had no effect that was seen.")
+        doubts.append(f"{_many(len(verdict.without_effect), 'fault')} had no effect that was seen.")
     if verdict.elections_without_fault:
-        doubts.append(f"{verdict.elections_without_fault} elections had no fault to explain them.")
+        doubts.append(f"{_many(verdict.elections_without_fault, 'election')} had no fault to explain it.")
     if verdict.starved_share > STARVED_SHARE:
         doubts.append(f"The machine was busy: nodes waited for a processor {verdict.starved_share:.0%} of the time.")
     if verdict.dead_letters:
-        doubts.append(f"{verdict.dead_letters} messages went to dead letters.")
+        doubts.append(f"{_many(verdict.dead_letters, 'message')} went to dead letters.")
     return " ".join(doubts)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _ms(value: float) -> str:

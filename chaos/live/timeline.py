@@ -17,7 +17,7 @@ from tickwheel.chaos.live.verdict import Verdict
 
 GUTTER = 118
 LEAST_WIDTH, MOST_WIDTH = 1_010, 9_000
-PIXELS_PER_S = 5.0
+PIXELS_PER_S = 3.0
 LANE, LANE_GAP = 17, 4
 PANEL_GAP = 30
 RATES_HEIGHT, LATENESS_HEIGHT = 120, 160
