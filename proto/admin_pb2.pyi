@@ -232,8 +232,8 @@ class NodeStatus(_message.Message):
     slot_ms: _builtins.int
     clock_state: Global___ClockState.ValueType
     clock_error_ms: _builtins.float
-    """How far the cluster's time on this node (clock_ms) may be off while a majority of the clocks is right; says
-    nothing while CLOCK_UNAGREED or CLOCK_OWN.
+    """How far the cluster's time on this node (clock_ms) may be off while a majority of the clocks is right; 0 while
+    CLOCK_UNAGREED or CLOCK_OWN, when it may be off by anything.
     """
     clock_offset_ms: _builtins.float
     """This machine's wall clock against the cluster's time."""

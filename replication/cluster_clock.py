@@ -83,7 +83,7 @@ class ClockView:
 
     state: TimeState
     error_ms: float
-    """Bound of the error of the cluster's time; says nothing before the first agreement."""
+    """Bound of the error of the cluster's time; 0 before the first agreement, when it may be off by anything."""
     slew_ms: float
     """What is still to be corrected."""
     rate_ppm: float
@@ -157,8 +157,10 @@ class ClusterClock:
         return self._holdover.state(self._monotonic_ns())
 
     def error_ns(self) -> int:
-        """How far this time can be off; grows while nobody agrees."""
+        """How far this time can be off; grows while nobody agrees. 0 before the first agreement: it may be anything."""
         now_ns = self._monotonic_ns()
+        if self._holdover.agreed_ns is None:
+            return 0
         aged_ns = (now_ns - self._error_at_ns) * self._drift_ppb() // PPB
         return self._error_ns + aged_ns + abs(self._time.left_ns(now_ns))
 

@@ -62,7 +62,7 @@ class ClockWatch:
         self._state, self._state_told_ns = state, now_ns
         stops = status.state == admin_pb2.NODE_WITHOUT_TIME
         text = "dispatch has stopped: the members' clocks do not agree" if stops else "the members' clocks do not agree"
-        return [Line("error" if stops else "warning", text, {"reason": status.clock_reason, "error_ms": _ms(status)})]
+        return [Line("error" if stops else "warning", text, {"reason": status.clock_reason})]
 
     def _of_skews(self, now_ns: int, status: admin_pb2.NodeStatus) -> list[Line]:
         if not status.clock_agreed_age_ms and status.clock_state in (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN):
