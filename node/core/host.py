@@ -210,7 +210,9 @@ class NodeHost:
             self._journal.close()
         install_if_complete(self._ports.disk)
         self.installs += 1
+        earlier = self.core
         self.core = self._build()
+        self.core.sync.take_over(earlier.sync)
         if self._started:
             self.core.start()
             for peer_id in sorted(self._connected):

@@ -55,6 +55,11 @@ class SyncState:
         """After a start: show where the cluster was, until the next sync says where it is."""
         self.heard = Heard(term=synced.term, tick=synced.tick, local_index=synced.local_index)
 
+    def take_over(self, earlier: SyncState) -> None:
+        """From the core that this one replaces in the same process: its master counts on what it acknowledged."""
+        self.heard = earlier.heard
+        self._delivery.heard = earlier._delivery.heard
+
     def newest(self, leading_term: int) -> Synced:
         """The newest pair this node knows: its own as master of `leading_term`, else (0) what it heard."""
         if leading_term:

@@ -158,6 +158,35 @@ def test_slave_far_behind_gets_a_checkpoint() -> None:
     assert len(digests(world)) == 1
 
 
+def test_a_checkpoint_from_a_peer_forgets_no_lease() -> None:
+    """P5: what a slave had heard of leases when it took over a checkpoint, it knows afterwards: its master will not
+    tell it again, and counts on it in a handover."""
+    config = replace(CoreConfig(), segment_bytes=1 << 16, checkpoint_period_ms=500)
+    world = World(6, config=config)
+    client = Client(world)
+    client.settle = False
+    master = world.elect()
+    client.consume(lease_ms=60_000)
+    for node in world.nodes.values():
+        assert node.host is not None
+        object.__setattr__(node.host._raft, "journal_tail_bytes_max", 1)
+    slave = next(n for n in world.nodes.values() if n is not master)
+    slave.kill()
+    load(world, client, 4)
+    slave.start()
+    world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
+    world.run(500)
+    assert len(client.got) > 500
+    answers: list[object] = []
+    assert master.host is not None
+    master.host.core.transfer(slave.name, answers.append)
+    master.wake()
+    world.run_until(lambda: world.master() is slave)
+    world.run(4_000)
+    assert answers == [None]
+    assert not client.repeated()
+
+
 def test_expired_lease_returns_the_message() -> None:
     """A consumer that keeps what it got: after the lease it comes again, with the next attempt."""
     world = World(7)
