@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from tickwheel.proto.peer_pb2 import ClockAnswer, ClockAsk, PeerFrame
 from tickwheel.replication.cluster_clock_drift import DriftEstimate
+from tickwheel.replication.cluster_clock_heard import HeardTime
 from tickwheel.replication.cluster_clock_interval import Interval, agree
 from tickwheel.replication.cluster_clock_samples import ClockSamples
 from tickwheel.replication.cluster_clock_slew import PPB, SlewedTime
@@ -126,9 +127,7 @@ class ClusterClock:
         self._reigning = False
         self._acted = False
         """This node was master: its time is not set any more but steered."""
-        self._heard_ahead_ns: int | None = None
-        """Furthest that the time of any master stood ahead of the monotonic clock."""
-        self._heard_at_ns = 0
+        self._heard = HeardTime()
         self.jumps_refused = 0
         self.cursors_ahead = 0
         """Dispatches applied that this node's time says came too early."""
@@ -336,12 +335,8 @@ class ClusterClock:
 
     def heard_master(self, time_ms: int) -> None:
         """What the master of this term says the time is; 0 if it has none."""
-        if not time_ms:
-            return
-        now_ns = self._monotonic_ns()
-        ahead_ns = time_ms * NS_PER_MS - now_ns
-        if self._heard_ahead_ns is None or ahead_ns > self._heard_ahead_ns:
-            self._heard_ahead_ns, self._heard_at_ns = ahead_ns, now_ns
+        if time_ms:
+            self._heard.hear(self._monotonic_ns(), time_ms * NS_PER_MS)
 
     def begin_reign(self) -> None:
         """This node is master and will act by its time: it goes on where the masters before left off.
@@ -351,14 +346,15 @@ class ClusterClock:
         heard and carried on from there. Nobody has acted by it since.
         """
         self._reigning = self._acted = True
-        if self._heard_ahead_ns is None:
-            return
         now_ns = self._monotonic_ns()
-        expected_ns = now_ns + self._heard_ahead_ns
-        bound_ns = (now_ns - self._heard_at_ns) * self._drift_ppb() // PPB + self.error_ns()
-        if self._time.at(now_ns) > expected_ns + bound_ns + self._settings.skew_warn_ms * NS_PER_MS:
-            ahead_ns = self._time.at(now_ns) + self._time.left_ns(now_ns) - expected_ns
-            self._time.put(now_ns, expected_ns)
+        heard_ns = self._heard.furthest_ns(now_ns)
+        if heard_ns is None:
+            return
+        bound_ns = self._heard.doubt_ns(now_ns, self._drift_ppb()) + self.error_ns()
+        time_ns = self._time.at(now_ns)
+        if time_ns > heard_ns + bound_ns + self._settings.skew_warn_ms * NS_PER_MS:
+            ahead_ns = time_ns + self._time.left_ns(now_ns) - heard_ns
+            self._time.put(now_ns, heard_ns)
             self._steer(now_ns, ahead_ns, QUICK_NS)
             self.jumps_refused += 1
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.replication.cluster_clock_drift import RATE_PPB_MAX, DriftEstimate
+from tickwheel.replication.cluster_clock_heard import HeardTime
 from tickwheel.replication.cluster_clock_interval import Interval
 from tickwheel.replication.cluster_clock_samples import AGE_NS_MAX, PPB, SAMPLES_MAX, ClockSamples
 from tickwheel.replication.cluster_clock_slew import SlewedTime
@@ -121,6 +122,32 @@ def test_a_step_of_the_agreed_time_is_no_drift() -> None:
         at_ns = turn * SECOND
         drift.add(at_ns, at_ns + (600 * SECOND if turn >= 5 else 0), MS)
     assert drift.rate_ppb == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20 * SECOND), st.integers(0, 3 * SECOND)), min_size=1, max_size=40),
+    st.integers(-DRIFT_PPB, DRIFT_PPB),
+)
+def test_what_masters_said_is_carried_on(words: list[tuple[int, int]], drift_ppb: int) -> None:
+    """However late words arrive: never further than the time really is, and no further behind than the quickest."""
+    heard = HeardTime()
+    assert heard.furthest_ns(0) is None
+
+    def time_at(now_ns: int) -> int:
+        return 10**18 + now_ns + now_ns * drift_ppb // PPB
+
+    now_ns = SECOND
+    quickest_ns: list[tuple[int, int]] = []
+    for pause_ns, late_ns in words:
+        now_ns += pause_ns
+        heard.hear(now_ns, time_at(now_ns) - late_ns)
+        quickest_ns.append((now_ns, late_ns))
+    furthest_ns, doubt_ns = heard.furthest_ns(now_ns), heard.doubt_ns(now_ns, DRIFT_PPB)
+    assert furthest_ns is not None
+    lately = min(late_ns for at_ns, late_ns in quickest_ns if now_ns - at_ns <= 10 * SECOND)
+    drifted_ns = 10 * SECOND * DRIFT_PPB // PPB
+    assert time_at(now_ns) - lately - drifted_ns - 2 <= furthest_ns <= time_at(now_ns) + doubt_ns + 2
+    assert doubt_ns <= 200 * SECOND * DRIFT_PPB // PPB, "words of hours ago do not count"
 
 
 @pytest.mark.parametrize(
