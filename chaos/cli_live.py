@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -35,7 +36,10 @@ def run(
     rate: Annotated[float, typer.Option(help="Messages scheduled a second.", min=1)] = 500.0,
     seed: Annotated[int, typer.Option(help="The plan's seed; -1: by chance.", min=-1)] = -1,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where report, history, data and logs go; kept. Default: a new one.")
+        Path | None,
+        typer.Option(
+            "--dir", help="Where report, history, data and logs go. Default: a new one; its data go after a good run."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -61,6 +65,8 @@ def run(
         console.print(f"[bold red]the run could not be carried out:[/bold red] {error}")
         raise typer.Exit(EXIT_VOID) from error
     write_files(verdict, where)
+    if directory is None and verdict.holds and not verdict.void:
+        shutil.rmtree(where / "nodes")  # gigabytes that nobody asks for after a good run
     if as_json:
         print((where / "report.json").read_text(encoding="utf-8"))
     else:

@@ -7,6 +7,7 @@ and `k` (its kind); `verdict.py` says what it needs of each. This module and the
 
 from __future__ import annotations
 
+import heapq
 import json
 import time
 from collections.abc import Iterable, Iterator
@@ -42,15 +43,13 @@ class HistoryWriter:
         self._time = time_of_run
         self._flushed_ms = 0.0
 
-    def write(self, kind: str, /, *, at_ms: float | None = None, **fields: object) -> float:
-        """Write a record; its time."""
+    def write(self, kind: str, /, **fields: object) -> None:
+        """Write a record, of now."""
         now = self._time.now_ms()
-        at = now if at_ms is None else at_ms
-        self._file.write(json.dumps({"t": round(at, 3), "k": kind, **fields}, separators=(",", ":")) + "\n")
+        self._file.write(json.dumps({"t": round(now, 3), "k": kind, **fields}, separators=(",", ":")) + "\n")
         if now - self._flushed_ms > FLUSH_S * 1_000:
             self._file.flush()
             self._flushed_ms = now
-        return at
 
     def close(self) -> None:
         """Idempotent."""
@@ -72,8 +71,6 @@ def _lines(path: Path) -> Iterator[Record]:
                 yield json.loads(line)
 
 
-def read_history(paths: Iterable[Path]) -> list[Record]:
-    """All records of several writers, by time."""
-    records = [record for path in paths if path.exists() for record in _lines(path)]
-    records.sort(key=lambda record: record["t"])
-    return records
+def read_history(paths: Iterable[Path]) -> Iterator[Record]:
+    """All records of several writers, by time: each of them wrote in that order."""
+    return heapq.merge(*(_lines(path) for path in paths if path.exists()), key=lambda record: record["t"])

@@ -7,6 +7,7 @@ all, and gives the result its form. Not judged here: P11 (limits), which the sim
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -36,6 +37,9 @@ PROMISES = {
 
 RATE_LEAST = 100.0
 """Acknowledged messages in each full second before the first fault; under that a run is void."""
+MARKS = ("run", "load", "heal", "drain", "drained", "end", "done")
+SINGLE = ("run", "broken", "drained", "topics")
+"""Records that are looked at once more after the whole was read."""
 KEPT_MAX = 20
 """Broken promises told in words, for each promise; all are counted."""
 RECOVERY_MS = 2_000.0
@@ -135,29 +139,36 @@ class Verdict:
         }
 
 
-def judge(records: Sequence[Record]) -> Verdict:
-    """The verdict over a whole history, sorted by time."""
-    marks: dict[str, float] = {
-        r["k"]: r["t"] for r in records if r["k"] in ("run", "load", "heal", "drain", "drained", "done", "end")
-    }
-    run = next((record for record in records if record["k"] == "run"), {})
-    last_ms: float = records[-1]["t"] if records else 0.0
-    load_ms = marks.get("load", last_ms)
-    verdict = Verdict({name: value for name, value in run.items() if name not in ("t", "k")})
-    verdict.run["began_ms"] = run.get("t", 0.0)
+def judge(history: Iterable[Record]) -> Verdict:
+    """The verdict over a whole history, sorted by time. Read once, since it may be large."""
+    verdict = Verdict({})
     counts: Counter[str] = Counter()
+    marks: dict[str, float] = {}
+    records: list[Record] = []
+    told: list[tuple[str, float, str]] = []
+    last_ms = 0.0
 
     def broken(promise: str, at_ms: float, text: str) -> None:
         counts[promise] += 1
         if counts[promise] <= KEPT_MAX:
-            verdict.broken.append(Broken(promise, round((at_ms - load_ms) / 1_000, 3), text))
+            told.append((promise, at_ms, text))
 
     messages, nodes = Messages(broken), Nodes(broken)
-    for record in records:
+    for record in history:
+        last_ms = record["t"]
+        if record["k"] in MARKS:
+            marks[record["k"]] = last_ms
+        if record["k"] in SINGLE:
+            records.append(record)
         messages.observe(record)
         nodes.observe(record)
+    run = next((record for record in records if record["k"] == "run"), {})
+    load_ms = marks.get("load", last_ms)
+    verdict.run = {name: value for name, value in run.items() if name not in ("t", "k")}
+    verdict.run["began_ms"] = run.get("t", 0.0)
     messages.finish(marks.get("end", last_ms), marks.get("heal", last_ms), nodes.clock_error_ms)
     failovers = nodes.finish(run.get("nodes", 0), load_ms, marks.get("drained", last_ms))
+    verdict.broken = [Broken(promise, round((at_ms - load_ms) / 1_000, 3), text) for promise, at_ms, text in told]
     verdict.broken.sort(key=lambda one: one.at_s)
     verdict.broken_counts = dict(sorted(counts.items()))
     windows = list(nodes.faults.values())
@@ -212,7 +223,7 @@ def _fill(
     verdict.failover_duplicates_old = messages.old_failover_duplicates
     verdict.healed_s = nodes.healed_s
     verdict.statuses = nodes.statuses
-    verdict.starved_share = round(nodes.starved_share(load_ms, records[-1]["t"]), 3)
+    verdict.starved_share = round(nodes.starved_share(load_ms, math.inf), 3)
     verdict.earliest_ms = round(max(0.0, messages.earliest_ms), 1)
     verdict.clock_error_ms = max(nodes.clock_errors_ms.values(), default=0.0)
     verdict.roles = {
