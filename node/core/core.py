@@ -372,7 +372,8 @@ class NodeCore:
 
     def handover_ready(self, peer_id: str) -> bool:
         """See LogListener: the next master must know what is out with consumers, or it would deliver it again."""
-        return not self.sync.enabled or self.delivery.feed.all_heard(peer_id)
+        # A master without an agreed time has handed out nothing.
+        return not self.sync.enabled or not self.delivery.reigning or self.delivery.feed.all_heard(peer_id)
 
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
         """See LogListener."""

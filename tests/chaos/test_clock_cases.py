@@ -174,11 +174,14 @@ def test_a_cold_start_without_agreement() -> None:
 
     cluster.history.subscribe((ScheduleRefused,), note)
     states: list[admin_pb2.NodeStatus] = []
+    handed: list[bool] = []
     steps: dict[float, Callable[[], None]] = {
+        4: lambda: cluster.load.hand_over(cluster.leader, cluster.slaves[0].name, handed.append),
         6: lambda: states.append(node_status(cluster.core(cluster.leader))),
         6.5: lambda: cluster.machines[1].clock.mend(),
     }
     cluster.play(ClockScript(cluster, steps))
+    assert handed == [True], "the master role can be moved to a node whose clock is right"
     (status,) = states
     assert status.clock_state == admin_pb2.CLOCK_UNAGREED and status.state == admin_pb2.NODE_WITHOUT_TIME
     assert health_of(status)[WHOLE] and health_of(status)[SCHEDULER] and not health_of(status)[CONSUMER]
