@@ -23,6 +23,7 @@ from tickwheel.bench.wheel_alone import t10
 
 RESULTS = Path("bench/results/latest.json")
 ALL = {**CASES, "T10": t10}
+"""By number."""
 ONCE = {"T6", "T7", "T8"}
 
 

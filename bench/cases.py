@@ -261,7 +261,7 @@ def private_bytes(pid: int) -> int:
 
 
 async def t8(quick: bool) -> list[Figure]:
-    """One million, then ten million pending messages of 100 bytes: memory, schedule rate, time to restart a node."""
+    """One million, then ten million pending messages of 100 bytes: memory, schedule rate, restart, failover."""
     unit = 100_000 if quick else 1_000_000
     async with cluster() as (nodes, client):
 
@@ -289,6 +289,10 @@ async def t8(quick: bool) -> list[Figure]:
         await nodes.wait_ready()
         ready_s = time.perf_counter() - began
         pending = (await client.admin.master_status()).pending
+        began = time.perf_counter()
+        await nodes.kill_node(master)
+        await client.schedule("bench", b"the first one of the new master", delay_ms=3_600_000)
+        failover_s = time.perf_counter() - began
     return [
         Figure("pending", pending, "msg"),
         Figure("memory_small", small, "MiB"),
@@ -297,6 +301,7 @@ async def t8(quick: bool) -> list[Figure]:
         Figure("rate_empty", empty_rate, "msg/s"),
         Figure("rate_full", full_rate, "msg/s", "0.9 of empty"),
         Figure("restart_to_ready", ready_s, "s", "3"),
+        Figure("kill_to_first_schedule", failover_s, "s", "1.5"),
     ]
 
 
