@@ -194,3 +194,11 @@ def _state_of(pid: int) -> str:
     """The kernel's letter for the state of a process."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     return stat.rpartition(")")[2].split()[0]
+
+
+def waited_ms(pid: int) -> float | None:
+    """How long the main thread of a process has waited for a processor in all, as the kernel counts; None if gone."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e6
+    except (OSError, IndexError):
+        return None

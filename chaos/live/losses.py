@@ -22,7 +22,7 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.chaos.live.cluster import ChaosCluster
+from tickwheel.chaos.live.cluster import ChaosCluster, waited_ms
 from tickwheel.chaos.live.proxy import Spoiling
 from tickwheel.client import AsyncClient, DeliveredBatch, TickwheelError
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
@@ -83,6 +83,8 @@ class Loss:
     """Longest time without any delivery from then on, until a second after it."""
     duplicates: int
     """Deliveries of the new term that the consumer had had before."""
+    starved_share: float
+    """How much of that time the other nodes were ready to run and had no processor: then it is the machine's time."""
 
 
 @dataclass(slots=True)
@@ -124,6 +126,7 @@ class _Struck:
     at_s: float
     old: str
     term: int
+    starved_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +203,16 @@ class _Measurement:
         """Lose the master once, wait until another one delivers, and bring the lost one back."""
         old = await self.cluster.master()
         term = self.term
-        self.struck.append(_Struck(time.monotonic(), old.node_id, term))
+        others = [node.pid for node in self.cluster.nodes if node is not old and node.pid is not None]
+        waited = _waited(others)
+        struck = _Struck(time.monotonic(), old.node_id, term)
         async with self._lost(old):
             with contextlib.suppress(TimeoutError):  # the figures show it
                 async with asyncio.timeout(RESUMED_S_MAX):
                     await self._until(lambda: self.term > term)
-            left_s = self.struck[-1].at_s + LOST_FOR_S - time.monotonic()
+            passed_ms = (time.monotonic() - struck.at_s) * 1_000 * max(1, len(others))
+            self.struck.append(replace(struck, starved_share=min(1.0, (_waited(others) - waited) / passed_ms)))
+            left_s = struck.at_s + LOST_FOR_S - time.monotonic()
             await asyncio.sleep(max(0.0, left_s) if self.kind is not Kind.HANDOVER else 0.0)
         await self.cluster.wait_ready()
         await asyncio.sleep(CALM_S)
@@ -332,7 +339,13 @@ class _Measurement:
             (end_s - struck.at_s) * 1_000,
             silence_s * 1_000,
             again.get(term, 0),
+            struck.starved_share,
         )
+
+
+def _waited(pids: list[int]) -> float:
+    """How long these processes have waited for a processor in all, ms."""
+    return sum(waited_ms(pid) or 0.0 for pid in pids)
 
 
 async def measure(

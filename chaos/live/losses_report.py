@@ -42,6 +42,7 @@ def as_json(losses: Losses) -> dict[str, Any]:
                 "new": loss.new,
                 "term": loss.term,
                 "duplicates": loss.duplicates,
+                "starved_share": round(loss.starved_share, 3),
                 **{name: None if getattr(loss, name) is None else round(getattr(loss, name), 1) for name, _ in STEPS},
             }
             for loss in losses.losses
@@ -70,6 +71,10 @@ def print_losses(losses: Losses, console: Console) -> None:
     sums = f"{losses.acknowledged:,} acknowledged in {losses.seconds:,.0f} s, lost {losses.lost:,}"
     sums += f", early {losses.early:,}, elections that nobody asked for {losses.unasked_elections}"
     console.print(f"\n{sums}", highlight=False)
+    starved = losses.values("starved_share")
+    if len(starved):
+        shares = f"{float(np.median(starved)):.0%} of the time at the median, {float(starved.max()):.0%} at most"
+        console.print(f"the other nodes waited for a processor {shares}", highlight=False)
     console.print(f"delivered again: {sum(losses.duplicates.values()):,}", highlight=False)
     for source, count in sorted(losses.duplicates.items(), key=lambda item: -item[1]):
         console.print(f"  {count:,} {source}", highlight=False)

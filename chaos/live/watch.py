@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 
 import grpc
 
-from tickwheel.chaos.live.cluster import ChaosCluster
+from tickwheel.chaos.live.cluster import ChaosCluster, waited_ms
 from tickwheel.chaos.live.history import HistoryWriter, TrueTime
 from tickwheel.node.local_cluster import LocalNode
 from tickwheel.proto import admin_pb2
@@ -98,14 +97,14 @@ class Watch:
         while True:
             found = {}
             for node in self._cluster.nodes:
-                waited_ms = _waited_ms(node.pid) if node.pid is not None else None
-                if node.pid is None or waited_ms is None:
+                in_all_ms = waited_ms(node.pid) if node.pid is not None else None
+                if node.pid is None or in_all_ms is None:
                     continue
                 now_ms = time.monotonic() * 1_000
-                found[node.pid] = (now_ms, waited_ms)
+                found[node.pid] = (now_ms, in_all_ms)
                 if node.pid in before:
                     last_ms, last_waited_ms = before[node.pid]
-                    passed, waited = round(now_ms - last_ms), round(waited_ms - last_waited_ms)
+                    passed, waited = round(now_ms - last_ms), round(in_all_ms - last_waited_ms)
                     self._history.write("cpu", node=node.node_id, ms=passed, waited=waited)
             before = found
             await asyncio.sleep(PROCESSORS_S)
@@ -131,11 +130,3 @@ class Watch:
             agreed=admin_pb2.ClockState.Name(status.clock_state).removeprefix("CLOCK_"),
             lag=status.loop_lag_ms,
         )
-
-
-def _waited_ms(pid: int) -> float | None:
-    """How long the main thread of a process has waited for a processor in all, as the kernel counts; None if gone."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e6
-    except (OSError, IndexError):
-        return None
