@@ -48,6 +48,10 @@ QUICK_NS = 200_000_000
 SYNC_PAUSE_NS = 40 * NS_PER_MS
 """Answers to the 50 ms sync are samples too, since the master's time matters most; the two or four of one sync make
 one agreement."""
+PATIENCE_NS = 200 * NS_PER_MS
+"""Beyond the period of questions: who has not answered by then does not count until it does."""
+REIGNING_PATIENCE_NS = 250 * NS_PER_MS
+"""The same for a master, which hears of its slaves every 50 ms."""
 YOUNG_NS = 100 * NS_PER_MS
 """An agreement on older answers tells nothing of drift: they were carried on at the rate that is to be measured."""
 FOREVER_NS = 1 << 62
@@ -117,6 +121,7 @@ class ClusterClock:
         self._dispatch_until_ns = self._until()
         self._drift = DriftEstimate()
         self._members: dict[str, _Member] = {}
+        self._patience_ns = self._settings.sample_period_ms * NS_PER_MS + PATIENCE_NS
         self._next_ns = 0
         self._unanswered = 0
         """Questions of this round; when all are answered it is time to agree, else with the next round."""
@@ -293,11 +298,13 @@ class ClusterClock:
         now_ns = self._monotonic_ns()
         time_ns = self._time.at(now_ns)
         rate_ppb, drift_ppb = self._drift.rate_ppb, self._drift_ppb()
+        # Who has not been heard of just now is carried on by this node's oscillator alone: it would only echo it.
+        patience_ns = REIGNING_PATIENCE_NS if self._reigning else self._patience_ns
         intervals: list[Interval] = []
         heard_ns: list[int] = []
         for member in members.values():
             shown = member.samples.at(now_ns, rate_ppb, drift_ppb)
-            if shown is not None:
+            if shown is not None and now_ns - member.samples.newest_ns <= patience_ns:
                 intervals.append(Interval(shown.low_ns - time_ns, shown.high_ns - time_ns))
                 heard_ns.append(member.samples.newest_ns)
         quorum = len(members) // 2 + 1
