@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from tickwheel.chaos.live.cluster import ChaosCluster, waited_ms
 from tickwheel.chaos.live.proxy import Spoiling
 from tickwheel.client import AsyncClient, DeliveredBatch, TickwheelError
+from tickwheel.client.ids import id_text
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
 
 TOPIC = GROUP = "losses"
@@ -51,6 +52,8 @@ CALM_S = 1.0
 DRAIN_S = 60.0
 LOOK_S = 0.02
 SYNC_MS = 50.0
+LOST_TOLD_MAX = 5
+AROUND_MS = 5_000
 
 
 class Kind(enum.Enum):
@@ -97,6 +100,8 @@ class Losses:
     acknowledged: int = 0
     delivered: int = 0
     lost: int = 0
+    lost_told: list[str] = field(default_factory=list)
+    """Of some lost messages, when they were acknowledged and what the cluster says of them at the end."""
     early: int = 0
     duplicates: dict[str, int] = field(default_factory=dict)
     """By where they came from."""
@@ -151,6 +156,8 @@ class _Measurement:
         self.struck: list[_Struck] = []
         self.term = 0
         self.stop = asyncio.Event()
+        self.acknowledged_s: list[float] = []
+        """When each of `acknowledged` came."""
         self._settling: set[asyncio.Task[None]] = set()
         self._wall_minus_monotonic_s = time.time() - time.monotonic()
 
@@ -170,9 +177,13 @@ class _Measurement:
                 waiting.append(await producer.schedule_columns(TOPIC, due_ms, sizes, payloads))
                 sent += BATCH_MESSAGES
                 while waiting and (waiting[0].done() or len(waiting) > WAITING_MAX):
-                    self.acknowledged.append((await waiting.popleft()).ids)
+                    self._acknowledge((await waiting.popleft()).ids)
             for future in waiting:
-                self.acknowledged.append((await future).ids)
+                self._acknowledge((await future).ids)
+
+    def _acknowledge(self, ids: NDArray[np.uint64]) -> None:
+        self.acknowledged.append(ids)
+        self.acknowledged_s.append(time.monotonic())
 
     async def consume(self) -> None:
         async with self.client.consumer(GROUP, [TOPIC], credits=CREDITS, batch_messages_max=4_096) as consumer:
@@ -196,6 +207,23 @@ class _Measurement:
             if not len(np.setdiff1d(wanted, np.concatenate([batch.ids for batch in self.batches]))):
                 return
             await asyncio.sleep(0.2)
+
+    async def tell_lost(self, wanted: NDArray[np.uint64]) -> list[str]:
+        """For the search for the reason: what can be known of messages that did not come."""
+        told = []
+        missing = np.setdiff1d(wanted, np.concatenate([batch.ids for batch in self.batches]))
+        for message_id in missing[:LOST_TOLD_MAX].tolist():
+            at_s = next(at for at, ids in zip(self.acknowledged_s, self.acknowledged, strict=True) if message_id in ids)
+            losses = [
+                round((at_s - struck.at_s) * 1_000) for struck in self.struck if abs(at_s - struck.at_s) < CALM_S * 5
+            ]
+            try:
+                message = await self.client.get(id_text(message_id))
+                state = f"{message.state}, due {message.due_ms}"
+            except TickwheelError as error:
+                state = str(error)
+            told.append(f"{id_text(message_id)}: {state}; acknowledged {losses} ms after the losses around it")
+        return told
 
     # -- losses
 
@@ -380,8 +408,11 @@ async def measure(
             with contextlib.suppress(TimeoutError):  # what has not come counts as lost
                 async with asyncio.timeout(DRAIN_S):
                     await measurement.drained(wanted)
+            lost_told = await measurement.tell_lost(wanted)
         finally:
             loading.cancel()
             consuming.cancel()
             await asyncio.gather(loading, consuming, return_exceptions=True)
-        return measurement.figures(time.monotonic() - began_s)
+        result = measurement.figures(time.monotonic() - began_s)
+        result.lost_told = lost_told
+        return result

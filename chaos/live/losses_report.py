@@ -50,6 +50,7 @@ def as_json(losses: Losses) -> dict[str, Any]:
         "acknowledged": losses.acknowledged,
         "delivered": losses.delivered,
         "lost": losses.lost,
+        "lost_told": losses.lost_told,
         "early": losses.early,
         "duplicates": losses.duplicates,
         "unasked_elections": losses.unasked_elections,
@@ -71,6 +72,8 @@ def print_losses(losses: Losses, console: Console) -> None:
     sums = f"{losses.acknowledged:,} acknowledged in {losses.seconds:,.0f} s, lost {losses.lost:,}"
     sums += f", early {losses.early:,}, elections that nobody asked for {losses.unasked_elections}"
     console.print(f"\n{sums}", highlight=False)
+    for text in losses.lost_told:
+        console.print(f"[bold red]lost[/bold red] {text}", highlight=False)
     starved = losses.values("starved_share")
     if len(starved):
         shares = f"{float(np.median(starved)):.0%} of the time at the median, {float(starved.max()):.0%} at most"
