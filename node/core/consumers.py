@@ -38,7 +38,7 @@ class ConsumerHandle:
     def credit(self, credits: int) -> Failure | None:
         """Take so many messages more."""
         try:
-            self.desk.core.delivery.credit(self.session, credits)
+            self.desk.core.delivery.sessions.credit(self.session, credits)
         except RequestError as error:
             return error.failure
         return None
@@ -97,7 +97,7 @@ class ConsumerDesk:
                 return
             core = self.core
             try:
-                session = core.delivery.open_session(
+                session = core.delivery.sessions.open(
                     request.group,
                     group_id,
                     lease_ms=request.lease_ms,
@@ -110,7 +110,7 @@ class ConsumerDesk:
                 opened(error.failure)
                 return
             # Opened before anything is delivered; a delivery never comes from inside `credit`.
-            core.delivery.credit(session, request.credits)
+            core.delivery.sessions.credit(session, request.credits)
             opened(ConsumerHandle(self, session, core.term))
 
         self._with_group(request.group, list(request.topics), request.start_from, request.start_ms, ready)
@@ -138,7 +138,7 @@ class ConsumerDesk:
                 done(group_id)
                 return
             try:
-                pull.session = self.core.delivery.open_session(
+                pull.session = self.core.delivery.sessions.open(
                     request.group,
                     group_id,
                     lease_ms=request.lease_ms,
@@ -149,7 +149,7 @@ class ConsumerDesk:
                     topic=request.topic,
                 )
                 self._pulls.append(pull)
-                self.core.delivery.credit(pull.session, request.messages_max)
+                self.core.delivery.sessions.credit(pull.session, request.messages_max)
             except RequestError as error:
                 done(error.failure)
 

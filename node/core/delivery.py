@@ -23,7 +23,7 @@ from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.recent import RecentUnits
-from tickwheel.node.core.sessions import Closed, Deliver, Session, Sessions
+from tickwheel.node.core.sessions import Session, Sessions
 from tickwheel.node.core.settlements import Settlements
 from tickwheel.node.core.work import Background, RemovedError
 from tickwheel.node.state.machine import StateMachine
@@ -60,7 +60,7 @@ class Delivery:
         self._background = background
         self._may_act = may_act
         self._fatal = fatal
-        self.sessions = Sessions(config)
+        self.sessions = Sessions(config, self._wanted)
         self._channels: dict[ChannelKey, Channel] = {}
         self._recent: dict[int, RecentUnits] = {}
         self._leases = LeaseTable()
@@ -193,36 +193,9 @@ class Delivery:
 
     # -- consumers
 
-    def open_session(
-        self,
-        group: str,
-        group_id: int,
-        *,
-        lease_ms: int,
-        batch_messages_max: int,
-        credits: int,
-        deliver: Deliver,
-        closed: Closed,
-        topic: str = "",
-    ) -> Session:
-        """See Sessions.open."""
-        session = self.sessions.open(
-            group,
-            group_id,
-            lease_ms=lease_ms,
-            batch_messages_max=batch_messages_max,
-            credits=credits,
-            deliver=deliver,
-            closed=closed,
-            topic=topic,
-        )
+    def _wanted(self, group_id: int) -> None:
+        """A consumer of this group takes more."""
         self._dirty.add(group_id)
-        return session
-
-    def credit(self, session: Session, credits: int) -> None:
-        """The consumer takes so many messages more. Raises RequestError above CREDITS_MAX."""
-        session.give(credits)
-        self._dirty.add(session.group_id)
 
     def close_session(self, session: Session, now_ms: int, *, give_back: bool) -> None:
         """The consumer is gone; with `give_back` what it holds returns to the ready queue at once."""

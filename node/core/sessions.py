@@ -36,18 +36,13 @@ class Session:
     open: bool = True
     delivered: int = 0
 
-    def give(self, credits: int) -> None:
-        """It takes so many messages more. Raises RequestError above CREDITS_MAX."""
-        if self.credits + credits > CREDITS_MAX:
-            raise invalid("credits", self.credits + credits, f"at most {CREDITS_MAX} outstanding")
-        self.credits += credits
-
 
 class Sessions:
-    """One per node; empty unless it leads."""
+    """One per node; empty unless it leads. `wanted` hears of each group whose consumers take more."""
 
-    def __init__(self, config: CoreConfig) -> None:
+    def __init__(self, config: CoreConfig, wanted: Callable[[int], None]) -> None:
         self._config = config
+        self._wanted = wanted
         self._by_id: dict[int, Session] = {}
         self._by_group: dict[int, list[Session]] = {}
         self._next_id = 1
@@ -93,11 +88,18 @@ class Sessions:
             closed=closed,
             topic=topic,
         )
-        session.give(credits)
+        self.credit(session, credits)
         self._next_id += 1
         self._by_id[session.session_id] = session
         self._by_group.setdefault(group_id, []).append(session)
         return session
+
+    def credit(self, session: Session, credits: int) -> None:
+        """The consumer takes so many messages more. Raises RequestError above CREDITS_MAX."""
+        if session.credits + credits > CREDITS_MAX:
+            raise invalid("credits", session.credits + credits, f"at most {CREDITS_MAX} outstanding")
+        session.credits += credits
+        self._wanted(session.group_id)
 
     def close(self, session: Session) -> bool:
         """Whether it was open."""
