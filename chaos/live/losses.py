@@ -52,8 +52,7 @@ CALM_S = 1.0
 DRAIN_S = 60.0
 LOOK_S = 0.02
 SYNC_MS = 50.0
-LOST_TOLD_MAX = 5
-AROUND_MS = 5_000
+LOST_TOLD_MAX, AROUND_S = 5, 5.0
 
 
 class Kind(enum.Enum):
@@ -215,7 +214,7 @@ class _Measurement:
         for message_id in missing[:LOST_TOLD_MAX].tolist():
             at_s = next(at for at, ids in zip(self.acknowledged_s, self.acknowledged, strict=True) if message_id in ids)
             losses = [
-                round((at_s - struck.at_s) * 1_000) for struck in self.struck if abs(at_s - struck.at_s) < CALM_S * 5
+                round((at_s - struck.at_s) * 1_000) for struck in self.struck if abs(at_s - struck.at_s) < AROUND_S
             ]
             try:
                 message = await self.client.get(id_text(message_id))
