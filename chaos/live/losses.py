@@ -23,7 +23,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ PAYLOAD_BYTES = 256
 DUE_MS = (300, 800)
 """Messages are due so far ahead."""
 CREDITS = 40_000
+LEASE = timedelta(seconds=5)
+"""What a stream took with it when it broke comes again well within DRAIN_S, even after another loss."""
 WAITING_MAX = 400
 """Batches without an answer; beyond, the load waits."""
 WARM_S = 2.0
@@ -185,7 +187,8 @@ class _Measurement:
         self.acknowledged_s.append(time.monotonic())
 
     async def consume(self) -> None:
-        async with self.client.consumer(GROUP, [TOPIC], credits=CREDITS, batch_messages_max=4_096) as consumer:
+        consumer = self.client.consumer(GROUP, [TOPIC], credits=CREDITS, lease=LEASE, batch_messages_max=4_096)
+        async with consumer:
             async for batch in consumer.batches():
                 now_ms = time.time_ns() // 1_000_000
                 self.batches.append(_Batch(time.monotonic(), batch.term, batch.ids, now_ms - batch.due_ms))
