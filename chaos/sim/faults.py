@@ -403,6 +403,30 @@ def _cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: 
     return Active(end, lambda: hit["candidates"])
 
 
+def _restart_bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """Only the target sees both sides of a cut, and it restarts in a moment, now and then: what it had promised to
+    one side it must not forget towards the other."""
+    bridge = _bridge(scene, machine, planned, rng)
+    state = {"restarts": 0, "over": 0}
+
+    def again() -> None:
+        if state["over"]:
+            return
+        if machine.process is not None and not machine.frozen:
+            state["restarts"] += 1
+            machine.kill()
+            scene.world.after(rng.randrange(5 * MS, 100 * MS), machine.start)
+        scene.world.after(rng.randrange(300 * MS, 1_500 * MS), again)
+
+    def end() -> None:
+        state["over"] = 1
+        bridge.end()
+        machine.start()
+
+    scene.world.after(rng.randrange(600 * MS, 1_200 * MS), again)
+    return Active(end, lambda: state["restarts"])
+
+
 def _failed_apply(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
     """A bug of ours: what a log entry does to the state raises. The process must stop, once."""
     before = machine.applies_failed
@@ -494,6 +518,7 @@ KINDS: dict[str, Kind] = {
     "disk-full": Kind(_disk_full, (500, 5_000), "writes refused"),
     "kill-voters": Kind(_kill_voters, (1_000, 6_000), "voters killed"),
     "cut-candidates": Kind(_cut_candidates, (1_000, 6_000), "candidates cut off"),
+    "restart-bridge": Kind(_restart_bridge, (1_500, 6_000), "restarts of the bridge"),
     "failed-apply": Kind(_failed_apply, (200, 2_000), "applies that raised"),
     "hung-disk": Kind(_hung_disk, (500, 4_000), "works that hung"),
     "read-error": Kind(_read_error, (200, 3_000), "reads failed"),

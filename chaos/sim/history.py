@@ -366,6 +366,8 @@ class RunBegan(Record):
     clock_allowance_ms: int = 0
     push_first: bool = False
     """Deliveries may come before their dispatch is committed."""
+    nodes: int = 0
+    """Voters of the cluster; 0: not said."""
 
 
 @dataclass(frozen=True, slots=True)

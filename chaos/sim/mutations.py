@@ -18,16 +18,18 @@ from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.leases import HeardLeases
 from tickwheel.node.core.requests import RequestDesk
+from tickwheel.node.core.sync import SyncState
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.producers import Producers
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import scheduler_pb2
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.conversation import Conversation
+from tickwheel.replication.frames import Envelope
 from tickwheel.replication.hard_state import HardState
 from tickwheel.replication.journal_sync import SyncWork
 from tickwheel.replication.log import ProposalResult, Verdict
-from tickwheel.replication.pysyncobj_seam import LEADER
+from tickwheel.replication.pysyncobj_seam import LEADER, Engine
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.engine import Wheel
@@ -80,13 +82,31 @@ def mutation(what: str, level: str = "node", faults: tuple[str, ...] = ()) -> Ca
     return enter
 
 
+def _repeats_taken(patches: Patches) -> None:
+    """Frames that came before, or are of an earlier start of their sender, are taken."""
+
+    def make(original: Any) -> Any:
+        def refuses(self: Envelope, peer_id: str, frame: Any) -> str:
+            reason: str = original(self, peer_id, frame)
+            return "" if reason in ("it came twice", "it is of an earlier start") else reason
+
+        return refuses
+
+    patches.replace(Envelope, "refuses", make)
+
+
+LAYERS: dict[str, Break] = {"repeats_taken": _repeats_taken}
+"""Guards that stand in front of others and do no harm alone when they are gone: taken away so that those behind are
+needed."""
+
+
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
     """Run with one bug put in; "" puts in none."""
     patches = Patches()
     try:
         if name:
-            MUTATIONS[name].apply(patches)
+            (LAYERS[name] if name in LAYERS else MUTATIONS[name].apply)(patches)
         yield
     finally:
         patches.undo()
@@ -121,7 +141,7 @@ def acknowledged_when_appended(patches: Patches) -> None:
     patches.replace(RaftLog, "propose", make)
 
 
-@mutation("term and vote are not on stable storage before the vote is given", "log")
+@mutation("term and vote are not on stable storage before the vote is given", "log", faults=("kill-voters",))
 def vote_not_stored(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def store(self: HardState, term: int, voted_for: str) -> None:
@@ -130,6 +150,19 @@ def vote_not_stored(patches: Patches) -> None:
         return store
 
     patches.replace(HardState, "store", make)
+
+
+@mutation("on a full disk a node goes on in a term that was not stored", "log", faults=("disk-full", "kill", "restart"))
+def term_ahead_of_disk(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def set_term(self: Engine, term: int, voted_for: str | None) -> None:
+            self._SyncObj__raftCurrentTerm = term
+            self._SyncObj__votedForNodeId = voted_for
+            self.view.setCurrentTerm(term, voted_for)
+
+        return set_term
+
+    patches.replace(Engine, "_SyncObj__setCurrentTerm", make)
 
 
 # -- mastership
@@ -188,6 +221,11 @@ def one_peer_believed(patches: Patches) -> None:
         return set_members
 
     patches.replace(ClusterClock, "_set_members", make)
+
+
+@mutation("a slave that takes over a checkpoint forgets the leases that it heard of", faults=("kill", "cut-candidates"))
+def leases_forgotten_with_checkpoint(patches: Patches) -> None:
+    patches.replace(SyncState, "take_over", lambda original: lambda self, earlier: None)
 
 
 # -- the wheel

@@ -103,7 +103,9 @@ class Cluster:
         kinds = tuple(p.kind for p in injector.planned)
         push_first = self.config.level is Level.NODE and pushes_first(world.seed)
         allowance_ms = DRIFT_ALLOWANCE_MS if "drift" in kinds else 0
-        history.add(RunBegan(0, world.start_wall_ms, kinds, self.load.groups, allowance_ms, push_first))
+        history.add(
+            RunBegan(0, world.start_wall_ms, kinds, self.load.groups, allowance_ms, push_first, len(self.names))
+        )
         rng = world.stream("boot")
         for machine in self._machines:
             world.at(rng.randrange(200 * MS), machine.start)

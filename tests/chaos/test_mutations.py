@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tickwheel.chaos.cli_mutants import BEGIN, END, Found, config_of, write_table
-from tickwheel.chaos.sim.mutations import MUTATIONS, mutated
+from tickwheel.chaos.cli_mutants import AIMS, BEGIN, END, GUARDS, TEST_ONLY, Found, config_of, write_table
+from tickwheel.chaos.sim.mutations import LAYERS, MUTATIONS, mutated
 from tickwheel.chaos.sim.run import simulate
+from tickwheel.chaos.sim.setup import Level, SimulationConfig
 from tickwheel.wheel.engine import Wheel
 
 
@@ -28,10 +29,43 @@ def test_it_is_taken_out() -> None:
     assert Wheel.__dict__["append"] is before
 
 
-@pytest.mark.parametrize("name", ["acknowledged_when_appended", "not_held_until_due", "idempotence_off"])
+QUICK = [
+    "acknowledged_when_appended",
+    "not_held_until_due",
+    "idempotence_off",
+    "stamped_at_apply",
+    "vote_not_stored",
+    "resets_fenced",
+    "higher_term_obeyed",
+    "durable_before_acknowledged",
+    "apply_errors_fatal",
+    "loss_reported_unknown",
+    "slices_bounded",
+    "own_durability_counts",
+    "apply_sliced",
+    "transfer_marked",
+    "proposals_local",
+]
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_quick_ones_are_found(name: str) -> None:
-    """Checkers and workload notice an old bug within a few seeds."""
-    assert any(simulate(seed, config_of(name)).failed for seed in range(6))
+    """Checkers and workload notice an old bug, or a guard that is off, within a few seeds."""
+    assert any(simulate(seed, config_of(name)).failed for seed in range(8))
+
+
+def test_aims_are_at_guards() -> None:
+    """A guard that was renamed would be looked for where nothing leads to it."""
+    assert set(AIMS) | TEST_ONLY <= set(GUARDS)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_alone_does_no_harm(name: str) -> None:
+    """A guard is needed behind another that is taken away only if that one's absence alone breaks nothing."""
+    config = SimulationConfig(level=Level.LOG, nodes=3, seconds=3, faults=("replay", "kill"), mutation=name)
+    for seed in range(2):
+        result = simulate(seed, config)
+        assert not result.failed, result.broken
 
 
 def test_the_table_replaces_itself(tmp_path: Path) -> None:

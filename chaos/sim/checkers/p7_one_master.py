@@ -15,6 +15,7 @@ from tickwheel.chaos.sim.history import (
     LeaseSeen,
     Record,
     RoleSeen,
+    RunBegan,
     Stopped,
     TermIgnored,
     VoteSeen,
@@ -26,6 +27,7 @@ class OneMaster(Checker):
 
     promise: ClassVar[str] = "P7"
     kinds: ClassVar[tuple[type[Record], ...]] = (
+        RunBegan,
         RoleSeen,
         LeaseSeen,
         VoteSeen,
@@ -40,6 +42,7 @@ class OneMaster(Checker):
         self._lease: dict[str, tuple[int, int]] = {}  # node -> (term, until_ns)
         self._leading_term = 0
         self._terms_seen: dict[str, int] = {}
+        self._nodes = 0
         self._votes: dict[tuple[str, int], str] = {}  # (voter, term) -> for whom
 
     @property
@@ -54,6 +57,8 @@ class OneMaster(Checker):
                 self._role(record)
             case Delivered():
                 self._delivered(record)
+            case RunBegan():
+                self._nodes = record.nodes
             case VoteSeen():
                 known = self._votes.setdefault((record.node, record.term), record.voted_for)
                 if known != record.voted_for:
@@ -78,6 +83,11 @@ class OneMaster(Checker):
         self._terms_seen[record.node] = record.term
         if record.role != "master":
             return
+        votes = sum(1 for (_, term), name in self._votes.items() if term == record.term and name == record.node)
+        if self._nodes > 1 and votes <= self._nodes // 2:
+            self.broken(
+                record.at_ns, f"{record.node} is master of term {record.term} by {votes} votes of {self._nodes} nodes"
+            )
         holder = self._masters.setdefault(record.term, (record.node, record.boot))
         if holder != (record.node, record.boot):
             self.broken(
