@@ -11,6 +11,7 @@ import os
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -119,6 +120,17 @@ def _fault_table(tallies: dict[str, Tally]) -> Table:
     return table
 
 
+def add_to_tally(path: Path, seeds: int, simulated_s: float, failed: int) -> dict[str, float]:
+    """Count a run in the file of all runs; returns the new totals."""
+    total = {"seeds": 0.0, "simulated_s": 0.0, "failed": 0.0}
+    if path.exists():
+        total.update(json.loads(path.read_text()))
+    for name, value in (("seeds", seeds), ("simulated_s", round(simulated_s, 3)), ("failed", failed)):
+        total[name] += value
+    path.write_text(json.dumps(total, indent=2) + "\n")
+    return total
+
+
 @app.command()
 def sim(
     seeds: Annotated[int, typer.Option(help="How many seeds to run.", min=1)] = 100,
@@ -131,6 +143,7 @@ def sim(
     jobs: Annotated[int, typer.Option(help="Processes; 0: one for each CPU.", min=0)] = 1,
     trace: Annotated[bool, typer.Option("--trace", help="Tell the story of each run.")] = False,
     do_shrink: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Leave faults out while it fails.")] = True,
+    tally: Annotated[Path | None, typer.Option(help="File that counts all seeds ever run; made if missing.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Run seeds; exit code 1 if a promise was broken."""
@@ -148,6 +161,9 @@ def sim(
         print(json.dumps(summary.as_json(), indent=2))
     else:
         _report(summary, console)
+    if tally is not None:
+        total = add_to_tally(tally, summary.seeds, summary.simulated_s, len(summary.failed))
+        console.print(f"ever run: {total['seeds']:,.0f} seeds, {total['simulated_s']:,.0f} simulated s")
     for result in summary.failed[:FAILURES_SHOWN_MAX]:
         _report_failure(result, config, do_shrink and chosen is None and not trace, console)
     raise typer.Exit(1 if summary.failed else 0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tickwheel.chaos.cli import add_to_tally
 from tickwheel.chaos.sim.run import shrink, simulate
 from tickwheel.chaos.sim.setup import Level, RunResult, SimulationConfig
 
@@ -68,3 +70,10 @@ def test_shrinking_keeps_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     smallest, _ = shrink(failing, config, lambda tried, left: runs.append(left))
     assert smallest.only == (needed,)
     assert runs[-1] == 1
+
+
+def test_all_seeds_ever_run_are_counted(tmp_path: Path) -> None:
+    """The total of one run is where the next begins."""
+    tally = tmp_path / "tally.json"
+    add_to_tally(tally, 3, 12.5, 0)
+    assert add_to_tally(tally, 4, 1.0, 1) == {"seeds": 7, "simulated_s": 13.5, "failed": 1}
