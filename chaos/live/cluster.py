@@ -21,9 +21,6 @@ from tickwheel.chaos.live.knobs import Effects, Knobs, read_effects, write_knobs
 from tickwheel.chaos.live.proxy import CLIENTS, Proxies
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
 
-ANSWER_S = 2.0
-"""A node reads its knobs many times a second; one that is stopped does not."""
-
 
 class ChaosCluster(LocalCluster):
     """A LocalCluster whose nodes can be spoilt. Start and stop it like one."""
@@ -179,15 +176,6 @@ class ChaosCluster(LocalCluster):
     def effects(self, node: LocalNode) -> Effects:
         """What the node has answered to its knobs."""
         return read_effects(self._knob_file(node))
-
-    async def answered(self, node: LocalNode, turn: int) -> bool:
-        """Whether the node takes up a change within ANSWER_S."""
-        end = time.monotonic() + ANSWER_S
-        while time.monotonic() < end:
-            if self.effects(node).turn >= turn:
-                return True
-            await asyncio.sleep(0.02)
-        return False
 
 
 def _state_of(pid: int) -> str:
