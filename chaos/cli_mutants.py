@@ -58,6 +58,9 @@ AIMS: dict[str, Aim] = {
     "starts_silent": Aim(("restart-bridge",), nodes=3, shape=(("log_pause_ms", 2_000),)),
     "apply_errors_fatal": Aim(("failed-apply",)),
     "transfer_marked": Aim(("handover",), nodes=5),
+    "input_drained_first": Aim(("freeze",), nodes=3),
+    "votes_sticky": Aim(("bridge",), nodes=3, shape=(("log_pause_ms", 2_000),)),
+    "lease_from_sending": Aim(("delay",), nodes=3),
     "dumps_refused": Aim(("library-calls",)),
     "proposals_local": Aim(("library-calls",)),
 }
@@ -132,20 +135,20 @@ def hunt(name: str, first: int, seeds: int, minutes: float) -> Found:
     return Found(name, config.level.value, faults_of(name), tried, "", "")
 
 
-def as_markdown(rows: list[Found]) -> str:
-    """The table as it stands in the document."""
-    lines = ["| switched off or broken | level | faults | seeds until found | found by |", "|---|---|---|---|---|"]
-    return "\n".join([*lines, *("| " + " | ".join(row.cells()) + " |" for row in rows)])
+HEAD = ("| switched off or broken | level | faults | seeds until found | found by |", "|---|---|---|---|---|")
 
 
 def write_table(path: Path, rows: list[Found]) -> None:
-    """Replace what stands between the marks of a document."""
+    """Put rows between the marks of a document; rows of others that are known stay."""
     text = path.read_text()
     head, _, rest = text.partition(BEGIN)
-    _, mark, tail = rest.partition(END)
+    old, mark, tail = rest.partition(END)
     if not mark:
         raise typer.BadParameter(f"{path} has no {BEGIN} ... {END}")
-    path.write_text(f"{head}{BEGIN}\n{as_markdown(rows)}\n{END}{tail}")
+    lines = {line.split(" ")[1]: line for line in old.splitlines() if line.startswith("| ")}
+    lines.update({row.name: "| " + " | ".join(row.cells()) + " |" for row in rows})
+    table = "\n".join([*HEAD, *(lines[name] for name in (*GUARDS, *MUTATIONS) if name in lines)])
+    path.write_text(f"{head}{BEGIN}\n{table}\n{END}{tail}")
 
 
 def mutants(
@@ -154,7 +157,7 @@ def mutants(
     only: Annotated[str, typer.Option(help="Only these guards and bugs, by commas.")] = "",
     minutes: Annotated[float, typer.Option(help="Give each up after so many minutes; 0: never.", min=0)] = 0,
     jobs: Annotated[int, typer.Option(help="Processes; 0: one for each CPU.", min=0)] = 1,
-    write: Annotated[Path | None, typer.Option(help="Document whose table is replaced.", exists=True)] = None,
+    write: Annotated[Path | None, typer.Option(help="Document in whose table the rows go.", exists=True)] = None,
 ) -> None:
     """Switch each guard off, put each old bug in, and count the seeds until a promise breaks.
 

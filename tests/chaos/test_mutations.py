@@ -69,11 +69,13 @@ def test_a_layer_alone_does_no_harm(name: str) -> None:
 
 
 def test_the_table_replaces_itself(tmp_path: Path) -> None:
-    """The document keeps what stands around the table, however often it is written."""
+    """The document keeps what stands around the table, and rows that were not looked at; unknown ones go."""
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    page.write_text(f"before\n{BEGIN}\n| gone | log | default | 9 | P1 |\n{END}\nafter\n")
+    write_table(page, [Found("votes_sticky", "log", "default", 5, "P10", "how")])
     for seeds in (3, 4):
-        write_table(page, [Found("x", "log", "default", seeds, "P1", "how")])
+        write_table(page, [Found("slices_bounded", "log", "default", seeds, "P11", "how")])
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n")
-    assert "old" not in text and "| x | log | default | 4 | P1 |" in text and "| 3 |" not in text
+    assert "| slices_bounded | log | default | 4 | P11 |" in text and "| 3 |" not in text and "gone" not in text
+    assert "| votes_sticky | log | default | 5 | P10 |" in text
