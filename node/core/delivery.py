@@ -28,6 +28,7 @@ from tickwheel.node.core.settlements import Settlements
 from tickwheel.node.core.work import Background, RemovedError
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import SettleResult
+from tickwheel.node.state.subscription import Subscription
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.log_pb2 import (
     SETTLE_RETURN,
@@ -106,6 +107,10 @@ class Delivery:
             held.update(dict.fromkeys(lease.ids[~known][~found].tolist(), lease.until_ms))
             positions = np.sort(np.concatenate((places[known], again[found])))
             lease = Lease(lease.channel, positions, np.ones(len(positions), np.uint32), lease.until_ms, 0)
+        if subscription is not None:
+            # What came back or was settled since is held by nobody.
+            current = _current(subscription, lease)
+            lease = replace(lease, positions=lease.positions[current], attempts=lease.attempts[current])
         if len(lease.positions):
             self._leases.give(lease)
             self.feed.add(lease)
@@ -392,15 +397,17 @@ class Delivery:
             # Delivered ahead, and its dispatch is not applied yet: there is nothing to return it to.
             self._leases.give(replace(lease, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
             return
-        is_open = ~subscription.is_settled(lease.positions)
-        is_open &= subscription.attempts_of(lease.positions) == lease.attempts
+        is_open = _current(subscription, lease)
         positions, attempts = lease.positions[is_open], lease.attempts[is_open]
+        channel = self._channels.get(lease.channel)
+        if channel is not None:
+            # What is settled or came back on another way is not held by this lease any more.
+            channel.release_hold(lease.positions[~is_open])
         if not len(positions):
             return
         self.counters.expired += len(positions)
         returning = self._returning.setdefault(lease.channel, set())
         returning.update(positions.tolist())
-        channel = self._channels.get(lease.channel)
         if channel is not None:
             channel.hold(positions)
         columns = SettleColumns(
@@ -455,3 +462,10 @@ class Delivery:
         """Positions out under any open lease; for tests."""
         parts = [lease.positions for lease in self._leases.open_leases() if lease.channel == key]
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
+
+
+def _current(subscription: Subscription, lease: Lease) -> NDArray[np.bool_]:
+    """Which positions of a lease are still those that it gave out: not settled, and not come back since."""
+    current: NDArray[np.bool_] = ~subscription.is_settled(lease.positions)
+    current &= subscription.attempts_of(lease.positions) == lease.attempts
+    return current

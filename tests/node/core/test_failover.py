@@ -9,6 +9,7 @@ import pytest
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.dispatcher import Phase
+from tickwheel.proto import consumer_pb2
 
 
 def load(world: World, client: Client, seconds: float, delays: tuple[int, int] = (50, 3_000)) -> None:
@@ -111,6 +112,26 @@ def test_held_lease_is_not_delivered_again() -> None:
     """P5: the new master knows from the 50 ms sync who holds what; without the sync it repeats all of it."""
     assert held_by_a_slow_consumer(sync=True) == 0
     assert held_by_a_slow_consumer(sync=False) == 50
+
+
+def test_a_nack_before_the_failover_ends_the_lease() -> None:
+    """P1: the next master has heard of the lease, and its state says that the message came back: it is delivered."""
+    world = World(8)
+    client = Client(world)
+    master = world.elect()
+    client.outcome, client.gives_credit = consumer_pb2.RETRY, False
+    client.consume(credits=20, lease_ms=5_000)
+    client.schedule([100] * 20)
+    world.run(1_000)
+    assert len(client.got) == 20 and not client.repeated()
+    client.outcome, client.gives_credit = consumer_pb2.ACK, True
+    master.kill()
+    world.elect()
+    client.consume()
+    world.run(2_000)
+    assert len(client.repeated()) == 20, "nobody holds them any more"
+    world.run(20_000)
+    assert all(len(seen) == 2 for seen in client.got.values())
 
 
 def test_isolated_master_stops_delivering() -> None:

@@ -301,6 +301,9 @@ class Client:
         self.session: Session | None = None
         self.at: Node | None = None
         self.settle = True
+        self.outcome: consumer_pb2.Outcome.ValueType = consumer_pb2.ACK
+        self.gives_credit = True
+        """Takes as many again as it has settled."""
         self.closed = False
         self.unsettled: list[consumer_pb2.SettleBatch] = []
         """Settlements that a master refused: the next one gets them."""
@@ -375,14 +378,15 @@ class Client:
         if not self.settle or session is None or node is None:
             return
         settle = consumer_pb2.SettleBatch(
-            group="g", topic=batch.topic, outcome=consumer_pb2.ACK,
+            group="g", topic=batch.topic, outcome=self.outcome,
             ids=batch.ids, attempts=batch.attempts, positions=batch.positions,
         )  # fmt: skip
 
         def answer() -> None:
             if node.host is not None and not self.closed:
                 self._settle(session, settle)
-                session.credit(len(attempts))
+                if self.gives_credit:
+                    session.credit(len(attempts))
                 node.wake()
 
         self.world.at(self.world.now_ns + MS, answer)
