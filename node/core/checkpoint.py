@@ -123,7 +123,10 @@ class Checkpointer:
         self._copies = 0
         if not self._waiting:
             index, _ = self._applied()
-            grown = self._log.entries_after(self.covered_index) >= self._config.checkpoint_log_bytes
+            grown = (
+                self._log.entries_after(self.covered_index) >= self._config.checkpoint_log_bytes
+                or index - self.covered_index >= self._config.checkpoint_entries
+            )
             due = now_ms >= self._next_ms and index > self.covered_index
             if not grown and not due:
                 return

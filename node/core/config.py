@@ -94,6 +94,9 @@ class CoreConfig:
     checkpoint_log_bytes: int = 512 << 20
     """A checkpoint is written when a restart would replay more log than this."""
 
+    checkpoint_entries: int = 10_000
+    """Or more entries: small ones cost a replay as much as large ones."""
+
     checkpoint_period_ms: int = 300_000
     """And at least this often while the log grows."""
 

@@ -1,0 +1,45 @@
+"""When a checkpoint is written by itself: a restart must never have much to replay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.node.core.trio import Client, World, digests
+from tickwheel.node.core.config import CoreConfig
+
+NEVER = 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("entries", "log_bytes", "period_ms"),
+    [(50, NEVER, NEVER), (NEVER, 1 << 14, NEVER), (NEVER, NEVER, 1_000)],
+    ids=["entries", "bytes", "period"],
+)
+def test_a_checkpoint_is_written_by_any_of_its_limits(entries: int, log_bytes: int, period_ms: int) -> None:
+    """By entries, bytes or time; what is replayed after a kill is what came since."""
+    config = replace(
+        CoreConfig(),
+        segment_bytes=1 << 20,
+        checkpoint_entries=entries,
+        checkpoint_log_bytes=log_bytes,
+        checkpoint_period_ms=period_ms,
+    )
+    world = World(config=config)
+    client = Client(world)
+    master = world.elect()
+    for _ in range(60):
+        client.schedule([60_000] * 10)
+        world.run(50)
+    assert master.host is not None
+    checkpointer = master.host.core.checkpointer
+    assert checkpointer.written >= 1
+    assert checkpointer.covered_index > 10
+    slave = next(node for node in world.nodes.values() if node is not master)
+    assert slave.host is not None
+    covered = slave.host.core.checkpointer.covered_index
+    slave.kill()
+    slave.start()
+    assert slave.host is not None and slave.host.core.applied_index == covered
+    world.run_until(lambda: len(digests(world)) == 1)
