@@ -249,6 +249,15 @@ class ScheduleSent(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class DelayCounted(Record):
+    """A node turns delays into due times, or just has, by a clock that it says may be off by so much."""
+
+    node: str
+    uids: tuple[int, ...]
+    clock_error_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleAcknowledged(Record):
     """The producer has the receipt. `due_ms` are the times that hold."""
 

@@ -18,6 +18,7 @@ from tickwheel.chaos.sim.core_process import CoreProcess, note_digest, small_con
 from tickwheel.chaos.sim.history import (
     CancelAnswered,
     CancelSent,
+    DelayCounted,
     Delivered,
     Looked,
     RescheduleAnswered,
@@ -218,13 +219,25 @@ class NodeLoad:
         machine = self._machine(producer.target)
         self._history.add(ScheduleSent(self._world.now_ns, producer.name, sequence, machine.name, producer.rows))
         batch = self._batch(producer)
+        relative = tuple(row.uid for row in producer.rows if row.due_ms is None)
+
+        def taken(face: CoreFace) -> None:
+            self._note_delays(machine, relative)
+            face.schedule(batch, answered)
 
         def answered(outcome: BatchOutcome | Failure) -> None:
+            if isinstance(outcome, BatchOutcome):
+                self._note_delays(machine, relative)
             if self._rng.random() < 0.97:  # else the answer is lost on the way
                 self._back(self._receipt, producer, sequence, outcome)
 
-        self._call(machine, lambda face: face.schedule(batch, answered))
+        self._call(machine, taken)
         self._world.after(TIMEOUT_NS, self._timed_out, producer, sequence, attempt)
+
+    def _note_delays(self, machine: Machine, uids: tuple[int, ...]) -> None:
+        if uids and isinstance(machine.process, CoreProcess):
+            error_ms = machine.process.host.core.clock.error_ns() / MS
+            self._history.add(DelayCounted(self._world.now_ns, machine.name, uids, error_ms))
 
     def _timed_out(self, producer: _Producer, sequence: int, attempt: int) -> None:
         if producer.sequence == sequence and producer.attempt == attempt and producer.rows:

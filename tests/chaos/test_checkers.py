@@ -25,6 +25,7 @@ from tickwheel.chaos.sim.history import (
     CancelAnswered,
     CancelSent,
     CursorSeen,
+    DelayCounted,
     Delivered,
     DigestSeen,
     Drained,
@@ -60,6 +61,10 @@ def began(faults: tuple[str, ...] = ("kill",)) -> RunBegan:
 
 def sent(at_ms: int, uid: int, due_in_ms: int, topic: str = "t") -> ScheduleSent:
     return ScheduleSent(at_ms * MS, "p", uid, "n1", (Row(uid, topic, WALL_MS + due_in_ms, None),))
+
+
+def sent_with_delay(at_ms: int, uid: int, delay_ms: int) -> ScheduleSent:
+    return ScheduleSent(at_ms * MS, "p", uid, "n1", (Row(uid, "t", None, delay_ms),))
 
 
 def acknowledged(at_ms: int, uid: int, due_in_ms: int, id_: int = 0) -> ScheduleAcknowledged:
@@ -135,6 +140,10 @@ GOOD: dict[str, tuple[type[Checker], list[Record]]] = {
     ),
     "known": (NoInvention, [sent(0, 1, 5), acknowledged(1, 1, 5), delivered(6, 1)]),
     "in time": (NeverEarly, [began(), sent(0, 1, 100), delivered(100, 1)]),
+    "a delay counted by a clock in doubt": (
+        NeverEarly,
+        [began(), sent_with_delay(0, 1, 100), DelayCounted(MS, "n1", (1,), 20.0), delivered(81, 1)],
+    ),
     "earlier by reschedule": (
         NeverEarly,
         [began(), sent(0, 1, 100), RescheduleSent(1, 1, ID + 1, WALL_MS + 50), delivered(50, 1)],
@@ -245,6 +254,14 @@ BAD: dict[str, tuple[type[Checker], list[Record]]] = {
         [sent(0, 1, 5), sent(0, 2, 5), acknowledged(1, 1, 5, ID), acknowledged(1, 2, 5, ID)],
     ),
     "early": (NeverEarly, [began(), sent(0, 1, 100), delivered(99, 1)]),
+    "early by more than the doubt of the clock that counted": (
+        NeverEarly,
+        [began(), sent_with_delay(0, 1, 100), DelayCounted(MS, "n1", (1,), 20.0), delivered(79, 1)],
+    ),
+    "the doubt of a delay does not excuse a due time": (
+        NeverEarly,
+        [began(), sent(0, 1, 100), DelayCounted(MS, "n1", (1,), 20.0), delivered(99, 1)],
+    ),
     "early after a move": (
         NeverEarly,
         [

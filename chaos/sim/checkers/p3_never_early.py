@@ -1,7 +1,8 @@
 """P3: not before its due time, by true time.
 
 A node may be early by what it says its time may be off by, and, while oscillators drift by more than it assumes, by a
-few milliseconds more. A delay was turned into a due time by a clock too, so there the error counts twice.
+few milliseconds more. A delay was turned into a due time by a clock too, perhaps another one and at a time when it was
+less sure: its error then is allowed as well.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import (
+    DelayCounted,
     Delivered,
     Record,
     RescheduleAnswered,
@@ -27,6 +29,7 @@ class NeverEarly(Checker):
     kinds: ClassVar[tuple[type[Record], ...]] = (
         RunBegan,
         ScheduleSent,
+        DelayCounted,
         RescheduleSent,
         RescheduleAnswered,
         Delivered,
@@ -37,6 +40,8 @@ class NeverEarly(Checker):
         self._allowance_ms = 0
         self._due_ms: dict[int, int] = {}
         self._relative: set[int] = set()
+        self._counted_ms: dict[int, float] = {}
+        """The largest error of a clock that may have counted a message's delay."""
         self._maybe_due_ms: dict[int, int] = {}  # a reschedule that is not answered yet
 
     def observe(self, record: Record) -> None:
@@ -50,6 +55,9 @@ class NeverEarly(Checker):
                     self._due_ms.setdefault(row.uid, due_ms)
                     if row.due_ms is None:
                         self._relative.add(row.uid)
+            case DelayCounted():
+                for uid in record.uids:
+                    self._counted_ms[uid] = max(record.clock_error_ms, self._counted_ms.get(uid, 0.0))
             case RescheduleSent():
                 self._maybe_due_ms[record.uid] = min(record.due_ms, self._maybe_due_ms.get(record.uid, record.due_ms))
             case RescheduleAnswered():
@@ -65,8 +73,10 @@ class NeverEarly(Checker):
         due_ms = self._due_ms.get(record.uid)
         if due_ms is None:
             return  # nobody scheduled it: P2
-        clocks = 2 if record.uid in self._relative else 1
-        allowed_ns = int((self._allowance_ms + record.clock_error_ms) * clocks * MS)
+        allowed_ms = self._allowance_ms + record.clock_error_ms
+        if record.uid in self._relative:
+            allowed_ms += self._allowance_ms + self._counted_ms.get(record.uid, 0.0)
+        allowed_ns = int(allowed_ms * MS)
         earliest_ms = min(due_ms, self._maybe_due_ms.get(record.uid, due_ms))
         early_ns = (earliest_ms - self._start_wall_ms) * MS - allowed_ns - record.at_ns
         if early_ns > 0:
