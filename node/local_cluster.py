@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,6 +29,10 @@ LOG_BYTES_MAX = 4 << 20
 STOP_S = 20.0
 READY_S = 30.0
 POLL_S = 0.05
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""First and last port that the system gives to outgoing connections."""
+OUTGOING_FIRST = 32_768
+PORT_MIN = 10_000
 
 
 class LocalClusterError(Exception):
@@ -85,11 +90,26 @@ class LocalNode:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
+    """Ports nobody listens on now, all different, none that the system gives to outgoing connections.
+
+    Of those one could be taken by any connection before its node listens, or while it is being restarted.
+    """
+    sockets: list[socket.socket] = []
+    first_outgoing = int(PORT_RANGE.read_text(encoding="ascii").split()[0]) if PORT_RANGE.exists() else OUTGOING_FIRST
+    ports = random.SystemRandom().sample(range(PORT_MIN, max(first_outgoing, PORT_MIN + 10_000)), 4_000)
     try:
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
+        for port in ports:
+            if len(sockets) == count:
+                break
+            item = socket.socket()
+            try:
+                item.bind(("127.0.0.1", port))
+            except OSError:
+                item.close()
+            else:
+                sockets.append(item)
+        if len(sockets) < count:
+            raise LocalClusterError(f"no {count} free ports from {PORT_MIN} to {first_outgoing}")
         return [item.getsockname()[1] for item in sockets]
     finally:
         for item in sockets:

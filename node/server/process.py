@@ -158,13 +158,13 @@ class NodeProcess:
         metrics = MetricsServer(
             registry_of(lambda: self._metrics(host, driver, scheduler, consumer, {"read": reads, "sync": syncs}))
         )
-        await peers.start()
-        await clients.start()
         if config.listen.metrics_bind:
             try:
                 await metrics.start(config.listen.metrics_bind)
-            except OSError as error:
-                raise StartError(f"listen.metrics_bind: {config.listen.metrics_bind}: {error}", EXIT_CONFIG) from None
+            except OSError:
+                raise StartError(_cannot_listen("metrics_bind", config.listen.metrics_bind), EXIT_CONFIG) from None
+        await peers.start()
+        await clients.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
         network.attach(host, driver.wake)
@@ -215,9 +215,7 @@ class NodeProcess:
             else:
                 server.add_secure_port(address, credentials)
         except RuntimeError:
-            raise StartError(
-                f"listen.{name}: {address}: cannot listen there; is another process using the port?", EXIT_CONFIG
-            ) from None
+            raise StartError(_cannot_listen(name, address), EXIT_CONFIG) from None
 
     def _client_server(
         self,
@@ -385,6 +383,10 @@ class NodeProcess:
 
 def _suppressed(limit: RateLimit) -> int:
     return limit.suppressed
+
+
+def _cannot_listen(name: str, address: str) -> str:
+    return f"listen.{name}: {address}: cannot listen there; is another process using the port?"
 
 
 def _exit_now(code: int) -> None:

@@ -23,13 +23,16 @@ async def test_refusals_at_start_say_what_to_do(tmp_path: Path) -> None:
         client, peer = (f"127.0.0.1:{port}" for port in free_ports(2))
         own_data = f"node.data_dir={node.directory / 'data'}"
         here = (f"listen.client_bind={client}", f"listen.peer_bind={peer}", "listen.metrics_bind=")
+        metrics = f"listen.metrics_bind={node.metrics_address}"
         taken = (f"listen.client_bind={node.client_address}", *here[1:])
         used = start("cluster.id=c", "node.id=x", f"node.data_dir={tmp_path / 'x'}", *taken)
         assert used.returncode == 2 and node.client_address in used.stderr, used.stderr
+        watched = start("cluster.id=c", "node.id=x", f"node.data_dir={tmp_path / 'y'}", *here[:2], metrics)
+        assert watched.returncode == 2 and "listen.metrics_bind" in watched.stderr, watched.stderr
         locked = start("cluster.id=c", "node.id=x", own_data, *here)
         assert locked.returncode == 3 and "node.data_dir" in locked.stderr, locked.stderr
         await cluster.kill_node(node)
         foreign = start("cluster.id=other", f"node.id={node.node_id}", own_data, *here)
         assert foreign.returncode == 3 and "cluster" in foreign.stderr, foreign.stderr
-        for refused in (used, locked, foreign):
+        for refused in (used, watched, locked, foreign):
             assert "Traceback" not in refused.stderr
