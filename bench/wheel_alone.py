@@ -19,8 +19,30 @@ START_MS = 1_800_000_000_000
 BATCH = 4_096
 
 
+def fill(count: int) -> tuple[float, float]:
+    """Units a second, merges included, of the first and of the last four million of so many pending, over 1,440 hours."""
+    rng = np.random.default_rng(2)
+    part = min(4_000_000, count // 4)
+    taken_s: list[float] = []
+    with TemporaryDirectory(prefix="tickwheel-bench-") as directory:
+        wheel = Wheel(LocalDisk(directory), "wheel", WheelConfig())
+        records = bytes(BATCH)
+        while wheel.pending < count:
+            units = np.zeros(BATCH, UNIT)
+            units["due_requested_ms"] = np.sort(START_MS + rng.integers(0, 1_440 * 3_600_000, BATCH))
+            units["size"] = 1
+            at = time.perf_counter()
+            wheel.append(units, records)
+            for job in wheel.jobs(0):
+                job.run()
+                wheel.finish(job)
+            taken_s.append(time.perf_counter() - at)
+    batches = part // BATCH
+    return batches * BATCH / sum(taken_s[:batches]), batches * BATCH / sum(taken_s[-batches:])
+
+
 async def t10(quick: bool) -> list[Figure]:
-    """Append (merges included), then load and dispatch tick by tick; rates by units."""
+    """Append (merges included), then load and dispatch tick by tick; rates by units, and at 50 M pending."""
     count = (200_000 if quick else 4_000_000) // BATCH * BATCH
     rng = np.random.default_rng(1)
     due = START_MS + rng.integers(0, 600_000, count)
@@ -54,6 +76,13 @@ async def t10(quick: bool) -> list[Figure]:
         Figure("append_with_merges", count / (append_s + merge_s), "unit/s"),
         Figure("load_and_dispatch", count / load_s, "unit/s", "5,000,000"),
         Figure("units", count, "unit"),
+    ]
+    pending = 400_000 if quick else 50_000_000
+    first, last = fill(pending)
+    figures += [
+        Figure("pending", pending, "unit"),
+        Figure("append_first_4m", first, "unit/s"),
+        Figure("append_last_4m", last, "unit/s", "as the first"),
     ]
     sample = due[: min(count, 500_000)].tolist()
     heap: list[int] = []
