@@ -307,13 +307,13 @@ async def t8(quick: bool) -> list[Figure]:
 
 async def _drain_rate(config: Mapping[str, object], messages: int) -> float:
     """Messages a second from the first to the last of so many that are due at once, 2 ms between nodes each way."""
-    due_ms = now_ms() + 6_000
     consumed = Consumed()
     with TemporaryDirectory(prefix="tickwheel-bench-") as directory:
         nodes = ChaosCluster(Path(directory), 3, seed=1, config={"dispatch": config}, knobs=False)
         async with nodes, nodes.client() as client:
             nodes.proxies.spoil(list(nodes.proxies.ways.values()), Spoiling(delay_ms=2.0))
             task = asyncio.create_task(consume(client, consumed))
+            due_ms = now_ms() + 1_500 + messages // 80  # when all of them are scheduled
             await schedule_columns(
                 client,
                 0.0,

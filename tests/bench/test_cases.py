@@ -12,7 +12,7 @@ from tickwheel.bench import __main__ as bench
 from tickwheel.bench.cases import LINES, Figure
 
 
-@pytest.mark.parametrize("case", ["T2", "T4", "T7", "T9", "T10"])
+@pytest.mark.parametrize("case", ["T2", "T4", "T9", "T10"])
 async def test_a_case_runs(case: str) -> None:
     """Against three real nodes, for seconds: every figure is a number, nothing was early, what can be plotted is."""
     LINES.clear()
@@ -22,7 +22,7 @@ async def test_a_case_runs(case: str) -> None:
         assert math.isfinite(figure.value) and figure.value >= 0, figure
         if figure.name.endswith(("early", "lost")):
             assert figure.value == 0, figure
-    assert bool(LINES) == (case in ("T4", "T7"))
+    assert bool(LINES) == (case == "T4")
 
 
 def test_every_case_of_the_table_is_there() -> None:
