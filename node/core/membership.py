@@ -59,6 +59,7 @@ class MemberDesk:
         core = self._core
         if not core.state.created or self._changing:
             return
+        self._next()
         self._record_disk()
         self._promote()
 
@@ -103,7 +104,9 @@ class MemberDesk:
                 self._changing = False
                 assert isinstance(result, AdminResult | Failure)
                 done(result.failure if isinstance(result, AdminResult) and result.failure is not None else result)
-                self._next()
+                if isinstance(result, AdminResult):
+                    self._next()
+                # Else mastership may be lost just now: those that wait are told where the master is, or try in upkeep.
 
             now = [member.node_id for member in core.state.members() if not member.learner]
             if sorted(made.voters) == sorted(now):
@@ -118,8 +121,10 @@ class MemberDesk:
 
     def _hand_over(self, done: Done) -> None:
         core = self._core
+        self._changing = True
 
         def handed(failure: Failure | None) -> None:
+            self._changing = False
             done(failure or core.refusal() or not_master(None, None))
 
         core.transfer(None, handed)

@@ -48,7 +48,7 @@ def _groups(state: ClusterState) -> bytes:
 def digest(state: ClusterState, wheel: WheelPort) -> StateDigest:
     """Digest of each part by name, and of all together."""
     parts = {f"wheel.{name}": part for name, part in wheel.digest_parts().items()}
-    members = [(m.node_id, m.peer_address, m.client_address, m.disk_uuid) for m in state.members.values()]
+    members = [(m.node_id, m.peer_address, m.client_address, m.disk_uuid, m.learner) for m in state.members.values()]
     parts |= {
         "term": _of(state.lead_term),
         "settings": _of(state.cluster_id, repr(state.settings)),

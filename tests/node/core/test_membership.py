@@ -10,7 +10,7 @@ from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.admin_pb2 import RemoveMemberRequest
-from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.proto.log_pb2 import AdminCommand, PromoteMember
 
 
 class Asked:
@@ -107,6 +107,33 @@ def test_a_master_that_is_removed_hands_over_first() -> None:
     world.run(2_000)
     assert world.elect().name != old
     assert "takes a new id" in Asked(world, add(old)).failure.message
+
+
+def test_a_handover_that_fails_holds_up_no_other_change() -> None:
+    """The master stays, says why it was not removed, and goes on with what was asked after it."""
+    world = World()
+    host = world.elect().host
+    assert host is not None
+    host.core.handover_ready = lambda peer_id: False  # type: ignore[method-assign]  # nobody catches up in time
+    answers: list[AdminResult | Failure] = []
+    for command in (add("d"), remove(host.core.identity.node_id), add("e")):
+        host.face.admin(command, answers.append)
+    world.elect().wake()
+    world.run_until(lambda: len(answers) == 3)
+    assert [type(answer) for answer in answers] == [AdminResult, Failure, AdminResult]
+    assert host.core.leading
+
+
+def test_whether_a_member_counts_is_part_of_the_state() -> None:
+    """P8: nodes that differ in it have different digests."""
+    world = World()
+    Asked(world, add("d"))
+    world.run_until(lambda: len(digests(world)) == 1)
+    host = world.elect().host
+    assert host is not None
+    before = host.face.digest().parts["members"]
+    Asked(world, AdminCommand(promote_member=PromoteMember(node_id="d")))
+    assert host.face.digest().parts["members"] != before
 
 
 def test_the_last_member_that_counts_stays() -> None:
