@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 from dataclasses import replace
@@ -100,6 +101,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="each in seconds, once; figures are not written")
     parser.add_argument("--runs", type=int, default=3, help="how often each is run (T6 to T8: once)")
     arguments = parser.parse_args()
+    # Ended like by Ctrl-C: the cluster of the case that runs is stopped, no node is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     table = Table("case", "figure", "median", "runs", "unit", "target")
     failed = []

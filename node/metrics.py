@@ -118,6 +118,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("segment_hours", "gauge", "Hours that have segments."),
     MetricSpec("arrival_buffer_bytes", "gauge", "Arrivals in memory, not yet merged into hour files."),
     MetricSpec("checkpoints", "counter", "Checkpoints written."),
+    MetricSpec("synced_write_failures", "counter", "Times the file with the newest synced tick could not be written."),
     MetricSpec("disk_free_bytes", "gauge", "Bytes the data directory can still take above the reserve."),
     # The loop
     MetricSpec("loop_lag_seconds", "histogram", "How late the loop ran what was due."),

@@ -127,7 +127,7 @@ class NodeCore:
         )
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
-        self._synced_file = SyncedFile(ports.disk, ports.executor, synced)
+        self.synced_file = SyncedFile(ports.disk, ports.executor, synced)
         self.log = make_log(self, self._restored)
         self.proposer.attach(self.log, self.publisher)
         self.checkpointer = Checkpointer(
@@ -217,7 +217,7 @@ class NodeCore:
         if steady_ms >= self._next_upkeep_ms:
             self._next_upkeep_ms = steady_ms + UPKEEP_PERIOD_MS
             self.rates.note(self, steady_ms)
-            self._synced_file.write(self.sync.newest(self.term if self.leading else 0))
+            self.synced_file.write(self.sync.newest(self.term if self.leading else 0))
             if self.clock.known:
                 self.delivery.upkeep(now_ms)
             if self.leading:

@@ -273,5 +273,6 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "segment_hours": float(len(core.wheel.hours())),
         "arrival_buffer_bytes": float(core.wheel.buffer_bytes),
         "checkpoints": float(core.checkpointer.written),
+        "synced_write_failures": float(core.synced_file.failures),
         "disk_free_bytes": float(status.disk_bytes_free),
     }
