@@ -11,7 +11,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench stubs docs dist constraints install clean
+.PHONY: help demo test lint format bench stubs docs dist constraints install java clean
 
 help:  ## Say what there is (this)
 	@printf 'tickwheel: a replicated scheduler for delayed messages\n\n'
@@ -21,7 +21,7 @@ help:  ## Say what there is (this)
 demo: $(RUN_STAMP)  ## Three nodes, real flights, the master killed half way: was anything lost?
 	@$(BIN)/tickwheel demo $(ARGS)
 
-test: $(DEV_STAMP)  ## Run all tests; ARGS="tests/wheel -k cursor" narrows them
+test: $(DEV_STAMP) java  ## Run all tests; ARGS="tests/wheel -k cursor" narrows them
 	@$(BIN)/python -m pytest $(ARGS)
 
 lint: $(DEV_STAMP)  ## Style, formatting, strict types, freshness of the generated stubs
@@ -50,6 +50,9 @@ constraints: $(DEV_STAMP)  ## Write constraints.txt anew from what is installed
 
 install: $(DEV_STAMP)  ## Only install, for development
 
+java:  ## Bring the Java that Spark runs on, if it is missing
+	@scripts/ensure_java.sh
+
 clean:  ## Remove the environment, caches and builds; never data directories
 	@rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
@@ -64,5 +67,5 @@ $(RUN_STAMP): $(LISTS) | $(BIN)/python
 
 $(DEV_STAMP): $(LISTS) | $(BIN)/python
 	@echo 'Installing tickwheel and its development tools into $(VENV) ...'
-	@$(INSTALL) -e '.[demo,bench,dev]'
+	@$(INSTALL) -e '.[demo,bench,spark,dev]'
 	@touch $@ $(RUN_STAMP)

@@ -38,7 +38,8 @@ def test_wheel_and_sdist_install_and_run_outside_the_clone(tmp_path: Path) -> No
     expected = {
         f"tickwheel/{'/'.join(name.split('.')[1:])}{'/__init__' if path.name == '__init__.py' else ''}.py"
         for name, path in names
-    } | {f"tickwheel/proto/{path.name}" for path in (ROOT / "proto").iterdir() if path.is_file()}
+    } | {"pyspark_tickwheel/__init__.py"}
+    expected |= {f"tickwheel/proto/{path.name}" for path in (ROOT / "proto").iterdir() if path.is_file()}
     with zipfile.ZipFile(wheel) as archive:
         assert not expected - set(archive.namelist())
     with tarfile.open(sdist) as unpacked:
@@ -51,8 +52,9 @@ def test_wheel_and_sdist_install_and_run_outside_the_clone(tmp_path: Path) -> No
     constraints = ROOT / "constraints.txt"
     run(python, "-m", "pip", "install", "-q", "--no-compile", "-c", constraints, wheel, cwd=tmp_path)
     assert run(tmp_path / "venv" / "bin" / "tickwheel", "--version", cwd=tmp_path).strip().endswith(version_of(wheel))
-    # bench and the demo draw on extras; everything else must come up with the plain installation.
-    importable = [name for name, _ in names if not name.startswith("tickwheel.bench")]
+    # bench and what runs on Spark draw on extras; everything else must come up with the plain installation.
+    importable = [name for name, _ in names if not name.startswith(("tickwheel.bench", "tickwheel.pipeline."))]
+    importable += ["tickwheel.pipeline", "pyspark_tickwheel"]
     run(python, "-c", "\n".join(f"import {name}" for name in importable if not name.endswith("__main__")), cwd=tmp_path)
 
 

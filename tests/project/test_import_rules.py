@@ -20,9 +20,10 @@ MAY_KNOW = {
     "client": {"proto"},
     "node": {"proto", "storage", "wheel", "replication"},
     "chaos": {"proto", "storage", "wheel", "replication", "client", "node"},
-    "bench": {"proto", "storage", "wheel", "replication", "client", "node", "chaos"},
+    "pipeline": {"proto", "client", "storage"},
+    "bench": {"proto", "storage", "wheel", "replication", "client", "node", "chaos", "pipeline"},
 }
-"""Folder -> the other folders it may import. Only bench imports chaos: the command line finds it by entry point."""
+"""Folder -> the other folders it may import. Only bench imports chaos and pipeline: commands are found by entry point."""
 
 MAY_KNOW_CLIENT = ("tickwheel.node.cli", "tickwheel.node.demo", "tickwheel.node.local_cluster")
 """Parts of node/ that are users of a cluster, not parts of a server."""
@@ -117,7 +118,7 @@ def test_all_that_is_imported_is_declared(imports: list[Import]) -> None:
     """Each foreign module comes from a distribution that pyproject.toml names, so an installation is complete."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = project["dependencies"] + [
-        line for extra in ("demo", "bench") for line in project["optional-dependencies"][extra]
+        line for extra in ("demo", "bench", "spark") for line in project["optional-dependencies"][extra]
     ]
     declared = {canonicalize_name(Requirement(line).name) for line in lines}
     known = packages_distributions()

@@ -1,0 +1,129 @@
+"""The one place that makes a Spark session: what the commands, the examples and the tests run on.
+
+`local[*]` by default, any Spark master by `master`. Sessions keep times in UTC, push filters down into Python
+data sources, and are quiet. On a cluster the workers need `tickwheel[spark]` too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+JAVA_VERSION_MIN = 17
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Starts in half the time and runs long jobs slower: for tests and short commands."""
+
+_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+class NoJavaError(Exception):
+    """Spark has no Java to run on; the text says what to install."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """How a session is to be made."""
+
+    master: str = "local[*]"
+    """A Spark master: `local[2]`, `local[2,4]` (four tries a task), `spark://host:7077`, ..."""
+
+    app_name: str = "tickwheel"
+
+    driver_memory: str = "1g"
+    """Heap of the driver; in local mode of everything."""
+
+    shuffle_partitions: int | None = None
+    """Tasks after a shuffle; absent: twice the cores of a local master, else Spark's own default."""
+
+    quick: bool = False
+    """Start sooner, compile less: for tests and short commands."""
+
+    quiet: bool = True
+    """Only errors in the log, no progress bar, no web page."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Any Spark settings, laid over all others."""
+
+
+def find_java() -> str:
+    """The java that Spark will use. Raises NoJavaError if there is none, or if it is too old."""
+    home = os.environ.get("JAVA_HOME")
+    command = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    advice = "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+    where = f"in JAVA_HOME ({home})" if home else "on the path"
+    if command is None or not Path(command).exists():
+        raise NoJavaError(f"Spark needs Java {JAVA_VERSION_MIN} or newer, and there is none {where}: {advice}")
+    text = subprocess.run([command, "-version"], capture_output=True, text=True, check=False).stderr
+    version = text.partition('version "')[2].partition('"')[0]
+    major = version.partition(".")[0]
+    if not major.isdigit() or int(major) < JAVA_VERSION_MIN:
+        raise NoJavaError(
+            f"Spark needs Java {JAVA_VERSION_MIN} or newer; {command} is {version or 'of no known version'}: {advice}"
+        )
+    return command
+
+
+def _local_cores(master: str) -> int | None:
+    if not master.startswith("local"):
+        return None
+    inside = master.partition("[")[2].partition("]")[0].partition(",")[0]
+    return int(inside) if inside.isdigit() else (os.cpu_count() or 1) if inside == "*" else 1
+
+
+def build_session(config: SessionConfig | None = None) -> SparkSession:
+    """A session as described, or the one of this process if there is one. Raises NoJavaError."""
+    config = config or SessionConfig()
+    find_java()
+    # The workers of a local master run this very Python; those of others name theirs.
+    cores = _local_cores(config.master)
+    if cores is not None:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    options = [QUICK_JVM] if config.quick else []
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.driver.memory": config.driver_memory,
+    }
+    if cores is not None:
+        settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = "127.0.0.1"
+        settings["spark.sql.shuffle.partitions"] = str(2 * cores)
+    if config.shuffle_partitions is not None:
+        settings["spark.sql.shuffle.partitions"] = str(config.shuffle_partitions)
+    if config.quiet:
+        settings["spark.ui.enabled"] = settings["spark.ui.showConsoleProgress"] = "false"
+        options.append(f"-Dlog4j2.configurationFile={_log4j_file()}")
+    if options:
+        settings["spark.driver.extraJavaOptions"] = " ".join(options)
+    builder = SparkSession.builder.master(config.master).appName(config.app_name)
+    for name, value in {**settings, **config.settings}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _log4j_file() -> Path:
+    """Read by the JVM when it starts; small and the same for all, so it stays where it is."""
+    path = Path(tempfile.gettempdir()) / f"tickwheel-log4j2-{os.getuid()}.properties"
+    if not path.exists() or path.read_text(encoding="utf-8") != _LOG4J:
+        aside = path.with_suffix(f".{os.getpid()}")
+        aside.write_text(_LOG4J, encoding="utf-8")
+        aside.replace(path)
+    return path
