@@ -139,13 +139,15 @@ class AsyncClient:
         tags: Sequence[str] = (),
         headers: Mapping[str, str] | None = None,
         message_group: str = "",
+        jitter: timedelta | None = None,
         timeout_s: float | None = None,
     ) -> Receipt:
         """Schedule one message; returns once it is on stable storage of a majority. Repeated safely inside.
 
+        `jitter`: the master moves it later by a random part of this; the receipt says which time holds.
         OutcomeUnknown: no answer in time, it may be scheduled."""
         kind, when = when_of(due_ms, delay_ms, delay, level)
-        row = row_of(topic, payload, kind, when, meta_of(key, tags, headers, message_group))
+        row = row_of(topic, payload, kind, when, meta_of(key, tags, headers, message_group), jitter)
         lane = self._lanes.pop() if self._lanes else self._new_lane()
         request = scheduler_pb2.ScheduleRequest(
             message=row.message(), producer_id=lane.producer_id, sequence=lane.sequence
@@ -163,7 +165,7 @@ class AsyncClient:
             raise
         lane.sequence += 1
         self._lanes.append(lane)
-        return Receipt(text_of(receipt.id), receipt.due_ms)
+        return Receipt(text_of(receipt.id), receipt.due_ms, receipt.delay_level, receipt.delay_ms)
 
     def _new_lane(self) -> _Lane:
         self._lane_count += 1

@@ -17,6 +17,7 @@ from tickwheel.client.ids import id_text
 from tickwheel.proto import common_pb2, scheduler_pb2
 
 KIND_DUE, KIND_DELAY, KIND_LEVEL = 0, 1, 2
+JITTER_MS_MAX = 86_400_000
 
 
 def refused(field: str, value: object, limit: str) -> RequestRefused:
@@ -67,10 +68,11 @@ class Row:
     kind: int
     when: int
     meta: bytes
+    jitter_ms: int = 0
 
     def message(self) -> common_pb2.Message:
         """As the wire has it."""
-        message = common_pb2.Message(topic=self.topic, payload=self.payload)
+        message = common_pb2.Message(topic=self.topic, payload=self.payload, jitter_ms=self.jitter_ms)
         if self.meta:
             message.meta.ParseFromString(self.meta)
         if self.kind == KIND_DUE:
@@ -82,29 +84,41 @@ class Row:
         return message
 
 
-def row_of(topic: str, payload: bytes | str, kind: int, when: int, meta: common_pb2.MessageMeta | None) -> Row:
+def row_of(
+    topic: str,
+    payload: bytes | str,
+    kind: int,
+    when: int,
+    meta: common_pb2.MessageMeta | None,
+    jitter: timedelta | None = None,
+) -> Row:
     """A message from checked parts; text becomes UTF-8."""
     if isinstance(payload, str):
         payload = payload.encode()
-    return Row(topic, payload, kind, when, meta.SerializeToString() if meta is not None else b"")
+    jitter_ms = round(jitter / timedelta(milliseconds=1)) if jitter is not None else 0
+    _number("jitter", jitter_ms, 0, JITTER_MS_MAX)
+    return Row(topic, payload, kind, when, meta.SerializeToString() if meta is not None else b"", jitter_ms)
 
 
 def batch_of(rows: Sequence[Row]) -> scheduler_pb2.ScheduleBatch:
     """Columns when all are of one topic and one kind of time, rows otherwise."""
     first = rows[0]
-    if first.kind == KIND_LEVEL or any(row.topic != first.topic or row.kind != first.kind for row in rows):
+    if any((row.topic, row.kind, row.jitter_ms) != (first.topic, first.kind, first.jitter_ms) for row in rows):
         return scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=[row.message() for row in rows]))
     count = len(rows)
-    when = np.fromiter((row.when for row in rows), "<i8", count).tobytes()
+    when = np.fromiter((row.when for row in rows), "<u4" if first.kind == KIND_LEVEL else "<i8", count).tobytes()
     columns = scheduler_pb2.ColumnBatch(
         topic=first.topic,
+        jitter_ms=first.jitter_ms,
         payload_sizes=np.fromiter((len(row.payload) for row in rows), "<u4", count).tobytes(),
         payloads=b"".join([row.payload for row in rows]),
     )
     if first.kind == KIND_DUE:
         columns.due_ms = when
-    else:
+    elif first.kind == KIND_DELAY:
         columns.delay_ms = when
+    else:
+        columns.delay_levels = when
     if any(row.meta for row in rows):
         columns.meta_sizes = np.fromiter((len(row.meta) for row in rows), "<u4", count).tobytes()
         columns.metas = b"".join([row.meta for row in rows])
@@ -118,6 +132,10 @@ class Receipt:
     id: str
     due_ms: int
     """The time that holds."""
+    level: int = 0
+    """The delay level that was applied, at most the highest there is; 0 if none was asked for, or for a repeat."""
+    delay_ms: int = 0
+    """Its delay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +148,10 @@ class BatchReceipt:
     """Times that hold; None: all as asked."""
     repeated: bool
     """It answers a repeat: the batch had been accepted before."""
+    levels: NDArray[np.uint32] | None = None
+    """Delay levels that were applied, 0: none; None if no message asked for one, or for a repeat."""
+    delay_ms: NDArray[np.int64] | None = None
+    """Their delays."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -142,4 +164,6 @@ class BatchReceipt:
 def receipt_of(receipt: scheduler_pb2.BatchReceipt) -> BatchReceipt:
     """A receipt of the wire, decoded without copying."""
     due_ms = np.frombuffer(receipt.due_ms, "<i8") if receipt.due_ms else None
-    return BatchReceipt(np.frombuffer(receipt.ids, "<u8"), due_ms, receipt.repeated)
+    levels = np.frombuffer(receipt.delay_levels, "<u4") if receipt.delay_levels else None
+    delay_ms = np.frombuffer(receipt.delay_ms, "<i8") if receipt.delay_ms else None
+    return BatchReceipt(np.frombuffer(receipt.ids, "<u8"), due_ms, receipt.repeated, levels, delay_ms)

@@ -98,10 +98,11 @@ class Producer:
         tags: Sequence[str] = (),
         headers: Mapping[str, str] | None = None,
         message_group: str = "",
+        jitter: timedelta | None = None,
     ) -> asyncio.Future[Receipt]:
         """Put a message into the next batch; waits only for room. The future has its receipt or a TickwheelError."""
         kind, when = when_of(due_ms, delay_ms, delay, level)
-        row = row_of(topic, payload, kind, when, meta_of(key, tags, headers, message_group))
+        row = row_of(topic, payload, kind, when, meta_of(key, tags, headers, message_group), jitter)
         size = len(row.payload) + len(row.meta) + ROW_BYTES
         await self._take_room(size)
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
@@ -129,6 +130,7 @@ class Producer:
         tags: Sequence[str] = (),
         headers: Mapping[str, str] | None = None,
         message_group: str = "",
+        jitter: timedelta | None = None,
     ) -> Receipt:
         """`send`, and wait for the receipt."""
         future = await self.send(
@@ -142,6 +144,7 @@ class Producer:
             tags=tags,
             headers=headers,
             message_group=message_group,
+            jitter=jitter,
         )
         return await future
 
@@ -292,6 +295,9 @@ def _spread(done: asyncio.Future[BatchReceipt], futures: list[asyncio.Future[Rec
     receipt = done.result()
     ids = receipt.ids.tolist()
     due = receipt.due_ms.tolist() if receipt.due_ms is not None else [row.when for row in rows]
-    for future, id64, due_ms in zip(futures, ids, due, strict=True):
+    nothing = [0] * len(ids)
+    levels = receipt.levels.tolist() if receipt.levels is not None else nothing
+    delays = receipt.delay_ms.tolist() if receipt.delay_ms is not None else nothing
+    for future, id64, due_ms, level, delay_ms in zip(futures, ids, due, levels, delays, strict=True):
         if not future.done():
-            future.set_result(Receipt(id_text(id64), due_ms))
+            future.set_result(Receipt(id_text(id64), due_ms, level, delay_ms))

@@ -185,6 +185,7 @@ class Client:
         key: str = "",
         tags: Sequence[str] = (),
         headers: Mapping[str, str] | None = None,
+        jitter: timedelta | None = None,
     ) -> Receipt:
         """See AsyncClient.schedule."""
         return self.wait(
@@ -198,6 +199,7 @@ class Client:
                 key=key,
                 tags=tags,
                 headers=headers,
+                jitter=jitter,
             )
         )
 

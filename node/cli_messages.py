@@ -69,12 +69,17 @@ def schedule(
     key: Annotated[str, typer.Option(help="Key kept with the message.")] = "",
     tag: Annotated[list[str], typer.Option(help="Tag; may be given several times.")] = [],  # noqa: B006
     header: Annotated[list[str], typer.Option(help="NAME=VALUE; may be given several times.")] = [],  # noqa: B006
+    jitter: Annotated[
+        str | None, typer.Option(help="Let the master move it later by a random part of this: 30s, 10m.")
+    ] = None,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
     """Schedule one message; prints its id once it is safe on a majority."""
     use_json(as_json)
     when = _when(delay, at, level)
+    if jitter is not None:
+        when["jitter"] = duration(jitter)
     if (payload is None) == (file is None):
         raise typer.BadParameter("either a payload or --file")
     if any("=" not in item for item in header):
@@ -88,7 +93,8 @@ def schedule(
         if as_json:
             print_json(dataclasses.asdict(receipt))
         else:
-            out.print(f"{receipt.id}  due {time_text(receipt.due_ms)}")
+            applied = f"  level {receipt.level} ({receipt.delay_ms / 1_000:g} s)" if receipt.level else ""
+            out.print(f"{receipt.id}  due {time_text(receipt.due_ms)}{applied}")
 
     asyncio.run(go())
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctickwheel/proto/common.proto\x12\x0ctickwheel.v1\"=\n\tMessageId\x12\x13\n\x0bwheel_group\x18\x01 \x01(\r\x12\x0c\n\x04hour\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\r\"\xa8\x01\n\x0bMessageMeta\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04tags\x18\x02 \x03(\t\x12\x37\n\x07headers\x18\x03 \x03(\x0b\x32&.tickwheel.v1.MessageMeta.HeadersEntry\x12\x15\n\rmessage_group\x18\x04 \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x97\x01\n\x07Message\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\'\n\x04meta\x18\x03 \x01(\x0b\x32\x19.tickwheel.v1.MessageMeta\x12\x10\n\x06\x64ue_ms\x18\x04 \x01(\x03H\x00\x12\x12\n\x08\x64\x65lay_ms\x18\x05 \x01(\x03H\x00\x12\x15\n\x0b\x64\x65lay_level\x18\x06 \x01(\rH\x00\x42\x06\n\x04when*\xa8\x02\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x11\n\rINVALID_FIELD\x10\x01\x12\x0e\n\nNOT_MASTER\x10\x02\x12\r\n\tNO_MASTER\x10\x03\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x04\x12\x11\n\rLIMIT_REACHED\x10\x05\x12\x10\n\x0cSEQUENCE_GAP\x10\x06\x12\x16\n\x12SEQUENCE_FORGOTTEN\x10\x07\x12\x10\n\x0cUNKNOWN_NAME\x10\x08\x12\x0e\n\nNAME_TAKEN\x10\t\x12\r\n\tDISK_FULL\x10\n\x12\x11\n\rROLE_REQUIRED\x10\x0b\x12\x0e\n\nRECOVERING\x10\x0c\x12\x0f\n\x0bWRONG_STATE\x10\r\x12\x12\n\x0eNO_AGREED_TIME\x10\x0e\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctickwheel/proto/common.proto\x12\x0ctickwheel.v1\"=\n\tMessageId\x12\x13\n\x0bwheel_group\x18\x01 \x01(\r\x12\x0c\n\x04hour\x18\x02 \x01(\r\x12\r\n\x05index\x18\x03 \x01(\r\"\xa8\x01\n\x0bMessageMeta\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04tags\x18\x02 \x03(\t\x12\x37\n\x07headers\x18\x03 \x03(\x0b\x32&.tickwheel.v1.MessageMeta.HeadersEntry\x12\x15\n\rmessage_group\x18\x04 \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xaa\x01\n\x07Message\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\'\n\x04meta\x18\x03 \x01(\x0b\x32\x19.tickwheel.v1.MessageMeta\x12\x10\n\x06\x64ue_ms\x18\x04 \x01(\x03H\x00\x12\x12\n\x08\x64\x65lay_ms\x18\x05 \x01(\x03H\x00\x12\x15\n\x0b\x64\x65lay_level\x18\x06 \x01(\rH\x00\x12\x11\n\tjitter_ms\x18\x07 \x01(\rB\x06\n\x04when*\xa8\x02\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x11\n\rINVALID_FIELD\x10\x01\x12\x0e\n\nNOT_MASTER\x10\x02\x12\r\n\tNO_MASTER\x10\x03\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x04\x12\x11\n\rLIMIT_REACHED\x10\x05\x12\x10\n\x0cSEQUENCE_GAP\x10\x06\x12\x16\n\x12SEQUENCE_FORGOTTEN\x10\x07\x12\x10\n\x0cUNKNOWN_NAME\x10\x08\x12\x0e\n\nNAME_TAKEN\x10\t\x12\r\n\tDISK_FULL\x10\n\x12\x11\n\rROLE_REQUIRED\x10\x0b\x12\x0e\n\nRECOVERING\x10\x0c\x12\x0f\n\x0bWRONG_STATE\x10\r\x12\x12\n\x0eNO_AGREED_TIME\x10\x0e\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MESSAGEMETA_HEADERSENTRY']._loaded_options = None
   _globals['_MESSAGEMETA_HEADERSENTRY']._serialized_options = b'8\001'
-  _globals['_ERRORREASON']._serialized_start=435
-  _globals['_ERRORREASON']._serialized_end=731
+  _globals['_ERRORREASON']._serialized_start=454
+  _globals['_ERRORREASON']._serialized_end=750
   _globals['_MESSAGEID']._serialized_start=46
   _globals['_MESSAGEID']._serialized_end=107
   _globals['_MESSAGEMETA']._serialized_start=110
@@ -42,5 +42,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MESSAGEMETA_HEADERSENTRY']._serialized_start=232
   _globals['_MESSAGEMETA_HEADERSENTRY']._serialized_end=278
   _globals['_MESSAGE']._serialized_start=281
-  _globals['_MESSAGE']._serialized_end=432
+  _globals['_MESSAGE']._serialized_end=451
 # @@protoc_insertion_point(module_scope)

@@ -202,6 +202,7 @@ class Message(_message.Message):
     DUE_MS_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
+    JITTER_MS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot."""
     payload: _builtins.bytes
@@ -212,6 +213,10 @@ class Message(_message.Message):
     """Relative to the master's clock when it accepts the request; 0 is at once."""
     delay_level: _builtins.int
     """1 to 18 by default: 1s 5s 10s 30s 1m 2m ... 2h. 0 is no delay; above the maximum is the maximum."""
+    jitter_ms: _builtins.int
+    """The master moves the due time later by a random part of this, so that what is scheduled for a full hour does not
+    come due at one instant; the receipt says which time holds. At most 86,400,000.
+    """
     @_builtins.property
     def meta(self) -> Global___MessageMeta: ...
     def __init__(
@@ -223,10 +228,11 @@ class Message(_message.Message):
         due_ms: _builtins.int = ...,
         delay_ms: _builtins.int = ...,
         delay_level: _builtins.int = ...,
+        jitter_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "meta", b"meta", "when", b"when"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "meta", b"meta", "payload", b"payload", "topic", b"topic", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "jitter_ms", b"jitter_ms", "meta", b"meta", "payload", b"payload", "topic", b"topic", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_when: _TypeAlias = _typing.Literal["due_ms", "delay_ms", "delay_level"]  # noqa: Y015
     _WhichOneofArgType_when: _TypeAlias = _typing.Literal["when", b"when"]  # noqa: Y015

@@ -122,8 +122,15 @@ class ScheduleReceipt(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
+    DELAY_LEVEL_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
     due_ms: _builtins.int
     """The time that holds: asked for, or computed from delay or level, or clamped when past."""
+    delay_level: _builtins.int
+    """The delay level that was applied, at most the highest there is, and its delay. 0 if none was asked for, and when
+    this answers a repeat (only due_ms is kept of the first answer).
+    """
+    delay_ms: _builtins.int
     @_builtins.property
     def id(self) -> _common_pb2.MessageId: ...
     def __init__(
@@ -131,10 +138,12 @@ class ScheduleReceipt(_message.Message):
         *,
         id: _common_pb2.MessageId | None = ...,
         due_ms: _builtins.int = ...,
+        delay_level: _builtins.int = ...,
+        delay_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "id", b"id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -211,11 +220,13 @@ class ColumnBatch(_message.Message):
     PAYLOADS_FIELD_NUMBER: _builtins.int
     META_SIZES_FIELD_NUMBER: _builtins.int
     METAS_FIELD_NUMBER: _builtins.int
+    DELAY_LEVELS_FIELD_NUMBER: _builtins.int
+    JITTER_MS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     due_ms: _builtins.bytes
-    """int64[n] absolute times; empty if delay_ms is given."""
+    """int64[n] absolute times. Exactly one of due_ms, delay_ms and delay_levels is given."""
     delay_ms: _builtins.bytes
-    """int64[n] delays relative to the master's clock; empty if due_ms is given."""
+    """int64[n] delays relative to the master's clock."""
     payload_sizes: _builtins.bytes
     """uint32[n] size of each payload."""
     payloads: _builtins.bytes
@@ -224,6 +235,10 @@ class ColumnBatch(_message.Message):
     """uint32[n] size of each serialized MessageMeta, or empty: none has one."""
     metas: _builtins.bytes
     """The serialized MessageMeta, one after the other."""
+    delay_levels: _builtins.bytes
+    """uint32[n] delay levels."""
+    jitter_ms: _builtins.int
+    """For all messages of the batch: see Message.jitter_ms."""
     def __init__(
         self,
         *,
@@ -234,10 +249,12 @@ class ColumnBatch(_message.Message):
         payloads: _builtins.bytes = ...,
         meta_sizes: _builtins.bytes = ...,
         metas: _builtins.bytes = ...,
+        delay_levels: _builtins.bytes = ...,
+        jitter_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ms", b"delay_ms", "due_ms", b"due_ms", "meta_sizes", b"meta_sizes", "metas", b"metas", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_levels", b"delay_levels", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "jitter_ms", b"jitter_ms", "meta_sizes", b"meta_sizes", "metas", b"metas", "payload_sizes", b"payload_sizes", "payloads", b"payloads", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -252,6 +269,8 @@ class BatchReceipt(_message.Message):
     DUE_MS_FIELD_NUMBER: _builtins.int
     REPEATED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    DELAY_LEVELS_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     ids: _builtins.bytes
     """uint64[n] ids in the order of the batch's messages. Empty on error."""
@@ -260,7 +279,12 @@ class BatchReceipt(_message.Message):
     repeated: _builtins.bool
     """True if this answers a repeat from the window."""
     error: _builtins.bytes
-    """A serialized google.rpc.Status; empty on success."""
+    """A serialized google.rpc.Status; empty on success. A batch is accepted or refused as a whole."""
+    delay_levels: _builtins.bytes
+    """uint32[n] delay levels that were applied, 0: none; and int64[n] their delays. Empty if no message asked for one,
+    and when this answers a repeat.
+    """
+    delay_ms: _builtins.bytes
     def __init__(
         self,
         *,
@@ -269,10 +293,12 @@ class BatchReceipt(_message.Message):
         due_ms: _builtins.bytes = ...,
         repeated: _builtins.bool = ...,
         error: _builtins.bytes = ...,
+        delay_levels: _builtins.bytes = ...,
+        delay_ms: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "error", b"error", "ids", b"ids", "repeated", b"repeated", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_levels", b"delay_levels", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "error", b"error", "ids", b"ids", "repeated", b"repeated", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -107,6 +107,7 @@ class NodeCore:
         self.publisher = Publisher(config, self.state, self.proposer, self.clock.now_ms)
         self.publisher.time_known = lambda: self.clock.known
         self.publisher.arrivals_full = self._arrivals_full
+        self.publisher.random_bits = ports.random.getrandbits
         self.dispatcher = Dispatcher(config, self.wheel, self.proposer)
         self.delivery = Delivery(
             config, self.state, self.wheel, self.proposer, self.background, self._may_act, self._fatal

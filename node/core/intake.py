@@ -24,6 +24,8 @@ META_BYTES_MAX = 32_768
 """A unit keeps the size of its meta in 16 bits."""
 DUE_MS_LIMIT = 1 << 50
 """Far beyond any allowed time: keeps sums in 64 bits."""
+JITTER_MS_MAX = 86_400_000
+"""A day: what is meant to be spread further has no due time to speak of."""
 
 _WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
 
@@ -48,6 +50,8 @@ class IncomingBatch:
     tag_hashes: NDArray[np.uint32] | None = None
     tag_masks: NDArray[np.uint64] | None = None
     key_hashes: NDArray[np.uint64] | None = None
+    jitter_ms: NDArray[np.int64] | int = 0
+    """Window behind the due time in which the master may put each message."""
 
     @property
     def bytes(self) -> int:
@@ -147,6 +151,7 @@ def _from_messages(
         when = np.fromiter((getattr(m, name) for m, name in zip(messages, names, strict=True) if name), np.int64, count)
     _check_when(when, kinds)
 
+    jitter = np.fromiter((m.jitter_ms for m in messages), np.int64, count)
     meta: _MetaColumns | None = None
     if any(m.HasField("meta") for m in messages):
         metas = [m.meta for m in messages]
@@ -171,7 +176,16 @@ def _from_messages(
         tag_hashes=meta.tag_hashes if meta else None,
         tag_masks=meta.tag_masks if meta else None,
         key_hashes=meta.key_hashes if meta else None,
+        jitter_ms=_jitter(jitter),
     )
+
+
+def _jitter(window_ms: NDArray[np.int64]) -> NDArray[np.int64] | int:
+    """Checked windows; 0 if there is none."""
+    most = int(window_ms.max())
+    if most > JITTER_MS_MAX:
+        raise invalid(f"jitter_ms[{int(window_ms.argmax())}]", most, f"at most {JITTER_MS_MAX}")
+    return window_ms if most else 0
 
 
 def _check_when(when: NDArray[np.int64], kinds: NDArray[np.uint8] | int) -> None:
@@ -200,11 +214,13 @@ def _from_columns(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> Inc
     columns = batch.columns
     _producer(batch.producer_id, batch.sequence)
     _topic(columns.topic, "topic")
-    if bool(columns.due_ms) == bool(columns.delay_ms):
-        raise invalid("due_ms", f"{len(columns.due_ms)} bytes", "exactly one of due_ms and delay_ms")
-    kind = KIND_DUE if columns.due_ms else KIND_DELAY
-    name = "due_ms" if columns.due_ms else "delay_ms"
-    when = _column(columns.due_ms or columns.delay_ms, name, "<i8", None)
+    given = [(KIND_DUE, "due_ms", columns.due_ms), (KIND_DELAY, "delay_ms", columns.delay_ms)]
+    given.append((KIND_LEVEL, "delay_levels", columns.delay_levels))
+    filled = [item for item in given if item[2]]
+    if len(filled) != 1:
+        raise invalid("due_ms", f"{len(columns.due_ms)} bytes", "exactly one of due_ms, delay_ms and delay_levels")
+    kind, name, data = filled[0]
+    when = _column(data, name, "<u4" if kind == KIND_LEVEL else "<i8", None).astype(np.int64, copy=False)
     count = len(when)
     _count(count, settings)
     _check_when(when, kind)
@@ -225,6 +241,7 @@ def _from_columns(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> Inc
         sizes=payload_sizes,
         meta_sizes=None,
         records=payloads,
+        jitter_ms=_jitter(np.full(count, columns.jitter_ms, np.int64)) if columns.jitter_ms else 0,
     )
     if columns.meta_sizes:
         _add_metas(incoming, columns, count)

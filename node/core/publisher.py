@@ -19,6 +19,7 @@ from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, no_agreed_time
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch
 from tickwheel.node.core.proposer import Done, Proposer
+from tickwheel.node.core.spread import spread
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import AdminResult, PublishResult
 from tickwheel.proto import common_pb2 as pb
@@ -31,12 +32,22 @@ MERGE_HINT_MS = 500
 
 
 @dataclass(frozen=True, slots=True)
+class AppliedLevels:
+    """The delay level of each message, as the table allowed it, and its delay; 0, 0: none."""
+
+    levels: NDArray[np.uint32]
+    delays_ms: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
 class BatchOutcome:
     """A batch is on stable storage of a majority. Arrays are in the order of the request's messages."""
 
     ids: NDArray[np.uint64]
     due_ms: NDArray[np.int64]
     repeated: bool
+    levels: AppliedLevels | None = None
+    """If one was asked for and this is the first answer."""
 
 
 Answer = Callable[[BatchOutcome | Failure], None]
@@ -51,6 +62,7 @@ class _Request:
     batch: IncomingBatch
     answer: Answer
     bytes: int
+    levels: AppliedLevels | None = None
 
 
 class Publisher:
@@ -66,6 +78,8 @@ class Publisher:
         self._creating: set[str] = set()
         self.time_known: Callable[[], bool] = lambda: True
         """Set by the core: whether there is a time that delays can be resolved by."""
+        self.random_bits: Callable[[int], int] = lambda bits: 0
+        """Set by the core: draws for the jitter window."""
         self.arrivals_full: Callable[[], bool] = lambda: False
         """Set by the core: whether so much waits to be merged into hour files that no more is accepted."""
 
@@ -168,7 +182,9 @@ class Publisher:
             request.answer(no_agreed_time())
             return None
         # Relative times count from the next full millisecond, so that none is short by a fraction of one.
-        due = resolve_when(batch.when, batch.kinds, now_ms + 1, self._state.delay_levels_ms)
+        table_ms = self._state.delay_levels_ms
+        due = resolve_when(batch.when, batch.kinds, now_ms + 1, table_ms)
+        request.levels = applied_levels(batch.when, batch.kinds, table_ms)
         limit_ms = self._state.settings.delay_ms_max
         latest = int(due.max())
         if latest > now_ms + limit_ms:
@@ -176,7 +192,7 @@ class Publisher:
             error = invalid(f"due_ms[{row}]", latest, f"at most {limit_ms} ms ahead of now ({now_ms})")
             request.answer(error.failure)
             return None
-        return due
+        return spread(due, batch.jitter_ms, now_ms + limit_ms, self.random_bits)
 
     def _command(self, taken: list[_Request], dues: list[NDArray[np.int64]]) -> Command:
         batches = [request.batch for request in taken]
@@ -227,7 +243,8 @@ class Publisher:
                 if outcome.failure is not None:
                     request.answer(outcome.failure)
                 else:
-                    request.answer(BatchOutcome(outcome.ids, outcome.due_ms, outcome.repeated))
+                    levels = None if outcome.repeated else request.levels
+                    request.answer(BatchOutcome(outcome.ids, outcome.due_ms, outcome.repeated, levels))
 
         return answer
 
@@ -247,6 +264,22 @@ def resolve_when(
     due = np.where(kinds == KIND_DUE, when, when + now_ms)
     due[level] = now_ms + table[np.minimum(when[level], len(levels_ms))]
     return due
+
+
+def applied_levels(
+    when: NDArray[np.int64], kinds: NDArray[np.uint8] | int, levels_ms: NDArray[np.int64]
+) -> AppliedLevels | None:
+    """Which levels a batch gets of those that it asks for; None if it asks for none."""
+    if isinstance(kinds, int):
+        if kinds != KIND_LEVEL:
+            return None
+        levels = np.minimum(when, len(levels_ms))
+    else:
+        asks = kinds == KIND_LEVEL
+        if not asks.any():
+            return None
+        levels = np.where(asks, np.minimum(when, len(levels_ms)), 0)
+    return AppliedLevels(levels.astype(np.uint32), np.concatenate(([0], levels_ms))[levels])
 
 
 def reorder_records(records: bytes, sizes: NDArray[np.uint32], order: NDArray[np.int64]) -> bytes:

@@ -30,12 +30,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 def receipt_of(batch: IncomingBatch, outcome: BatchOutcome) -> scheduler_pb2.BatchReceipt:
     """The receipt of a batch; times are left out when all are as asked."""
     as_asked = isinstance(batch.kinds, int) and batch.kinds == KIND_DUE and np.array_equal(outcome.due_ms, batch.when)
-    return scheduler_pb2.BatchReceipt(
+    receipt = scheduler_pb2.BatchReceipt(
         sequence=batch.sequence,
         ids=outcome.ids.astype("<u8", copy=False).tobytes(),
         due_ms=b"" if as_asked else outcome.due_ms.astype("<i8", copy=False).tobytes(),
         repeated=outcome.repeated,
     )
+    if outcome.levels is not None:
+        receipt.delay_levels = outcome.levels.levels.astype("<u4", copy=False).tobytes()
+        receipt.delay_ms = outcome.levels.delays_ms.astype("<i8", copy=False).tobytes()
+    return receipt
 
 
 class ReceiptLine:
@@ -101,7 +105,11 @@ class SchedulerService(SchedulerServicer):
         except RequestError as error:
             await abort(context, error.failure)
         outcome: BatchOutcome = await calls.answer(context, lambda done: calls.core.schedule(batch, done))
-        return scheduler_pb2.ScheduleReceipt(id=message_id_of(int(outcome.ids[0])), due_ms=int(outcome.due_ms[0]))
+        receipt = scheduler_pb2.ScheduleReceipt(id=message_id_of(int(outcome.ids[0])), due_ms=int(outcome.due_ms[0]))
+        if outcome.levels is not None:
+            receipt.delay_level = int(outcome.levels.levels[0])
+            receipt.delay_ms = int(outcome.levels.delays_ms[0])
+        return receipt
 
     async def ScheduleStream(  # type: ignore[override]  # writes through the context
         self, request_iterator: AsyncIterator[scheduler_pb2.ScheduleBatch], context: Context
