@@ -66,7 +66,8 @@ class MemberDesk:
     def refuses(self, node_id: str, disk_uuid: str) -> Refusal | None:
         """Why a peer may not take part: unknown, or its disk is not the one it joined with. None: it may.
 
-        The disk of a member that may is remembered; the master has it recorded in the log.
+        The disk that a member came with first is remembered; the master has it recorded in the log. Until then who
+        comes under the same id with another one is not let in either, else the last one to say so would be recorded.
         """
         members = self._core.log.members()
         known = next((m for m in members if m.node_id == node_id), None)
@@ -82,8 +83,11 @@ class MemberDesk:
                 "remove the member and add it anew under a new id (docs/DEPLOY.md, replacing a dead node)",
                 final=True,
             )
-        if disk_uuid:
-            self._disks[node_id] = disk_uuid
+        if disk_uuid and self._disks.setdefault(node_id, disk_uuid) != disk_uuid:
+            return Refusal(
+                f"two disks came as {node_id}, and another disk than this one was the first: stop the node that does "
+                "not belong here; if its disk was replaced, remove the member and add it anew under a new id"
+            )
         return None
 
     def _next(self) -> None:

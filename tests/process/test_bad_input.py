@@ -354,10 +354,10 @@ async def test_a_peer_of_another_format_or_cluster_is_refused_with_a_reason(clus
         async with asyncio.timeout(10):  # the master records the disks of the members within a second or so
             while True:
                 answer = await answer_to({"disk_uuid": "another disk"})
-                if answer.HasField("refused"):
+                assert "another disk" in answer.refused.reason, answer  # never let in, not even before
+                if answer.refused.final:
                     break
                 await asyncio.sleep(0.1)
-        assert "another disk" in answer.refused.reason and answer.refused.final
 
 
 async def test_a_client_of_a_deposed_master_is_sent_to_the_new_one(cluster: LocalCluster) -> None:

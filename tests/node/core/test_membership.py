@@ -158,3 +158,25 @@ def test_changes_asked_at_once_are_made_one_after_the_other() -> None:
     kinds = [type(answer) for answer in answers]
     assert kinds == [AdminResult, AdminResult, AdminResult, Failure], "an id that was removed does not come back"
     assert len(counting(world)) == 2
+
+
+def test_the_disk_of_a_member_is_the_one_it_came_with_first() -> None:
+    """Another one under its name is neither let in nor recorded: the member itself would be refused."""
+    world = World()
+    host = world.elect().host
+    assert host is not None
+    desk = host.core.members
+    other = next(member.node_id for member in host.core.log.members() if member.node_id != host.core.identity.node_id)
+    assert desk.refuses(other, "its own") is None
+    refusal = desk.refuses(other, "another")
+    assert refusal is not None and not refusal.final
+    assert desk.refuses(other, "its own") is None
+
+    def recorded() -> str:
+        assert host is not None
+        return next(member.disk_uuid for member in host.core.log.members() if member.node_id == other)
+
+    world.run_until(lambda: bool(recorded()))
+    assert recorded() == "its own"
+    refusal = desk.refuses(other, "another")
+    assert refusal is not None and refusal.final
