@@ -44,6 +44,7 @@ from tickwheel.replication.stable_storage import StableStorage
 from tickwheel.replication.voters import Voters
 
 BESIDE = frozenset({"clock_ask", "clock_answer"})
+NEVER_NS = 1 << 63
 """Frames that are no part of the log. Their term is heeded like any other's, no matter whose it is."""
 
 
@@ -164,12 +165,10 @@ class Conversation:
         """The disk is full: nothing will be acknowledged."""
         self._owed.forget()
 
-    def wanted_ns(self) -> list[int]:
+    def wanted_ns(self) -> int:
         """When something here is due."""
-        times = [owed_ns] if (owed_ns := self._owed.wanted_ns()) else []
-        if self.engine.state == LEADER:
-            times.append(self._next_sync_ns)
-        return times
+        until_ns = self._owed.wanted_ns() or NEVER_NS
+        return min(until_ns, self._next_sync_ns) if self.engine.state == LEADER else until_ns
 
     def round_over_ns(self) -> int:
         """When the round of questions under way is over; 0: none is."""

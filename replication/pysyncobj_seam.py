@@ -245,6 +245,9 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._config = config
         self._journal = journal
         self._ready = False
+        self._ticked = False
+        self._skips = guards.proposals_local and guards.dumps_refused
+        """pysyncobj has no work of its own in a tick: nothing queued, nothing to dump."""
         self._commit = 0
         self._flights: dict[str, _Flight] = {}
         self._nodes: dict[str, PeerNode] = {}
@@ -433,8 +436,22 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def run_due(self) -> None:
         """One tick of pysyncobj: elections, commit, apply, heartbeats."""
+        if self._nothing_due():
+            return
         with _entered(self):
             self._onTick(0.0)
+        self._ticked = True
+
+    def _nothing_due(self) -> bool:
+        """Whether a tick would find nothing to commit or apply, and no time over: most are like that.
+
+        How long answers have been missing is looked at with each heartbeat.
+        """
+        if self._commit > self.applied_index or not self._skips or not self._ticked:
+            return False
+        if self.state == LEADER:
+            return self._commit == self._journal.last_index and self.now_s() <= self._SyncObj__newAppendEntriesTime
+        return bool(self.now_s() <= self._SyncObj__raftElectionDeadline)
 
     def deliver(self, peer_id: str, message: Message) -> None:
         """A message that passed the guard."""

@@ -203,19 +203,18 @@ class RaftLog:
             return now_ns + IDLE_NS_MAX
         if engine.applied_index < engine.commit_index:
             return now_ns if self.may_apply() else now_ns + NO_ROOM_PAUSE_NS
-        times = [now_ns + IDLE_NS_MAX, *self._peers.wanted_ns()]
-        round_over_ns = self._peers.round_over_ns()
+        until_ns = min(now_ns + IDLE_NS_MAX, self._peers.wanted_ns())
         if engine.state == LEADER:
-            times.append(engine.heartbeat_due_ns)
-            times += [wanted for wanted in (self._storage.hangs_from_ns(), notice_ns) if wanted]
-        elif round_over_ns:
-            times.append(round_over_ns)
+            until_ns = min(until_ns, engine.heartbeat_due_ns, self._storage.hangs_from_ns() or until_ns)
+            if notice_ns:
+                until_ns = min(until_ns, notice_ns)
+        elif round_over_ns := self._peers.round_over_ns():
+            until_ns = min(until_ns, round_over_ns)
         elif self._voters.counts and not self._storage.halted:
-            times.append(engine.election_deadline_ns)
-        handover_ns = self._handover.wanted_ns()
-        if handover_ns:
-            times.append(handover_ns)
-        return max(min(times), now_ns + TICK_NS_MIN)
+            until_ns = min(until_ns, engine.election_deadline_ns)
+        if handover_ns := self._handover.wanted_ns():
+            until_ns = min(until_ns, handover_ns)
+        return max(until_ns, now_ns + TICK_NS_MIN)
 
     def _tell_role(self) -> None:
         engine = self._engine

@@ -155,7 +155,11 @@ class SimulatedDisk:
     def __init__(self, rng: Random, *, capacity_bytes: int = UNLIMITED_BYTES) -> None:
         self._rng = rng
         self._root = _Directory()
-        self._pending: list[_Changes] = []
+        self._pending: dict[int, _Changes] = {}
+        """What was changed and is not durable yet, by number, in that order."""
+        self._pending_in: dict[int, set[int]] = {}
+        """The numbers by the id of the directory; those that are named in `_pending` live on."""
+        self._changes_made = 0
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
         self._locked = False
@@ -254,9 +258,9 @@ class SimulatedDisk:
             return
         above = self._root
         for part in parts:
-            self._settle(lambda change, at=above, name=part: change[0] is at and change[1] == name)  # type: ignore[misc]
+            self._settle(above, part)
             above = above.entries[part]  # type: ignore[assignment]
-        self._settle(lambda change: change[0] is directory)
+        self._settle(directory)
 
     def space_left(self) -> int:
         return max(0, self._capacity_bytes - self._used_bytes)
@@ -276,14 +280,16 @@ class SimulatedDisk:
         """
         rng = rng or self._rng
         self._counters.crashes += 1
+        pending = list(self._pending.values())
         if scattered:
-            kept = _scattered(self._pending, rng)
+            kept = _scattered(pending, rng)
         else:
-            kept = self._pending[: rng.choice((0, len(self._pending), rng.randint(0, len(self._pending))))]
-        self._counters.dir_changes_lost += len(self._pending) - len(kept)
+            kept = pending[: rng.choice((0, len(pending), rng.randint(0, len(pending))))]
+        self._counters.dir_changes_lost += len(pending) - len(kept)
         for changes in kept:
             _apply_durably(changes)
         self._pending.clear()
+        self._pending_in.clear()
         self._lose_unsynced(self._root, rng)
         self._used_bytes = _bytes_of(self._root)
         self._steps_left = -1
@@ -405,25 +411,31 @@ class SimulatedDisk:
                 directory.entries.pop(name, None)
             else:
                 directory.entries[name] = node
-        self._pending.append(changes)
+        self._pending[self._changes_made] = changes
+        for directory, _, _ in changes:
+            self._pending_in.setdefault(id(directory), set()).add(self._changes_made)
+        self._changes_made += 1
 
-    def _settle(self, wanted: Callable[[_Change], bool]) -> None:
-        """Make pending changes durable: those wanted, and earlier ones of the entries that these touch."""
-        places: set[tuple[int, str]] = set()
-        taken: set[int] = set()
-        grew = True
-        while grew:
-            grew = False
-            for number, changes in enumerate(self._pending):
-                if number in taken:
-                    continue
-                if any(wanted(change) or (id(change[0]), change[1]) in places for change in changes):
-                    taken.add(number)
-                    places.update((id(change[0]), change[1]) for change in changes)
-                    grew = True
+    def _settle(self, directory: _Directory, name: str | None = None) -> None:
+        """Make pending changes of a directory, or of one entry of it, durable, and those of entries that they touch."""
+        pending = self._pending
+        open_now = [
+            number
+            for number in self._pending_in.get(id(directory), ())
+            if name is None or any(at is directory and entry == name for at, entry, _ in pending[number])
+        ]
+        taken = set(open_now)
+        while open_now:
+            for at, entry, _ in pending[open_now.pop()]:
+                for number in self._pending_in[id(at)]:
+                    if number not in taken and any(d is at and n == entry for d, n, _ in pending[number]):
+                        taken.add(number)
+                        open_now.append(number)
         for number in sorted(taken):
-            _apply_durably(self._pending[number])
-        self._pending = [changes for number, changes in enumerate(self._pending) if number not in taken]
+            changes = pending.pop(number)
+            _apply_durably(changes)
+            for at, _, _ in changes:
+                self._pending_in[id(at)].discard(number)
 
     def _lose_unsynced(self, directory: _Directory, rng: Random) -> None:
         directory.entries = dict(directory.durable)

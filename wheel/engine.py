@@ -440,7 +440,7 @@ class Wheel:
         missing = [
             hour
             for hour in range(first, first + HOURS_AHEAD + 1)
-            if hour not in self._chunks and self._hours.merged(hour).rows
+            if hour not in self._chunks and self._hours.has_merged(hour)
         ]
         if not missing:
             return None

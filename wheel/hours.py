@@ -65,6 +65,10 @@ class HourTable:
         """Next global index: units ever appended to the hour."""
         return int(self.next_index[hour - self.base]) if self.has(hour) else 0
 
+    def has_merged(self, hour: int) -> bool:
+        """Whether anything of the hour has been merged to its files."""
+        return self._low <= hour < self._high and bool(self.rows[hour - self.base])
+
     def merged(self, hour: int) -> SegmentLengths:
         if not self.has(hour):
             return SegmentLengths()

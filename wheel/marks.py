@@ -53,7 +53,7 @@ class Marks:
         return marked
 
     def marked(self, units: Units) -> NDArray[np.bool_]:
-        """Which of some units are marked. Array work per hour that has marks."""
+        """Which of some units are marked; they are in order of their hours. Array work per hour that has marks."""
         out = np.zeros(len(units), dtype=np.bool_)
         if not len(units) or not self.count:
             return out

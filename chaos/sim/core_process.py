@@ -119,9 +119,11 @@ class CoreProcess:
         self.machine = machine
         self.watch = LogWatch(machine, census)
         self._shape = shape
+        self._raft_config = with_shape(raft_config(config), shape)
         self._cursor: tuple[int, int] = (-1, -1)
         self._recovering: bool | None = None
         self._synced = (-1, -1, -1)
+        self._heard_ns = 0
         self._next_sizes_ns = 0
         ports = Ports(
             disk=machine.disk,
@@ -139,7 +141,7 @@ class CoreProcess:
         Host.watch = self.watch
         self.host = Host(
             config,
-            with_shape(raft_config(config), shape),
+            self._raft_config,
             NodeIdentity(CLUSTER_ID, machine.name),
             ports,
             seed=None,
@@ -179,26 +181,27 @@ class CoreProcess:
     def observe(self) -> None:
         core, machine = self.host.core, self.machine
         self.watch.observe(raft_of(core))
-        cursor, recovering = (core.wheel.cursor.due_ms, core.wheel.cursor.index), core.recovering
+        cursor, recovering = core.wheel.cursor, core.recovering
         if cursor != self._cursor or recovering != self._recovering:
             self._cursor, self._recovering = cursor, recovering
             machine.history.add(
                 CursorSeen(machine.world.now_ns, machine.name, machine.boot, core.term, *cursor, recovering)
             )
         heard = core.sync.heard
-        synced = (heard.term, heard.tick, heard.local_index)
-        if not core.leading and heard.at_ns and synced != self._synced:
-            self._synced = synced
-            machine.history.add(SyncedSeen(machine.world.now_ns, machine.name, machine.boot, *synced))
-
+        if heard.at_ns != self._heard_ns and not core.leading:
+            self._heard_ns = heard.at_ns
+            synced = (heard.term, heard.tick, heard.local_index)
+            if synced != self._synced:
+                self._synced = synced
+                machine.history.add(SyncedSeen(machine.world.now_ns, machine.name, machine.boot, *synced))
         if machine.world.now_ns >= self._next_sizes_ns:
             self._next_sizes_ns = machine.world.now_ns + SIZES_EVERY_NS
             machine.history.add(SizesSeen(machine.world.now_ns, machine.name, self._sizes()))
 
     def _sizes(self) -> tuple[tuple[str, int, int], ...]:
         """What a node holds beside the limit that it should keep. The last one in may reach over a limit of bytes."""
-        core = self.host.core
-        config, raft = core.config, raft_config(core.config)
+        core, raft = self.host.core, self._raft_config
+        config = core.config
         proposals, proposal_bytes = core.log.in_flight()
         return (
             ("batches waiting", core.publisher.waiting, config.intake_requests_max),

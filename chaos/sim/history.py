@@ -1,7 +1,8 @@
 """What happened, as a bystander with a true clock would write it down.
 
 Every record carries true time in ns, which no fault touches. A history is only ever added to; each record
-goes to the checkers at once (safety after each step) and into the digest of the run.
+goes to the checkers at once (safety after each step) and into the digest of the run. Nobody changes a record
+(frozen ones take three times as long to make, and a run makes tens of thousands).
 
 Messages are named by `uid`, a number the workload puts into the payload: what a node says about ids and
 due times is judged against it, never believed.
@@ -10,12 +11,13 @@ due times is judged against it, never believed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from tickwheel.chaos.sim.world import World
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Record:
     """Anything that happened at a true time."""
 
@@ -25,13 +27,13 @@ class Record:
 # -- machines
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Booted(Record):
     node: str
     boot: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stopped(Record):
     node: str
     boot: int
@@ -41,7 +43,7 @@ class Stopped(Record):
     """A fault was put on this machine that makes a process stop itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoleSeen(Record):
     """Role or term of a node, when it changed."""
 
@@ -51,7 +53,7 @@ class RoleSeen(Record):
     term: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LeaseSeen(Record):
     """A node holds the master's lease until this true time if nothing more arrives; 0: not held."""
 
@@ -63,7 +65,7 @@ class LeaseSeen(Record):
     """Until when a majority will vote for nobody else, by when they heard this master last."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CursorSeen(Record):
     """The cursor a node shows, when it changed. `recovering`: it says that it is not yet where it was."""
 
@@ -75,7 +77,7 @@ class CursorSeen(Record):
     recovering: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SyncedSeen(Record):
     """The synced (tick, local index) a slave shows in a term."""
 
@@ -86,7 +88,7 @@ class SyncedSeen(Record):
     local_index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SyncHeard(Record):
     """A slave took a 50 ms sync of a term's master, which had left at `sent_ns` (true time)."""
 
@@ -97,7 +99,7 @@ class SyncHeard(Record):
     sent_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DigestSeen(Record):
     node: str
     boot: int
@@ -106,7 +108,7 @@ class DigestSeen(Record):
     parts: tuple[tuple[str, bytes], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SizesSeen(Record):
     """Fill of bounded things: (name, now, limit)."""
 
@@ -114,7 +116,7 @@ class SizesSeen(Record):
     sizes: tuple[tuple[str, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ContentSeen(Record):
     """A checksum of the units that a node appended for the entry at an index."""
 
@@ -127,7 +129,7 @@ class ContentSeen(Record):
 # -- what a bystander at the disks and wires of a log sees (log_watch.py)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VoteSeen(Record):
     """A node has put down for whom it votes in a term."""
 
@@ -137,7 +139,7 @@ class VoteSeen(Record):
     voted_for: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TermIgnored(Record):
     """A node took a frame of a higher term and goes on in its own."""
 
@@ -147,7 +149,7 @@ class TermIgnored(Record):
     heard: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CommitSeen(Record):
     """An entry was applied for the first time anywhere; `holders` of the voters have it on stable storage."""
 
@@ -158,7 +160,7 @@ class CommitSeen(Record):
     voters: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CommittedCut(Record):
     """A node cut an entry from its log that was applied somewhere."""
 
@@ -168,7 +170,7 @@ class CommittedCut(Record):
     term: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recovered(Record):
     """A node's log after a start; `durable_before` is the last committed entry that was on stable storage before."""
 
@@ -178,7 +180,7 @@ class Recovered(Record):
     durable_before: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SentAgain(Record):
     """A master sends an entry again on a connection on which nobody asked for that."""
 
@@ -188,7 +190,7 @@ class SentAgain(Record):
     sent_before: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AskedUnread(Record):
     """A node asks for an election while input waits for it unread."""
 
@@ -200,7 +202,7 @@ class AskedUnread(Record):
 # -- the log alone
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Applied(Record):
     """A node applied an entry; `command` 0 is an entry that no client proposed."""
 
@@ -211,13 +213,13 @@ class Applied(Record):
     command: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Proposed(Record):
     node: str
     command: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ProposalEnded(Record):
     node: str
     command: int
@@ -228,7 +230,7 @@ class ProposalEnded(Record):
 # -- producers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     """One message as its producer wants it; delay_ms is set for relative times."""
 
@@ -238,7 +240,7 @@ class Row:
     delay_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduleSent(Record):
     """A batch leaves its producer for a node, for the first time or again."""
 
@@ -248,7 +250,7 @@ class ScheduleSent(Record):
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DelayCounted(Record):
     """A node turns delays into due times, or just has, by a clock that it says may be off by so much."""
 
@@ -257,7 +259,7 @@ class DelayCounted(Record):
     clock_error_ms: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduleAcknowledged(Record):
     """The producer has the receipt. `due_ms` are the times that hold."""
 
@@ -269,34 +271,34 @@ class ScheduleAcknowledged(Record):
     repeated: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduleRefused(Record):
     producer: str
     sequence: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CancelSent(Record):
     uid: int
     id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CancelAnswered(Record):
     uid: int
     id: int
     outcome: str  # CANCELLED, ALREADY_DISPATCHED, NOT_FOUND
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RescheduleSent(Record):
     uid: int
     id: int
     due_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RescheduleAnswered(Record):
     uid: int
     id: int
@@ -305,7 +307,7 @@ class RescheduleAnswered(Record):
     due_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Looked(Record):
     """State of a message as the cluster tells at the end, by the names of MessageState, or NOT_FOUND."""
 
@@ -317,7 +319,7 @@ class Looked(Record):
 # -- consumers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivered(Record):
     """A node handed a message to a consumer's session (the moment it left the node)."""
 
@@ -336,7 +338,7 @@ class Delivered(Record):
     """How far the node says its time may be off."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SettleSent(Record):
     group: str
     id: int
@@ -345,7 +347,7 @@ class SettleSent(Record):
     outcome: str  # ACK, RETRY, DEAD, SKIP
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Settled(Record):
     """The consumer has a receipt that counts this message as settled."""
 
@@ -356,7 +358,7 @@ class Settled(Record):
     outcome: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionClosed(Record):
     group: str
     session: int
@@ -365,7 +367,7 @@ class SessionClosed(Record):
 # -- the run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunBegan(Record):
     """First record. True wall time in ms is `start_wall_ms` + at_ns // 1_000_000."""
 
@@ -379,17 +381,17 @@ class RunBegan(Record):
     """Voters of the cluster; 0: not said."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FaultBegan(Record):
     fault: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FaultEnded(Record):
     fault: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HandoverEnded(Record):
     """A planned handover that a master was asked for at `asked_ns`."""
 
@@ -398,12 +400,12 @@ class HandoverEnded(Record):
     came_about: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Healed(Record):
     """No fault is active any more and all machines run."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Drained(Record):
     """The run is over; `reason` says what was still missing, empty if nothing."""
 
@@ -413,24 +415,44 @@ class Drained(Record):
 Observer = Callable[[Record], None]
 
 
+class _Kind:
+    """All about one kind of record: how many there were, its values as a tuple, who judges it."""
+
+    __slots__ = ("count", "observers", "values")
+
+    def __init__(self, kind: type[Record]) -> None:
+        self.count = 0
+        self.observers: list[Observer] = []
+        self.values = attrgetter("__class__.__name__", *(field.name for field in fields(kind)))
+
+
 class History:
     """Records in the order in which they happened."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._observers: dict[type[Record], list[Observer]] = {}
-        self.counts: dict[str, int] = {}
+        self._kinds: dict[type[Record], _Kind] = {}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Records of each kind so far, in the order of their first."""
+        return {kind.__name__: known.count for kind, known in self._kinds.items() if known.count}
 
     def subscribe(self, kinds: Sequence[type[Record]], observer: Observer) -> None:
         """`observer` gets every record of these kinds from now on."""
         for kind in kinds:
-            self._observers.setdefault(kind, []).append(observer)
+            self._known(kind).observers.append(observer)
 
     def add(self, record: Record) -> None:
         """Write a record down and let the checkers judge it."""
-        kind = type(record)
-        name = kind.__name__
-        self.counts[name] = self.counts.get(name, 0) + 1
-        self._world.mark(repr(record).encode())
-        for observer in self._observers.get(kind, ()):
+        known = self._kinds.get(type(record)) or self._known(type(record))
+        known.count += 1
+        self._world.mark(repr(known.values(record)).encode())
+        for observer in known.observers:
             observer(record)
+
+    def _known(self, kind: type[Record]) -> _Kind:
+        known = self._kinds.get(kind)
+        if known is None:
+            known = self._kinds[kind] = _Kind(kind)
+        return known

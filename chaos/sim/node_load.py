@@ -10,6 +10,7 @@ import random
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -51,6 +52,8 @@ LEASE_MS = 3_000
 CREDITS = 200
 PROBE_BATCHES = 4
 LOOKED_FOR = 40
+CHANGED_NEWEST = 300
+"""Cancels and moves are of one of so many that were acknowledged last."""
 LOOK_NS = 500 * MS
 
 
@@ -322,7 +325,7 @@ class NodeLoad:
         self._world.after(int(rng.expovariate(1 / (250 * MS))), self._change_one)
         if not self._known:
             return
-        newest = list(self._known.items())[-300:]
+        newest = list(islice(reversed(self._known.items()), CHANGED_NEWEST))
         uid, message = rng.choice(newest)
         del self._known[uid]
         self._open_changes += 1

@@ -214,7 +214,7 @@ class NodeCore:
             self.proposer.flush()
             log_wants_ns = min(log_wants_ns, self.log.tick())
         self.consumers.tick(steady_ms)
-        self.background.pump(now_ms)
+        self.background.pump(now_ms, self.applied_index)
         if steady_ms >= self._next_upkeep_ms:
             self._next_upkeep_ms = steady_ms + UPKEEP_PERIOD_MS
             self.rates.note(self, steady_ms)
@@ -233,15 +233,21 @@ class NodeCore:
         pull_ms = self.consumers.wanted_ms()
         if pull_ms is not None:
             wait_ms = min(wait_ms, pull_ms - steady_ms)
-        wanted = [self.background.wanted_ms(now_ms)]
+        wanted_ms = self.background.wanted_ms(now_ms)
+        if wanted_ms is not None:
+            wait_ms = min(wait_ms, wanted_ms - now_ms)
         if self.leading:
-            wanted.append(self.proposer.wanted_ms())
+            wanted_ms = self.proposer.wanted_ms()
+            if wanted_ms is not None:
+                wait_ms = min(wait_ms, wanted_ms - now_ms)
             if self._may_act():
-                wanted.append(self.delivery.wanted_ms())
-                if may_dispatch:
-                    wanted.append(self.dispatcher.wanted_ms(now_ms))
-        wait_ms = max(0, min(wait_ms, min((t - now_ms for t in wanted if t is not None), default=wait_ms)))
-        wake_ns = self._ports.clock.monotonic_ns() + wait_ms * 1_000_000
+                wanted_ms = self.delivery.wanted_ms()
+                if wanted_ms is not None:
+                    wait_ms = min(wait_ms, wanted_ms - now_ms)
+                wanted_ms = self.dispatcher.wanted_ms(now_ms) if may_dispatch else None
+                if wanted_ms is not None:
+                    wait_ms = min(wait_ms, wanted_ms - now_ms)
+        wake_ns = self._ports.clock.monotonic_ns() + max(0, wait_ms) * 1_000_000
         return min(log_wants_ns, wake_ns, self.clock.wanted_ns())
 
     # -- peers

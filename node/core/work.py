@@ -20,6 +20,8 @@ from tickwheel.wheel.jobs import Job
 from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of
 
 MERGE_RETRY_MS = 1_000
+PUMP_PERIOD_MS = 20
+"""Time alone changes what the wheel wants by the slot: looked at so often when nothing else happens."""
 
 T = TypeVar("T")
 Answer = Callable[[T | None, BaseException | None], None]
@@ -56,14 +58,21 @@ class Background:
         self._fatal = fatal
         self._paused_until_ms = 0
         self._now_ms = 0
+        self._pumped_index = -1
         self.merges = 0
         self.loads = 0
         self.jobs_running = 0
 
     # -- the wheel's own work
 
-    def pump(self, now_ms: int) -> None:
-        """Start what the wheel wants: loading ticks ahead, mapping hours, merging."""
+    def pump(self, now_ms: int, applied_index: int) -> None:
+        """Start what the wheel wants: loading ticks ahead, mapping hours, merging.
+
+        That changes with what is applied, with a job that ends, and slowly with time.
+        """
+        if applied_index == self._pumped_index and 0 <= now_ms - self._now_ms < PUMP_PERIOD_MS:
+            return
+        self._pumped_index = applied_index
         self._now_ms = now_ms
         # The time may have been set back before anybody acted by it.
         self._paused_until_ms = min(self._paused_until_ms, now_ms + MERGE_RETRY_MS)
@@ -81,6 +90,7 @@ class Background:
 
         def ended(_: object, error: BaseException | None) -> None:
             self.jobs_running -= 1
+            self._pumped_index = -1
             if error is None:
                 self._wheel.finish(job)
                 if job.kind == "merge":

@@ -20,6 +20,7 @@ def test_few_units_and_many_get_the_same_answer(marked: set[tuple[int, int]], as
     for hour, index in sorted(marked):
         marks.add(hour, index)
     units = np.zeros(len(asked), UNIT)
+    asked = sorted(asked)  # in order of their hours, as a dispatch has them
     units["due_ms"] = [hour * HOUR_MS + 17 for hour, _ in asked]
     units["index"] = [index for _, index in asked]
     expected = [key in marked for key in asked]
