@@ -51,6 +51,12 @@ class Message:
     key: str = ""
     tags: tuple[str, ...] = ()
     headers: Mapping[str, str] | None = None
+    scheduled_ms: int = 0
+    """When it was scheduled, moved, or sent back for a retry."""
+    attempts: int = 0
+    """Deliveries that failed so far."""
+    group: str = ""
+    """The one group that a retry goes to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,9 @@ def _message(pending: scheduler_pb2.PendingMessage, state: str, content: bool) -
         key=meta.key,
         tags=tuple(meta.tags),
         headers=dict(meta.headers),
+        scheduled_ms=pending.scheduled_ms,
+        attempts=pending.attempts,
+        group=pending.group,
     )
 
 
@@ -256,14 +265,28 @@ class AsyncClient:
         self,
         topic: str = "",
         *,
+        tag: str = "",
+        key: str = "",
+        key_prefix: str = "",
         due_ms_min: int = 0,
         due_ms_max: int = 0,
         content: bool = False,
+        meta: bool = False,
         page_size: int = 0,
     ) -> AsyncIterator[Message]:
-        """Pending messages of a time range in delivery order, fetched by pages."""
+        """Pending messages in delivery order, fetched by pages; all of what is given must hold.
+
+        `meta`: with key, tags and headers; `content`: with the payload too."""
         request = scheduler_pb2.ListPendingRequest(
-            topic=topic, due_ms_min=due_ms_min, due_ms_max=due_ms_max, content=content, page_size=page_size
+            topic=topic,
+            tag=tag,
+            key=key,
+            key_prefix=key_prefix,
+            due_ms_min=due_ms_min,
+            due_ms_max=due_ms_max,
+            content=content,
+            meta=meta,
+            page_size=page_size,
         )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ListPendingResponse:
@@ -278,18 +301,43 @@ class AsyncClient:
             request.page_token = page.next_page_token
 
     async def count_pending(
-        self, topic: str = "", *, due_ms_min: int = 0, due_ms_max: int = 0, bucket_ms: int = 0
+        self,
+        topic: str = "",
+        *,
+        tag: str = "",
+        key: str = "",
+        key_prefix: str = "",
+        due_ms_min: int = 0,
+        due_ms_max: int = 0,
+        bucket_ms: int = 0,
     ) -> PendingCount:
-        """How many are pending, by buckets of 1,000, 60,000 or 3,600,000 ms."""
+        """How many are pending, by buckets of 1,000, 60,000 or 3,600,000 ms; all of what is given must hold.
+
+        Counted piece by piece, each within `timeout_s`, however many there are."""
         request = scheduler_pb2.CountPendingRequest(
-            topic=topic, due_ms_min=due_ms_min, due_ms_max=due_ms_max, bucket_ms=bucket_ms
+            topic=topic,
+            tag=tag,
+            key=key,
+            key_prefix=key_prefix,
+            due_ms_min=due_ms_min,
+            due_ms_max=due_ms_max,
+            bucket_ms=bucket_ms,
+            partial=True,
         )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CountPendingResponse:
             return await SchedulerStub(channel).CountPending(request, timeout=try_s)
 
-        response = await self.cluster.call(invoke, self.timeout_s, try_timeout_s=self.timeout_s)
-        return PendingCount(response.total, tuple(Bucket(b.start_ms, b.count) for b in response.buckets))
+        counts: dict[int, int] = {}
+        while True:
+            response = await self.cluster.call(invoke, self.timeout_s, try_timeout_s=self.timeout_s)
+            for bucket in response.buckets:
+                counts[bucket.start_ms] = counts.get(bucket.start_ms, 0) + bucket.count
+            if not response.next_page_token:
+                break
+            request.page_token = response.next_page_token
+        buckets = tuple(Bucket(start_ms, counts[start_ms]) for start_ms in sorted(counts))
+        return PendingCount(sum(counts.values()), buckets)
 
     # -- consuming
 

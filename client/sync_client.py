@@ -226,10 +226,28 @@ class Client:
         return self.wait(self._client.get(message_id, content=content))
 
     def list_pending(
-        self, topic: str = "", *, due_ms_min: int = 0, due_ms_max: int = 0, content: bool = False
+        self,
+        topic: str = "",
+        *,
+        tag: str = "",
+        key: str = "",
+        key_prefix: str = "",
+        due_ms_min: int = 0,
+        due_ms_max: int = 0,
+        content: bool = False,
+        meta: bool = False,
     ) -> Iterator[Message]:
         """See AsyncClient.list_pending."""
-        pages = self._client.list_pending(topic, due_ms_min=due_ms_min, due_ms_max=due_ms_max, content=content)
+        pages = self._client.list_pending(
+            topic,
+            tag=tag,
+            key=key,
+            key_prefix=key_prefix,
+            due_ms_min=due_ms_min,
+            due_ms_max=due_ms_max,
+            content=content,
+            meta=meta,
+        )
 
         async def one() -> Message | None:
             return await anext(pages, None)
@@ -238,11 +256,27 @@ class Client:
             yield message
 
     def count_pending(
-        self, topic: str = "", *, due_ms_min: int = 0, due_ms_max: int = 0, bucket_ms: int = 0
+        self,
+        topic: str = "",
+        *,
+        tag: str = "",
+        key: str = "",
+        key_prefix: str = "",
+        due_ms_min: int = 0,
+        due_ms_max: int = 0,
+        bucket_ms: int = 0,
     ) -> PendingCount:
         """See AsyncClient.count_pending."""
         return self.wait(
-            self._client.count_pending(topic, due_ms_min=due_ms_min, due_ms_max=due_ms_max, bucket_ms=bucket_ms)
+            self._client.count_pending(
+                topic,
+                tag=tag,
+                key=key,
+                key_prefix=key_prefix,
+                due_ms_min=due_ms_min,
+                due_ms_max=due_ms_max,
+                bucket_ms=bucket_ms,
+            )
         )
 
     def consumer(

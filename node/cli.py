@@ -22,6 +22,7 @@ from tickwheel.node.cli_local import local_app
 from tickwheel.node.cli_messages import messages_app
 from tickwheel.node.cli_node import node_app
 from tickwheel.node.cli_output import fail
+from tickwheel.node.cli_pending import pending_app, plain_app
 from tickwheel.node.cli_recovery import recovery_app
 from tickwheel.node.local_cluster import LocalClusterError
 
@@ -38,8 +39,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (messages_app, local_app, cluster_app, recovery_app, node_app):
+for part in (messages_app, plain_app, local_app, cluster_app, recovery_app, node_app):
     app.add_typer(part)
+app.add_typer(pending_app, name="pending")
 
 
 def _say_version(asked: bool) -> None:

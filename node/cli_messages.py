@@ -1,4 +1,4 @@
-"""Commands about messages: schedule, consume, cancel, reschedule, get, list, count."""
+"""Commands about messages: schedule, consume, cancel, reschedule, get."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _content(payload: bytes | None) -> dict[str, str]:
         return {"payload_hex": payload.hex()}
 
 
-def _as_dict(message: Message) -> dict[str, Any]:
+def as_dict(message: Message) -> dict[str, Any]:
     values = dataclasses.asdict(message)
     values.update(_content(values.pop("payload")))
     return values
@@ -214,82 +214,8 @@ def get(
 
     message = asyncio.run(go())
     if as_json:
-        print_json(_as_dict(message))
+        print_json(as_dict(message))
         return
-    rows = [(name, value) for name, value in _as_dict(message).items() if value not in ("", (), {}, None)]
+    rows = [(name, value) for name, value in as_dict(message).items() if value not in ("", (), {}, None)]
     shown = [(name, time_text(value) if name.startswith("due_") else value) for name, value in rows]
     out.print(table("", ("", ""), shown))
-
-
-@messages_app.command("list")
-def list_messages(
-    topic: Annotated[str, typer.Argument(help="Topic; none: all.")] = "",
-    after: Annotated[str | None, typer.Option("--from", help="Due from this time on.")] = None,
-    until: Annotated[str | None, typer.Option("--until", help="Due before this time.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="So many at most.")] = 100,
-    content: Annotated[bool, typer.Option("--content", help="With payload.")] = False,
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
-    """Pending messages in the order of their delivery."""
-    use_json(as_json)
-
-    async def go() -> list[Message]:
-        found: list[Message] = []
-        async with open_client(address) as client:
-            pages = client.list_pending(
-                topic,
-                due_ms_min=moment_ms(after) if after else 0,
-                due_ms_max=moment_ms(until) if until else 0,
-                content=content,
-                page_size=min(limit, 1_000),
-            )
-            async for message in pages:
-                found.append(message)
-                if len(found) == limit:
-                    break
-        return found
-
-    found = asyncio.run(go())
-    if as_json:
-        print_json([_as_dict(message) for message in found])
-        return
-    rows = [
-        (time_text(m.due_ms), m.topic, m.id, f"{m.payload_bytes:,}", (m.payload or b"")[:60].decode(errors="replace"))
-        for m in found
-    ]
-    out.print(table("", ("due", "topic", "id", "bytes", "payload" if content else ""), rows, right=(3,)))
-
-
-@messages_app.command()
-def count(
-    topic: Annotated[str, typer.Argument(help="Topic; none: all.")] = "",
-    after: Annotated[str | None, typer.Option("--from", help="Due from this time on.")] = None,
-    until: Annotated[str | None, typer.Option("--until", help="Due before this time.")] = None,
-    bucket: Annotated[str, typer.Option(help="Width of a bucket: 1s, 1m or 1h.")] = "1h",
-    address: Addresses = ADDRESS_DEFAULT,
-    as_json: AsJson = False,
-) -> None:
-    """How many messages are pending, by time."""
-    use_json(as_json)
-    widths = {"1s": 1_000, "1m": 60_000, "1h": 3_600_000}
-    if bucket not in widths:
-        raise typer.BadParameter("--bucket is 1s, 1m or 1h")
-
-    async def go() -> Any:
-        async with open_client(address) as client:
-            return await client.count_pending(
-                topic,
-                due_ms_min=moment_ms(after) if after else 0,
-                due_ms_max=moment_ms(until) if until else 0,
-                bucket_ms=widths[bucket],
-            )
-
-    counted = asyncio.run(go())
-    if as_json:
-        print_json(dataclasses.asdict(counted))
-        return
-    most = max((b.count for b in counted.buckets), default=1)
-    rows = [(time_text(b.start_ms), f"{b.count:,}", "█" * max(1, b.count * 40 // most)) for b in counted.buckets]
-    out.print(table("", ("from", "pending", ""), rows, right=(1,)))
-    out.print(f"{counted.total:,} pending")

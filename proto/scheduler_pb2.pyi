@@ -460,12 +460,21 @@ class PendingMessage(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     META_FIELD_NUMBER: _builtins.int
+    SCHEDULED_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     due_ms: _builtins.int
     due_requested_ms: _builtins.int
     """The time that was asked for; differs from due_ms if that was past."""
     payload_bytes: _builtins.int
     payload: _builtins.bytes
+    scheduled_ms: _builtins.int
+    """Stamp of the command that brought it here: scheduled, moved, or sent back for a retry."""
+    attempts: _builtins.int
+    """Deliveries that failed so far."""
+    group: _builtins.str
+    """The one group that a retry goes to; empty: all groups."""
     @_builtins.property
     def id(self) -> _common_pb2.MessageId: ...
     @_builtins.property
@@ -480,14 +489,59 @@ class PendingMessage(_message.Message):
         payload_bytes: _builtins.int = ...,
         payload: _builtins.bytes = ...,
         meta: _common_pb2.MessageMeta | None = ...,
+        scheduled_ms: _builtins.int = ...,
+        attempts: _builtins.int = ...,
+        group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "meta", b"meta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "due_requested_ms", b"due_requested_ms", "id", b"id", "meta", b"meta", "payload", b"payload", "payload_bytes", b"payload_bytes", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "due_requested_ms", b"due_requested_ms", "group", b"group", "id", b"id", "meta", b"meta", "payload", b"payload", "payload_bytes", b"payload_bytes", "scheduled_ms", b"scheduled_ms", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PendingMessage: _TypeAlias = PendingMessage  # noqa: Y015
+
+@_typing.final
+class Selection(_message.Message):
+    """Which pending messages are meant: all of what is given must hold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    DUE_MS_MIN_FIELD_NUMBER: _builtins.int
+    DUE_MS_MAX_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    KEY_PREFIX_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Empty: all topics."""
+    due_ms_min: _builtins.int
+    """From this time on, inclusive; 0: from the cursor."""
+    due_ms_max: _builtins.int
+    """Up to this time, exclusive; 0: no end."""
+    tag: _builtins.str
+    """One of its tags, exactly."""
+    key: _builtins.str
+    """Its key, exactly."""
+    key_prefix: _builtins.str
+    """What its key begins with."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        due_ms_min: _builtins.int = ...,
+        due_ms_max: _builtins.int = ...,
+        tag: _builtins.str = ...,
+        key: _builtins.str = ...,
+        key_prefix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms_max", b"due_ms_max", "due_ms_min", b"due_ms_min", "key", b"key", "key_prefix", b"key_prefix", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Selection: _TypeAlias = Selection  # noqa: Y015
 
 @_typing.final
 class ListPendingRequest(_message.Message):
@@ -499,6 +553,10 @@ class ListPendingRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    KEY_PREFIX_FIELD_NUMBER: _builtins.int
+    META_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Empty: all topics."""
     due_ms_min: _builtins.int
@@ -510,6 +568,12 @@ class ListPendingRequest(_message.Message):
     page_token: _builtins.str
     """next_page_token of the page before; empty: the first."""
     content: _builtins.bool
+    tag: _builtins.str
+    """See Selection."""
+    key: _builtins.str
+    key_prefix: _builtins.str
+    meta: _builtins.bool
+    """With keys, tags and headers even without `content`."""
     def __init__(
         self,
         *,
@@ -519,10 +583,14 @@ class ListPendingRequest(_message.Message):
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
         content: _builtins.bool = ...,
+        tag: _builtins.str = ...,
+        key: _builtins.str = ...,
+        key_prefix: _builtins.str = ...,
+        meta: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "due_ms_max", b"due_ms_max", "due_ms_min", b"due_ms_min", "page_size", b"page_size", "page_token", b"page_token", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "due_ms_max", b"due_ms_max", "due_ms_min", b"due_ms_min", "key", b"key", "key_prefix", b"key_prefix", "meta", b"meta", "page_size", b"page_size", "page_token", b"page_token", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -535,6 +603,9 @@ class ListPendingResponse(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
+    """Empty: that was all. A page may hold fewer than page_size, even none, and still have a next one: the work of a call
+    is bounded. It names a place in the delivery order, so messages scheduled meanwhile shift nothing.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingMessage]: ...
     def __init__(
@@ -559,11 +630,23 @@ class CountPendingRequest(_message.Message):
     DUE_MS_MIN_FIELD_NUMBER: _builtins.int
     DUE_MS_MAX_FIELD_NUMBER: _builtins.int
     BUCKET_MS_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    KEY_PREFIX_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     due_ms_min: _builtins.int
     due_ms_max: _builtins.int
     bucket_ms: _builtins.int
     """Width of a bucket: 1,000, 60,000 or 3,600,000; 0 is one hour. At most 10,000 buckets an answer."""
+    tag: _builtins.str
+    """See Selection."""
+    key: _builtins.str
+    key_prefix: _builtins.str
+    partial: _builtins.bool
+    """The caller follows next_page_token and adds up: no call then works for long, nor ends at 10,000 buckets."""
+    page_token: _builtins.str
     def __init__(
         self,
         *,
@@ -571,10 +654,15 @@ class CountPendingRequest(_message.Message):
         due_ms_min: _builtins.int = ...,
         due_ms_max: _builtins.int = ...,
         bucket_ms: _builtins.int = ...,
+        tag: _builtins.str = ...,
+        key: _builtins.str = ...,
+        key_prefix: _builtins.str = ...,
+        partial: _builtins.bool = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_ms", b"bucket_ms", "due_ms_max", b"due_ms_max", "due_ms_min", b"due_ms_min", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_ms", b"bucket_ms", "due_ms_max", b"due_ms_max", "due_ms_min", b"due_ms_min", "key", b"key", "key_prefix", b"key_prefix", "page_token", b"page_token", "partial", b"partial", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -606,7 +694,10 @@ class CountPendingResponse(_message.Message):
 
     BUCKETS_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     total: _builtins.int
+    next_page_token: _builtins.str
+    """Empty: that was all. Else the next answer goes on in the last bucket or behind it."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___CountPendingResponse.Bucket]:
         """Buckets that are not empty, by time."""
@@ -616,10 +707,11 @@ class CountPendingResponse(_message.Message):
         *,
         buckets: _abc.Iterable[Global___CountPendingResponse.Bucket] | None = ...,
         total: _builtins.int = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "next_page_token", b"next_page_token", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

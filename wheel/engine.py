@@ -30,7 +30,8 @@ from tickwheel.wheel.checkpoint import CheckpointJob, WheelState, read_run, run_
 from tickwheel.wheel.hours import HourTable
 from tickwheel.wheel.jobs import HourChunks, Job, LoadJob, MapJob, MergeJob
 from tickwheel.wheel.marks import Marks
-from tickwheel.wheel.queries import CountJob, ScanJob, Schedule
+from tickwheel.wheel.queries import HOURS_MAX as QUERY_HOURS_MAX
+from tickwheel.wheel.queries import CountJob, ScanJob, Schedule, Wanted
 from tickwheel.wheel.reading import LookupJob, RecordsJob
 from tickwheel.wheel.slots import SecondWheel, cut_at
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Ids, Units, join_units
@@ -360,23 +361,30 @@ class Wheel:
         cancelled = np.array([self._marks.has(h, i) for h, i in pairs], dtype=np.bool_)
         return LookupJob(ids, resolved, found, cancelled, self._buffers(), self._merged_rows, self._open_hour)
 
-    def scan(self, due_min: int, due_max: int, after: CursorKey | None, limit: int, topic_id: int | None) -> ScanJob:
-        """Pending units with due_min <= due_ms < due_max behind `after`, in dispatch order."""
-        return ScanJob(self._schedule(due_min, due_max), after, limit, topic_id)
+    def scan(
+        self, due_min: int, due_max: int, start: CursorKey | None, limit: int, wanted: Wanted | None = None
+    ) -> ScanJob:
+        """Pending units with due_min <= due_ms < due_max from `start` on, in dispatch order; see ScanJob."""
+        if start is not None:
+            due_min = max(due_min, start.due_ms)
+        return ScanJob(self._schedule(due_min, due_max), start, limit, wanted or Wanted())
 
-    def count(self, due_min: int, due_max: int, bucket_ms: int, topic_id: int | None) -> CountJob:
-        """How many units are pending, by bucket."""
-        return CountJob(self._schedule(due_min, due_max), bucket_ms, topic_id)
+    def count(self, due_min: int, due_max: int, bucket_ms: int, wanted: Wanted | None = None) -> CountJob:
+        """How many units are pending, by bucket; see CountJob."""
+        return CountJob(self._schedule(due_min, due_max), bucket_ms, wanted or Wanted())
 
     def _schedule(self, due_min: int, due_max: int) -> Schedule:
         due_min = max(due_min, self.cursor.due_ms)
         hours = self._hours.used(due_min // HOUR_MS, -(-due_max // HOUR_MS)).tolist()
+        end_ms = hours[QUERY_HOURS_MAX] * HOUR_MS if len(hours) > QUERY_HOURS_MAX else None
+        hours = hours[:QUERY_HOURS_MAX]
         return Schedule(
             slot_ms=self._slot_ms,
             due_min=due_min,
             due_max=due_max,
             cursor=self.cursor,
             hours=[self._open_hour(hour) for hour in hours],
+            hours_end_ms=end_ms,
             blocks=[block for buffer in self._buffers() for block in buffer.snapshot()],
             marks=self._marks.copy(hours),
         )

@@ -1,6 +1,9 @@
 """Questions about what is pending: pages in delivery order, and counts by bucket of time.
 
 Jobs over a `Schedule` captured on the loop; they read segments in a worker and never the wheel itself.
+Each does a bounded amount of work (units looked at, hours opened) and says where the next one goes on, so a
+question about everything is many small jobs and never holds up the reads of deliveries for long.
+What hashes and masks sort out here may be too much, never too little: whoever asks by tag or key checks the text.
 """
 
 from __future__ import annotations
@@ -16,8 +19,59 @@ from tickwheel.wheel.jobs import HourChunks
 from tickwheel.wheel.slots import cut_at
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units, join_units
 
-SCAN_TICKS_FIRST = 4
-"""A scan reads so many ticks at first, then ever more, until its page is full."""
+WINDOW_UNITS_FIRST = 4_096
+"""Units a scan reads at first; then four times as many each time, up to"""
+WINDOW_UNITS_MAX = 131_072
+"""this (12 MiB at once, more only if a single tick has more)."""
+HOURS_MAX = 256
+"""Hours one job looks into: each is three files to open."""
+EXAMINED_MAX = 524_288
+"""Units one job looks at, about: it ends behind the window that reaches this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which units are asked for, by what a unit itself says; all must hold."""
+
+    topic_id: int | None = None
+    tag_mask: int = 0
+    """Every bit of it must be set in the unit's."""
+    key_hash: int = 0
+    """0: any key."""
+    with_key: bool = False
+    """Only units that have a key."""
+    stamped_ms_max: int | None = None
+    """Only units whose command was stamped no later."""
+    retries: bool = True
+    """Whether retries, which go to one group, count too."""
+
+    @property
+    def everything(self) -> bool:
+        """Whether every unit is wanted."""
+        return self == _ALL
+
+    def of(self, units: Units) -> Units:
+        """The wanted ones, in their order."""
+        if self.everything or not len(units):
+            return units
+        keep = np.ones(len(units), dtype=np.bool_)
+        if self.topic_id is not None:
+            keep &= units["topic_id"] == self.topic_id
+        if self.tag_mask:
+            mask = np.uint64(self.tag_mask)
+            keep &= (units["tag_mask"] & mask) == mask
+        if self.key_hash:
+            keep &= units["key_hash"] == np.uint64(self.key_hash)
+        if self.with_key:
+            keep &= units["key_hash"] != 0
+        if self.stamped_ms_max is not None:
+            keep &= units["scheduled_ms"] <= self.stamped_ms_max
+        if not self.retries:
+            keep &= units["target_group"] == 0
+        return units if keep.all() else units[keep]
+
+
+_ALL = Wanted()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +83,9 @@ class Schedule:
     due_max: int
     cursor: CursorKey
     hours: list[HourChunks]
+    """At most HOURS_MAX;"""
+    hours_end_ms: int | None
+    """and where the hours begin that were left out. None: none were."""
     blocks: list[Block]
     marks: Mapping[int, NDArray[np.uint32]]
     """Cancelled and moved indexes by hour."""
@@ -59,115 +116,163 @@ class Schedule:
             due, units = due[live], units[live]
         return Block(due, units) if len(units) else None
 
+    def tick_counts(self, hour: HourChunks) -> NDArray[np.int64]:
+        """Units of each tick of the hour, passed and marked ones included: from directories and buffers alone."""
+        counts = np.zeros(HOUR_MS // self.slot_ms, dtype=np.int64)
+        for chunk in hour.chunks():
+            counts[chunk.ticks] += np.diff(chunk.starts).astype(np.int64)
+        begin_ms = hour.hour * HOUR_MS
+        for block in self.blocks:
+            part = block.between(begin_ms, begin_ms + HOUR_MS)
+            if part is not None:
+                counts += np.bincount((part.due_ms - begin_ms) // self.slot_ms, minlength=len(counts))
+        return counts
+
+    def windows(self, hour: HourChunks, first_ms: int, units_first: int) -> Iterator[tuple[int, int, int]]:
+        """(low_ms, high_ms, units about) that cover what the hour has from first_ms on; ticks without units are
+        passed over."""
+        begin_ms, slot_ms = hour.hour * HOUR_MS, self.slot_ms
+        low_ms = max(first_ms, self.due_min, begin_ms)
+        end_ms = min(self.due_max, begin_ms + HOUR_MS)
+        if low_ms >= end_ms:
+            return
+        below = np.cumsum(self.tick_counts(hour))
+        tick, ticks_end = (low_ms - begin_ms) // slot_ms, -(-(end_ms - begin_ms) // slot_ms)
+        last = int(below[ticks_end - 1])
+        units_max = units_first
+        passed = int(below[tick - 1]) if tick else 0
+        while passed < last:
+            tick = int(below.searchsorted(passed, side="right"))
+            after = max(tick + 1, int(below.searchsorted(passed + units_max, side="right")))
+            after = min(after, ticks_end)
+            count = int(below[after - 1]) - passed
+            yield max(low_ms, begin_ms + tick * slot_ms), min(end_ms, begin_ms + after * slot_ms), count
+            passed += count
+            units_max = min(units_max * 4, WINDOW_UNITS_MAX)
+
 
 class ScanJob:
-    """One page of pending units, in dispatch order: `units` after `run`."""
+    """Pending units in dispatch order: after `run`, `units` and where to go on (`next_key`; None: that was all)."""
 
     kind = "scan"
 
-    def __init__(self, schedule: Schedule, after: CursorKey | None, limit: int, topic_id: int | None) -> None:
+    def __init__(self, schedule: Schedule, start: CursorKey | None, limit: int, wanted: Wanted = _ALL) -> None:
+        """From `start` on, inclusive; at most `limit` units."""
         self._schedule = schedule
-        self._after = after
+        self._start = start
         self._limit = limit
-        self._topic_id = topic_id
+        self._wanted = wanted
         self.units: Units = np.zeros(0, dtype=UNIT)
+        self.next_key: CursorKey | None = None
+        self.examined = 0
+        """Units looked at, about."""
         self.done = False
 
     def run(self) -> None:
-        """Read until the page is full."""
+        """Read until there are enough, or enough was looked at."""
         parts: list[Units] = []
         missing = self._limit
         try:
-            for units in self._windows():
-                parts.append(units[:missing])
-                missing -= len(parts[-1])
-                if missing <= 0:
+            for units, high_ms in self._windows():
+                wanted = self._wanted.of(units)
+                if len(wanted) >= missing:
+                    parts.append(wanted[:missing])
+                    last = parts[-1][-1]
+                    self.next_key = CursorKey(int(last["due_ms"]), int(last["index"]) + 1)
                     break
+                missing -= len(wanted)
+                if len(wanted):
+                    parts.append(wanted)
+                if self.examined >= EXAMINED_MAX:
+                    self.next_key = CursorKey(high_ms, 0)
+                    break
+            else:
+                end_ms = self._schedule.hours_end_ms
+                self.next_key = None if end_ms is None else CursorKey(end_ms, 0)
         finally:
             self._schedule.close()
         if parts:
             self.units = join_units(parts)
         self.done = True
 
-    def _windows(self) -> Iterator[Units]:
-        schedule = self._schedule
-        first_ms = schedule.due_min if self._after is None else max(schedule.due_min, self._after.due_ms)
+    def _windows(self) -> Iterator[tuple[Units, int]]:
+        schedule, start = self._schedule, self._start
+        first_ms = schedule.due_min if start is None else start.due_ms
+        units_first = min(max(WINDOW_UNITS_FIRST, self._limit), WINDOW_UNITS_MAX)
         for hour in schedule.hours:
-            low_ms = max(first_ms, hour.hour * HOUR_MS)
-            end_ms = min(schedule.due_max, (hour.hour + 1) * HOUR_MS)
-            step_ms = SCAN_TICKS_FIRST * schedule.slot_ms
-            while low_ms < end_ms:
-                high_ms = min(end_ms, (low_ms // schedule.slot_ms) * schedule.slot_ms + step_ms)
+            for low_ms, high_ms, count in schedule.windows(hour, first_ms, units_first):
+                self.examined += count
+                units_first = min(units_first * 4, WINDOW_UNITS_MAX)
                 block = schedule.between(hour, low_ms, high_ms)
                 if block is not None:
-                    units = block.units
-                    if self._after is not None:
-                        cut = cut_at(block, CursorKey(self._after.due_ms, self._after.index + 1))
-                        units = units[cut:]
-                    if self._topic_id is not None:
-                        units = units[units["topic_id"] == self._topic_id]
-                    if len(units):
-                        yield units
-                low_ms = high_ms
-                step_ms *= 4
+                    cut = 0 if start is None else cut_at(block, start)
+                    yield block.units[cut:], high_ms
 
 
 class CountJob:
-    """Pending units by bucket: `buckets` after `run`, (start_ms, count) rising, only those that are not empty."""
+    """Pending units by bucket: after `run`, `buckets` of (start_ms, count), rising, only those that are not empty, and
+    where to go on (`next_ms`; None: that was all)."""
 
     kind = "count"
 
-    def __init__(self, schedule: Schedule, bucket_ms: int, topic_id: int | None) -> None:
+    def __init__(self, schedule: Schedule, bucket_ms: int, wanted: Wanted = _ALL) -> None:
         self._schedule = schedule
         self._bucket_ms = bucket_ms
-        self._topic_id = topic_id
+        self._wanted = wanted
         self.buckets: list[tuple[int, int]] = []
+        self.next_ms: int | None = None
+        self.examined = 0
+        """Units looked at, about; those of hours counted by their directory do not count."""
         self.done = False
 
     def run(self) -> None:
-        """Count hour by hour; a whole hour without cancelled units is counted from its directory alone."""
+        """Count hour by hour; a whole hour of which everything is wanted is counted from its directory alone."""
         counts: dict[int, int] = {}
         schedule = self._schedule
         try:
-            for hour in schedule.hours:
-                low_ms = max(schedule.due_min, hour.hour * HOUR_MS)
-                high_ms = min(schedule.due_max, (hour.hour + 1) * HOUR_MS)
-                for start_ms, count in self._hour(hour, low_ms, high_ms):
-                    counts[start_ms] = counts.get(start_ms, 0) + count
+            for start_ms, count in self._counts():
+                counts[start_ms] = counts.get(start_ms, 0) + count
         finally:
             schedule.close()
         self.buckets = sorted((start_ms, count) for start_ms, count in counts.items() if count)
         self.done = True
 
-    def _hour(self, hour: HourChunks, low_ms: int, high_ms: int) -> Iterator[tuple[int, int]]:
+    def _counts(self) -> Iterator[tuple[int, int]]:
+        schedule, bucket_ms = self._schedule, self._bucket_ms
+        for hour in schedule.hours:
+            low_ms = max(schedule.due_min, hour.hour * HOUR_MS)
+            high_ms = min(schedule.due_max, (hour.hour + 1) * HOUR_MS)
+            if self._whole(hour, low_ms, high_ms):
+                begin_ms = hour.hour * HOUR_MS
+                counts = schedule.tick_counts(hour)
+                ticks = np.flatnonzero(counts)
+                low, high = ticks.searchsorted(
+                    ((low_ms - begin_ms) // schedule.slot_ms, (high_ms - begin_ms) // schedule.slot_ms)
+                )
+                ticks = ticks[low:high]
+                yield from _by_bucket(begin_ms + ticks * schedule.slot_ms, counts[ticks], bucket_ms)
+                continue
+            for window_low_ms, window_high_ms, count in schedule.windows(hour, low_ms, WINDOW_UNITS_MAX):
+                self.examined += count
+                block = schedule.between(hour, window_low_ms, window_high_ms)
+                if block is not None:
+                    due = self._wanted.of(block.units)["due_ms"].astype(np.int64)
+                    yield from _by_bucket(due, np.ones(len(due), np.int64), bucket_ms)
+                if self.examined >= EXAMINED_MAX:
+                    self.next_ms = window_high_ms
+                    return
+        self.next_ms = schedule.hours_end_ms
+
+    def _whole(self, hour: HourChunks, low_ms: int, high_ms: int) -> bool:
         schedule = self._schedule
-        bucket_ms = self._bucket_ms
-        whole = (
-            self._topic_id is None
+        cursor = schedule.cursor
+        return (
+            self._wanted.everything
             and hour.hour not in schedule.marks
             and low_ms % schedule.slot_ms == 0
             and high_ms % schedule.slot_ms == 0
-            and schedule.cursor.due_ms <= low_ms
-            and not (schedule.cursor.due_ms == low_ms and schedule.cursor.index)
+            and (cursor.due_ms < low_ms or (cursor.due_ms == low_ms and not cursor.index))
         )
-        if not whole:
-            block = schedule.between(hour, low_ms, high_ms)
-            if block is not None:
-                due = block.due_ms
-                if self._topic_id is not None:
-                    due = due[block.units["topic_id"] == self._topic_id]
-                yield from _by_bucket(due, np.ones(len(due), np.int64), bucket_ms)
-            return
-        ticks_low = (low_ms - hour.hour * HOUR_MS) // schedule.slot_ms
-        ticks_high = (high_ms - hour.hour * HOUR_MS) // schedule.slot_ms
-        for chunk in hour.chunks():
-            a, b = np.searchsorted(chunk.ticks, (ticks_low, ticks_high))
-            due = hour.hour * HOUR_MS + chunk.ticks[a:b].astype(np.int64) * schedule.slot_ms
-            yield from _by_bucket(due, np.diff(chunk.starts[a : b + 1]).astype(np.int64), bucket_ms)
-        for block in schedule.blocks:
-            part = block.between(low_ms, high_ms)
-            if part is not None:
-                yield from _by_bucket(part.due_ms, np.ones(len(part.due_ms), np.int64), bucket_ms)
 
 
 def _by_bucket(due: NDArray[np.int64], counts: NDArray[np.int64], bucket_ms: int) -> Iterator[tuple[int, int]]:

@@ -20,6 +20,7 @@ from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.membership import MemberDesk
+from tickwheel.node.core.pending import PendingDesk
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.publisher import Publisher
 from tickwheel.node.core.push import PushAhead
@@ -147,6 +148,7 @@ class NodeCore:
         self.totals = Totals()
         self._started_ns = ports.clock.monotonic_ns()
         self.requests = RequestDesk(self)
+        self.pending = PendingDesk(self)
         self.members = MemberDesk(self)
         self.consumers = ConsumerDesk(self)
         self.term = 0

@@ -148,7 +148,7 @@ class CoreFace:
         done: Callable[[scheduler_pb2.ListPendingResponse | Failure], None],
     ) -> None:
         """One page of pending messages."""
-        self.core.requests.list_pending(request, done)
+        self.core.pending.page(request, done)
 
     def count_pending(
         self,
@@ -156,7 +156,7 @@ class CoreFace:
         done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None],
     ) -> None:
         """Pending messages by bucket of time."""
-        self.core.requests.count_pending(request, done)
+        self.core.pending.count(request, done)
 
     def open_consumer(
         self,

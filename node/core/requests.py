@@ -22,15 +22,10 @@ from tickwheel.node.state.settings import seed_settings
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Cancel, Command, CreateCluster, Reschedule
 from tickwheel.replication.log import Member
-from tickwheel.wheel.units import CursorKey, Units, ids_of
+from tickwheel.wheel.units import CursorKey
 
 if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
-
-PAGE_DEFAULT = 100
-PAGE_MAX = 1_000
-BUCKETS_MAX = 10_000
-BUCKET_WIDTHS_MS = (1_000, 60_000, 3_600_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,147 +190,18 @@ class RequestDesk:
                 state = scheduler_pb2.MESSAGE_CANCELLED
             elif CursorKey(int(units["due_ms"][0]), int(units["index"][0])) < core.wheel.cursor:
                 state = scheduler_pb2.DISPATCHED
-            self._describe(
-                units,
-                result.ids,
-                content,
-                lambda messages: done(
-                    messages
-                    if isinstance(messages, Failure)
-                    else scheduler_pb2.GetResponse(message=messages[0], state=state)
-                ),
-            )
+
+            def described(messages: list[scheduler_pb2.PendingMessage] | Failure) -> None:
+                if isinstance(messages, Failure):
+                    done(messages)
+                elif not messages:
+                    done(_no_message(number))
+                else:
+                    done(scheduler_pb2.GetResponse(message=messages[0], state=state))
+
+            core.pending.describe(units, content, content, described)
 
         self._find(number, found)
-
-    def _describe(
-        self,
-        units: Units,
-        ids: np.ndarray,
-        content: bool,
-        done: Callable[[list[scheduler_pb2.PendingMessage] | Failure], None],
-    ) -> None:
-        core = self._core
-        group = core.identity.wheel_group
-        messages = [
-            scheduler_pb2.PendingMessage(
-                id=message_id_of(int(number), group),
-                topic=core.state.topic_name(int(unit["topic_id"])),
-                due_ms=int(unit["due_ms"]),
-                due_requested_ms=int(unit["due_requested_ms"]),
-                payload_bytes=int(unit["size"]) - int(unit["meta_size"]),
-            )
-            for unit, number in zip(units, ids, strict=True)
-        ]
-        if not content or not messages:
-            done(messages)
-            return
-
-        def read(records: list[bytes] | None, error: BaseException | None) -> None:
-            if isinstance(error, RemovedError):
-                done(_no_message(int(ids[0])))
-                return
-            if error is not None or records is None:
-                done(Failure(common_pb2.WRONG_STATE, f"the message cannot be read: {error}"))
-                return
-            for message, unit, record in zip(messages, units, records, strict=True):
-                meta_size = int(unit["meta_size"])
-                message.meta.ParseFromString(record[:meta_size])
-                message.payload = record[meta_size:]
-            done(messages)
-
-        core.background.read_records(units, read)
-
-    def list_pending(
-        self,
-        request: scheduler_pb2.ListPendingRequest,
-        done: Callable[[scheduler_pb2.ListPendingResponse | Failure], None],
-    ) -> None:
-        """One page of pending messages in delivery order."""
-        core = self._core
-        failure = core.refusal()
-        if failure is not None:
-            done(failure)
-            return
-        try:
-            topic_id, due_min, due_max = self._range(request.topic, request.due_ms_min, request.due_ms_max)
-            size = request.page_size or PAGE_DEFAULT
-            if size > PAGE_MAX:
-                raise invalid("page_size", size, f"1 to {PAGE_MAX}")
-            after = _page_token(request.page_token)
-        except RequestError as error:
-            done(error.failure)
-            return
-
-        def scanned(units: Units | None, error: BaseException | None) -> None:
-            if error is not None or units is None:
-                done(Failure(common_pb2.WRONG_STATE, f"the schedule cannot be read: {error}"))
-                return
-            token = ""
-            if len(units) == size:
-                token = f"{int(units['due_ms'][-1])}.{int(units['index'][-1])}"
-            self._describe(
-                units,
-                ids_of(units),
-                request.content,
-                lambda messages: done(
-                    messages
-                    if isinstance(messages, Failure)
-                    else scheduler_pb2.ListPendingResponse(messages=messages, next_page_token=token)
-                ),
-            )
-
-        core.background.scan(due_min, due_max, after, size, topic_id, scanned)
-
-    def count_pending(
-        self,
-        request: scheduler_pb2.CountPendingRequest,
-        done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None],
-    ) -> None:
-        """How many messages are pending in each bucket of time."""
-        core = self._core
-        failure = core.refusal()
-        if failure is not None:
-            done(failure)
-            return
-        try:
-            topic_id, due_min, due_max = self._range(request.topic, request.due_ms_min, request.due_ms_max)
-            bucket_ms = request.bucket_ms or BUCKET_WIDTHS_MS[-1]
-            if bucket_ms not in BUCKET_WIDTHS_MS:
-                raise invalid("bucket_ms", bucket_ms, "1000, 60000 or 3600000")
-        except RequestError as error:
-            done(error.failure)
-            return
-
-        def counted(result: list[tuple[int, int]] | None, error: BaseException | None) -> None:
-            if error is not None or result is None:
-                done(Failure(common_pb2.WRONG_STATE, f"the schedule cannot be read: {error}"))
-                return
-            if len(result) > BUCKETS_MAX:
-                done(invalid("bucket_ms", bucket_ms, f"at most {BUCKETS_MAX} buckets an answer").failure)
-                return
-            response = scheduler_pb2.CountPendingResponse(total=sum(count for _, count in result))
-            for start_ms, count in result:
-                response.buckets.add(start_ms=start_ms, count=count)
-            done(response)
-
-        core.background.count(due_min, due_max, bucket_ms, topic_id, counted)
-
-    def _range(self, topic: str, due_min: int, due_max: int) -> tuple[int | None, int, int]:
-        state = self._core.state
-        topic_id = None
-        if topic:
-            topic_id = state.topic_id(topic)
-            if topic_id is None:
-                raise RequestError(
-                    Failure(
-                        common_pb2.UNKNOWN_NAME, f"topic {topic} does not exist", {"field": "topic", "value": topic}
-                    )
-                )
-        for name, value in (("due_ms_min", due_min), ("due_ms_max", due_max)):
-            if not 0 <= value <= DUE_MS_LIMIT:
-                raise invalid(name, value, "a time in milliseconds since 1970, or 0")
-        return topic_id, due_min, due_max or DUE_MS_LIMIT
 
     # -- operators
 
@@ -372,12 +238,3 @@ class RequestDesk:
 def kind_column(kind: int) -> np.ndarray:
     """One kind as a column."""
     return np.array([kind], np.uint8)
-
-
-def _page_token(token: str) -> CursorKey | None:
-    if not token:
-        return None
-    due, _, index = token.partition(".")
-    if not (due.isdecimal() and index.isdecimal() and len(due) < 18 and len(index) < 11):
-        raise invalid("page_token", token, "the next_page_token of an earlier answer")
-    return CursorKey(int(due), int(index))

@@ -17,6 +17,7 @@ from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
 from tickwheel.storage.segment import CorruptSegmentError
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.jobs import Job
+from tickwheel.wheel.queries import CountJob, ScanJob, Wanted
 from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of
 
 MERGE_RETRY_MS = 1_000
@@ -195,18 +196,16 @@ class Background:
         self,
         due_min: int,
         due_max: int,
-        after: CursorKey | None,
+        start: CursorKey | None,
         limit: int,
-        topic_id: int | None,
-        answer: Answer[Units],
+        wanted: Wanted,
+        answer: Answer[ScanJob],
     ) -> None:
-        """Pending units of a time range in delivery order."""
-        job = self._wheel.scan(due_min, due_max, after, limit, topic_id)
-        self._read(job, answer, lambda: job.units)
+        """Pending units of a time range in delivery order, as far as one job goes."""
+        job = self._wheel.scan(due_min, due_max, start, limit, wanted)
+        self._read(job, answer, lambda: job)
 
-    def count(
-        self, due_min: int, due_max: int, bucket_ms: int, topic_id: int | None, answer: Answer[list[tuple[int, int]]]
-    ) -> None:
-        """(bucket start, pending units) of a time range."""
-        job = self._wheel.count(due_min, due_max, bucket_ms, topic_id)
-        self._read(job, answer, lambda: job.buckets)
+    def count(self, due_min: int, due_max: int, bucket_ms: int, wanted: Wanted, answer: Answer[CountJob]) -> None:
+        """Pending units of a time range by bucket, as far as one job goes."""
+        job = self._wheel.count(due_min, due_max, bucket_ms, wanted)
+        self._read(job, answer, lambda: job)

@@ -66,7 +66,19 @@ def test_version_and_help(run: Run) -> None:
     """The version that is installed; help names every command."""
     assert run("--version").out.strip() == version("tickwheel")
     said = run("--help").out
-    for name in ("up", "demo", "node", "schedule", "consume", "status", "transfer", "member", "backup", "certs"):
+    for name in (
+        "up",
+        "demo",
+        "node",
+        "schedule",
+        "consume",
+        "status",
+        "transfer",
+        "member",
+        "backup",
+        "certs",
+        "pending",
+    ):
         assert name in said
 
 

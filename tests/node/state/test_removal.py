@@ -211,10 +211,10 @@ def test_questions_about_removed_hours_have_answers() -> None:
     assert solo.wheel.cancel(ids[4], due_ms) is CancelOutcome.NOT_FOUND
     assert solo.wheel.move(ids[1], due_ms, successor.copy(), b"z")[0] is CancelOutcome.NOT_FOUND
     assert solo.wheel.cancel(moved, due_ms) is CancelOutcome.CANCELLED
-    scan = solo.wheel.scan(0, solo.now_ms + 10 * HOUR_MS, None, 100, None)
+    scan = solo.wheel.scan(0, solo.now_ms + 10 * HOUR_MS, None, 100)
     scan.run()
     assert not len(scan.units)
-    count = solo.wheel.count(0, solo.now_ms + 10 * HOUR_MS, HOUR_MS, None)
+    count = solo.wheel.count(0, solo.now_ms + 10 * HOUR_MS, HOUR_MS)
     count.run()
     assert count.buckets == []
     # Late settlements of what is gone change nothing and read nothing.

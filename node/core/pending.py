@@ -1,0 +1,432 @@
+"""What is pending: pages and counts by topic, tag, key, key prefix and time, for whoever asks on this node.
+
+Units are sorted out by what they say of themselves (topic, hashes, masks) in a worker; what hashes cannot decide is
+read and compared with the text. Every step is bounded: a worker job (wheel/queries.py), then at most MATCHES_MAX
+metas on the loop. A call takes as many steps as STEPS_MAX allows and then says where the next one goes on.
+
+Answers describe the moment of each step: what is scheduled or dispatched in between may or may not be in them; what was
+pending before the first step and still is after the last is, exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.node.core.intake import DUE_MS_LIMIT
+from tickwheel.node.core.work import RemovedError
+from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.wheel.queries import CountJob, ScanJob, Wanted
+from tickwheel.wheel.tags import key_hash, tag_mask
+from tickwheel.wheel.units import UNIT, CursorKey, Units, ids_of, join_units
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+PAGE_DEFAULT = 100
+PAGE_MAX = 1_000
+PAGE_BYTES_MAX = 16 << 20
+"""Of records in a page; a single larger one makes a page of its own."""
+BUCKETS_MAX = 10_000
+BUCKET_WIDTHS_MS = (1_000, 60_000, 3_600_000)
+MATCHES_MAX = 1_000
+"""Metas compared in one step: about 2 ms of the loop."""
+STEPS_MAX = 16
+"""Steps of one call: some eight million units looked at, or some sixteen thousand metas compared."""
+CALLS_MAX = 32
+"""Calls under way; more are told to come later."""
+TEXT_BYTES_MAX = 1_024
+"""Of a tag, key or prefix that is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which pending messages are meant: all of what is given must hold."""
+
+    wanted: Wanted
+    due_min: int
+    due_max: int
+    tag: str = ""
+    key: str = ""
+    key_prefix: str = ""
+
+    @property
+    def by_text(self) -> bool:
+        """Whether the metas must be read."""
+        return bool(self.tag or self.key or self.key_prefix)
+
+    def matches(self, meta: common_pb2.MessageMeta) -> bool:
+        """The exact check."""
+        return (
+            (not self.tag or self.tag in meta.tags)
+            and (not self.key or self.key == meta.key)
+            and meta.key.startswith(self.key_prefix)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One step: units in dispatch order, and where to go on; None: that was all."""
+
+    units: Units
+    next_key: CursorKey | None
+    examined: int
+
+
+def make_query(
+    core: NodeCore,
+    selection: scheduler_pb2.Selection,
+    stamped_ms_max: int | None = None,
+    retries: bool = True,
+) -> Query:
+    """A checked query. RequestError: unknown topic, a text too long, a time out of range."""
+    topic_id = None
+    if selection.topic:
+        topic_id = core.state.topic_id(selection.topic)
+        if topic_id is None:
+            text = f"topic {selection.topic} does not exist"
+            raise RequestError(
+                Failure(common_pb2.UNKNOWN_NAME, text, {"field": "topic", "value": selection.topic[:127]})
+            )
+    for name in ("tag", "key", "key_prefix"):
+        size = len(getattr(selection, name).encode())
+        if size > TEXT_BYTES_MAX:
+            raise invalid(name, f"{size} bytes", f"at most {TEXT_BYTES_MAX} bytes")
+    for name in ("due_ms_min", "due_ms_max"):
+        value = getattr(selection, name)
+        if not 0 <= value <= DUE_MS_LIMIT:
+            raise invalid(name, value, "a time in milliseconds since 1970, or 0")
+    wanted = Wanted(
+        topic_id=topic_id,
+        tag_mask=tag_mask((selection.tag,)) if selection.tag else 0,
+        key_hash=key_hash(selection.key) if selection.key else 0,
+        with_key=bool(selection.key_prefix),
+        stamped_ms_max=stamped_ms_max,
+        retries=retries,
+    )
+    return Query(
+        wanted,
+        selection.due_ms_min,
+        selection.due_ms_max or DUE_MS_LIMIT,
+        selection.tag,
+        selection.key,
+        selection.key_prefix,
+    )
+
+
+class Finder:
+    """Single steps of a query; for pages, counts by text, and bulk jobs."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+
+    def step(self, query: Query, start: CursorKey | None, limit: int, done: Callable[[Found | Failure], None]) -> None:
+        """At most `limit` (and MATCHES_MAX) units from `start` on, and no more work than one step."""
+        background = self._core.background
+
+        def scanned(job: ScanJob | None, error: BaseException | None) -> None:
+            if job is None:
+                done(_unreadable(error))
+            elif query.by_text and len(job.units):
+                self._compare(query, job, limit, done)
+            else:
+                done(Found(job.units, job.next_key, job.examined))
+
+        least = min(limit, MATCHES_MAX)
+        candidates = MATCHES_MAX if query.by_text else least
+        background.scan(query.due_min, query.due_max, start, candidates, query.wanted, scanned)
+
+    def _compare(self, query: Query, job: ScanJob, limit: int, done: Callable[[Found | Failure], None]) -> None:
+        units = job.units
+        metas = units.copy()
+        metas["size"] = metas["meta_size"]  # the payloads are not read
+
+        def read(records: list[bytes] | None, error: BaseException | None) -> None:
+            if isinstance(error, RemovedError):
+                # They were dispatched and settled meanwhile.
+                done(Found(np.zeros(0, UNIT), job.next_key, job.examined))
+                return
+            if records is None:
+                done(_unreadable(error))
+                return
+            keep = [query.matches(common_pb2.MessageMeta.FromString(record)) for record in records]
+            rows = np.flatnonzero(keep)
+            next_key = job.next_key
+            if len(rows) > limit:
+                rows = rows[:limit]
+                last = units[rows[-1]]
+                next_key = CursorKey(int(last["due_ms"]), int(last["index"]) + 1)
+            done(Found(units[rows], next_key, job.examined))
+
+        self._core.background.read_records(metas, read)
+
+
+class PendingDesk:
+    """One per node."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        self._finder = Finder(core)
+        self._calls = 0
+
+    def _begin(self) -> Failure | None:
+        failure = self._core.refusal()
+        if failure is None and self._calls >= CALLS_MAX:
+            failure = limit_reached("pending_calls", CALLS_MAX, 500)
+        if failure is None:
+            self._calls += 1
+        return failure
+
+    # -- pages
+
+    def page(
+        self,
+        request: scheduler_pb2.ListPendingRequest,
+        done: Callable[[scheduler_pb2.ListPendingResponse | Failure], None],
+    ) -> None:
+        """One page of pending messages in delivery order."""
+        try:
+            query = make_query(self._core, _selection(request))
+            size = request.page_size or PAGE_DEFAULT
+            if size > PAGE_MAX:
+                raise invalid("page_size", size, f"1 to {PAGE_MAX}")
+            start = key_of_token(request.page_token)
+        except RequestError as error:
+            done(self._core.refusal() or error.failure)
+            return
+        failure = self._begin()
+        if failure is not None:
+            done(failure)
+            return
+        parts: list[Units] = []
+        steps = 0
+
+        def go_on(found: Found | Failure) -> None:
+            nonlocal steps
+            if isinstance(found, Failure):
+                end(found)
+                return
+            steps += 1
+            if len(found.units):
+                parts.append(found.units)
+            count = sum(map(len, parts))
+            if found.next_key is not None and count < size and steps < STEPS_MAX:
+                self._finder.step(query, found.next_key, size - count, go_on)
+                return
+            units = join_units(parts) if parts else np.zeros(0, UNIT)
+            next_key = found.next_key
+            if request.content:
+                units, next_key = _within_bytes(units, next_key)
+            token = "" if next_key is None else token_of(next_key)
+            self.describe(
+                units,
+                request.content,
+                request.content or request.meta,
+                lambda messages: end(
+                    messages
+                    if isinstance(messages, Failure)
+                    else scheduler_pb2.ListPendingResponse(messages=messages, next_page_token=token)
+                ),
+            )
+
+        def end(answer: scheduler_pb2.ListPendingResponse | Failure) -> None:
+            self._calls -= 1
+            done(answer)
+
+        self._finder.step(query, start, size, go_on)
+
+    def describe(
+        self,
+        units: Units,
+        content: bool,
+        meta: bool,
+        done: Callable[[list[scheduler_pb2.PendingMessage] | Failure], None],
+    ) -> None:
+        """Units as messages; with their metas and payloads if asked. Those removed meanwhile are left out."""
+        core = self._core
+        group = core.identity.wheel_group
+        messages = [
+            scheduler_pb2.PendingMessage(
+                id=common_pb2.MessageId(wheel_group=group, hour=number >> 32, index=number & 0xFFFF_FFFF),
+                topic=core.state.topic_name(int(unit["topic_id"])),
+                due_ms=int(unit["due_ms"]),
+                due_requested_ms=int(unit["due_requested_ms"]),
+                payload_bytes=int(unit["size"]) - int(unit["meta_size"]),
+                scheduled_ms=int(unit["scheduled_ms"]),
+                attempts=int(unit["attempts"]),
+                group=core.state.group_name(int(unit["target_group"])) if unit["target_group"] else "",
+            )
+            for unit, number in zip(units, ids_of(units).tolist(), strict=True)
+        ]
+        if not meta or not messages:
+            done(messages)
+            return
+        wanted = units
+        if not content:
+            wanted = units.copy()
+            wanted["size"] = wanted["meta_size"]
+
+        def read(records: list[bytes] | None, error: BaseException | None) -> None:
+            if isinstance(error, RemovedError):
+                done([])
+                return
+            if records is None:
+                done(_unreadable(error))
+                return
+            for message, unit, record in zip(messages, wanted, records, strict=True):
+                meta_size = int(unit["meta_size"])
+                message.meta.ParseFromString(record[:meta_size])
+                if content:
+                    message.payload = record[meta_size:]
+            done(messages)
+
+        core.background.read_records(wanted, read)
+
+    # -- counts
+
+    def count(
+        self,
+        request: scheduler_pb2.CountPendingRequest,
+        done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None],
+    ) -> None:
+        """How many messages are pending in each bucket of time."""
+        try:
+            query = make_query(self._core, _selection(request))
+            bucket_ms = request.bucket_ms or BUCKET_WIDTHS_MS[-1]
+            if bucket_ms not in BUCKET_WIDTHS_MS:
+                raise invalid("bucket_ms", bucket_ms, "1000, 60000 or 3600000")
+            start = key_of_token(request.page_token)
+        except RequestError as error:
+            done(self._core.refusal() or error.failure)
+            return
+        failure = self._begin()
+        if failure is not None:
+            done(failure)
+            return
+        _Count(self._core, self._finder, query, bucket_ms, request.partial, self._end_count(done)).go(start)
+
+    def _end_count(
+        self, done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None]
+    ) -> Callable[[scheduler_pb2.CountPendingResponse | Failure], None]:
+        def end(answer: scheduler_pb2.CountPendingResponse | Failure) -> None:
+            self._calls -= 1
+            done(answer)
+
+        return end
+
+
+class _Count:
+    """One call of `count`, step by step."""
+
+    def __init__(
+        self,
+        core: NodeCore,
+        finder: Finder,
+        query: Query,
+        bucket_ms: int,
+        partial: bool,
+        done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None],
+    ) -> None:
+        self._core = core
+        self._finder = finder
+        self._query = query
+        self._bucket_ms = bucket_ms
+        self._partial = partial
+        self._done = done
+        self._counts: dict[int, int] = {}
+        self._steps = 0
+
+    def go(self, start: CursorKey | None) -> None:
+        """One more step."""
+        failure = self._core.refusal()
+        if failure is not None:
+            self._done(failure)
+        elif self._query.by_text:
+            self._finder.step(self._query, start, MATCHES_MAX, self._found)
+        else:
+            due_min = max(self._query.due_min, start.due_ms if start is not None else 0)
+            self._core.background.count(
+                due_min, self._query.due_max, self._bucket_ms, self._query.wanted, self._counted
+            )
+
+    def _found(self, found: Found | Failure) -> None:
+        if isinstance(found, Failure):
+            self._done(found)
+            return
+        buckets, counts = np.unique(found.units["due_ms"] // self._bucket_ms, return_counts=True)
+        self._add(zip((buckets * self._bucket_ms).tolist(), counts.tolist(), strict=True), found.next_key)
+
+    def _counted(self, job: CountJob | None, error: BaseException | None) -> None:
+        if job is None:
+            self._done(_unreadable(error))
+            return
+        self._add(job.buckets, None if job.next_ms is None else CursorKey(job.next_ms, 0))
+
+    def _add(self, buckets: Iterable[tuple[int, int]], next_key: CursorKey | None) -> None:
+        counts = self._counts
+        for start_ms, count in buckets:
+            counts[start_ms] = counts.get(start_ms, 0) + count
+        self._steps += 1
+        if len(counts) > BUCKETS_MAX:
+            if not self._partial:
+                limit = f"at most {BUCKETS_MAX} buckets an answer; ask for partial ones"
+                self._done(invalid("bucket_ms", self._bucket_ms, limit).failure)
+                return
+            rising = sorted(counts)
+            next_key = CursorKey(rising[BUCKETS_MAX], 0)
+            self._counts = counts = {start_ms: counts[start_ms] for start_ms in rising[:BUCKETS_MAX]}
+        elif next_key is not None and not (self._partial and self._steps >= STEPS_MAX):
+            self.go(next_key)
+            return
+        response = scheduler_pb2.CountPendingResponse(
+            total=sum(counts.values()), next_page_token="" if next_key is None else token_of(next_key)
+        )
+        for start_ms in sorted(counts):
+            response.buckets.add(start_ms=start_ms, count=counts[start_ms])
+        self._done(response)
+
+
+def _selection(
+    request: scheduler_pb2.ListPendingRequest | scheduler_pb2.CountPendingRequest,
+) -> scheduler_pb2.Selection:
+    return scheduler_pb2.Selection(
+        topic=request.topic,
+        due_ms_min=request.due_ms_min,
+        due_ms_max=request.due_ms_max,
+        tag=request.tag,
+        key=request.key,
+        key_prefix=request.key_prefix,
+    )
+
+
+def _within_bytes(units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
+    """As many as fit a page, and where to go on then."""
+    fitting = int(np.searchsorted(np.cumsum(units["size"], dtype=np.int64), PAGE_BYTES_MAX, side="right"))
+    fitting = max(1, fitting)
+    if fitting >= len(units):
+        return units, next_key
+    first = units[fitting]
+    return units[:fitting], CursorKey(int(first["due_ms"]), int(first["index"]))
+
+
+def _unreadable(error: BaseException | None) -> Failure:
+    return Failure(common_pb2.WRONG_STATE, f"the schedule cannot be read: {error}")
+
+
+def token_of(key: CursorKey) -> str:
+    """Where a page ends: the first key of the next one. It names a place in the order, so inserts do not shift it."""
+    return f"{key.due_ms}.{key.index}"
+
+
+def key_of_token(token: str) -> CursorKey | None:
+    """The reverse of `token_of`; empty is None."""
+    if not token:
+        return None
+    due, _, index = token.partition(".")
+    if not (due.isdecimal() and index.isdecimal() and len(due) < 18 and len(index) < 11):
+        raise invalid("page_token", token, "the next_page_token of an earlier answer")
+    return CursorKey(int(due), int(index))

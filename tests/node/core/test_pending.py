@@ -1,0 +1,200 @@
+"""What is pending, asked of a node: exact by text where hashes collide, bounded, and refused in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.node.core.trio import World
+from tickwheel.node.core import intake, pending
+from tickwheel.node.core.failure import Failure
+from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.wheel import queries
+
+HOUR_MS = 3_600_000
+
+
+def ask(world: World, start: Callable[[Callable[[Any], None]], None]) -> Any:
+    """One call at the master, to its answer."""
+    answers: list[Any] = []
+    start(answers.append)
+    master = world.master()
+    assert master is not None
+    master.wake()
+    world.run_until(lambda: bool(answers))
+    return answers[0]
+
+
+def face(world: World) -> Any:
+    """The master's face."""
+    master = world.master()
+    assert master is not None and master.host is not None
+    return master.host.face
+
+
+def schedule(world: World, messages: list[tuple[str, int, str, list[str]]]) -> list[int]:
+    """Topic, delay, key and tags of each; their ids."""
+    rows = [
+        common_pb2.Message(
+            topic=topic,
+            payload=b"x" * 40,
+            due_ms=world.now_ms + delay_ms,
+            meta=common_pb2.MessageMeta(key=key, tags=tags),
+        )
+        for topic, delay_ms, key, tags in messages
+    ]
+    request = scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=rows))
+    batch = intake.from_batch(request, face(world).settings)
+    outcome = ask(world, lambda done: face(world).schedule(batch, done))
+    return [int(number) for number in outcome.ids]
+
+
+def listed(world: World, **fields: Any) -> list[int]:
+    """Ids of all pages."""
+    found: list[int] = []
+    request = scheduler_pb2.ListPendingRequest(**fields)
+    while True:
+        page = ask(world, lambda done: face(world).list_pending(request, done))
+        assert isinstance(page, scheduler_pb2.ListPendingResponse), page
+        found += [message.id.hour << 32 | message.id.index for message in page.messages]
+        if not page.next_page_token:
+            return found
+        request.page_token = page.next_page_token
+
+
+def counted(world: World, **fields: Any) -> int:
+    """The total of all parts."""
+    total = 0
+    request = scheduler_pb2.CountPendingRequest(**fields)
+    while True:
+        part = ask(world, lambda done: face(world).count_pending(request, done))
+        assert isinstance(part, scheduler_pb2.CountPendingResponse), part
+        assert part.total == sum(bucket.count for bucket in part.buckets)
+        total += part.total
+        if not part.next_page_token:
+            return total
+        request.page_token = part.next_page_token
+
+
+@pytest.fixture(scope="module")
+def world() -> tuple[World, list[int], list[tuple[str, int, str, list[str]]]]:
+    """Three nodes and some messages, scheduled while the hashes of all keys and the masks of all tags are the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intake, "key_hash", lambda key: 7)
+        patch.setattr(intake, "tag_mask", lambda tags: (1 << 64) - 1)
+        trio = World()
+        trio.elect()
+        trio.run(2_000)
+        messages = [
+            (f"t{n % 2}", 60_000 + n * 90_000, f"order-{n % 5}" if n % 7 else "", [f"tag{n % 3}", "all"])
+            for n in range(60)
+        ]
+        ids = schedule(trio, messages)
+    return trio, ids, messages
+
+
+@pytest.fixture
+def collisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks hashes as badly."""
+    monkeypatch.setattr(pending, "key_hash", lambda key: 7)
+    monkeypatch.setattr(pending, "tag_mask", lambda tags: 0b111)
+
+
+@pytest.mark.usefixtures("collisions")
+@pytest.mark.parametrize("narrow", [False, True])
+def test_text_decides_where_hashes_collide(world: Any, narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By tag, key, prefix and topic together: exactly those, though every hash is the same; also in tiny steps."""
+    if narrow:
+        monkeypatch.setattr(queries, "EXAMINED_MAX", 5)
+        monkeypatch.setattr(queries, "WINDOW_UNITS_FIRST", 2)
+        monkeypatch.setattr(pending, "MATCHES_MAX", 3)
+        monkeypatch.setattr(pending, "STEPS_MAX", 2)
+    trio, ids, messages = world
+    cases: list[tuple[dict[str, str], Callable[[str, str, list[str]], bool]]] = [
+        ({}, lambda topic, key, tags: True),
+        ({"tag": "tag1"}, lambda topic, key, tags: "tag1" in tags),
+        ({"tag": "none"}, lambda topic, key, tags: False),
+        ({"key": "order-3"}, lambda topic, key, tags: key == "order-3"),
+        ({"key": "order"}, lambda topic, key, tags: False),
+        ({"key_prefix": "order-"}, lambda topic, key, tags: key.startswith("order-")),
+        (
+            {"topic": "t1", "tag": "tag2", "key_prefix": "order-4"},
+            lambda topic, key, tags: topic == "t1" and "tag2" in tags and key == "order-4",
+        ),
+    ]
+    for fields, holds in cases:
+        expected = [
+            number for number, (topic, _, key, tags) in zip(ids, messages, strict=True) if holds(topic, key, tags)
+        ]
+        assert listed(trio, page_size=4, **fields) == expected, fields
+        for bucket_ms in (1_000, HOUR_MS):
+            assert counted(trio, partial=True, bucket_ms=bucket_ms, **fields) == len(expected), fields
+        assert counted(trio, **fields) == len(expected), fields
+
+
+def test_metas_without_payloads(world: Any) -> None:
+    """`meta` brings key and tags and no payload; `content` both."""
+    trio, _, messages = world
+    for content in (False, True):
+        request = scheduler_pb2.ListPendingRequest(page_size=3, meta=True, content=content)
+        page = ask(trio, partial(face(trio).list_pending, request))
+        assert [message.meta.key for message in page.messages] == [key for _, _, key, _ in messages[:3]]
+        assert [message.payload for message in page.messages] == [b"x" * 40 if content else b""] * 3
+
+
+def test_a_page_with_contents_has_a_bound_in_bytes(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand payloads of megabytes do not make one answer; nothing is left out for that."""
+    trio, ids, _ = world
+    monkeypatch.setattr(pending, "PAGE_BYTES_MAX", 300)
+    request = scheduler_pb2.ListPendingRequest(content=True)
+    page = ask(trio, lambda done: face(trio).list_pending(request, done))
+    assert 1 <= len(page.messages) < 10
+    assert listed(trio, content=True) == ids
+
+
+def test_bad_questions_are_told_what_is_wrong(world: Any) -> None:
+    """Each names its field, and no step is taken."""
+    trio, _, _ = world
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("topic", {"topic": "unknown"}),
+        ("tag", {"tag": "x" * 2_000}),
+        ("key", {"key": "ä" * 1_000}),
+        ("key_prefix", {"key_prefix": "x" * 1_025}),
+        ("due_ms_min", {"due_ms_min": -1}),
+        ("due_ms_max", {"due_ms_max": 1 << 62}),
+        ("page_token", {"page_token": "x"}),
+        ("page_token", {"page_token": "1.99999999999"}),
+        ("page_size", {"page_size": 1_001}),
+    ]
+    for field, fields in wrong:
+        request = scheduler_pb2.ListPendingRequest(**fields)
+        answer = ask(trio, partial(face(trio).list_pending, request))
+        assert isinstance(answer, Failure) and answer.metadata["field"] == field, answer
+    odd = scheduler_pb2.CountPendingRequest(bucket_ms=7)
+    answer = ask(trio, lambda done: face(trio).count_pending(odd, done))
+    assert isinstance(answer, Failure) and answer.metadata["field"] == "bucket_ms"
+
+
+def test_calls_under_way_are_bounded(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One too many is told to come later; when the others are answered there is room again."""
+    trio, ids, _ = world
+    monkeypatch.setattr(pending, "CALLS_MAX", 2)
+    answers: list[Any] = []
+    for _ in range(3):
+        face(trio).count_pending(scheduler_pb2.CountPendingRequest(), answers.append)
+    assert isinstance(answers[0], Failure) and answers[0].reason == common_pb2.LIMIT_REACHED
+    trio.run_until(lambda: len(answers) == 3)
+    assert counted(trio) == len(ids)
+
+
+def test_too_many_buckets_only_in_parts(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer has a bound; who takes parts gets them all."""
+    trio, ids, _ = world
+    monkeypatch.setattr(pending, "BUCKETS_MAX", 7)
+    request = scheduler_pb2.CountPendingRequest(bucket_ms=1_000)
+    answer = ask(trio, lambda done: face(trio).count_pending(request, done))
+    assert isinstance(answer, Failure) and answer.metadata["field"] == "bucket_ms"
+    assert counted(trio, bucket_ms=1_000, partial=True) == len(ids)

@@ -1,0 +1,119 @@
+"""What operators see of pending messages, against a real node: lists, counts, drawings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tickwheel.client import Client
+from tickwheel.node import cli, cli_charts
+from tickwheel.node.local_cluster import LocalCluster
+
+Run = Callable[..., "Result"]
+
+TOMORROW = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) + timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One real node with some messages of tomorrow."""
+    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"), 1)
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(cluster.start())
+            begin_ms = round(TOMORROW.timestamp() * 1_000)
+            with Client(cluster.addresses[0]) as client:
+                for number in range(12):
+                    client.schedule(
+                        "seen",
+                        b"x",
+                        due_ms=begin_ms + number * 700_000,
+                        key=f"[order]-{number % 3}",
+                        tags=["even" if number % 2 == 0 else "odd"],
+                    )
+                client.schedule("other", b"x", due_ms=begin_ms, key="[order]-0")
+            yield cluster.addresses[0]
+        finally:
+            runner.run(cluster.stop())
+
+
+@pytest.fixture
+def run(address: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command against the node."""
+    monkeypatch.setenv("TICKWHEEL_ADDRESS", address)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def go(*arguments: str) -> Result:
+        capfd.readouterr()
+        code = cli.run(list(arguments))
+        captured = capfd.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return go
+
+
+def test_lists_and_counts_by_what_is_given(run: Run) -> None:
+    """Topic, tag, key, prefix and time, alone and together; the text is shown as it is, brackets too."""
+    assert len(run("pending", "list", "seen", "--json").json) == 12
+    chosen = run("pending", "list", "seen", "--key", "[order]-0", "--tag", "even", "--json").json
+    assert [(message["key"], message["tags"]) for message in chosen] == [("[order]-0", ["even"])] * 2
+    assert "[order]-0" in run("pending", "list", "seen", "--key", "[order]-0").out
+    assert run("pending", "count", "--key-prefix", "[order]", "--json").json["total"] == 13
+    until = (TOMORROW + timedelta(hours=1)).isoformat()
+    assert run("pending", "count", "seen", "--tag", "odd", "--until", until, "--json").json["total"] == 3
+    assert "13 pending" in run("count").out
+
+
+def test_histogram_is_drawn_and_told(run: Run) -> None:
+    """Rows with their totals, gaps said, the fullest named; the same as JSON; a row limit is said."""
+    by_hour = run("pending", "histogram", "--json").json
+    assert by_hour["by"] == "minute" and by_hour["total"] == 13
+    drawn = run("pending", "histogram", "--by", "minute").out
+    assert drawn.count("\n" + TOMORROW.strftime("%m-%d %H:00")) == 1
+    assert "13 pending" in drawn and "the fullest minute: 2 at" in drawn
+    seconds = run("pending", "histogram", "--by", "second", "--rows", "3").out
+    assert "without a message" in seconds and "rows more with 9" in seconds
+    assert run("pending", "histogram", "seen", "--key", "unknown").out.strip() == "nothing is pending"
+
+
+def test_bad_questions_end_with_a_reason(run: Run) -> None:
+    """A usage error for wrong words, a refusal with its field for unknown topics."""
+    assert run("pending", "histogram", "--by", "week").code == 2
+    assert run("pending", "list", "--from", "yesterday").code == 2
+    unknown = run("pending", "count", "unknown", "--json")
+    assert unknown.code == 1 and json.loads(unknown.err)["field"] == "topic"
+
+
+def test_columns_are_never_empty_for_something() -> None:
+    """One of a million still shows, and only the peak is full."""
+    assert cli_charts.columns([0, 1, 999_999, 1_000_000]) == " ▁▇█"
+    assert cli_charts.bar(1, 1_000_000, 20) == "▏"
+    assert cli_charts.bar(10, 10, 20) == "█" * 20
+    assert cli_charts.bar(0, 0, 20) == ""
+    assert [cli_charts.short(n) for n in (0, 9_999, 12_345, 999_999, 4_560_000)] == [
+        "0",
+        "9,999",
+        "12.3k",
+        "1000k",
+        "4.6M",
+    ]
+    assert cli_charts.resample([1, 2, 3, 4], 2) == [3, 7]
