@@ -6,6 +6,7 @@ from tickwheel.client.consumer import Consumer
 from tickwheel.client.delivery import DeliveredBatch, Delivery
 from tickwheel.client.errors import (
     ClusterUnavailable,
+    FilterDiffers,
     LimitReached,
     NotFound,
     OutcomeUnknown,
@@ -27,6 +28,7 @@ __all__ = [
     "Consumer",
     "DeliveredBatch",
     "Delivery",
+    "FilterDiffers",
     "LimitReached",
     "Message",
     "NotFound",

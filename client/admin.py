@@ -87,18 +87,28 @@ class AdminClient:
         return list((await self._cluster.call(invoke, self._timeout_s)).topics)
 
     async def create_group(
-        self, name: str, topics: Sequence[str], *, start_from: str = "earliest", start_ms: int = 0
+        self, name: str, topics: Sequence[str], *, start_from: str = "earliest", start_ms: int = 0, filter: str = ""
     ) -> admin_pb2.Group:
-        """Create a consumer group."""
+        """Create a consumer group; `filter` is `a || b`, or `*`."""
         request = admin_pb2.CreateGroupRequest(
             name=name,
             topics=topics,
             start_from=consumer_pb2.StartFrom.Value(start_from.upper()),
             start_ms=start_ms,
+            filter=filter,
         )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
             return await AdminStub(channel).CreateGroup(request, timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s)
+
+    async def set_group_filter(self, name: str, filter: str) -> admin_pb2.Group:
+        """Another filter from the group's floor on; consumers that named the old one are refused from now on."""
+        request = admin_pb2.SetGroupFilterRequest(name=name, filter=filter)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
+            return await AdminStub(channel).SetGroupFilter(request, timeout=try_s)
 
         return await self._cluster.call(invoke, self._timeout_s)
 

@@ -353,9 +353,11 @@ class AsyncClient:
         name: str = "",
         batch_messages_max: int = 0,
         unavailable_s_max: float = UNAVAILABLE_S_MAX,
+        filter: str = "",
     ) -> Consumer:
         """A consumer of a group, at most `credits` messages in hand. Where a group that this creates starts:
-        earliest, latest, or time with `start_ms`."""
+        earliest, latest, or time with `start_ms`; and which tags it takes: `filter`, `a || b` or `*`. A consumer that
+        names another filter than its group has gets FilterDiffers; without one it takes what the group takes."""
         if start_from not in STARTS:
             raise refused("start_from", start_from, ", ".join(STARTS))
         consumer = Consumer(
@@ -369,6 +371,7 @@ class AsyncClient:
                 lease_ms=round(lease / timedelta(milliseconds=1)) if lease else 0,
                 name=name,
                 batch_messages_max=batch_messages_max,
+                filter=filter,
             ),
             unavailable_s_max=unavailable_s_max,
             closed=self._consumers.discard,

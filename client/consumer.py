@@ -31,6 +31,7 @@ from tickwheel.client.errors import (
     fault_of_call,
     fault_of_status,
 )
+from tickwheel.client.filtering import mismatches, without
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
 
@@ -94,6 +95,8 @@ class Consumer:
         self.reconnects = 0
         self.stale = 0
         """Settlements that came too late: another attempt was out."""
+        self.skipped = 0
+        """Deliveries that the group's filter did not want after all: hashes of tags collide."""
 
     # -- three ways to consume
 
@@ -409,6 +412,13 @@ class Consumer:
                 await self._outbox_changed.wait()
 
     def _take(self, wire: consumer_pb2.DeliverBatch) -> None:
+        foreign = mismatches(wire)
+        if len(foreign):
+            self.skipped += len(foreign)
+            self.settle_rows(DeliveredBatch(wire, self), foreign, consumer_pb2.SKIP)
+            wire = without(wire, foreign)
+            if not wire.ids:
+                return
         batch = DeliveredBatch(wire, self)
         lease = (time.monotonic() + self._lease_s + LEASE_MARGIN_S, batch)
         bisect.insort(self._leases, lease, key=_end_of)
@@ -514,6 +524,7 @@ def open_request(
     lease_ms: int,
     name: str,
     batch_messages_max: int,
+    filter: str,
 ) -> consumer_pb2.OpenConsumer:
     """The first message of a stream."""
     return consumer_pb2.OpenConsumer(
@@ -525,4 +536,5 @@ def open_request(
         lease_ms=lease_ms,
         consumer_name=name,
         batch_messages_max=batch_messages_max,
+        filter=filter,
     )

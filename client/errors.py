@@ -83,6 +83,10 @@ class RequestRefused(TickwheelError):
         return self.metadata.get("limit", "")
 
 
+class FilterDiffers(RequestRefused):
+    """The caller's: the group has another filter (`limit`) than this consumer named (`value`)."""
+
+
 class LimitReached(TickwheelError):
     """The load's: a queue, quota or window was full for as long as the call was allowed to take."""
 
@@ -115,6 +119,7 @@ class SequenceError(TickwheelError):
 _TYPES: dict[str, type[TickwheelError]] = {
     "INVALID_FIELD": RequestRefused,
     "NAME_TAKEN": RequestRefused,
+    "FILTER_DIFFERS": FilterDiffers,
     "WRONG_STATE": RequestRefused,
     "INVALID_ARGUMENT": RequestRefused,
     "FAILED_PRECONDITION": RequestRefused,

@@ -288,12 +288,13 @@ class Client:
         credits: int = CREDITS,
         lease: timedelta | None = None,
         name: str = "",
+        filter: str = "",
     ) -> SyncConsumer:
         """See AsyncClient.consumer."""
 
         async def make() -> SyncConsumer:
             consumer = self._client.consumer(
-                group, topics, start_from=start_from, credits=credits, lease=lease, name=name
+                group, topics, start_from=start_from, credits=credits, lease=lease, name=name, filter=filter
             )
             return SyncConsumer(self, consumer)
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from tickwheel.client.errors import ClusterUnavailable, OutcomeUnknown, PermissionRefused, TickwheelError
+from tickwheel.node import cli_control  # noqa: F401  # its commands hang below those of cli_cluster
 from tickwheel.node.cli_cluster import cluster_app
 from tickwheel.node.cli_local import local_app
 from tickwheel.node.cli_messages import messages_app

@@ -358,6 +358,7 @@ def group_create(
     name: Name,
     topics: Annotated[list[str], typer.Argument(help="Its topics.")],
     start_from: Annotated[str, typer.Option(help="earliest or latest.")] = "earliest",
+    filter: Annotated[str, typer.Option(help="Tags that it takes: 'a || b'; '*' or none: all.")] = "",
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -368,7 +369,7 @@ def group_create(
 
     async def go() -> admin_pb2.Group:
         async with open_client(address) as client:
-            return await client.admin.create_group(name, topics, start_from=start_from)
+            return await client.admin.create_group(name, topics, start_from=start_from, filter=filter)
 
     group = asyncio.run(go())
     print_json(as_dict(group)) if as_json else out.print(f"group {group.name} of {', '.join(group.topics)}")
@@ -400,8 +401,19 @@ def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) ->
     if as_json:
         print_json([as_dict(group) for group in groups])
         return
-    rows = [(g.name, ", ".join(g.topics), g.consumers, f"{g.backlog:,}", f"{g.in_flight:,}") for g in groups]
-    out.print(table("", ("group", "topics", "consumers", "backlog", "out"), rows, right=(2, 3, 4)))
+    rows = [
+        (
+            g.name,
+            ", ".join(g.topics),
+            g.filter or "*",
+            "paused" if g.paused else "",
+            g.consumers,
+            f"{g.backlog:,}",
+            f"{g.in_flight:,}",
+        )
+        for g in groups
+    ]
+    out.print(table("", ("group", "topics", "tags", "state", "consumers", "backlog", "out"), rows, right=(4, 5, 6)))
 
 
 @settings_app.command("get")

@@ -105,6 +105,7 @@ def consume(
     group: Annotated[str, typer.Option("--group", "-g", help="Consumer group.")] = "cli",
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many; 0: go on.")] = 0,
     start_from: Annotated[str, typer.Option(help="Where a new group starts: earliest or latest.")] = "earliest",
+    filter: Annotated[str, typer.Option(help="Tags that a new group takes: 'a || b' or '*'.")] = "",
     no_ack: Annotated[bool, typer.Option("--no-ack", help="Leave the messages: they come again.")] = False,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
@@ -136,7 +137,9 @@ def consume(
     async def go() -> None:
         credits = min(count, 1_024) if count else 1_024
         async with open_client(address) as client:
-            consumer = client.consumer(group, topics, start_from=start_from, credits=credits, name="tickwheel consume")
+            consumer = client.consumer(
+                group, topics, start_from=start_from, credits=credits, name="tickwheel consume", filter=filter
+            )
             closing: list[asyncio.Task[None]] = []
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):

@@ -635,6 +635,7 @@ class Group(_message.Message):
     name: _builtins.str
     group_id: _builtins.int
     filter: _builtins.str
+    """Normalised, "a || b"; empty: everything."""
     broadcasting: _builtins.bool
     paused: _builtins.bool
     backlog: _builtins.int
@@ -698,6 +699,29 @@ class CreateGroupRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateGroupRequest: _TypeAlias = CreateGroupRequest  # noqa: Y015
+
+@_typing.final
+class SetGroupFilterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    filter: _builtins.str
+    """"a || b", or "*"."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        filter: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetGroupFilterRequest: _TypeAlias = SetGroupFilterRequest  # noqa: Y015
 
 @_typing.final
 class DeleteGroupRequest(_message.Message):

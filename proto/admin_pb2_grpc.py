@@ -84,6 +84,11 @@ class AdminStub:
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.DeleteGroupRequest.SerializeToString,
                 response_deserializer=tickwheel_dot_proto_dot_admin__pb2.DeleteGroupResponse.FromString,
                 _registered_method=True)
+        self.SetGroupFilter = channel.unary_unary(
+                '/tickwheel.v1.Admin/SetGroupFilter',
+                request_serializer=tickwheel_dot_proto_dot_admin__pb2.SetGroupFilterRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_admin__pb2.Group.FromString,
+                _registered_method=True)
         self.ListGroups = channel.unary_unary(
                 '/tickwheel.v1.Admin/ListGroups',
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.ListGroupsRequest.SerializeToString,
@@ -177,6 +182,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetGroupFilter(self, request, context):
+        """Gives a group another filter, from its floor on: what is unsettled and does not match is skipped, what was skipped
+        before stays so. Consumers that had named the old one are refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListGroups(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -262,6 +275,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DeleteGroup,
                     request_deserializer=tickwheel_dot_proto_dot_admin__pb2.DeleteGroupRequest.FromString,
                     response_serializer=tickwheel_dot_proto_dot_admin__pb2.DeleteGroupResponse.SerializeToString,
+            ),
+            'SetGroupFilter': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetGroupFilter,
+                    request_deserializer=tickwheel_dot_proto_dot_admin__pb2.SetGroupFilterRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_admin__pb2.Group.SerializeToString,
             ),
             'ListGroups': grpc.unary_unary_rpc_method_handler(
                     servicer.ListGroups,
@@ -559,6 +577,33 @@ class Admin:
             '/tickwheel.v1.Admin/DeleteGroup',
             tickwheel_dot_proto_dot_admin__pb2.DeleteGroupRequest.SerializeToString,
             tickwheel_dot_proto_dot_admin__pb2.DeleteGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetGroupFilter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Admin/SetGroupFilter',
+            tickwheel_dot_proto_dot_admin__pb2.SetGroupFilterRequest.SerializeToString,
+            tickwheel_dot_proto_dot_admin__pb2.Group.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,10 @@ class AdminStub:
     ListTopics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]
     CreateGroup: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateGroupRequest, _admin_pb2.Group]
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteGroupRequest, _admin_pb2.DeleteGroupResponse]
+    SetGroupFilter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetGroupFilterRequest, _admin_pb2.Group]
+    """Gives a group another filter, from its floor on: what is unsettled and does not match is skipped, what was skipped
+    before stays so. Consumers that had named the old one are refused.
+    """
     ListGroups: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListGroupsRequest, _admin_pb2.ListGroupsResponse]
     GetSettings: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSettingsRequest, _admin_pb2.Settings]
     UpdateSettings: _grpc.UnaryUnaryMultiCallable[_admin_pb2.Settings, _admin_pb2.Settings]
@@ -69,6 +73,10 @@ class AdminAsyncStub(AdminStub):
     ListTopics: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]  # type: ignore[assignment]
     CreateGroup: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateGroupRequest, _admin_pb2.Group]  # type: ignore[assignment]
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteGroupRequest, _admin_pb2.DeleteGroupResponse]  # type: ignore[assignment]
+    SetGroupFilter: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetGroupFilterRequest, _admin_pb2.Group]  # type: ignore[assignment]
+    """Gives a group another filter, from its floor on: what is unsettled and does not match is skipped, what was skipped
+    before stays so. Consumers that had named the old one are refused.
+    """
     ListGroups: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListGroupsRequest, _admin_pb2.ListGroupsResponse]  # type: ignore[assignment]
     GetSettings: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSettingsRequest, _admin_pb2.Settings]  # type: ignore[assignment]
     UpdateSettings: _aio.UnaryUnaryMultiCallable[_admin_pb2.Settings, _admin_pb2.Settings]  # type: ignore[assignment]
@@ -151,6 +159,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DeleteGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DeleteGroupResponse, _abc.Awaitable[_admin_pb2.DeleteGroupResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetGroupFilter(
+        self,
+        request: _admin_pb2.SetGroupFilterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.Group, _abc.Awaitable[_admin_pb2.Group]]:
+        """Gives a group another filter, from its floor on: what is unsettled and does not match is skipped, what was skipped
+        before stays so. Consumers that had named the old one are refused.
+        """
 
     @_abc_1.abstractmethod
     def ListGroups(

@@ -62,6 +62,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE: the nodes have not agreed on a time yet, so a delay cannot be resolved; give due_ms, or retry after
     retry_after_ms.
     """
+    FILTER_DIFFERS: _ErrorReason.ValueType  # 20
+    """FAILED_PRECONDITION: the group has another filter; value is what was asked for, limit what it has."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Carried in google.rpc.ErrorInfo.reason of every error a node answers; ErrorInfo.metadata holds
@@ -101,6 +103,8 @@ NO_AGREED_TIME: ErrorReason.ValueType  # 14
 """UNAVAILABLE: the nodes have not agreed on a time yet, so a delay cannot be resolved; give due_ms, or retry after
 retry_after_ms.
 """
+FILTER_DIFFERS: ErrorReason.ValueType  # 20
+"""FAILED_PRECONDITION: the group has another filter; value is what was asked for, limit what it has."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

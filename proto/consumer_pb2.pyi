@@ -119,6 +119,7 @@ class OpenConsumer(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     CONSUMER_NAME_FIELD_NUMBER: _builtins.int
     BATCH_MESSAGES_MAX_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """The consumer group; created with these topics if it does not exist and auto-creation is on."""
     start_from: Global___StartFrom.ValueType
@@ -132,6 +133,10 @@ class OpenConsumer(_message.Message):
     """For logs and status; need not be unique."""
     batch_messages_max: _builtins.int
     """Messages a batch holds at most; 0: 1,024."""
+    filter: _builtins.str
+    """Tags that the group takes, "a || b", or "*" for all. It belongs to the group: one that is created by this gets it,
+    a consumer that names another than the group has is refused with FILTER_DIFFERS. Empty: whatever the group has.
+    """
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Topics of the group; empty: those it has."""
@@ -147,10 +152,11 @@ class OpenConsumer(_message.Message):
         lease_ms: _builtins.int = ...,
         consumer_name: _builtins.str = ...,
         batch_messages_max: _builtins.int = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_messages_max", b"batch_messages_max", "consumer_name", b"consumer_name", "credits", b"credits", "group", b"group", "lease_ms", b"lease_ms", "start_from", b"start_from", "start_ms", b"start_ms", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_messages_max", b"batch_messages_max", "consumer_name", b"consumer_name", "credits", b"credits", "filter", b"filter", "group", b"group", "lease_ms", b"lease_ms", "start_from", b"start_from", "start_ms", b"start_ms", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -257,6 +263,7 @@ class DeliverBatch(_message.Message):
     SIZES_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     LEASE_UNTIL_MS_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     group: _builtins.str
     term: _builtins.int
@@ -277,6 +284,10 @@ class DeliverBatch(_message.Message):
     """Meta and payload of each message, one after the other."""
     lease_until_ms: _builtins.int
     """When the leases of this batch end, by the cluster clock."""
+    filter: _builtins.str
+    """The group's filter, "a || b"; empty: it takes everything. The node goes by hashes, which collide: check the tags
+    in the meta, and settle what has none of these as SKIP.
+    """
     def __init__(
         self,
         *,
@@ -291,10 +302,11 @@ class DeliverBatch(_message.Message):
         sizes: _builtins.bytes = ...,
         records: _builtins.bytes = ...,
         lease_until_ms: _builtins.int = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "group", b"group", "ids", b"ids", "lease_until_ms", b"lease_until_ms", "meta_sizes", b"meta_sizes", "positions", b"positions", "records", b"records", "sizes", b"sizes", "term", b"term", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "filter", b"filter", "group", b"group", "ids", b"ids", "lease_until_ms", b"lease_until_ms", "meta_sizes", b"meta_sizes", "positions", b"positions", "records", b"records", "sizes", b"sizes", "term", b"term", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -471,6 +483,7 @@ class PullRequest(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     START_FROM_FIELD_NUMBER: _builtins.int
     START_MS_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     topic: _builtins.str
     """One topic of the group; empty: any."""
@@ -481,6 +494,8 @@ class PullRequest(_message.Message):
     lease_ms: _builtins.int
     start_from: Global___StartFrom.ValueType
     start_ms: _builtins.int
+    filter: _builtins.str
+    """As in OpenConsumer."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -494,10 +509,11 @@ class PullRequest(_message.Message):
         topics: _abc.Iterable[_builtins.str] | None = ...,
         start_from: Global___StartFrom.ValueType = ...,
         start_ms: _builtins.int = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lease_ms", b"lease_ms", "messages_max", b"messages_max", "start_from", b"start_from", "start_ms", b"start_ms", "topic", b"topic", "topics", b"topics", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "group", b"group", "lease_ms", b"lease_ms", "messages_max", b"messages_max", "start_from", b"start_from", "start_ms", b"start_ms", "topic", b"topic", "topics", b"topics", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

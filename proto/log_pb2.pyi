@@ -96,6 +96,7 @@ class Command(_message.Message):
     RESCHEDULE_FIELD_NUMBER: _builtins.int
     ADMIN_FIELD_NUMBER: _builtins.int
     INGEST_FIELD_NUMBER: _builtins.int
+    FILTERED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lead(self) -> Global___Lead: ...
     @_builtins.property
@@ -112,6 +113,8 @@ class Command(_message.Message):
     def admin(self) -> Global___AdminCommand: ...
     @_builtins.property
     def ingest(self) -> Global___Ingest: ...
+    @_builtins.property
+    def filtered(self) -> Global___Filtered: ...
     def __init__(
         self,
         *,
@@ -123,12 +126,13 @@ class Command(_message.Message):
         reschedule: Global___Reschedule | None = ...,
         admin: Global___AdminCommand | None = ...,
         ingest: Global___Ingest | None = ...,
+        filtered: Global___Filtered | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "reschedule", b"reschedule", "settle", b"settle"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "reschedule", b"reschedule", "settle", b"settle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "reschedule", b"reschedule", "settle", b"settle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "reschedule", b"reschedule", "settle", b"settle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["lead", "publish", "dispatch", "settle", "cancel", "reschedule", "admin", "ingest"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["lead", "publish", "dispatch", "settle", "cancel", "reschedule", "admin", "ingest", "filtered"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -172,6 +176,7 @@ class Publish(_message.Message):
     TAG_MASKS_FIELD_NUMBER: _builtins.int
     KEY_HASHES_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    ONE_TAG_HASHES_FIELD_NUMBER: _builtins.int
     due_ms: _builtins.bytes
     """int64[n], as asked for (relative delays already resolved); apply clamps to the cursor."""
     rows: _builtins.bytes
@@ -190,6 +195,8 @@ class Publish(_message.Message):
     """uint64[n]; empty: all 0."""
     records: _builtins.bytes
     """Meta and payload of each unit, in unit order."""
+    one_tag_hashes: _builtins.bool
+    """tag_hashes has 0 for messages with several tags; without this it is the hash of the first of several."""
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishRequest]: ...
     def __init__(
@@ -205,10 +212,11 @@ class Publish(_message.Message):
         tag_masks: _builtins.bytes = ...,
         key_hashes: _builtins.bytes = ...,
         records: _builtins.bytes = ...,
+        one_tag_hashes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "key_hashes", b"key_hashes", "meta_sizes", b"meta_sizes", "records", b"records", "requests", b"requests", "rows", b"rows", "sizes", b"sizes", "tag_hashes", b"tag_hashes", "tag_masks", b"tag_masks", "topic_ids", b"topic_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "key_hashes", b"key_hashes", "meta_sizes", b"meta_sizes", "one_tag_hashes", b"one_tag_hashes", "records", b"records", "requests", b"requests", "rows", b"rows", "sizes", b"sizes", "tag_hashes", b"tag_hashes", "tag_masks", b"tag_masks", "topic_ids", b"topic_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -335,6 +343,43 @@ class SettleColumns(_message.Message):
 Global___SettleColumns: _TypeAlias = SettleColumns  # noqa: Y015
 
 @_typing.final
+class Filtered(_message.Message):
+    """Positions of a topic's ready queue from `first` on have met the filter of a group. Only for what a dispatch did not
+    check itself; without effect unless the filter is still this one and `first` the first position not checked yet.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.int
+    topic_id: _builtins.int
+    filter: _builtins.str
+    """Normalised."""
+    first: _builtins.int
+    runs: _builtins.bytes
+    """uint32 lengths of runs: skipped, wanted, skipped, ...; the first may be 0."""
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.int = ...,
+        topic_id: _builtins.int = ...,
+        filter: _builtins.str = ...,
+        first: _builtins.int = ...,
+        runs: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "first", b"first", "group_id", b"group_id", "runs", b"runs", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Filtered: _TypeAlias = Filtered  # noqa: Y015
+
+@_typing.final
 class Cancel(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -371,6 +416,7 @@ class Reschedule(_message.Message):
     TAG_HASH_FIELD_NUMBER: _builtins.int
     TAG_MASK_FIELD_NUMBER: _builtins.int
     KEY_HASH_FIELD_NUMBER: _builtins.int
+    FLAGS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     due_ms: _builtins.int
     new_due_ms: _builtins.int
@@ -381,6 +427,8 @@ class Reschedule(_message.Message):
     tag_hash: _builtins.int
     tag_mask: _builtins.int
     key_hash: _builtins.int
+    flags: _builtins.int
+    """Flags of the unit; see tickwheel/wheel/units.py."""
     def __init__(
         self,
         *,
@@ -393,10 +441,11 @@ class Reschedule(_message.Message):
         tag_hash: _builtins.int = ...,
         tag_mask: _builtins.int = ...,
         key_hash: _builtins.int = ...,
+        flags: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "id", b"id", "key_hash", b"key_hash", "meta_size", b"meta_size", "new_due_ms", b"new_due_ms", "record", b"record", "tag_hash", b"tag_hash", "tag_mask", b"tag_mask", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "flags", b"flags", "id", b"id", "key_hash", b"key_hash", "meta_size", b"meta_size", "new_due_ms", b"new_due_ms", "record", b"record", "tag_hash", b"tag_hash", "tag_mask", b"tag_mask", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -416,6 +465,7 @@ class AdminCommand(_message.Message):
     REMOVE_HOURS_FIELD_NUMBER: _builtins.int
     CREATE_CLUSTER_FIELD_NUMBER: _builtins.int
     PROMOTE_MEMBER_FIELD_NUMBER: _builtins.int
+    SET_GROUP_FILTER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def create_topic(self) -> _admin_pb2.CreateTopicRequest: ...
     @_builtins.property
@@ -436,6 +486,8 @@ class AdminCommand(_message.Message):
     def create_cluster(self) -> Global___CreateCluster: ...
     @_builtins.property
     def promote_member(self) -> Global___PromoteMember: ...
+    @_builtins.property
+    def set_group_filter(self) -> _admin_pb2.SetGroupFilterRequest: ...
     def __init__(
         self,
         *,
@@ -449,12 +501,13 @@ class AdminCommand(_message.Message):
         remove_hours: Global___RemoveHours | None = ...,
         create_cluster: Global___CreateCluster | None = ...,
         promote_member: Global___PromoteMember | None = ...,
+        set_group_filter: _admin_pb2.SetGroupFilterRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "settings", b"settings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "set_group_filter", b"set_group_filter", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "set_group_filter", b"set_group_filter", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["create_topic", "delete_topic", "create_group", "delete_group", "settings", "add_member", "remove_member", "remove_hours", "create_cluster", "promote_member"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["create_topic", "delete_topic", "create_group", "delete_group", "settings", "add_member", "remove_member", "remove_hours", "create_cluster", "promote_member", "set_group_filter"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

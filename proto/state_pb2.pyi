@@ -226,21 +226,27 @@ class SubscriptionSnapshot(_message.Message):
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     FLOOR_FIELD_NUMBER: _builtins.int
     START_MS_FIELD_NUMBER: _builtins.int
+    CHECKED_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.int
     floor: _builtins.int
     start_ms: _builtins.int
+    checked: _builtins.int
+    """First position that has not met the group's filter; absent: it has none."""
     def __init__(
         self,
         *,
         topic_id: _builtins.int = ...,
         floor: _builtins.int = ...,
         start_ms: _builtins.int = ...,
+        checked: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checked", b"_checked", "checked", b"checked"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["floor", b"floor", "start_ms", b"start_ms", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checked", b"_checked", "checked", b"checked", "floor", b"floor", "start_ms", b"start_ms", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__checked: _TypeAlias = _typing.Literal["checked"]  # noqa: Y015
+    _WhichOneofArgType__checked: _TypeAlias = _typing.Literal["_checked", b"_checked"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checked) -> _WhichOneofReturnType__checked | None: ...
 
 Global___SubscriptionSnapshot: _TypeAlias = SubscriptionSnapshot  # noqa: Y015
 

@@ -30,7 +30,10 @@ UNIT = np.dtype(
         ("local_index", "<u4"),  # units of that tick before it, filled at merge
         ("run_index", "<u4"),  # place in its run: contiguous units of one tick, filled at merge
         ("topic_id", "<u4"),
-        ("tag_hash", "<u4"),
+        (
+            "tag_hash",
+            "<u4",
+        ),  # of its only tag; 0: none, or several (units of the first version: of the first of several)
         ("target_group", "<u4"),  # 0: all groups; else the one group a retry goes to
         ("origin_hour", "<u4"),  # id it was first scheduled under; 0, 0: its own
         ("origin_index", "<u4"),
@@ -41,6 +44,8 @@ UNIT = np.dtype(
     ]
 )
 UNIT_BYTES = 96
+ONE_TAG = 1
+"""In `flags`: the message has one tag only, and `tag_hash` is its hash."""
 assert UNIT.itemsize == UNIT_BYTES
 
 Units = NDArray[np.void]

@@ -129,6 +129,7 @@ class Channel:
             or self._fetching >= FETCHES_MAX
             or self._held
             or subscription.returned_count
+            or subscription.checked is not None
             or subscription.start_ms
             or first_position < subscription.floor
             or first_position + count > subscription.floor + subscription.window_messages_max

@@ -105,6 +105,7 @@ class ConsumerDesk:
                     credits=0,
                     deliver=deliver,
                     closed=closed,
+                    filter=request.filter,
                 )
             except RequestError as error:
                 opened(error.failure)
@@ -113,7 +114,14 @@ class ConsumerDesk:
             core.delivery.sessions.credit(session, request.credits)
             opened(ConsumerHandle(self, session, core.term))
 
-        self._with_group(request.group, list(request.topics), request.start_from, request.start_ms, ready)
+        create = CreateGroupRequest(
+            name=request.group,
+            topics=request.topics,
+            start_from=request.start_from,
+            start_ms=request.start_ms,
+            filter=request.filter,
+        )
+        self._with_group(create, ready)
 
     def pull(
         self, request: consumer_pb2.PullRequest, done: Callable[[consumer_pb2.DeliverBatch | Failure], None]
@@ -147,13 +155,21 @@ class ConsumerDesk:
                     deliver=lambda batch: self._finish(pull, batch),
                     closed=lambda failure: self._finish(pull, failure),
                     topic=request.topic,
+                    filter=request.filter,
                 )
                 self._pulls.append(pull)
                 self.core.delivery.sessions.credit(pull.session, request.messages_max)
             except RequestError as error:
                 done(error.failure)
 
-        self._with_group(request.group, topics, request.start_from, request.start_ms, ready)
+        create = CreateGroupRequest(
+            name=request.group,
+            topics=topics,
+            start_from=request.start_from,
+            start_ms=request.start_ms,
+            filter=request.filter,
+        )
+        self._with_group(create, ready)
 
     def _finish(self, pull: _Pull, outcome: consumer_pb2.DeliverBatch | Failure) -> None:
         if pull.answered:
@@ -226,16 +242,10 @@ class ConsumerDesk:
             if problem:
                 raise invalid("topics", topic, problem)
 
-    def _with_group(
-        self,
-        group: str,
-        topics: list[str],
-        start_from: consumer_pb2.StartFrom.ValueType,
-        start_ms: int,
-        ready: Callable[[int | Failure], None],
-    ) -> None:
-        """Call `ready` with the group's id once it exists with these topics."""
+    def _with_group(self, request: CreateGroupRequest, ready: Callable[[int | Failure], None]) -> None:
+        """Call `ready` with the group's id once it exists with these topics, and the filter if one is stated."""
         core = self.core
+        group, topics = request.name, list(request.topics)
         failure = core.refusal()
         if failure is not None:
             ready(failure)
@@ -244,9 +254,11 @@ class ConsumerDesk:
         group_id = state.group_id(group)
         known = {state.topic_name(t) for t in state.group_topics(group_id)} if group_id is not None else set()
         missing = [topic for topic in topics if topic not in known]
-        if group_id is not None and not missing:
-            ready(group_id)
-            return
+        if group_id is not None:
+            differs = state.filter_refusal(group_id, request.filter)
+            if differs is not None or not missing:
+                ready(differs or group_id)
+                return
         if group_id is None and not state.settings.groups_auto_create:
             ready(Failure(common_pb2.UNKNOWN_NAME, f"group {group} does not exist", {"field": "group", "value": group}))
             return
@@ -278,9 +290,4 @@ class ConsumerDesk:
 
         for topic in create:
             core.requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=topic)), lambda _: None)
-        core.requests.admin(
-            AdminCommand(
-                create_group=CreateGroupRequest(name=group, topics=topics, start_from=start_from, start_ms=start_ms)
-            ),
-            group_created,
-        )
+        core.requests.admin(AdminCommand(create_group=request), group_created)

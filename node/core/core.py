@@ -27,6 +27,7 @@ from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.retention import Retention
 from tickwheel.node.core.status import Rates, Totals
+from tickwheel.node.core.sweep import FilterSweep
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.synced import SyncedFile, read_synced
 from tickwheel.node.core.work import Background
@@ -118,6 +119,7 @@ class NodeCore:
             push = PushAhead(config, self.state, self.wheel, self.proposer, self.delivery.on_pushed)
             self.dispatcher.push = self.delivery.push = push
             self.dispatcher.unpush = self.delivery.unpush
+        self.sweep = FilterSweep(self.state, self.proposer, self.background, self.delivery.wake_group, self._fatal)
         self.dispatcher.fatal = self._fatal
         self.sync = SyncState(
             self.wheel,
@@ -205,6 +207,7 @@ class NodeCore:
             if self._may_act():
                 if may_dispatch:
                     self.dispatcher.tick(now_ms)
+                self.sweep.tick(now_ms)
                 self.delivery.tick(now_ms)
             self.proposer.flush()
             # What was proposed leaves at once, not at the next timer.
@@ -244,6 +247,9 @@ class NodeCore:
                 wait_ms = min(wait_ms, wanted_ms - now_ms)
             if self._may_act():
                 wanted_ms = self.delivery.wanted_ms()
+                if wanted_ms is not None:
+                    wait_ms = min(wait_ms, wanted_ms - now_ms)
+                wanted_ms = self.sweep.wanted_ms()
                 if wanted_ms is not None:
                     wait_ms = min(wait_ms, wanted_ms - now_ms)
                 wanted_ms = self.dispatcher.wanted_ms(now_ms) if may_dispatch else None
@@ -289,8 +295,12 @@ class NodeCore:
                 self.clock.judge_cursor(command_.dispatch.due_ms)
             elif kind == "lead":
                 self._lead_was_applied(command_.lead)
-            elif kind == "admin" and isinstance(result, AdminResult) and result.members is not None:
-                self.log.set_members(result.members)
+            elif kind == "admin" and isinstance(result, AdminResult):
+                if result.members is not None:
+                    self.log.set_members(result.members)
+                if self.leading and (result.group is not None or result.topic is not None):
+                    self.sweep.refresh()
+                    self.delivery.administered()
         return results
 
     def role_changed(self, status: LogStatus) -> None:
@@ -336,6 +346,7 @@ class NodeCore:
         self.clock.begin_reign()
         now_ms = self.clock.now_ms()
         self.retention.begin()
+        self.sweep.begin()
         self.delivery.begin(self.term, now_ms)
         self.dispatcher.begin(now_ms)
 

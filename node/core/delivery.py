@@ -202,6 +202,20 @@ class Delivery:
         """A consumer of this group takes more."""
         self._dirty.add(group_id)
 
+    def wake_group(self, group_id: int) -> None:
+        """There may be something to do for this group."""
+        self._dirty.add(group_id)
+        self._news = True
+
+    def administered(self) -> None:
+        """A topic or group was changed by command: consumers that stated another filter than their group's go."""
+        for group_id in list(self.sessions.groups()):
+            for session in list(self.sessions.of_group(group_id)):
+                refusal = self._state.filter_refusal(group_id, session.filter)
+                if refusal is not None and self.sessions.close(session):
+                    session.closed(refusal)
+            self.wake_group(group_id)
+
     def close_session(self, session: Session, now_ms: int, *, give_back: bool) -> None:
         """The consumer is gone; with `give_back` what it holds returns to the ready queue at once."""
         if self.sessions.close(session) and give_back and self.reigning:
@@ -338,6 +352,7 @@ class Delivery:
             sizes=units["size"].tobytes(),
             records=b"".join(records),
             lease_until_ms=until_ms,
+            filter=self._state.group_filter(channel.key[0]),
         )
         self.counters.note_delivery(now_ms, due_ms, attempts)
         session.deliver(batch)

@@ -17,6 +17,7 @@ from tickwheel.node.core.failure import invalid
 from tickwheel.node.state.names import check_producer_id, check_topic_name
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.wheel.filters import TAG_RULE, TAGS_MAX, is_tag
 from tickwheel.wheel.tags import key_hash, tag_hash, tag_mask
 
 KIND_DUE, KIND_DELAY, KIND_LEVEL = 0, 1, 2
@@ -103,12 +104,23 @@ def _index_metas(metas: Sequence[common_pb2.MessageMeta], serialized: Sequence[b
     for row, blob in enumerate(serialized):
         if len(blob) > META_BYTES_MAX:
             raise invalid(f"meta[{row}]", len(blob), f"at most {META_BYTES_MAX} bytes of key, tags and headers")
+    for row, meta in enumerate(metas):
+        if meta.tags:
+            _check_tags(row, meta.tags)
     return _MetaColumns(
         sizes=np.fromiter(map(len, serialized), np.uint32, count),
-        tag_hashes=np.fromiter((tag_hash(m.tags[0]) if m.tags else 0 for m in metas), np.uint32, count),
+        tag_hashes=np.fromiter((tag_hash(m.tags[0]) if len(m.tags) == 1 else 0 for m in metas), np.uint32, count),
         tag_masks=np.fromiter((tag_mask(m.tags) if m.tags else 0 for m in metas), np.uint64, count),
         key_hashes=np.fromiter((key_hash(m.key) if m.key else 0 for m in metas), np.uint64, count),
     )
+
+
+def _check_tags(row: int, tags: Sequence[str]) -> None:
+    if len(tags) > TAGS_MAX:
+        raise invalid(f"tags[{row}]", len(tags), f"at most {TAGS_MAX} tags of a message")
+    for tag in tags:
+        if not is_tag(tag):
+            raise invalid(f"tags[{row}]", tag, TAG_RULE)
 
 
 def from_message(request: scheduler_pb2.ScheduleRequest, settings: Settings) -> IncomingBatch:

@@ -209,6 +209,7 @@ class Publisher:
         publish.meta_sizes = _optional([b.meta_sizes for b in batches], batches, order, np.uint32)
         publish.tag_hashes = _optional([b.tag_hashes for b in batches], batches, order, np.uint32)
         publish.tag_masks = _optional([b.tag_masks for b in batches], batches, order, np.uint64)
+        publish.one_tag_hashes = bool(publish.tag_hashes)
         publish.key_hashes = _optional([b.key_hashes for b in batches], batches, order, np.uint64)
         if order is None:
             publish.due_ms = due.tobytes()

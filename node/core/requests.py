@@ -130,6 +130,7 @@ class RequestDesk:
                 tag_hash=int(unit["tag_hash"]),
                 tag_mask=int(unit["tag_mask"]),
                 key_hash=int(unit["key_hash"]),
+                flags=int(unit["flags"]),
             )
             core.proposer.submit(Command(reschedule=command), moved)
 

@@ -32,6 +32,8 @@ class Session:
     closed: Closed
     topic: str = ""
     """Only from this topic; empty: all of the group."""
+    filter: str = ""
+    """As the consumer stated it; empty: it takes what the group takes."""
     credits: int = 0
     open: bool = True
     delivered: int = 0
@@ -70,6 +72,7 @@ class Sessions:
         deliver: Deliver,
         closed: Closed,
         topic: str = "",
+        filter: str = "",
     ) -> Session:
         """Attach a consumer to an existing group, for one topic of it or all. Raises RequestError."""
         config = self._config
@@ -87,6 +90,7 @@ class Sessions:
             deliver=deliver,
             closed=closed,
             topic=topic,
+            filter=filter,
         )
         self.credit(session, credits)
         self._next_id += 1

@@ -131,6 +131,18 @@ class AdminService(AdminServicer):
         await self._change(context, AdminCommand(delete_group=request))
         return admin_pb2.DeleteGroupResponse()
 
+    async def SetGroupFilter(self, request: admin_pb2.SetGroupFilterRequest, context: Context) -> admin_pb2.Group:
+        await self._change(context, AdminCommand(set_group_filter=request))
+        return await self._group(context, request.name)
+
+    async def _group(self, context: Context, name: str) -> admin_pb2.Group:
+        """A group as it is now."""
+        found = next((group for group in self._calls.core.groups() if group.name == name), None)
+        if found is None:
+            await self._gone(context, "group", name)
+            raise AssertionError("an aborted call does not return")
+        return found
+
     async def UpdateSettings(self, request: admin_pb2.Settings, context: Context) -> admin_pb2.Settings:
         await self._change(context, AdminCommand(settings=request))
         return self._calls.core.settings_message()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.state import control, filtering
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.groups import DEAD, Group, dead_path
 from tickwheel.node.state.membership import KINDS, MEMBERS_MAX, after, member_of
@@ -58,6 +59,8 @@ class Administration:
             return self._create_group(command.create_group)
         if kind == "delete_group":
             return self._delete_group(command.delete_group.name)
+        if kind == "set_group_filter":
+            return self._set_filter(command.set_group_filter)
         if kind == "settings":
             return self._change_settings(command.settings)
         if kind in KINDS:
@@ -146,9 +149,15 @@ class Administration:
         state = self._state
         settings = state.settings
         group = state.groups.named(request.name)
-        if group is not None and (group.filter, group.broadcasting) != (request.filter, request.broadcasting):
-            text = f"group {request.name} exists with another filter or kind"
+        if group is not None and group.broadcasting != request.broadcasting:
+            text = f"group {request.name} exists as another kind"
             return _refuse(pb.NAME_TAKEN, text, field="name", value=request.name)
+        differs = control.filter_refusal(group, request.filter) if group is not None else None
+        if differs is not None:
+            return AdminResult(failure=differs)
+        expression = control.checked_filter(request.filter)
+        if isinstance(expression, Failure):
+            return AdminResult(failure=expression)
         problem = check_group_name(request.name)
         if problem:
             return AdminResult(failure=invalid("name", request.name, problem).failure)
@@ -169,7 +178,7 @@ class Administration:
         if group is None:
             group_id = state.groups.last_id + 1
             dead = Sequence(state.disk, dead_path(state.directory, group_id), DEAD)
-            group = Group(group_id, request.name, request.filter, request.broadcasting, dead)
+            group = Group(group_id, request.name, expression, request.broadcasting, dead)
             state.groups.add(group)
         for name in names:
             topic = state.topics.named(name) or self._new_topic(name)
@@ -189,7 +198,15 @@ class Administration:
                 position = ready.count
                 subscription.start_ms = request.start_ms
         subscription.begin_at(position)
+        filtering.begin(group, subscription)
         return subscription
+
+    def _set_filter(self, request: admin_pb2.SetGroupFilterRequest) -> AdminResult:
+        group = self._state.groups.named(request.name)
+        if group is None:
+            return _unknown("group", request.name)
+        failure = control.set_filter(group, request.filter)
+        return AdminResult(failure=failure) if failure is not None else AdminResult(group=self.describe(group))
 
     def describe(self, group: Group) -> admin_pb2.Group:
         """A group as operators see it."""

@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.failure import Failure, invalid
-from tickwheel.node.state import snapshot
+from tickwheel.node.state import filtering, snapshot
 from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.control import filter_refusal
 from tickwheel.node.state.digest import digest
 from tickwheel.node.state.membership import Members, after
 from tickwheel.node.state.ports import WheelPort
@@ -32,6 +33,7 @@ from tickwheel.node.state.publishing import DUE_MS_MAX, META_BYTES_MAX, Publishi
 from tickwheel.node.state.results import (
     CancelResult,
     DispatchResult,
+    FilteredResult,
     Ignored,
     ImpossibleStateError,
     LeadResult,
@@ -51,6 +53,7 @@ from tickwheel.proto.log_pb2 import (
     Cancel,
     Command,
     Dispatch,
+    Filtered,
     Lead,
     LogEntry,
     Reschedule,
@@ -59,7 +62,7 @@ from tickwheel.proto.log_pb2 import (
 )
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
-from tickwheel.wheel.units import UNIT, CursorKey, Units
+from tickwheel.wheel.units import ONE_TAG, UNIT, CursorKey, Units
 
 __all__ = ["StateCheckpoint", "StateConfig", "StateMachine"]
 
@@ -102,7 +105,7 @@ class StateMachine:
         self._publishing = Publishing(wheel, self._state.topics, self._state.producers)
         self._levels: tuple[str, NDArray[np.int64]] = ("", np.zeros(0, np.int64))
         self._checkpoint: StateCheckpoint | None = None
-        self.scheduled = self.dispatched = self.settled = self.cancelled = 0
+        self.scheduled = self.dispatched = self.settled = self.cancelled = self.filtered = 0
         """Messages since this process started, replayed ones included: for metrics, no part of the state."""
         self.on_dispatched: OnDispatched | None = None
         """Set on a master: told of each topic's units that have just become ready. Must not raise."""
@@ -147,6 +150,8 @@ class StateMachine:
             return self._cancel(command.cancel)
         if kind == "reschedule":
             return self._reschedule(command.reschedule, entry.stamped_ms)
+        if kind == "filtered":
+            return self._filter(command.filtered)
         if kind == "admin":
             return self._admin.apply(command.admin)
         if kind == "lead":
@@ -189,6 +194,10 @@ class StateMachine:
                 subscription.skip_before_start(first, units["due_ms"])
             if targeted:
                 subscription.skip_foreign()
+            if subscription.checked is not None:
+                group = self._state.groups.get(subscription.group_id)
+                assert group is not None, "a subscription belongs to a group"
+                self.filtered += filtering.arrived(group, subscription, first, units)
         if self.on_dispatched is not None:
             self.on_dispatched(topic_id, first, units)
         return 0
@@ -234,6 +243,12 @@ class StateMachine:
             group.bury(batch.topic_id, subscription.ids_of(changed.astype(np.uint64)), given)
         return result
 
+    def _filter(self, command: Filtered) -> FilteredResult:
+        group = self._state.groups.get(command.group_id)
+        result = filtering.apply(group, self.subscription(command.group_id, command.topic_id), command)
+        self.filtered += result.skipped
+        return result
+
     def _cancel(self, cancel: Cancel) -> CancelResult:
         outcome = self.wheel.cancel(cancel.id, cancel.due_ms)
         self.cancelled += outcome.name == "CANCELLED"
@@ -256,6 +271,7 @@ class StateMachine:
         units["tag_hash"] = command.tag_hash
         units["tag_mask"] = command.tag_mask
         units["key_hash"] = command.key_hash
+        units["flags"] = command.flags & ONE_TAG
         outcome, new_id = self.wheel.move(command.id, command.due_ms, units, command.record)
         return RescheduleResult(_RESCHEDULE_OUTCOMES[outcome.name], new_id, int(units["due_ms"][0]) if new_id else 0)
 
@@ -349,6 +365,20 @@ class StateMachine:
         """Whether its delivery is paused."""
         group = self._state.groups.get(group_id)
         return group is not None and group.paused
+
+    def filter_refusal(self, group_id: int, asked: str) -> Failure | None:
+        """Whether a filter that a consumer states (empty: none) is another than its group's."""
+        group = self._state.groups.get(group_id)
+        return None if group is None else filter_refusal(group, asked)
+
+    def group_filter(self, group_id: int) -> str:
+        """Its filter, normalised; empty: everything."""
+        group = self._state.groups.get(group_id)
+        return "" if group is None else group.filter
+
+    def unchecked(self) -> list[tuple[int, int]]:
+        """Subscriptions (group id, topic id) of groups with a filter."""
+        return [(s.group_id, s.topic_id) for s in self._state.groups.subscriptions() if s.checked is not None]
 
     def group_topics(self, group_id: int) -> list[int]:
         """Ids of its topics."""

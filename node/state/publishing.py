@@ -28,7 +28,7 @@ from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.topics import Topics
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import Publish, PublishRequest
-from tickwheel.wheel.units import UNIT, Units
+from tickwheel.wheel.units import ONE_TAG, UNIT, Units
 
 META_BYTES_MAX = 65_535
 """A unit keeps the size of its meta in 16 bits."""
@@ -84,6 +84,8 @@ def _read_columns(publish: Publish, stamped_ms: int) -> _Columns:
             units["meta_size"] = meta_sizes
         if publish.tag_hashes:
             units["tag_hash"] = _column(publish.tag_hashes, "tag_hashes", "<u4", count)
+            if publish.one_tag_hashes:
+                units["flags"] = np.where(units["tag_hash"] != 0, ONE_TAG, 0)
         if publish.tag_masks:
             units["tag_mask"] = _column(publish.tag_masks, "tag_masks", "<u8", count)
         if publish.key_hashes:

@@ -69,6 +69,14 @@ class DispatchResult:
 
 
 @dataclass(frozen=True, slots=True)
+class FilteredResult:
+    """Positions that met the filter of a group, and how many of them were skipped; 0, 0: it had no effect."""
+
+    checked: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SettleResult:
     """Sums over the batches: settled by this or before; stale; not known to be dispatched."""
 

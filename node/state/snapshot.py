@@ -174,7 +174,7 @@ def _group_message(group: Group) -> state_pb2.GroupSnapshot:
         dead=group.dead.snapshot(),
         dead_hours=np.array(sorted(group.dead_hours.items()), "<i8").tobytes(),
         subscriptions=[
-            state_pb2.SubscriptionSnapshot(topic_id=s.topic_id, floor=s.floor, start_ms=s.start_ms)
+            state_pb2.SubscriptionSnapshot(topic_id=s.topic_id, floor=s.floor, start_ms=s.start_ms, checked=s.checked)
             for s in group.subscriptions.values()
         ],
     )
@@ -321,5 +321,6 @@ def _restore_group(
             raise ImpossibleStateError(f"group {message.name} has topic {item.topic_id}, which does not exist")
         subscription = Subscription(message.group_id, item.topic_id, topic.ready, state.settings.window_messages_max)
         subscription.restore(item.floor, item.start_ms, values.get((message.group_id, item.topic_id), b""))
+        subscription.checked = item.checked if item.HasField("checked") else None
         group.subscriptions[item.topic_id] = subscription
     return group

@@ -52,6 +52,8 @@ class Subscription:
         self.floor = 0
         self.start_ms = 0
         """Messages due before this count as settled; 0 once it no longer matters."""
+        self.checked: int | None = None
+        """Nothing from here on has met the group's filter, or is handed out; None: it has none. See filtering.py."""
         self._values: NDArray[np.uint16] = np.ones(CAPACITY_LEAST, np.uint16)
         self._base = 0
         """Position of `_values[0]`."""
@@ -74,6 +76,25 @@ class Subscription:
         return min(self._ready.count, self.floor + self.window_messages_max)
 
     @property
+    def unchecked(self) -> int:
+        """First position that is to meet the filter."""
+        return self._ready.count if self.checked is None else max(self.checked, self.floor)
+
+    @property
+    def check_stop(self) -> int:
+        """Nothing from here on may meet it now."""
+        return min(self._ready.count, self.floor + self.window_messages_max)
+
+    def unchecked_ids(self, limit: int) -> tuple[int, Ids]:
+        """The first position that is to meet the filter, and up to `limit` ids from there on that may now."""
+        first = self.unchecked
+        return first, self._ready.read(first, max(0, min(limit, self.check_stop - first)))
+
+    @property
+    def _hand_out_stop(self) -> int:
+        return self.stop if self.checked is None else min(self.stop, self.unchecked)
+
+    @property
     def settled_ahead(self) -> int:
         """Settled messages above the floor."""
         return int(np.count_nonzero(self._window() == 0))
@@ -85,7 +106,7 @@ class Subscription:
 
     def deliverable(self, first: int, limit: int) -> tuple[Positions, Ids, Attempts]:
         """Up to `limit` unsettled positions from `first` on, rising, with ids and attempts; within the window."""
-        at, stop = max(int(first), self.floor), self.stop
+        at, stop = max(int(first), self.floor), self._hand_out_stop
         parts: list[Places] = []
         missing = limit
         while at < stop and missing > 0:
@@ -98,7 +119,7 @@ class Subscription:
 
     def scanned_to(self, first: int, limit: int) -> int:
         """Where a reader that found nothing from `first` on goes on."""
-        return max(int(first), self.stop)
+        return max(int(first), self._hand_out_stop)
 
     def returned(self, limit: int) -> tuple[Positions, Ids, Attempts]:
         """Up to `limit` unsettled positions that were out before, rising."""
@@ -175,6 +196,21 @@ class Subscription:
             self._returned_from = min(self._returned_from, int(changed[0]))
         return result, changed
 
+    def check(self, first: int, wanted: NDArray[np.bool_]) -> int:
+        """Positions from `first` on, all below `check_stop`, met the filter; returns how many are skipped by that."""
+        self.checked = end = first + len(wanted)
+        if wanted.all():
+            return 0
+        self._cover(end)
+        values = self._values[first - self._base : end - self._base]
+        skipped = ~wanted & (values != 0)
+        count = int(np.count_nonzero(skipped))
+        if count:
+            self.returned_count -= int(np.count_nonzero(values[skipped] > 1))
+            values[skipped] = 0
+            self._advance()
+        return count
+
     def skip_foreign(self) -> None:
         """Positions for other groups may have been added: step over those at the floor."""
         if self.floor == self._end:
@@ -223,7 +259,10 @@ class Subscription:
     def digest_into(self, sha: hashlib._Hash) -> None:
         """Everything that counts."""
         window = self.window_bytes()
-        sha.update(struct.pack("<IIQqQ", self.group_id, self.topic_id, self.floor, self.start_ms, len(window)))
+        checked = -1 if self.checked is None else self.unchecked
+        sha.update(
+            struct.pack("<IIQqQq", self.group_id, self.topic_id, self.floor, self.start_ms, len(window), checked)
+        )
         sha.update(window)
 
     # -- inside

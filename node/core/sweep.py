@@ -1,0 +1,132 @@
+"""The master's sweep: takes ready messages past their group's filter that no dispatch has taken past it.
+
+That is what lies before a group that begins early, has fallen behind its window, got another filter or was reset.
+Units are read (never payloads), judged as arrays, and what is not wanted goes into the log as runs of positions: one
+command for thousands of messages, whoever consumes or not. One step of a subscription is under way at a time, few of
+all together; what waits longest is next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.leases import ChannelKey
+from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.core.work import Background, RemovedError
+from tickwheel.node.state.filtering import runs_of
+from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.state.results import FilteredResult
+from tickwheel.proto.log_pb2 import Command, Filtered
+from tickwheel.wheel.filters import filter_of
+from tickwheel.wheel.units import Units
+
+STEP_MESSAGES_MAX = 4_096
+STEPS_MAX = 4
+"""Under way at a time: reads share the worker with deliveries."""
+LOOK_PERIOD_MS = 20
+LOOKS_MAX = 256
+"""Subscriptions looked at in one turn."""
+PAUSE_MS = 200
+"""After a step that failed."""
+
+
+class FilterSweep:
+    """One per node; works only while the node leads. `wake` hears of each group for which something was decided."""
+
+    def __init__(
+        self,
+        state: StateMachine,
+        proposer: Proposer,
+        background: Background,
+        wake: Callable[[int], None],
+        fatal: Callable[[str], None],
+    ) -> None:
+        self._state = state
+        self._proposer = proposer
+        self._background = background
+        self._wake = wake
+        self._fatal = fatal
+        self._waiting: deque[ChannelKey] = deque()
+        self._stepping: set[ChannelKey] = set()
+        self._behind = False
+        self._next_ms = 0
+        self._reign = 0
+
+    def begin(self) -> None:
+        """This node leads."""
+        self._reign += 1
+        self._stepping.clear()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Groups came, went or changed their filter."""
+        self._waiting = deque(self._state.unchecked())
+        self._next_ms = 0
+
+    def tick(self, now_ms: int) -> None:
+        """Begin steps for who is behind."""
+        if not self._waiting or now_ms < self._next_ms:
+            return
+        self._next_ms = now_ms + LOOK_PERIOD_MS
+        self._behind = False
+        for _ in range(min(LOOKS_MAX, len(self._waiting))):
+            if len(self._stepping) >= STEPS_MAX:
+                return
+            key = self._waiting.popleft()
+            if self._state.subscription(*key) is None:
+                continue
+            self._waiting.append(key)
+            if key not in self._stepping and self._step(key):
+                self._behind = True
+
+    def wanted_ms(self) -> int | None:
+        """When to look again because somebody is behind; None: what becomes ready brings a tick with it."""
+        return self._next_ms if self._behind or len(self._waiting) > LOOKS_MAX else None
+
+    def _step(self, key: ChannelKey) -> bool:
+        """Read and judge the next messages of one; whether there were some."""
+        subscription = self._state.subscription(*key)
+        expression = self._state.group_filter(key[0])
+        wanted_by = filter_of(expression)
+        if subscription is None or wanted_by is None:
+            return False
+        first, ids = subscription.unchecked_ids(STEP_MESSAGES_MAX)
+        if not len(ids):
+            return False
+        reign = self._reign
+        self._stepping.add(key)
+
+        def read(units: Units | None, error: BaseException | None) -> None:
+            if reign != self._reign:
+                return
+            if units is None:
+                self._stepping.discard(key)
+                if not isinstance(error, RemovedError):
+                    self._fatal(
+                        f"a message that is due cannot be read: {error}. Another node will deliver it; "
+                        "replace this node's data (docs/DEPLOY.md, replacing a dead node)"
+                    )
+                return
+            command = Filtered(
+                group_id=key[0],
+                topic_id=key[1],
+                filter=expression,
+                first=first,
+                runs=runs_of(wanted_by.wanted(units)),
+            )
+            self._proposer.submit(Command(filtered=command), applied, may_gather=True)
+
+        def applied(result: object) -> None:
+            if reign != self._reign:
+                return
+            self._stepping.discard(key)
+            if isinstance(result, FilteredResult):
+                self._wake(key[0])
+                self._step(key)
+            elif isinstance(result, Failure):
+                self._next_ms += PAUSE_MS
+
+        self._background.read_units(ids, read)
+        return True

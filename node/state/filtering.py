@@ -1,0 +1,68 @@
+"""A group's filter over its topics' ready queues: what does not match is settled as skipped.
+
+Invariants:
+- Nothing from `Subscription.checked` on is handed out; what lies below has met the group's filter, and what did not
+  match is settled.
+- What enters the ready queue is checked by the dispatch that brings it, on every node alike and without a command,
+  unless the group is behind: it begins early, its window is full, its filter was changed, it was reset. Then the
+  master reads units and proposes what to skip (`Filtered`), in order and for the filter that it names; anything else
+  has no effect.
+
+Called by the state machine and by administration; the master's sweep reads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.state.groups import Group
+from tickwheel.node.state.results import FilteredResult
+from tickwheel.node.state.subscription import Subscription
+from tickwheel.proto.log_pb2 import Filtered
+from tickwheel.wheel.filters import filter_of
+from tickwheel.wheel.units import Units
+
+RUNS = "<u4"
+
+
+def begin(group: Group, subscription: Subscription) -> None:
+    """From its floor on everything is to meet the group's filter (again)."""
+    subscription.checked = subscription.floor if filter_of(group.filter) is not None else None
+
+
+def arrived(group: Group, subscription: Subscription, first: int, units: Units) -> int:
+    """Units entered the ready queue from `first` on; returns how many are skipped."""
+    wanted_by = filter_of(group.filter)
+    at = subscription.unchecked
+    if wanted_by is None or not first <= at < first + len(units):
+        return 0
+    end = min(first + len(units), subscription.check_stop)
+    if end <= at:
+        return 0
+    return subscription.check(at, wanted_by.wanted(units[at - first : end - first]))
+
+
+def runs_of(wanted: NDArray[np.bool_]) -> bytes:
+    """uint32 lengths of runs: skipped, wanted, skipped, ...; the first may be 0."""
+    edges = np.flatnonzero(np.diff(wanted, prepend=False)).tolist()
+    lengths = np.diff([0, *edges, len(wanted)])
+    return lengths.astype(RUNS).tobytes()
+
+
+def apply(group: Group | None, subscription: Subscription | None, command: Filtered) -> FilteredResult:
+    """Carry out what a master found, if it still is what it looked at."""
+    if group is None or subscription is None or len(command.runs) % 4:
+        return FilteredResult()
+    lengths = np.frombuffer(command.runs, RUNS).astype(np.int64)
+    total = int(lengths.sum())
+    if (
+        command.filter != group.filter
+        or subscription.checked is None
+        or command.first != subscription.unchecked
+        or not total
+        or command.first + total > subscription.check_stop
+    ):
+        return FilteredResult()
+    wanted = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    return FilteredResult(total, subscription.check(command.first, wanted))

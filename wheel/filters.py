@@ -1,0 +1,83 @@
+"""Tag filters: which units a group wants, judged by what a unit keeps of its message's tags.
+
+An expression is `*` (everything) or tags with `||` between them, any of which is enough. It is kept normalised:
+each tag once, in order, `a || b`; empty stands for everything. Pure, and the same on every node: apply depends on it.
+
+A unit is wanted if one of the wanted tags, tested alone, has all of its bits in the unit's mask; and, of a unit that
+says that its message has one tag only (`ONE_TAG`), if the hash of that tag is the same too. Hashes collide: what is
+judged as wanted may turn out not to be, never the other way round. Whoever reads the tags themselves checks exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.wheel.tags import tag_hash, tag_mask
+from tickwheel.wheel.units import ONE_TAG, Units
+
+EVERYTHING = "*"
+TAGS_MAX = 64
+"""Of a message, and of an expression: each wanted tag costs a pass over the units."""
+TAG_LENGTH_MAX = 128
+TAG_RULE = f"1 to {TAG_LENGTH_MAX} printable characters without |, no blank at either end, not *"
+FILTER_RULE = f"* or 1 to {TAGS_MAX} tags with || between them"
+
+
+def is_tag(tag: str) -> bool:
+    """Whether a tag is allowed: see TAG_RULE."""
+    return (
+        0 < len(tag) <= TAG_LENGTH_MAX
+        and tag.isprintable()
+        and "|" not in tag
+        and tag != EVERYTHING
+        and tag == tag.strip()
+    )
+
+
+def normalised(expression: str) -> str | None:
+    """An expression as it is kept; empty: everything; None: it is none."""
+    parts = [part.strip() for part in expression.split("||")]
+    if parts in ([""], [EVERYTHING]):
+        return ""
+    tags = sorted(set(parts))
+    if len(tags) > TAGS_MAX or not all(map(is_tag, tags)):
+        return None
+    return " || ".join(tags)
+
+
+@dataclass(frozen=True, slots=True)
+class TagFilter:
+    """A filter that does not want everything. `masks` and `hashes` belong to `tags` one by one."""
+
+    tags: tuple[str, ...]
+    masks: Sequence[int]
+    hashes: Sequence[int]
+
+    def wanted(self, units: Units) -> NDArray[np.bool_]:
+        """Which units may match: all that do, and a few by collision."""
+        masks, hashes = units["tag_mask"], units["tag_hash"]
+        several = (units["flags"] & ONE_TAG) == 0
+        found = np.zeros(len(units), np.bool_)
+        for mask, code in zip(self.masks, self.hashes, strict=True):
+            bits = np.uint64(mask)
+            found |= ((masks & bits) == bits) & (several | (hashes == np.uint32(code)))
+        return found
+
+
+@lru_cache(maxsize=4_096)
+def filter_of(expression: str) -> TagFilter | None:
+    """The filter of a normalised expression; None: everything is wanted."""
+    tags = tuple(expression.split(" || ")) if expression else ()
+    if not tags:
+        return None
+    return TagFilter(tags, [tag_mask((tag,)) for tag in tags], [tag_hash(tag) for tag in tags])
+
+
+def shown(expression: str) -> str:
+    """A normalised expression for people and programs: never empty."""
+    return expression or EVERYTHING
