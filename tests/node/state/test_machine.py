@@ -257,7 +257,7 @@ def test_topics_and_groups_are_created_once(driver: Driver) -> None:
     assert driver.group().group.group_id == 1
     assert list(driver.group(topics=["orders", "more"]).group.topics) == ["orders", "more"]
     other = admin_pb2.CreateGroupRequest(name="g", topics=["orders"], filter="a")
-    assert reason(driver.apply(admin(create_group=other))[0]) == pb.NAME_TAKEN
+    assert reason(driver.apply(admin(create_group=other))[0]) == pb.FILTER_DIFFERS
     driver.apply(admin(delete_group=admin_pb2.DeleteGroupRequest(name="g")))
     assert driver.group().group.group_id == 2, "ids are never used again"
 
