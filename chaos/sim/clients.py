@@ -1,0 +1,84 @@
+"""What all clients of a whole node share: the way to the nodes and back, one set of dice, one clock.
+
+Every client is simple and honest: it asks whoever it thinks is master and goes on to the next node when that is wrong
+or nobody answers in time. Calls and answers travel; what a process has not answered when it ends is never answered.
+
+To add a kind of clients: write a `Clients` in a module of its own, and put it into `NodeLoad.parts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tickwheel.chaos.sim.core_process import CoreProcess
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.setup import Stage
+from tickwheel.chaos.sim.shape import Shape
+from tickwheel.chaos.sim.world import MS
+from tickwheel.node.core.face import CoreFace
+from tickwheel.node.core.failure import Failure
+
+TIMEOUT_NS = 900 * MS
+"""So long a client waits for an answer."""
+
+
+class Clients(Protocol):
+    """Some of the clients of a run. `Wires.winding_down` tells them that faults are over."""
+
+    def start(self) -> None:
+        """Begin."""
+        ...
+
+    def unfinished(self) -> str:
+        """What the drain still waits for, in words; empty when done."""
+        ...
+
+
+class Wires:
+    """Between the clients and the nodes of a run."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.world = stage.world
+        self.history = stage.history
+        self.rng = stage.world.stream("clients")
+        self.winding_down = False
+        """No new work but what shows that the cluster is alive; what is open is finished."""
+        self._numbers = 0
+
+    @property
+    def shape(self) -> Shape:
+        """Of the run."""
+        return self._stage.shape
+
+    def number(self) -> int:
+        """The next of the numbers from 1 on that name things of this run."""
+        self._numbers += 1
+        return self._numbers
+
+    def machine(self, target: int) -> Machine:
+        """Whom a client means that counts on when one does not answer."""
+        machines = self._stage.machines
+        return machines[target % len(machines)]
+
+    def call(self, machine: Machine, action: Callable[[CoreFace], None]) -> None:
+        """Run something on a node's client face after the way there; lost if the process is gone by then."""
+
+        def arrive() -> None:
+            process = machine.process
+            if isinstance(process, CoreProcess):
+                boot = machine.boot
+                machine.deliver(lambda: action(process.host.face) if machine.boot == boot else None)
+
+        self.world.after(self.rng.randrange(100_000, 2 * MS), arrive)
+
+    def back(self, function: Callable[..., None], *args: object) -> None:
+        """An answer on its way to the client."""
+        self.world.after(self.rng.randrange(100_000, 2 * MS), function, *args)
+
+    def redirect(self, failure: Failure, target: int) -> int:
+        """Whom to ask next after a refusal."""
+        names = list(self._stage.names)
+        master = failure.metadata.get("master_id", "")
+        return names.index(master) if master in names else target + 1

@@ -1,0 +1,232 @@
+"""Consumers of the whole node: they settle, hand back, forget, are slow, and die with messages in hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.core_process import CoreProcess
+from tickwheel.chaos.sim.history import Delivered, SessionClosed, Settled, SettleSent
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.producers import TOPICS, UID
+from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.node.core.face import Session
+from tickwheel.node.core.failure import Failure
+from tickwheel.proto import consumer_pb2
+
+GROUPS = ("billing", "audit")
+CONSUMERS_PER_GROUP = 2
+LEASE_MS = 3_000
+CREDITS = 200
+
+_Together = tuple[int, int, str, consumer_pb2.Outcome.ValueType]
+"""(session, when, topic, outcome) of what is settled by one call."""
+
+
+@dataclass
+class _Consumer:
+    group: str
+    number: int
+    target: int = 0
+    session: Session | None = None
+    machine: Machine | None = None
+    boot: int = 0
+    session_number: int = 0
+    opening: int = 0
+    unanswered: dict[int, int] = field(default_factory=dict)
+    thinking: dict[_Together, list[tuple[consumer_pb2.DeliverBatch, list[int]]]] = field(default_factory=dict)
+
+
+class Consumers:
+    """`clients.Clients` of two groups."""
+
+    def __init__(self, wires: Wires) -> None:
+        self._wires = wires
+        self._world = wires.world
+        self._history = wires.history
+        self._rng = wires.rng
+        self._consumers = [_Consumer(group, number) for group in GROUPS for number in range(CONSUMERS_PER_GROUP)]
+        self._next_session = 1
+
+    def start(self) -> None:
+        """See Clients."""
+        for consumer in self._consumers:
+            self._world.after(self._rng.randrange(SECOND), self._keep_open, consumer)
+
+    def unfinished(self) -> str:
+        """See Clients."""
+        unsettled = sum(len(c.unanswered) for c in self._consumers)
+        return f"{unsettled} settlements" if unsettled else ""
+
+    def _keep_open(self, consumer: _Consumer) -> None:
+        """Open a session where the master is thought to be; look after it for ever."""
+        machine = consumer.machine
+        lost = machine is None or machine.boot != consumer.boot or machine.process is None
+        if consumer.session is not None and lost:
+            self._session_over(consumer)
+        if consumer.session is None and not consumer.opening:
+            self._open(consumer)
+        elif consumer.session is not None and not self._wires.winding_down and self._rng.random() < 0.02:
+            self._die(consumer)
+        self._world.after(200 * MS, self._keep_open, consumer)
+
+    def _open(self, consumer: _Consumer) -> None:
+        machine = self._wires.machine(consumer.target)
+        number = self._next_session
+        self._next_session += 1
+        consumer.opening = number
+        boot = machine.boot
+        request = consumer_pb2.OpenConsumer(
+            group=consumer.group, topics=TOPICS, credits=CREDITS, lease_ms=LEASE_MS, batch_messages_max=16
+        )
+
+        def deliver(batch: consumer_pb2.DeliverBatch) -> None:
+            self._deliver(consumer, machine, number, batch)
+
+        def closed(failure: Failure) -> None:
+            self._history.add(SessionClosed(self._world.now_ns, consumer.group, number))
+            if consumer.session_number == number:
+                consumer.target = self._wires.redirect(failure, consumer.target)
+                self._session_over(consumer)
+
+        def opened(session: Session | Failure) -> None:
+            if isinstance(session, Failure):
+                if consumer.opening == number:
+                    consumer.opening = 0
+                    consumer.target = self._wires.redirect(session, consumer.target)
+            elif consumer.opening == number:
+                consumer.opening = 0
+                consumer.session, consumer.session_number = session, number
+                consumer.machine, consumer.boot = machine, boot
+            else:
+                session.close()
+
+        def give_up() -> None:
+            if consumer.opening == number:
+                consumer.opening = 0
+                consumer.target += 1
+
+        self._wires.call(machine, lambda face: face.open_consumer(request, deliver, closed, opened))
+        self._world.after(TIMEOUT_NS, give_up)
+
+    def _session_over(self, consumer: _Consumer) -> None:
+        consumer.session = None
+        consumer.machine = None
+        consumer.unanswered.clear()
+
+    def _die(self, consumer: _Consumer) -> None:
+        """The consumer goes away with messages in hand."""
+        session, machine, number = consumer.session, consumer.machine, consumer.session_number
+        self._session_over(consumer)
+        if session is None or machine is None:
+            return
+
+        def close() -> None:
+            self._history.add(SessionClosed(self._world.now_ns, consumer.group, number))
+            session.close()
+
+        machine.deliver(close)
+
+    def _deliver(self, consumer: _Consumer, machine: Machine, number: int, batch: consumer_pb2.DeliverBatch) -> None:
+        clock_error_ms = 0.0
+        if isinstance(machine.process, CoreProcess):
+            machine.process.observe_lease()
+            clock_error_ms = machine.process.host.core.clock.error_ns() / MS
+        ids = np.frombuffer(batch.ids, "<u8").tolist()
+        attempts = np.frombuffer(batch.attempts, "<u4").tolist()
+        due = np.frombuffer(batch.due_ms, "<i8").tolist()
+        sizes = np.frombuffer(batch.sizes, "<u4").tolist()
+        uids = []
+        at = 0
+        for id64, attempt, due_ms, size in zip(ids, attempts, due, sizes, strict=True):
+            uid = UID.unpack_from(batch.records, at)[0]
+            at += size
+            uids.append(uid)
+            self._history.add(
+                Delivered(
+                    self._world.now_ns,
+                    machine.name,
+                    machine.boot,
+                    batch.term,
+                    batch.group,
+                    batch.topic,
+                    number,
+                    id64,
+                    uid,
+                    attempt,
+                    due_ms,
+                    batch.lease_until_ms,
+                    clock_error_ms,
+                )
+            )
+        if consumer.session_number != number and consumer.opening != number:
+            return
+        rng = self._rng
+        fate = rng.random() if not self._wires.winding_down else 0.0
+        if fate > 0.97:
+            return  # forgotten: the lease will run out
+        outcome = consumer_pb2.RETRY if fate > 0.93 else consumer_pb2.ACK
+        think_ns = rng.randrange(MS, 40 * MS) if fate < 0.9 else rng.randrange(500 * MS, 4_000 * MS)
+        grid_ns = self._wires.shape.settle_grid_ms * MS
+        settle_ns = -(-(self._world.now_ns + think_ns) // grid_ns) * grid_ns
+        together = (number, settle_ns, batch.topic, outcome)
+        if together in consumer.thinking:
+            consumer.thinking[together].append((batch, uids))
+        else:
+            consumer.thinking[together] = [(batch, uids)]
+            self._world.at(settle_ns, self._settle, consumer, machine, together)
+
+    def _settle(self, consumer: _Consumer, machine: Machine, together: _Together) -> None:
+        """One settlement for all batches of a topic that the consumer has done with by now."""
+        batches = consumer.thinking.pop(together)
+        session = consumer.session
+        number, _, topic, outcome = together
+        if session is None or consumer.session_number != number:
+            return
+        ids, attempts, positions = (
+            b"".join(getattr(batch, column) for batch, _ in batches) for column in ("ids", "attempts", "positions")
+        )
+        name = consumer_pb2.Outcome.Name(outcome)
+        rows = list(
+            zip(
+                np.frombuffer(ids, "<u8").tolist(),
+                [uid for _, uids in batches for uid in uids],
+                np.frombuffer(attempts, "<u4").tolist(),
+                strict=True,
+            )
+        )
+        for id64, uid, attempt in rows:
+            self._history.add(SettleSent(self._world.now_ns, consumer.group, id64, uid, attempt, name))
+        key = self._wires.number()
+        consumer.unanswered[key] = len(rows)
+        settle = consumer_pb2.SettleBatch(
+            sequence=1,
+            group=consumer.group,
+            topic=topic,
+            outcome=outcome,
+            ids=ids,
+            attempts=attempts,
+            positions=positions if self._rng.random() < 0.9 else b"",
+        )
+
+        def done(receipt: consumer_pb2.SettleReceipt | Failure) -> None:
+            self._wires.back(answered, receipt)
+
+        def answered(receipt: consumer_pb2.SettleReceipt | Failure) -> None:
+            consumer.unanswered.pop(key, None)
+            if isinstance(receipt, Failure) or receipt.settled != len(rows):
+                return
+            for id64, uid, attempt in rows:
+                self._history.add(Settled(self._world.now_ns, consumer.group, id64, uid, attempt, name))
+
+        def act() -> None:
+            session.settle(settle, done)
+            session.credit(len(rows))
+
+        boot = consumer.boot
+        self._world.after(
+            self._rng.randrange(100_000, 2 * MS),
+            lambda: machine.deliver(act) if machine.boot == boot and machine.process is not None else None,
+        )
