@@ -828,6 +828,10 @@ class Settings(_message.Message):
     PRODUCERS_MAX_FIELD_NUMBER: _builtins.int
     TOPICS_MAX_FIELD_NUMBER: _builtins.int
     GROUPS_MAX_FIELD_NUMBER: _builtins.int
+    STAGING_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    STAGING_JOBS_MAX_FIELD_NUMBER: _builtins.int
+    STAGING_EXPIRY_MS_FIELD_NUMBER: _builtins.int
+    STAGING_MEMORY_MS_FIELD_NUMBER: _builtins.int
     delay_levels: _builtins.str
     """"1s 5s 10s ...": at most 64 levels, each a number and s, m, h or d."""
     attempts_max: _builtins.int
@@ -847,6 +851,13 @@ class Settings(_message.Message):
     producers_max: _builtins.int
     topics_max: _builtins.int
     groups_max: _builtins.int
+    staging_bytes_max: _builtins.int
+    """Rows staged by bulk writers and not published yet: bytes of all together (a block counts at least 64 KiB), jobs that
+    are remembered, how long rows nobody adds to are kept, how long a published job is recognised.
+    """
+    staging_jobs_max: _builtins.int
+    staging_expiry_ms: _builtins.int
+    staging_memory_ms: _builtins.int
     def __init__(
         self,
         *,
@@ -865,10 +876,14 @@ class Settings(_message.Message):
         producers_max: _builtins.int | None = ...,
         topics_max: _builtins.int | None = ...,
         groups_max: _builtins.int | None = ...,
+        staging_bytes_max: _builtins.int | None = ...,
+        staging_jobs_max: _builtins.int | None = ...,
+        staging_expiry_ms: _builtins.int | None = ...,
+        staging_memory_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempts_max: _TypeAlias = _typing.Literal["attempts_max"]  # noqa: Y015
     _WhichOneofArgType__attempts_max: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max"]  # noqa: Y015
@@ -894,6 +909,14 @@ class Settings(_message.Message):
     _WhichOneofArgType__retention_ms: _TypeAlias = _typing.Literal["_retention_ms", b"_retention_ms"]  # noqa: Y015
     _WhichOneofReturnType__slot_ms: _TypeAlias = _typing.Literal["slot_ms"]  # noqa: Y015
     _WhichOneofArgType__slot_ms: _TypeAlias = _typing.Literal["_slot_ms", b"_slot_ms"]  # noqa: Y015
+    _WhichOneofReturnType__staging_bytes_max: _TypeAlias = _typing.Literal["staging_bytes_max"]  # noqa: Y015
+    _WhichOneofArgType__staging_bytes_max: _TypeAlias = _typing.Literal["_staging_bytes_max", b"_staging_bytes_max"]  # noqa: Y015
+    _WhichOneofReturnType__staging_expiry_ms: _TypeAlias = _typing.Literal["staging_expiry_ms"]  # noqa: Y015
+    _WhichOneofArgType__staging_expiry_ms: _TypeAlias = _typing.Literal["_staging_expiry_ms", b"_staging_expiry_ms"]  # noqa: Y015
+    _WhichOneofReturnType__staging_jobs_max: _TypeAlias = _typing.Literal["staging_jobs_max"]  # noqa: Y015
+    _WhichOneofArgType__staging_jobs_max: _TypeAlias = _typing.Literal["_staging_jobs_max", b"_staging_jobs_max"]  # noqa: Y015
+    _WhichOneofReturnType__staging_memory_ms: _TypeAlias = _typing.Literal["staging_memory_ms"]  # noqa: Y015
+    _WhichOneofArgType__staging_memory_ms: _TypeAlias = _typing.Literal["_staging_memory_ms", b"_staging_memory_ms"]  # noqa: Y015
     _WhichOneofReturnType__topics_auto_create: _TypeAlias = _typing.Literal["topics_auto_create"]  # noqa: Y015
     _WhichOneofArgType__topics_auto_create: _TypeAlias = _typing.Literal["_topics_auto_create", b"_topics_auto_create"]  # noqa: Y015
     _WhichOneofReturnType__topics_max: _TypeAlias = _typing.Literal["topics_max"]  # noqa: Y015
@@ -924,6 +947,14 @@ class Settings(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_ms) -> _WhichOneofReturnType__retention_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__slot_ms) -> _WhichOneofReturnType__slot_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staging_bytes_max) -> _WhichOneofReturnType__staging_bytes_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staging_expiry_ms) -> _WhichOneofReturnType__staging_expiry_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staging_jobs_max) -> _WhichOneofReturnType__staging_jobs_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staging_memory_ms) -> _WhichOneofReturnType__staging_memory_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__topics_auto_create) -> _WhichOneofReturnType__topics_auto_create | None: ...
     @_typing.overload

@@ -23,53 +23,54 @@ _sym_db = _symbol_database.Default()
 
 
 from tickwheel.proto import admin_pb2 as tickwheel_dot_proto_dot_admin__pb2
+from tickwheel.proto import staging_pb2 as tickwheel_dot_proto_dot_staging__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tickwheel/proto/log.proto\x12\x0ctickwheel.v1\x1a\x1btickwheel/proto/admin.proto\"\x82\x01\n\x08LogEntry\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x13\n\x0bwheel_group\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x12\n\nstamped_ms\x18\x04 \x01(\x03\x12\'\n\x08\x63ommands\x18\x05 \x03(\x0b\x32\x15.tickwheel.v1.Command\"\x8c\x03\n\x07\x43ommand\x12\"\n\x04lead\x18\x01 \x01(\x0b\x32\x12.tickwheel.v1.LeadH\x00\x12(\n\x07publish\x18\x02 \x01(\x0b\x32\x15.tickwheel.v1.PublishH\x00\x12*\n\x08\x64ispatch\x18\x03 \x01(\x0b\x32\x16.tickwheel.v1.DispatchH\x00\x12&\n\x06settle\x18\x04 \x01(\x0b\x32\x14.tickwheel.v1.SettleH\x00\x12&\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x14.tickwheel.v1.CancelH\x00\x12.\n\nreschedule\x18\x06 \x01(\x0b\x32\x18.tickwheel.v1.RescheduleH\x00\x12+\n\x05\x61\x64min\x18\x07 \x01(\x0b\x32\x1a.tickwheel.v1.AdminCommandH\x00\x12&\n\x06ingest\x18\x08 \x01(\x0b\x32\x14.tickwheel.v1.IngestH\x00\x12*\n\x08\x66iltered\x18\x14 \x01(\x0b\x32\x16.tickwheel.v1.FilteredH\x00\x42\x06\n\x04\x62ody\"%\n\x04Lead\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"\xf1\x01\n\x07Publish\x12.\n\x08requests\x18\x01 \x03(\x0b\x32\x1c.tickwheel.v1.PublishRequest\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x0c\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\x12\x11\n\ttopic_ids\x18\x04 \x01(\x0c\x12\r\n\x05sizes\x18\x05 \x01(\x0c\x12\x12\n\nmeta_sizes\x18\x06 \x01(\x0c\x12\x12\n\ntag_hashes\x18\x07 \x01(\x0c\x12\x11\n\ttag_masks\x18\x08 \x01(\x0c\x12\x12\n\nkey_hashes\x18\t \x01(\x0c\x12\x0f\n\x07records\x18\n \x01(\x0c\x12\x16\n\x0eone_tag_hashes\x18\x14 \x01(\x08\"F\n\x0ePublishRequest\x12\x13\n\x0bproducer_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"^\n\x08\x44ispatch\x12\x0e\n\x06\x64ue_ms\x18\x01 \x01(\x03\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x15\n\rexpected_tick\x18\x03 \x01(\x03\x12\x1c\n\x14\x65xpected_local_index\x18\x04 \x01(\x04\"6\n\x06Settle\x12,\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x1b.tickwheel.v1.SettleColumns\"\xb3\x01\n\rSettleColumns\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\r\x12&\n\x04kind\x18\x03 \x01(\x0e\x32\x18.tickwheel.v1.SettleKind\x12\x0b\n\x03ids\x18\x04 \x01(\x0c\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\x0c\x12\x11\n\tpositions\x18\x06 \x01(\x0c\x12\x14\n\x0cretry_due_ms\x18\x07 \x01(\x03\x12\x0e\n\x06reason\x18\x08 \x01(\t\"[\n\x08\x46iltered\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\r\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\x12\r\n\x05\x66irst\x18\x04 \x01(\x04\x12\x0c\n\x04runs\x18\x05 \x01(\x0c\"$\n\x06\x43\x61ncel\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x03\"\xb6\x01\n\nReschedule\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x03\x12\x12\n\nnew_due_ms\x18\x03 \x01(\x03\x12\x10\n\x08topic_id\x18\x04 \x01(\r\x12\x0e\n\x06record\x18\x05 \x01(\x0c\x12\x11\n\tmeta_size\x18\x06 \x01(\r\x12\x10\n\x08tag_hash\x18\x07 \x01(\r\x12\x10\n\x08tag_mask\x18\x08 \x01(\x04\x12\x10\n\x08key_hash\x18\t \x01(\x04\x12\r\n\x05\x66lags\x18\x14 \x01(\r\"\xf4\x04\n\x0c\x41\x64minCommand\x12\x38\n\x0c\x63reate_topic\x18\x01 \x01(\x0b\x32 .tickwheel.v1.CreateTopicRequestH\x00\x12\x38\n\x0c\x64\x65lete_topic\x18\x02 \x01(\x0b\x32 .tickwheel.v1.DeleteTopicRequestH\x00\x12\x38\n\x0c\x63reate_group\x18\x03 \x01(\x0b\x32 .tickwheel.v1.CreateGroupRequestH\x00\x12\x38\n\x0c\x64\x65lete_group\x18\x04 \x01(\x0b\x32 .tickwheel.v1.DeleteGroupRequestH\x00\x12*\n\x08settings\x18\x05 \x01(\x0b\x32\x16.tickwheel.v1.SettingsH\x00\x12*\n\nadd_member\x18\x06 \x01(\x0b\x32\x14.tickwheel.v1.MemberH\x00\x12:\n\rremove_member\x18\x07 \x01(\x0b\x32!.tickwheel.v1.RemoveMemberRequestH\x00\x12\x31\n\x0cremove_hours\x18\x08 \x01(\x0b\x32\x19.tickwheel.v1.RemoveHoursH\x00\x12\x35\n\x0e\x63reate_cluster\x18\t \x01(\x0b\x32\x1b.tickwheel.v1.CreateClusterH\x00\x12\x35\n\x0epromote_member\x18\n \x01(\x0b\x32\x1b.tickwheel.v1.PromoteMemberH\x00\x12?\n\x10set_group_filter\x18\x14 \x01(\x0b\x32#.tickwheel.v1.SetGroupFilterRequestH\x00\x42\x06\n\x04\x62ody\" \n\rPromoteMember\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"t\n\rCreateCluster\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12(\n\x08settings\x18\x02 \x01(\x0b\x32\x16.tickwheel.v1.Settings\x12%\n\x07members\x18\x03 \x03(\x0b\x32\x14.tickwheel.v1.Member\"V\n\x0bRemoveHours\x12\x15\n\rhour_min_kept\x18\x01 \x01(\r\x12\x19\n\x0c\x66orced_below\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_forced_belowJ\x04\x08\x02\x10\x03\"`\n\x06Ingest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04hour\x18\x02 \x01(\r\x12\x16\n\x0esegment_sha256\x18\x03 \x01(\t\x12\r\n\x05units\x18\x04 \x01(\x04\x12\x11\n\tlog_bytes\x18\x05 \x01(\x04\"Z\n\x08Identity\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x11\n\tdisk_uuid\x18\x04 \x01(\t\"\xd2\x01\n\x08Manifest\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12\x14\n\x0c\x61pplied_term\x18\x03 \x01(\x04\x12\x11\n\tlead_term\x18\x04 \x01(\x04\x12\r\n\x05wheel\x18\x05 \x01(\x0c\x12\r\n\x05state\x18\x06 \x01(\x0c\x12%\n\x07members\x18\x07 \x03(\x0b\x32\x14.tickwheel.v1.Member\x12)\n\x05\x66iles\x18\x08 \x03(\x0b\x32\x1a.tickwheel.v1.ManifestFile\";\n\x0cManifestFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\r*\x80\x01\n\nSettleKind\x12\x1b\n\x17SETTLE_KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nSETTLE_ACK\x10\x01\x12\x10\n\x0cSETTLE_RETRY\x10\x02\x12\x0f\n\x0bSETTLE_DEAD\x10\x03\x12\x0f\n\x0bSETTLE_SKIP\x10\x04\x12\x11\n\rSETTLE_RETURN\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tickwheel/proto/log.proto\x12\x0ctickwheel.v1\x1a\x1btickwheel/proto/admin.proto\x1a\x1dtickwheel/proto/staging.proto\"\x82\x01\n\x08LogEntry\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x13\n\x0bwheel_group\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x12\n\nstamped_ms\x18\x04 \x01(\x03\x12\'\n\x08\x63ommands\x18\x05 \x03(\x0b\x32\x15.tickwheel.v1.Command\"\xbd\x03\n\x07\x43ommand\x12\"\n\x04lead\x18\x01 \x01(\x0b\x32\x12.tickwheel.v1.LeadH\x00\x12(\n\x07publish\x18\x02 \x01(\x0b\x32\x15.tickwheel.v1.PublishH\x00\x12*\n\x08\x64ispatch\x18\x03 \x01(\x0b\x32\x16.tickwheel.v1.DispatchH\x00\x12&\n\x06settle\x18\x04 \x01(\x0b\x32\x14.tickwheel.v1.SettleH\x00\x12&\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x14.tickwheel.v1.CancelH\x00\x12.\n\nreschedule\x18\x06 \x01(\x0b\x32\x18.tickwheel.v1.RescheduleH\x00\x12+\n\x05\x61\x64min\x18\x07 \x01(\x0b\x32\x1a.tickwheel.v1.AdminCommandH\x00\x12&\n\x06ingest\x18\x08 \x01(\x0b\x32\x14.tickwheel.v1.IngestH\x00\x12*\n\x08\x66iltered\x18\x14 \x01(\x0b\x32\x16.tickwheel.v1.FilteredH\x00\x12/\n\x07staging\x18\x18 \x01(\x0b\x32\x1c.tickwheel.v1.StagingCommandH\x00\x42\x06\n\x04\x62ody\"%\n\x04Lead\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"\xf1\x01\n\x07Publish\x12.\n\x08requests\x18\x01 \x03(\x0b\x32\x1c.tickwheel.v1.PublishRequest\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x0c\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\x12\x11\n\ttopic_ids\x18\x04 \x01(\x0c\x12\r\n\x05sizes\x18\x05 \x01(\x0c\x12\x12\n\nmeta_sizes\x18\x06 \x01(\x0c\x12\x12\n\ntag_hashes\x18\x07 \x01(\x0c\x12\x11\n\ttag_masks\x18\x08 \x01(\x0c\x12\x12\n\nkey_hashes\x18\t \x01(\x0c\x12\x0f\n\x07records\x18\n \x01(\x0c\x12\x16\n\x0eone_tag_hashes\x18\x14 \x01(\x08\"F\n\x0ePublishRequest\x12\x13\n\x0bproducer_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"^\n\x08\x44ispatch\x12\x0e\n\x06\x64ue_ms\x18\x01 \x01(\x03\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x15\n\rexpected_tick\x18\x03 \x01(\x03\x12\x1c\n\x14\x65xpected_local_index\x18\x04 \x01(\x04\"6\n\x06Settle\x12,\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x1b.tickwheel.v1.SettleColumns\"\xb3\x01\n\rSettleColumns\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\r\x12&\n\x04kind\x18\x03 \x01(\x0e\x32\x18.tickwheel.v1.SettleKind\x12\x0b\n\x03ids\x18\x04 \x01(\x0c\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\x0c\x12\x11\n\tpositions\x18\x06 \x01(\x0c\x12\x14\n\x0cretry_due_ms\x18\x07 \x01(\x03\x12\x0e\n\x06reason\x18\x08 \x01(\t\"[\n\x08\x46iltered\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\r\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\x12\r\n\x05\x66irst\x18\x04 \x01(\x04\x12\x0c\n\x04runs\x18\x05 \x01(\x0c\"$\n\x06\x43\x61ncel\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x03\"\xb6\x01\n\nReschedule\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x03\x12\x12\n\nnew_due_ms\x18\x03 \x01(\x03\x12\x10\n\x08topic_id\x18\x04 \x01(\r\x12\x0e\n\x06record\x18\x05 \x01(\x0c\x12\x11\n\tmeta_size\x18\x06 \x01(\r\x12\x10\n\x08tag_hash\x18\x07 \x01(\r\x12\x10\n\x08tag_mask\x18\x08 \x01(\x04\x12\x10\n\x08key_hash\x18\t \x01(\x04\x12\r\n\x05\x66lags\x18\x14 \x01(\r\"\xf4\x04\n\x0c\x41\x64minCommand\x12\x38\n\x0c\x63reate_topic\x18\x01 \x01(\x0b\x32 .tickwheel.v1.CreateTopicRequestH\x00\x12\x38\n\x0c\x64\x65lete_topic\x18\x02 \x01(\x0b\x32 .tickwheel.v1.DeleteTopicRequestH\x00\x12\x38\n\x0c\x63reate_group\x18\x03 \x01(\x0b\x32 .tickwheel.v1.CreateGroupRequestH\x00\x12\x38\n\x0c\x64\x65lete_group\x18\x04 \x01(\x0b\x32 .tickwheel.v1.DeleteGroupRequestH\x00\x12*\n\x08settings\x18\x05 \x01(\x0b\x32\x16.tickwheel.v1.SettingsH\x00\x12*\n\nadd_member\x18\x06 \x01(\x0b\x32\x14.tickwheel.v1.MemberH\x00\x12:\n\rremove_member\x18\x07 \x01(\x0b\x32!.tickwheel.v1.RemoveMemberRequestH\x00\x12\x31\n\x0cremove_hours\x18\x08 \x01(\x0b\x32\x19.tickwheel.v1.RemoveHoursH\x00\x12\x35\n\x0e\x63reate_cluster\x18\t \x01(\x0b\x32\x1b.tickwheel.v1.CreateClusterH\x00\x12\x35\n\x0epromote_member\x18\n \x01(\x0b\x32\x1b.tickwheel.v1.PromoteMemberH\x00\x12?\n\x10set_group_filter\x18\x14 \x01(\x0b\x32#.tickwheel.v1.SetGroupFilterRequestH\x00\x42\x06\n\x04\x62ody\" \n\rPromoteMember\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"t\n\rCreateCluster\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12(\n\x08settings\x18\x02 \x01(\x0b\x32\x16.tickwheel.v1.Settings\x12%\n\x07members\x18\x03 \x03(\x0b\x32\x14.tickwheel.v1.Member\"V\n\x0bRemoveHours\x12\x15\n\rhour_min_kept\x18\x01 \x01(\r\x12\x19\n\x0c\x66orced_below\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_forced_belowJ\x04\x08\x02\x10\x03\"`\n\x06Ingest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04hour\x18\x02 \x01(\r\x12\x16\n\x0esegment_sha256\x18\x03 \x01(\t\x12\r\n\x05units\x18\x04 \x01(\x04\x12\x11\n\tlog_bytes\x18\x05 \x01(\x04\"Z\n\x08Identity\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x11\n\tdisk_uuid\x18\x04 \x01(\t\"\xd2\x01\n\x08Manifest\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12\x14\n\x0c\x61pplied_term\x18\x03 \x01(\x04\x12\x11\n\tlead_term\x18\x04 \x01(\x04\x12\r\n\x05wheel\x18\x05 \x01(\x0c\x12\r\n\x05state\x18\x06 \x01(\x0c\x12%\n\x07members\x18\x07 \x03(\x0b\x32\x14.tickwheel.v1.Member\x12)\n\x05\x66iles\x18\x08 \x03(\x0b\x32\x1a.tickwheel.v1.ManifestFile\";\n\x0cManifestFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x03 \x01(\r*\x80\x01\n\nSettleKind\x12\x1b\n\x17SETTLE_KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nSETTLE_ACK\x10\x01\x12\x10\n\x0cSETTLE_RETRY\x10\x02\x12\x0f\n\x0bSETTLE_DEAD\x10\x03\x12\x0f\n\x0bSETTLE_SKIP\x10\x04\x12\x11\n\rSETTLE_RETURN\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tickwheel.proto.log_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SETTLEKIND']._serialized_start=2945
-  _globals['_SETTLEKIND']._serialized_end=3073
-  _globals['_LOGENTRY']._serialized_start=73
-  _globals['_LOGENTRY']._serialized_end=203
-  _globals['_COMMAND']._serialized_start=206
-  _globals['_COMMAND']._serialized_end=602
-  _globals['_LEAD']._serialized_start=604
-  _globals['_LEAD']._serialized_end=641
-  _globals['_PUBLISH']._serialized_start=644
-  _globals['_PUBLISH']._serialized_end=885
-  _globals['_PUBLISHREQUEST']._serialized_start=887
-  _globals['_PUBLISHREQUEST']._serialized_end=957
-  _globals['_DISPATCH']._serialized_start=959
-  _globals['_DISPATCH']._serialized_end=1053
-  _globals['_SETTLE']._serialized_start=1055
-  _globals['_SETTLE']._serialized_end=1109
-  _globals['_SETTLECOLUMNS']._serialized_start=1112
-  _globals['_SETTLECOLUMNS']._serialized_end=1291
-  _globals['_FILTERED']._serialized_start=1293
-  _globals['_FILTERED']._serialized_end=1384
-  _globals['_CANCEL']._serialized_start=1386
-  _globals['_CANCEL']._serialized_end=1422
-  _globals['_RESCHEDULE']._serialized_start=1425
-  _globals['_RESCHEDULE']._serialized_end=1607
-  _globals['_ADMINCOMMAND']._serialized_start=1610
-  _globals['_ADMINCOMMAND']._serialized_end=2238
-  _globals['_PROMOTEMEMBER']._serialized_start=2240
-  _globals['_PROMOTEMEMBER']._serialized_end=2272
-  _globals['_CREATECLUSTER']._serialized_start=2274
-  _globals['_CREATECLUSTER']._serialized_end=2390
-  _globals['_REMOVEHOURS']._serialized_start=2392
-  _globals['_REMOVEHOURS']._serialized_end=2478
-  _globals['_INGEST']._serialized_start=2480
-  _globals['_INGEST']._serialized_end=2576
-  _globals['_IDENTITY']._serialized_start=2578
-  _globals['_IDENTITY']._serialized_end=2668
-  _globals['_MANIFEST']._serialized_start=2671
-  _globals['_MANIFEST']._serialized_end=2881
-  _globals['_MANIFESTFILE']._serialized_start=2883
-  _globals['_MANIFESTFILE']._serialized_end=2942
+  _globals['_SETTLEKIND']._serialized_start=3025
+  _globals['_SETTLEKIND']._serialized_end=3153
+  _globals['_LOGENTRY']._serialized_start=104
+  _globals['_LOGENTRY']._serialized_end=234
+  _globals['_COMMAND']._serialized_start=237
+  _globals['_COMMAND']._serialized_end=682
+  _globals['_LEAD']._serialized_start=684
+  _globals['_LEAD']._serialized_end=721
+  _globals['_PUBLISH']._serialized_start=724
+  _globals['_PUBLISH']._serialized_end=965
+  _globals['_PUBLISHREQUEST']._serialized_start=967
+  _globals['_PUBLISHREQUEST']._serialized_end=1037
+  _globals['_DISPATCH']._serialized_start=1039
+  _globals['_DISPATCH']._serialized_end=1133
+  _globals['_SETTLE']._serialized_start=1135
+  _globals['_SETTLE']._serialized_end=1189
+  _globals['_SETTLECOLUMNS']._serialized_start=1192
+  _globals['_SETTLECOLUMNS']._serialized_end=1371
+  _globals['_FILTERED']._serialized_start=1373
+  _globals['_FILTERED']._serialized_end=1464
+  _globals['_CANCEL']._serialized_start=1466
+  _globals['_CANCEL']._serialized_end=1502
+  _globals['_RESCHEDULE']._serialized_start=1505
+  _globals['_RESCHEDULE']._serialized_end=1687
+  _globals['_ADMINCOMMAND']._serialized_start=1690
+  _globals['_ADMINCOMMAND']._serialized_end=2318
+  _globals['_PROMOTEMEMBER']._serialized_start=2320
+  _globals['_PROMOTEMEMBER']._serialized_end=2352
+  _globals['_CREATECLUSTER']._serialized_start=2354
+  _globals['_CREATECLUSTER']._serialized_end=2470
+  _globals['_REMOVEHOURS']._serialized_start=2472
+  _globals['_REMOVEHOURS']._serialized_end=2558
+  _globals['_INGEST']._serialized_start=2560
+  _globals['_INGEST']._serialized_end=2656
+  _globals['_IDENTITY']._serialized_start=2658
+  _globals['_IDENTITY']._serialized_end=2748
+  _globals['_MANIFEST']._serialized_start=2751
+  _globals['_MANIFEST']._serialized_end=2961
+  _globals['_MANIFESTFILE']._serialized_start=2963
+  _globals['_MANIFESTFILE']._serialized_end=3022
 # @@protoc_insertion_point(module_scope)

@@ -11,6 +11,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tickwheel.proto import admin_pb2 as _admin_pb2
+from tickwheel.proto import staging_pb2 as _staging_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -97,6 +98,7 @@ class Command(_message.Message):
     ADMIN_FIELD_NUMBER: _builtins.int
     INGEST_FIELD_NUMBER: _builtins.int
     FILTERED_FIELD_NUMBER: _builtins.int
+    STAGING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lead(self) -> Global___Lead: ...
     @_builtins.property
@@ -115,6 +117,8 @@ class Command(_message.Message):
     def ingest(self) -> Global___Ingest: ...
     @_builtins.property
     def filtered(self) -> Global___Filtered: ...
+    @_builtins.property
+    def staging(self) -> _staging_pb2.StagingCommand: ...
     def __init__(
         self,
         *,
@@ -127,12 +131,13 @@ class Command(_message.Message):
         admin: Global___AdminCommand | None = ...,
         ingest: Global___Ingest | None = ...,
         filtered: Global___Filtered | None = ...,
+        staging: _staging_pb2.StagingCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "reschedule", b"reschedule", "settle", b"settle"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "reschedule", b"reschedule", "settle", b"settle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["lead", "publish", "dispatch", "settle", "cancel", "reschedule", "admin", "ingest", "filtered"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["lead", "publish", "dispatch", "settle", "cancel", "reschedule", "admin", "ingest", "filtered", "staging"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

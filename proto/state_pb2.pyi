@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from tickwheel.proto import admin_pb2 as _admin_pb2
+from tickwheel.proto import staging_pb2 as _staging_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -257,6 +258,7 @@ class StateWindows(_message.Message):
     SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
     PRODUCERS_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
+    STAGING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubscriptionWindow]: ...
     @_builtins.property
@@ -267,16 +269,19 @@ class StateWindows(_message.Message):
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProducerBatch]:
         """Oldest first."""
 
+    @_builtins.property
+    def staging(self) -> _staging_pb2.StagingSnapshot: ...
     def __init__(
         self,
         *,
         subscriptions: _abc.Iterable[Global___SubscriptionWindow] | None = ...,
         producers: _abc.Iterable[Global___ProducerSpan] | None = ...,
         batches: _abc.Iterable[Global___ProducerBatch] | None = ...,
+        staging: _staging_pb2.StagingSnapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["staging", b"staging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "producers", b"producers", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "producers", b"producers", "staging", b"staging", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

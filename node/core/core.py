@@ -26,6 +26,7 @@ from tickwheel.node.core.publisher import Publisher
 from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.retention import Retention
+from tickwheel.node.core.staging import StagingDesk
 from tickwheel.node.core.status import Rates, Totals
 from tickwheel.node.core.sweep import FilterSweep
 from tickwheel.node.core.sync import SyncState
@@ -152,6 +153,7 @@ class NodeCore:
         self.requests = RequestDesk(self)
         self.pending = PendingDesk(self)
         self.members = MemberDesk(self)
+        self.staging = StagingDesk(self)
         self.consumers = ConsumerDesk(self)
         self.term = 0
         self._leading = False
@@ -209,6 +211,7 @@ class NodeCore:
                     self.dispatcher.tick(now_ms)
                 self.sweep.tick(now_ms)
                 self.delivery.tick(now_ms)
+                self.staging.tick(now_ms)
             self.proposer.flush()
             # What was proposed leaves at once, not at the next timer.
             log_wants_ns = min(log_wants_ns, self.log.tick())
@@ -247,6 +250,9 @@ class NodeCore:
                 wait_ms = min(wait_ms, wanted_ms - now_ms)
             if self._may_act():
                 wanted_ms = self.delivery.wanted_ms()
+                if wanted_ms is not None:
+                    wait_ms = min(wait_ms, wanted_ms - now_ms)
+                wanted_ms = self.staging.wanted_ms()
                 if wanted_ms is not None:
                     wait_ms = min(wait_ms, wanted_ms - now_ms)
                 wanted_ms = self.sweep.wanted_ms()
@@ -361,6 +367,7 @@ class NodeCore:
         self.dispatcher.end()
         self.proposer.lose(failure)
         self.publisher.lose(failure)
+        self.staging.lose(failure)
         self.members.lose(failure)
         self.delivery.end(failure)
         self.consumers.end(failure)

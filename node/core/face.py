@@ -21,7 +21,7 @@ from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.membership import message_of
 from tickwheel.node.state.results import AdminResult, SettleResult
 from tickwheel.node.state.settings import Settings
-from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2
+from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2, staging_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 
 WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
@@ -157,6 +157,33 @@ class CoreFace:
     ) -> None:
         """Pending messages by bucket of time."""
         self.core.pending.count(request, done)
+
+    def stage(
+        self,
+        request: staging_pb2.StageRequest,
+        batch: IncomingBatch,
+        done: Callable[[staging_pb2.StagedJob | Failure], None],
+    ) -> None:
+        """Keep a checked block of rows until the commit of its job."""
+        self.core.staging.stage(request, batch, done)
+
+    def commit_staged(
+        self, request: staging_pb2.CommitStagedRequest, done: Callable[[staging_pb2.StagedJob | Failure], None]
+    ) -> None:
+        """Decide which attempts of a job count."""
+        self.core.staging.commit(request, done)
+
+    def abort_staged(
+        self, request: staging_pb2.AbortStagedRequest, done: Callable[[staging_pb2.StagedJob | Failure], None]
+    ) -> None:
+        """Drop what a run has staged."""
+        self.core.staging.abort(request, done)
+
+    def staged_job(
+        self, request: staging_pb2.GetStagedJobRequest, done: Callable[[staging_pb2.StagedJob | Failure], None]
+    ) -> None:
+        """How far a job is."""
+        self.core.staging.job(request, done)
 
     def open_consumer(
         self,

@@ -246,6 +246,8 @@ def _changes_from_ms(command: Command) -> int:
         # Sorted by due time: the first is the least.
         due: int = _FIRST_DUE.unpack_from(command.publish.due_ms)[0]
         return due
+    if kind == "staging" and command.staging.WhichOneof("body") != "publish":
+        return NO_CHANGE
     return NO_CHANGE if kind in ("settle", "dispatch", "lead") else 0
 
 

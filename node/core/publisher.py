@@ -137,7 +137,8 @@ class Publisher:
             size += request.bytes
         if not taken:
             return None
-        return self._command(taken, dues), self._answers(taken), size
+        publish = self.publish_of([request.batch for request in taken], dues)
+        return Command(publish=publish), self._answers(taken), size
 
     def _topics_known(self, batch: IncomingBatch) -> bool:
         missing = [name for name in batch.topics if self._state.topic_id(name) is None]
@@ -194,8 +195,8 @@ class Publisher:
             return None
         return spread(due, batch.jitter_ms, now_ms + limit_ms, self.random_bits)
 
-    def _command(self, taken: list[_Request], dues: list[NDArray[np.int64]]) -> Command:
-        batches = [request.batch for request in taken]
+    def publish_of(self, batches: list[IncomingBatch], dues: list[NDArray[np.int64]]) -> Publish:
+        """The columns of batches whose topics exist, sorted by their resolved due times."""
         due = dues[0] if len(dues) == 1 else np.concatenate(dues)
         order: NDArray[np.int64] | None = None
         if len(due) > 1 and (due[1:] < due[:-1]).any():
@@ -220,7 +221,7 @@ class Publisher:
             publish.rows = order.astype("<u4").tobytes()
             publish.records = reorder_records(records, sizes, order)
             publish.sizes = sizes[order].tobytes()
-        return Command(publish=publish)
+        return publish
 
     def _topic_column(self, batches: list[IncomingBatch], order: NDArray[np.int64] | None) -> bytes:
         ids = [[self._state.topic_id(name) or 0 for name in b.topics] for b in batches]

@@ -16,7 +16,7 @@ from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.settings import Settings
-from tickwheel.proto import admin_pb2, consumer_pb2, scheduler_pb2
+from tickwheel.proto import admin_pb2, consumer_pb2, scheduler_pb2, staging_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 
 
@@ -74,6 +74,25 @@ class CorePort(Protocol):
         self,
         request: scheduler_pb2.CountPendingRequest,
         done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None],
+    ) -> None: ...
+
+    def stage(
+        self,
+        request: staging_pb2.StageRequest,
+        batch: IncomingBatch,
+        done: Callable[[staging_pb2.StagedJob | Failure], None],
+    ) -> None: ...
+
+    def commit_staged(
+        self, request: staging_pb2.CommitStagedRequest, done: Callable[[staging_pb2.StagedJob | Failure], None]
+    ) -> None: ...
+
+    def abort_staged(
+        self, request: staging_pb2.AbortStagedRequest, done: Callable[[staging_pb2.StagedJob | Failure], None]
+    ) -> None: ...
+
+    def staged_job(
+        self, request: staging_pb2.GetStagedJobRequest, done: Callable[[staging_pb2.StagedJob | Failure], None]
     ) -> None: ...
 
     def open_consumer(

@@ -39,6 +39,7 @@ from tickwheel.node.server.identity import IdentityError, open_identity
 from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
 from tickwheel.node.server.scheduler_service import SchedulerService
+from tickwheel.node.server.staging_service import StagingService
 from tickwheel.node.tls import NodeTls, is_member_certificate, read_tls
 from tickwheel.proto import (
     admin_pb2,
@@ -48,6 +49,8 @@ from tickwheel.proto import (
     peer_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
+    staging_pb2,
+    staging_pb2_grpc,
 )
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.grpc_network import CHANNEL_OPTIONS, GrpcNetwork, PeerService
@@ -153,7 +156,7 @@ class NodeProcess:
         consumer = ConsumerService(calls, config.core.batch_bytes_max * 4)
         admin = AdminService(calls, config.limits.status_streams_max, disk, reads)
         health = HealthReporter()
-        clients = self._client_server(tls, scheduler, consumer, admin, health)
+        clients = self._client_server(tls, scheduler, consumer, admin, StagingService(calls), health)
         peers = self._peer_server(tls, host, network, disk, driver.wake)
         metrics = MetricsServer(
             registry_of(lambda: self._metrics(host, driver, scheduler, consumer, {"read": reads, "sync": syncs}))
@@ -223,6 +226,7 @@ class NodeProcess:
         scheduler: SchedulerService,
         consumer: ConsumerService,
         admin: AdminService,
+        staging: StagingService,
         health: HealthReporter,
     ) -> grpc.aio.Server:
         limits = self._config.limits
@@ -237,6 +241,7 @@ class NodeProcess:
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, server)
         consumer_pb2_grpc.add_ConsumerServicer_to_server(consumer, server)
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
+        staging_pb2_grpc.add_StagingServicer_to_server(staging, server)
         health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
         names = [
             module.DESCRIPTOR.services_by_name[name].full_name
@@ -244,6 +249,7 @@ class NodeProcess:
                 (scheduler_pb2, "Scheduler"),
                 (consumer_pb2, "Consumer"),
                 (admin_pb2, "Admin"),
+                (staging_pb2, "Staging"),
                 (health_pb2, "Health"),
             )
         ]

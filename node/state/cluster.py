@@ -8,6 +8,7 @@ from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.producers import Producers
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.settings import Settings
+from tickwheel.node.state.staging import Staging
 from tickwheel.node.state.topics import Topics
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
@@ -36,6 +37,10 @@ class ClusterState:
     """Messages that retention removed although a group had not settled them (once per group) or no group ever had its
     topic, and dead letters removed."""
     doomed: list[str] = field(default_factory=list)
+    staging: Staging = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.staging = Staging(self.disk, self.directory)
 
     def sequences(self) -> list[Sequence]:
         """Every append-only list."""

@@ -58,6 +58,7 @@ def digest(state: ClusterState, wheel: WheelPort) -> StateDigest:
         "groups": _groups(state),
         "subscriptions": _subscriptions(state),
         "producers": state.producers.digest(),
+        "staging": state.staging.digest(),
         "removed": _of(state.hour_min_kept, state.unsettled_removed),
     }
     whole = _of(*(item for name in sorted(parts) for item in (name, parts[name])))

@@ -43,6 +43,7 @@ from tickwheel.node.state.results import (
 )
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.snapshot import StateCheckpoint
+from tickwheel.node.state.staging import Staging
 from tickwheel.node.state.subscription import RETURNING, SETTLING, Subscription
 from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
@@ -152,6 +153,10 @@ class StateMachine:
             return self._reschedule(command.reschedule, entry.stamped_ms)
         if kind == "filtered":
             return self._filter(command.filtered)
+        if kind == "staging":
+            staged = state.staging.apply(command.staging, entry.stamped_ms, state.settings, self._publishing)
+            self.scheduled += staged.published
+            return staged
         if kind == "admin":
             return self._admin.apply(command.admin)
         if kind == "lead":
@@ -306,6 +311,11 @@ class StateMachine:
     def settings(self) -> Settings:
         """The replicated settings."""
         return self._state.settings
+
+    @property
+    def staging(self) -> Staging:
+        """What bulk writers have staged."""
+        return self._state.staging
 
     @property
     def delay_levels_ms(self) -> NDArray[np.int64]:

@@ -62,6 +62,16 @@ class Settings:
     topics_max: int = 10_000
     groups_max: int = 10_000
 
+    staging_bytes_max: int = 4 << 30
+    """A write of ten million messages; on disk, not in memory."""
+
+    staging_jobs_max: int = 10_000
+    staging_expiry_ms: int = DAY_MS // 4
+    """Longer than a task may take between two blocks, shorter than a dead driver's rows may use up the room."""
+
+    staging_memory_ms: int = 30 * DAY_MS
+    """How long the repeat of a published job is recognised."""
+
     @property
     def levels_ms(self) -> tuple[int, ...]:
         """The delay levels, level 1 first."""
@@ -86,6 +96,10 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "producers_max": (1, 1_000_000),
     "topics_max": (1, 1_000_000),
     "groups_max": (1, 1_000_000),
+    "staging_bytes_max": (1 << 20, 1 << 44),
+    "staging_jobs_max": (1, 100_000),
+    "staging_expiry_ms": (60_000, 3_650 * DAY_MS),
+    "staging_memory_ms": (60_000, 3_650 * DAY_MS),
 }
 
 

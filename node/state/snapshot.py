@@ -23,10 +23,12 @@ from tickwheel.node.state.ready import IDS, TICKS, ReadyLog, ids_path, ticks_pat
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.state.sequence import Flush, Sequence
 from tickwheel.node.state.settings import Settings, changed
+from tickwheel.node.state.staged_file import StagedFile, StagedSync
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.topics import Topic
 from tickwheel.proto import state_pb2
 from tickwheel.proto.log_pb2 import Manifest, ManifestFile
+from tickwheel.proto.staging_pb2 import StagingSnapshot
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.manifest import FORMAT_VERSION as MANIFEST_VERSION
 from tickwheel.storage.whole_file import read_whole, write_whole
@@ -55,6 +57,9 @@ class StateCheckpoint:
     sequences: list[ManifestFile]
     dropped: list[tuple[Sequence, list[str]]]
     doomed: list[str]
+    staging: StagingSnapshot
+    staged: list[ManifestFile]
+    staged_syncs: list[tuple[StagedFile, StagedSync]]
     ran: bool = False
     _files: list[ManifestFile] = field(default_factory=list)
 
@@ -88,7 +93,7 @@ class StateCheckpoint:
         """After `run`: every file that it needs, those of the wheel included."""
         if not self.ran:
             raise ImpossibleStateError("the files of a checkpoint were asked for before it was written")
-        return [*self.sequences, *self._files, *self.wheel.files]
+        return [*self.sequences, *self.staged, *self._files, *self.wheel.files]
 
     def run(self) -> None:
         """Write and sync everything; any thread. Raises DiskError."""
@@ -97,7 +102,12 @@ class StateCheckpoint:
         for name in ("ready", "dead"):
             if any(sequence.path.startswith(f"{self.directory}/{name}/") for sequence, _ in self.flushes):
                 self.disk.sync_dir(f"{self.directory}/{name}")
+        for _, sync in self.staged_syncs:
+            sync.run()
+        if self.staged_syncs:
+            self.disk.sync_dir(f"{self.directory}/staging")
         content = state_pb2.StateWindows(
+            staging=self.staging,
             subscriptions=self.windows,
             producers=[state_pb2.ProducerSpan(producer_id=n, first=a, last=b) for n, a, b in self.spans],
             batches=[
@@ -202,7 +212,8 @@ def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
     )
     sequences = state.sequences()
     dropped = [(sequence, paths) for sequence in sequences if (paths := sequence.dropped_paths())]
-    doomed, state.doomed = state.doomed, []
+    doomed, state.doomed = state.doomed + state.staging.doomed, []
+    state.staging.doomed = []
     return StateCheckpoint(
         disk=state.disk,
         directory=state.directory,
@@ -218,6 +229,9 @@ def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
         sequences=[file for sequence in sequences for file in sequence.files()],
         dropped=dropped,
         doomed=doomed,
+        staging=state.staging.snapshot(),
+        staged=[file.manifest_file() for file in state.staging.files()],
+        staged_syncs=[(file, file.begin_sync()) for file in state.staging.files() if file.needs_sync()],
     )
 
 
@@ -227,6 +241,8 @@ def finish(state: ClusterState, checkpoint: StateCheckpoint) -> None:
         sequence.finish_flush(True)
     for sequence, paths in checkpoint.dropped:
         sequence.forget_dropped(len(paths))
+    for file, sync in checkpoint.staged_syncs:
+        file.finish_sync(sync)
 
 
 def abandon(state: ClusterState, checkpoint: StateCheckpoint) -> None:
@@ -267,6 +283,7 @@ def restore(state: ClusterState, data: bytes) -> None:
     for group in snapshot.groups:
         state.groups.add(_restore_group(state, group, values))
     state.groups.last_id = snapshot.last_group_id
+    state.staging.restore(windows.staging)
     _remove_leavings(state, snapshot.windows_path)
     state.producers.restore(
         ((span.producer_id, span.first, span.last) for span in windows.producers),
@@ -280,7 +297,8 @@ def restore(state: ClusterState, data: bytes) -> None:
 def _remove_leavings(state: ClusterState, windows: str) -> None:
     """Files that this checkpoint does not name: written behind it, or left by a crash before they were removed."""
     named = {file.path for sequence in state.sequences() for file in sequence.files()} | {windows}
-    for name in ("ready", "dead", "windows"):
+    named |= {file.path for file in state.staging.files()}
+    for name in ("ready", "dead", "windows", "staging"):
         directory = f"{state.directory}/{name}"
         for left in state.disk.list(directory):
             if f"{directory}/{left}" not in named:

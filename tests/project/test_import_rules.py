@@ -23,7 +23,8 @@ MAY_KNOW = {
     "pipeline": {"proto", "client", "storage"},
     "bench": {"proto", "storage", "wheel", "replication", "client", "node", "chaos", "pipeline"},
 }
-"""Folder -> the other folders it may import. Only bench imports chaos and pipeline: commands are found by entry point."""
+"""Folder -> the other folders it may import. Only bench imports chaos and pipeline; the command line
+finds them by their entry points."""
 
 MAY_KNOW_CLIENT = ("tickwheel.node.cli", "tickwheel.node.demo", "tickwheel.node.local_cluster")
 """Parts of node/ that are users of a cluster, not parts of a server."""

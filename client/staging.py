@@ -1,0 +1,181 @@
+"""Exactly-once bulk writes: one writer stages the rows of one task's attempt, the job commits or aborts.
+
+Owns repeating: a block keeps its number until it is answered, so a repeat after a lost answer or at another master is
+recognised. Errors are those of the client; RequestRefused with WRONG_STATE means that the run is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.client.backoff import Backoff, Deadline
+from tickwheel.client.cluster import Cluster
+from tickwheel.client.errors import OutcomeUnknown
+from tickwheel.proto import staging_pb2
+from tickwheel.proto.scheduler_pb2 import ColumnBatch
+from tickwheel.proto.staging_pb2_grpc import StagingStub
+
+TRY_TIMEOUT_S = 10.0
+"""One try at a block: it waits behind others for the disks of a majority."""
+POLL_S_MAX = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of one topic as columns of n elements."""
+
+    topic: str
+    due_ms: NDArray[np.int64]
+    sizes: NDArray[np.uint32]
+    payloads: bytes
+    meta_sizes: NDArray[np.uint32] | None = None
+    metas: bytes = b""
+
+    def columns(self) -> ColumnBatch:
+        """As it goes over the wire."""
+        return ColumnBatch(
+            topic=self.topic,
+            due_ms=self.due_ms.astype("<i8", copy=False).tobytes(),
+            payload_sizes=self.sizes.astype("<u4", copy=False).tobytes(),
+            payloads=self.payloads,
+            meta_sizes=b"" if self.meta_sizes is None else self.meta_sizes.astype("<u4", copy=False).tobytes(),
+            metas=self.metas,
+        )
+
+
+class StagingClient:
+    """The staging calls of one cluster."""
+
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+
+    async def job(self, job_id: str, batch: int = 0, timeout_s: float | None = None) -> staging_pb2.StagedJob:
+        """How far a job is, and what the cluster takes. ClusterUnavailable names the addresses that were asked."""
+        request = staging_pb2.GetStagedJobRequest(job_id=job_id, batch=batch)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
+            return await StagingStub(channel).GetStagedJob(request, timeout=try_s)
+
+        return await self._cluster.call(invoke, timeout_s or self._timeout_s)
+
+    async def stage(self, request: staging_pb2.StageRequest) -> staging_pb2.StagedJob:
+        """Keep one block. LimitReached: what may be staged at a time is full for as long as the call may take."""
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
+            return await StagingStub(channel).Stage(request, timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S)
+
+    async def commit(
+        self,
+        job_id: str,
+        run_id: str,
+        attempts: Sequence[staging_pb2.StagedAttempt],
+        batch: int = 0,
+        *,
+        publish_timeout_s: float = 600.0,
+    ) -> staging_pb2.StagedJob:
+        """Schedule what these attempts staged; returns once all of it is scheduled.
+
+        OutcomeUnknown: it is not published yet, or it is not known whether the commit was taken; repeat it."""
+        request = staging_pb2.CommitStagedRequest(job_id=job_id, batch=batch, run_id=run_id, attempts=attempts)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
+            return await StagingStub(channel).Commit(request, timeout=try_s)
+
+        job = await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S)
+        deadline = Deadline(publish_timeout_s)
+        backoff = Backoff(max_s=POLL_S_MAX)
+        while job.state != staging_pb2.STAGED_PUBLISHED:
+            if deadline.over:
+                text = f"job {job_id} is committed; {job.rows_published} of {job.rows} rows are scheduled so far"
+                raise OutcomeUnknown(text, "OUTCOME_UNKNOWN", {"rows_published": str(job.rows_published)})
+            await backoff.pause(deadline)
+            job = await self.job(job_id, batch)
+        return job
+
+    async def abort(self, job_id: str, run_id: str, batch: int = 0) -> staging_pb2.StagedJob:
+        """Drop what a run has staged, and refuse what it still sends. Never undoes a commit."""
+        request = staging_pb2.AbortStagedRequest(job_id=job_id, batch=batch, run_id=run_id)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
+            return await StagingStub(channel).Abort(request, timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s)
+
+    def attempt(
+        self, job_id: str, run_id: str, partition: int, batch: int = 0, *, in_flight_max: int = 4
+    ) -> StagedAttemptWriter:
+        """A writer for one task's try at one partition."""
+        return StagedAttemptWriter(self, job_id, run_id, partition, batch, in_flight_max)
+
+
+class StagedAttemptWriter:
+    """Stages blocks, `in_flight_max` at a time. `finish` gives what the commit must name."""
+
+    def __init__(
+        self, client: StagingClient, job_id: str, run_id: str, partition: int, batch: int, in_flight_max: int
+    ) -> None:
+        self._client = client
+        self._names = (job_id, run_id, partition, batch)
+        self.attempt = secrets.randbits(63) | 1
+        self.blocks = 0
+        self.rows = 0
+        self.published_before = False
+        """The batch had been committed already: nothing of this attempt counts."""
+        self._room = asyncio.Semaphore(in_flight_max)
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._error: BaseException | None = None
+
+    async def write(self, rows: Rows) -> None:
+        """Stage some rows; waits while too many blocks are under way. Raises what an earlier one met."""
+        if self.published_before:
+            return
+        await self._room.acquire()
+        self._raise()
+        job_id, run_id, partition, batch = self._names
+        request = staging_pb2.StageRequest(
+            job_id=job_id,
+            batch=batch,
+            run_id=run_id,
+            partition=partition,
+            attempt=self.attempt,
+            sequence=self.blocks,
+            columns=rows.columns(),
+        )
+        self.blocks += 1
+        self.rows += len(rows.due_ms)
+        task = asyncio.ensure_future(self._stage(request))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _stage(self, request: staging_pb2.StageRequest) -> None:
+        try:
+            job = await self._client.stage(request)
+            if job.state in (staging_pb2.STAGED_PUBLISHING, staging_pb2.STAGED_PUBLISHED):
+                self.published_before = True
+        except Exception as error:
+            self._error = self._error or error
+        finally:
+            self._room.release()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    async def finish(self) -> staging_pb2.StagedAttempt:
+        """Wait for all blocks; what the commit must name. Raises what one of them met."""
+        while self._under_way:
+            await asyncio.wait(set(self._under_way))
+        self._raise()
+        return staging_pb2.StagedAttempt(
+            partition=self._names[2], attempt=self.attempt, blocks=self.blocks, rows=self.rows
+        )

@@ -1,0 +1,307 @@
+"""What a master does with bulk writes: takes blocks into the log at a bounded rate, and drives commits to their end.
+
+Owns the queue of blocks that wait and how far ahead of the applied position each committed batch is proposed. Blocks
+wait here and not in the proposer, where dispatches would stand behind them. Nothing here is needed to finish a commit:
+the next master finds in the state what is left to publish.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
+from tickwheel.node.state.names import check_producer_id
+from tickwheel.node.state.results import AdminResult
+from tickwheel.node.state.staging import Job, StagingResult
+from tickwheel.proto import common_pb2, staging_pb2
+from tickwheel.proto.admin_pb2 import CreateTopicRequest
+from tickwheel.proto.log_pb2 import AdminCommand, Command
+from tickwheel.proto.staging_pb2 import (
+    AbortStagedRequest,
+    CommitStagedRequest,
+    ExpireStaged,
+    GetStagedJobRequest,
+    PublishStaged,
+    StageBlock,
+    StagedJob,
+    StageRequest,
+    StagingCommand,
+)
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+QUEUE_BYTES_MAX = 32 << 20
+"""Blocks that wait for the log."""
+IN_FLIGHT_BYTES_MAX = 2 << 20
+"""Of blocks proposed and not yet applied: what a dispatch may have to stand behind."""
+BLOCK_BYTES_MAX = 8 << 20
+"""A block is read and published in one piece on the loop; twice the largest payload."""
+PUBLISH_AHEAD_MAX = 4
+"""Blocks of one batch proposed for publication and not yet applied."""
+JOBS_DRIVEN_MAX = 8
+"""Committed batches that are published at the same time; others wait."""
+PAUSE_MS = 100
+EXPIRY_PERIOD_MS = 10_000
+ATTEMPTS_MAX = 100_000
+BATCH_LIMIT = 1 << 62
+
+Answer = Callable[[StagedJob | Failure], None]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    command: Command
+    answer: Answer
+    bytes: int
+
+
+@dataclass(slots=True)
+class _Drive:
+    """How far a batch is proposed."""
+
+    batch: int
+    next: int
+    in_flight: int = 0
+    not_before_ms: int = 0
+
+
+class StagingDesk:
+    """One per node; idle while it is not master."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        self._queue: deque[_Waiting] = deque()
+        self._queue_bytes = 0
+        self._in_flight_bytes = 0
+        self._pumping = False
+        self._drives: dict[str, _Drive] = {}
+        self._next_expiry_ms = 0
+        self._wants_ms: int | None = None
+
+    # -- requests
+
+    def stage(self, request: StageRequest, batch: IncomingBatch, done: Answer) -> None:
+        """Keep a checked block; `done` when it is on stable storage of a majority."""
+        failure = (
+            self._core.refusal() or _names(request.job_id, request.run_id, request.batch) or _block(request, batch)
+        )
+        if failure is None:
+            failure = self._too_far(batch)
+        if failure is not None:
+            done(failure)
+            return
+        state = self._core.state
+        known = state.staging.judge(request.job_id, request.batch, request.run_id, batch.bytes, state.settings)
+        if known is not None:
+            self._answer(request.job_id, request.batch, known, done)
+            return
+        if self._queue_bytes + batch.bytes > QUEUE_BYTES_MAX:
+            done(limit_reached("staged blocks waiting", QUEUE_BYTES_MAX))
+            return
+        name = batch.topics[0]
+        if state.topic_id(name) is not None:
+            self._queue_block(request, batch, done)
+            return
+        if not state.settings.topics_auto_create:
+            text = f"topic {name} does not exist"
+            done(Failure(common_pb2.UNKNOWN_NAME, text, {"field": "topic", "value": name}))
+            return
+
+        def created(result: object) -> None:
+            if isinstance(result, AdminResult) and result.failure is None:
+                self._queue_block(request, batch, done)
+                return
+            problem = result.failure if isinstance(result, AdminResult) else result
+            assert isinstance(problem, Failure)
+            done(problem)
+
+        command = AdminCommand(create_topic=CreateTopicRequest(name=name))
+        self._core.proposer.submit(Command(admin=command), created)
+
+    def _too_far(self, batch: IncomingBatch) -> Failure | None:
+        now_ms, limit_ms = self._core.clock.now_ms(), self._core.state.settings.delay_ms_max
+        latest = int(batch.when.max())
+        if latest > now_ms + limit_ms:
+            row = int(batch.when.argmax())
+            return invalid(f"due_ms[{row}]", latest, f"at most {limit_ms} ms ahead of now ({now_ms})").failure
+        return None
+
+    def _queue_block(self, request: StageRequest, batch: IncomingBatch, done: Answer) -> None:
+        publish = self._core.publisher.publish_of([batch], [batch.when])
+        del publish.requests[:]
+        # Nobody is told ids, so it does not matter which row became which unit.
+        publish.rows = b""
+        block = StageBlock(
+            job_id=request.job_id,
+            batch=request.batch,
+            run_id=request.run_id,
+            partition=request.partition,
+            attempt=request.attempt,
+            sequence=request.sequence,
+            rows=batch.count,
+            block=publish.SerializeToString(),
+        )
+        command = Command(staging=StagingCommand(stage=block))
+        self._queue.append(_Waiting(command, done, len(block.block)))
+        self._queue_bytes += len(block.block)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Into the log, as far as what is under way allows."""
+        if self._pumping:
+            return  # a proposal was answered at once; the loop below goes on
+        self._pumping = True
+        while self._queue and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX:
+            item = self._queue.popleft()
+            self._queue_bytes -= item.bytes
+            self._in_flight_bytes += item.bytes
+            self._submit_block(item)
+        self._pumping = False
+
+    def _submit_block(self, item: _Waiting) -> None:
+        stage = item.command.staging.stage
+        job_id, batch = stage.job_id, stage.batch
+
+        def applied(result: object) -> None:
+            self._in_flight_bytes -= item.bytes
+            self._answer(job_id, batch, result, item.answer)
+            self._pump()
+
+        self._core.proposer.submit(item.command, applied, may_gather=True)
+
+    def commit(self, request: CommitStagedRequest, done: Answer) -> None:
+        """Decide which attempts count; `done` when that is certain, not when they are published."""
+        failure = _names(request.job_id, request.run_id, request.batch)
+        if failure is None and len(request.attempts) > ATTEMPTS_MAX:
+            failure = invalid("attempts", len(request.attempts), f"at most {ATTEMPTS_MAX}").failure
+        self._decide(StagingCommand(commit=request), request.job_id, request.batch, failure, done)
+
+    def abort(self, request: AbortStagedRequest, done: Answer) -> None:
+        """Drop what a run has staged and fence it."""
+        failure = _names(request.job_id, request.run_id, request.batch)
+        self._decide(StagingCommand(abort=request), request.job_id, request.batch, failure, done)
+
+    def _decide(self, command: StagingCommand, job_id: str, batch: int, failure: Failure | None, done: Answer) -> None:
+        failure = self._core.refusal() or failure
+        if failure is not None:
+            done(failure)
+            return
+        self._core.proposer.submit(Command(staging=command), lambda result: self._answer(job_id, batch, result, done))
+
+    def job(self, request: GetStagedJobRequest, done: Answer) -> None:
+        """How far a job is, as applied here."""
+        failure = self._core.refusal() or _names(request.job_id, "any", request.batch)
+        done(self._describe(request.job_id, request.batch) if failure is None else failure)
+
+    def _answer(self, job_id: str, batch: int, result: object, done: Answer) -> None:
+        if isinstance(result, StagingResult):
+            done(result.failure or self._describe(job_id, batch))
+            return
+        assert isinstance(result, Failure)
+        done(result)
+
+    def _describe(self, job_id: str, batch: int) -> StagedJob:
+        state = self._core.state
+        settings = state.settings
+        answer = StagedJob(
+            job_id=job_id,
+            batch=batch,
+            state=staging_pb2.STAGED_NONE,
+            staged_bytes=state.staging.staged_bytes,
+            staged_bytes_max=settings.staging_bytes_max,
+            batch_messages_max=settings.batch_messages_max,
+            payload_bytes_max=settings.payload_bytes_max,
+            delay_ms_max=settings.delay_ms_max,
+            now_ms=self._core.clock.now_ms(),
+        )
+        job = state.staging.job(job_id)
+        if job is not None:
+            answer.state = job.state_of(batch)
+            if batch == job.batch:
+                answer.rows = job.rows
+                answer.rows_published = job.rows_published
+                answer.rows_discarded = job.rows_discarded
+        return answer
+
+    # -- what the master does by itself
+
+    def tick(self, now_ms: int) -> None:
+        """Propose the next blocks of what is committed; look for what has expired."""
+        self._wants_ms = None
+        staging = self._core.state.staging
+        for number, job in enumerate(staging.publishing()):
+            if number >= JOBS_DRIVEN_MAX:
+                break
+            self._drive(job, now_ms)
+        if now_ms >= self._next_expiry_ms or self._next_expiry_ms > now_ms + EXPIRY_PERIOD_MS:
+            self._next_expiry_ms = now_ms + EXPIRY_PERIOD_MS
+            if self._core.clock.known and staging.something_over(now_ms, self._core.state.settings):
+                command = Command(staging=StagingCommand(expire=ExpireStaged()))
+                self._core.proposer.submit(command, lambda _: None, may_gather=True)
+
+    def wanted_ms(self) -> int | None:
+        """When to look again because something had to wait; None: nothing had."""
+        return self._wants_ms
+
+    def _drive(self, job: Job, now_ms: int) -> None:
+        drive = self._drives.get(job.job_id)
+        if drive is None or drive.batch != job.batch:
+            drive = self._drives[job.job_id] = _Drive(job.batch, job.position)
+        if not drive.in_flight:
+            # What was under way has been answered, whatever became of it: go on from what is applied.
+            drive.next = job.position
+        waits = drive.not_before_ms > now_ms and drive.not_before_ms <= now_ms + PAUSE_MS
+        if waits or self._core.publisher.arrivals_full():
+            self._wants_ms = now_ms + PAUSE_MS // 2
+            return
+        drive.not_before_ms = 0
+        while drive.in_flight < PUBLISH_AHEAD_MAX and drive.next < len(job.plan) and not drive.not_before_ms:
+            command = PublishStaged(job_id=job.job_id, batch=job.batch, position=drive.next)
+            drive.next += 1
+            drive.in_flight += 1
+            self._submit_publish(job.job_id, drive, Command(staging=StagingCommand(publish=command)))
+
+    def _submit_publish(self, job_id: str, drive: _Drive, command: Command) -> None:
+        def applied(result: object) -> None:
+            drive.in_flight -= 1
+            if isinstance(result, Failure):
+                drive.not_before_ms = self._core.clock.now_ms() + PAUSE_MS
+                return
+            assert isinstance(result, StagingResult)
+            if result.state != staging_pb2.STAGED_PUBLISHING and self._drives.get(job_id) is drive:
+                del self._drives[job_id]
+
+        self._core.proposer.submit(command, applied, may_gather=True)
+
+    def lose(self, failure: Failure) -> None:
+        """Mastership is gone: what still waits was not proposed."""
+        queue, self._queue = self._queue, deque()
+        self._queue_bytes = 0
+        self._drives.clear()
+        for item in queue:
+            item.answer(failure)
+
+
+def _names(job_id: str, run_id: str, batch: int) -> Failure | None:
+    for name, value in (("job_id", job_id), ("run_id", run_id)):
+        problem = check_producer_id(value)
+        if problem:
+            return invalid(name, value, problem).failure
+    if not 0 <= batch < BATCH_LIMIT:
+        return invalid("batch", batch, "0 or more").failure
+    return None
+
+
+def _block(request: StageRequest, batch: IncomingBatch) -> Failure | None:
+    if not request.attempt:
+        return invalid("attempt", 0, "a number drawn by chance").failure
+    if not (isinstance(batch.kinds, int) and batch.kinds == KIND_DUE):
+        return invalid("columns", "delays", "absolute times: due_ms").failure
+    if batch.bytes > BLOCK_BYTES_MAX:
+        return invalid("columns", f"{batch.bytes} bytes", f"at most {BLOCK_BYTES_MAX} bytes a block").failure
+    return None

@@ -1,0 +1,448 @@
+"""Rows that bulk writers have staged, and their publication: what makes a write happen exactly once.
+
+A job has at most one open batch. Tasks stage blocks under (run, partition, attempt); the commit names the attempts
+that count, once for all; from then on the master schedules block by block (PublishStaged), and how far it has come is
+state, so that any later master goes on from there.
+
+Invariants:
+- Only a commit makes rows messages, only of attempts of its own run, and only the first commit of a batch does.
+- Batches of a job are published in rising order; what is at or below `published_through` is never published again.
+- What a fenced run sends (aborted, or of a batch that is past) is refused. An abort changes nothing once a commit
+  counts.
+- A position is published by the command that names it and by no other: repeats and late ones do nothing.
+- What expires, and which finished job is forgotten, follows from stamps and settings in the log alone.
+- Blocks are charged CHARGE_BYTES_MIN at least, so `staging_bytes_max` also bounds what is kept in memory of them.
+
+Called by the state machine; `judge` and `publishing` also by the master's staging desk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from tickwheel.node.core.failure import Failure, limit_reached
+from tickwheel.node.state.publishing import Publishing
+from tickwheel.node.state.settings import Settings
+from tickwheel.node.state.staged_file import StagedFile
+from tickwheel.proto import common_pb2 as pb
+from tickwheel.proto import staging_pb2
+from tickwheel.proto.log_pb2 import Publish, PublishRequest
+from tickwheel.proto.staging_pb2 import (
+    STAGED_NONE,
+    STAGED_OPEN,
+    STAGED_PUBLISHED,
+    STAGED_PUBLISHING,
+    StageBlock,
+    StagedJobSnapshot,
+    StagedState,
+    StagingCommand,
+    StagingSnapshot,
+)
+from tickwheel.storage.disk import Disk
+from tickwheel.storage.errors import ADVICE, CorruptFileError
+
+CHARGE_BYTES_MIN = 64 << 10
+"""What a block counts at the least."""
+DEAD_RUNS_MAX = 16
+"""Aborted runs a job remembers. A forgotten one could stage again, which its job's commit or expiry drops."""
+ROOM_HINT_MS = 1_000
+
+
+class Block(NamedTuple):
+    """Where it lies in its job's file."""
+
+    offset: int
+    bytes: int
+    rows: int
+    crc: int
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One task's try at one partition."""
+
+    run_id: str
+    partition: int
+    blocks: dict[int, Block] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Staged so far."""
+        return sum(block.rows for block in self.blocks.values())
+
+
+@dataclass(slots=True)
+class Job:
+    """`state` is that of `batch`: NONE (nothing is staged), OPEN or PUBLISHING."""
+
+    job_id: str
+    batch: int = 0
+    state: StagedState.ValueType = STAGED_NONE
+    published_through: int = -1
+    dead_runs: list[str] = field(default_factory=list)
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    plan: list[Block] = field(default_factory=list)
+    position: int = 0
+    rows: int = 0
+    rows_published: int = 0
+    rows_discarded: int = 0
+    """These three: of the batch committed last."""
+    touched_ms: int = 0
+    file_number: int = 0
+    file: StagedFile | None = None
+    charged_bytes: int = 0
+
+    def state_of(self, batch: int) -> StagedState.ValueType:
+        """What is known of one batch."""
+        if batch <= self.published_through:
+            return STAGED_PUBLISHED
+        return self.state if batch == self.batch else STAGED_NONE
+
+
+@dataclass(frozen=True, slots=True)
+class StagingResult:
+    """What a staging command made: the batch's state after it, or why it was refused."""
+
+    failure: Failure | None = None
+    state: StagedState.ValueType = STAGED_NONE
+    published: int = 0
+    """Messages scheduled by this command."""
+    position: int = 0
+
+
+def _fenced(job_id: str, run_id: str, why: str) -> Failure:
+    text = f"run {run_id} of job {job_id} is over: {why}"
+    return Failure(pb.WRONG_STATE, text, {"field": "run_id", "value": run_id})
+
+
+def _not_staged(job_id: str, what: str) -> Failure:
+    text = f"job {job_id}: {what}; it expired, was aborted, or was never staged: write it again"
+    return Failure(pb.WRONG_STATE, text, {"field": "attempts", "value": what})
+
+
+class Staging:
+    """See the module. One per state machine."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self.directory = f"{directory}/staging"
+        self._jobs: dict[str, Job] = {}
+        self._publishing: dict[str, Job] = {}
+        self._last_file = 0
+        self.staged_bytes = 0
+        """Charged to all jobs."""
+        self.doomed: list[str] = []
+        """Files to remove once no checkpoint names them; no part of the state."""
+
+    # -- commands
+
+    def apply(
+        self, command: StagingCommand, stamped_ms: int, settings: Settings, publishing: Publishing
+    ) -> StagingResult:
+        """Apply one command of the log."""
+        kind = command.WhichOneof("body")
+        if kind == "stage":
+            return self._stage(command.stage, stamped_ms, settings)
+        if kind == "publish":
+            return self._publish(command.publish, stamped_ms, settings, publishing)
+        if kind == "commit":
+            return self._commit(command.commit, stamped_ms, settings)
+        if kind == "abort":
+            return self._abort(command.abort, stamped_ms, settings)
+        if kind == "expire":
+            self._expire(stamped_ms, settings)
+            return StagingResult()
+        return StagingResult(Failure(pb.WRONG_STATE, f"staging command {kind or 'without a body'} is not known"))
+
+    def judge(self, job_id: str, batch: int, run_id: str, size: int, settings: Settings) -> StagingResult | None:
+        """What a block that is staged now would be answered without being kept; None: it would be kept.
+
+        The answer of apply, and of a master that need not ask the log.
+        """
+        job = self._jobs.get(job_id)
+        if job is not None:
+            state = job.state_of(batch)
+            if state in (STAGED_PUBLISHED, STAGED_PUBLISHING):
+                return StagingResult(state=state)
+            if run_id in job.dead_runs:
+                return StagingResult(_fenced(job_id, run_id, "it was aborted"))
+            if batch < job.batch:
+                return StagingResult(_fenced(job_id, run_id, f"batch {job.batch} has begun"))
+            if job.state == STAGED_PUBLISHING:
+                return StagingResult(limit_reached(f"job {job_id}: batches published at a time", 1, ROOM_HINT_MS))
+        if self.staged_bytes + max(size, CHARGE_BYTES_MIN) > settings.staging_bytes_max:
+            return StagingResult(limit_reached("staging_bytes_max", settings.staging_bytes_max, ROOM_HINT_MS))
+        return None
+
+    def _stage(self, stage: StageBlock, stamped_ms: int, settings: Settings) -> StagingResult:
+        size = len(stage.block)
+        job = self._jobs.get(stage.job_id)
+        attempt = job.attempts.get(stage.attempt) if job is not None and job.state == STAGED_OPEN else None
+        if job is not None and attempt is not None and stage.sequence in attempt.blocks:
+            job.touched_ms = max(job.touched_ms, stamped_ms)
+            return StagingResult(state=job.state_of(stage.batch))
+        refused = self.judge(stage.job_id, stage.batch, stage.run_id, size, settings)
+        if refused is not None:
+            return refused
+        job = self._job(stage.job_id, settings)
+        if job is None:
+            return StagingResult(limit_reached("staging_jobs_max", settings.staging_jobs_max, ROOM_HINT_MS))
+        self._turn_to(job, stage.batch)
+        attempt = job.attempts.get(stage.attempt)
+        if attempt is None:
+            attempt = job.attempts[stage.attempt] = Attempt(stage.run_id, stage.partition)
+        elif (attempt.run_id, attempt.partition) != (stage.run_id, stage.partition):
+            text = f"attempt {stage.attempt} belongs to another task"
+            return StagingResult(Failure(pb.INVALID_FIELD, text, {"field": "attempt", "value": str(stage.attempt)}))
+        if job.file is None:
+            self._last_file += 1
+            job.file_number = self._last_file
+            job.file = StagedFile(self._disk, self._path(job.file_number))
+        offset = job.file.append(stage.block)
+        attempt.blocks[stage.sequence] = Block(offset, size, stage.rows, google_crc32c.value(stage.block))
+        job.state = STAGED_OPEN
+        job.touched_ms = max(job.touched_ms, stamped_ms)
+        charge = max(size, CHARGE_BYTES_MIN)
+        job.charged_bytes += charge
+        self.staged_bytes += charge
+        return StagingResult(state=STAGED_OPEN)
+
+    def _commit(self, commit: staging_pb2.CommitStagedRequest, stamped_ms: int, settings: Settings) -> StagingResult:
+        job_id, batch = commit.job_id, commit.batch
+        job = self._jobs.get(job_id)
+        if job is not None:
+            state = job.state_of(batch)
+            if state in (STAGED_PUBLISHED, STAGED_PUBLISHING):
+                return StagingResult(state=state)
+            if commit.run_id in job.dead_runs:
+                return StagingResult(_fenced(job_id, commit.run_id, "it was aborted"))
+            if batch < job.batch:
+                return StagingResult(_fenced(job_id, commit.run_id, f"batch {job.batch} has begun"))
+            if job.state == STAGED_PUBLISHING:
+                return StagingResult(limit_reached(f"job {job_id}: batches published at a time", 1, ROOM_HINT_MS))
+        plan: list[Block] = []
+        held = job.attempts if job is not None and job.batch == batch else {}
+        partitions = [named.partition for named in commit.attempts]
+        if len(set(partitions)) < len(partitions):
+            text = "attempts: two of one partition"
+            return StagingResult(Failure(pb.INVALID_FIELD, text, {"field": "attempts", "limit": "one a partition"}))
+        for named in sorted(commit.attempts, key=lambda item: item.partition):
+            attempt = held.get(named.attempt)
+            wanted = (commit.run_id, named.partition, named.blocks, named.rows)
+            if attempt is None:
+                return StagingResult(_not_staged(job_id, f"nothing of partition {named.partition} is there"))
+            blocks = [attempt.blocks[number] for number in sorted(attempt.blocks)]
+            if (attempt.run_id, attempt.partition, len(blocks), attempt.rows) != wanted:
+                what = f"of partition {named.partition} {attempt.rows} rows are there, {named.rows} were to be"
+                return StagingResult(_not_staged(job_id, what))
+            plan += blocks
+        job = self._job(job_id, settings)
+        if job is None:
+            return StagingResult(limit_reached("staging_jobs_max", settings.staging_jobs_max, ROOM_HINT_MS))
+        self._turn_to(job, batch)
+        job.attempts = {}
+        job.state, job.plan, job.position = STAGED_PUBLISHING, plan, 0
+        self._publishing[job_id] = job
+        job.rows, job.rows_published, job.rows_discarded = sum(block.rows for block in plan), 0, 0
+        job.touched_ms = max(job.touched_ms, stamped_ms)
+        if not plan:
+            self._finish(job)
+        return StagingResult(state=job.state_of(batch))
+
+    def _publish(
+        self, command: staging_pb2.PublishStaged, stamped_ms: int, settings: Settings, publishing: Publishing
+    ) -> StagingResult:
+        job = self._jobs.get(command.job_id)
+        if job is None:
+            return StagingResult()
+        due = job.state == STAGED_PUBLISHING and (job.batch, job.position) == (command.batch, command.position)
+        if not due:
+            return StagingResult(state=job.state_of(command.batch), position=job.position)
+        block = job.plan[job.position]
+        publish = Publish.FromString(self._read(job, block))
+        publish.requests.append(PublishRequest(count=block.rows))
+        outcome = publishing.apply(publish, stamped_ms, settings).requests[0]
+        published = len(outcome.ids)
+        job.rows_published += published
+        job.rows_discarded += block.rows - published
+        job.position += 1
+        job.touched_ms = max(job.touched_ms, stamped_ms)
+        if job.position == len(job.plan):
+            self._finish(job)
+        return StagingResult(state=job.state_of(command.batch), published=published, position=job.position)
+
+    def _read(self, job: Job, block: Block) -> bytes:
+        assert job.file is not None, "a committed block lies in a file"
+        data = job.file.read(block.offset, block.bytes)
+        if len(data) != block.bytes or google_crc32c.value(data) != block.crc:
+            raise CorruptFileError(job.file.path, block.offset, "a staged block does not match its checksum", ADVICE)
+        return data
+
+    def _abort(self, abort: staging_pb2.AbortStagedRequest, stamped_ms: int, settings: Settings) -> StagingResult:
+        job = self._job(abort.job_id, settings)
+        if job is None:
+            return StagingResult(limit_reached("staging_jobs_max", settings.staging_jobs_max, ROOM_HINT_MS))
+        state = job.state_of(abort.batch)
+        if state in (STAGED_PUBLISHED, STAGED_PUBLISHING):
+            return StagingResult(state=state)
+        job.touched_ms = max(job.touched_ms, stamped_ms)
+        if abort.run_id not in job.dead_runs:
+            job.dead_runs = [*job.dead_runs[1 - DEAD_RUNS_MAX :], abort.run_id]
+        if job.state == STAGED_OPEN:
+            job.attempts = {n: attempt for n, attempt in job.attempts.items() if attempt.run_id != abort.run_id}
+            if not job.attempts:
+                self._drop(job)
+        return StagingResult(state=job.state_of(abort.batch))
+
+    def _expire(self, stamped_ms: int, settings: Settings) -> None:
+        for job in [job for job in self._jobs.values() if _is_over(job, stamped_ms, settings)]:
+            if job.state == STAGED_OPEN:
+                job.attempts = {}
+                self._drop(job)
+            else:
+                del self._jobs[job.job_id]
+
+    # -- steps of them
+
+    def _job(self, job_id: str, settings: Settings) -> Job | None:
+        """The job, made if it is new; None: there are too many. Of the idle ones the longest untouched goes first."""
+        job = self._jobs.get(job_id)
+        if job is not None:
+            return job
+        if len(self._jobs) >= settings.staging_jobs_max:
+            idle = [item for item in self._jobs.values() if item.state == STAGED_NONE]
+            if not idle:
+                return None
+            del self._jobs[min(idle, key=lambda item: (item.touched_ms, item.job_id)).job_id]
+        job = self._jobs[job_id] = Job(job_id)
+        return job
+
+    def _turn_to(self, job: Job, batch: int) -> None:
+        """A later batch begins: what an earlier one left behind is dropped."""
+        if batch != job.batch:
+            job.attempts = {}
+            self._drop(job)
+            job.batch = batch
+
+    def _drop(self, job: Job) -> None:
+        """Nothing of it is needed any more."""
+        job.state = STAGED_NONE
+        self._publishing.pop(job.job_id, None)
+        job.plan, job.position = [], 0
+        if job.file is not None:
+            self.doomed.append(job.file.path)
+        job.file, job.file_number = None, 0
+        self.staged_bytes -= job.charged_bytes
+        job.charged_bytes = 0
+
+    def _finish(self, job: Job) -> None:
+        job.published_through = job.batch
+        self._drop(job)
+
+    def _path(self, number: int) -> str:
+        return f"{self.directory}/{number}"
+
+    # -- what others read
+
+    def job(self, job_id: str) -> Job | None:
+        """A job that is known."""
+        return self._jobs.get(job_id)
+
+    def publishing(self) -> Iterator[Job]:
+        """Jobs whose committed batch is not published yet."""
+        return iter(self._publishing.values())
+
+    def something_over(self, now_ms: int, settings: Settings) -> bool:
+        """Whether an ExpireStaged stamped now would do anything."""
+        return any(_is_over(job, now_ms, settings) for job in self._jobs.values())
+
+    def digest(self) -> bytes:
+        """SHA-256 of all of it."""
+        sha = hashlib.sha256(repr((self._last_file, self.staged_bytes)).encode())
+        for job_id in sorted(self._jobs):
+            sha.update(_snapshot_of(self._jobs[job_id]).SerializeToString(deterministic=True))
+        return sha.digest()
+
+    # -- checkpoints
+
+    def files(self) -> list[StagedFile]:
+        """Files that are needed."""
+        return [job.file for job in self._jobs.values() if job.file is not None]
+
+    def snapshot(self) -> StagingSnapshot:
+        """What `restore` takes; names sizes that hold once the files are synced."""
+        return StagingSnapshot(last_file=self._last_file, jobs=[_snapshot_of(job) for job in self._jobs.values()])
+
+    def restore(self, snapshot: StagingSnapshot) -> None:
+        """Back to what a snapshot told. Raises CorruptFileError."""
+        self._last_file = snapshot.last_file
+        for item in snapshot.jobs:
+            job = Job(
+                item.job_id, item.batch, item.state, item.published_through, list(item.dead_runs),
+                position=item.position, rows=item.rows, rows_published=item.rows_published,
+                rows_discarded=item.rows_discarded, touched_ms=item.touched_ms, charged_bytes=item.charged_bytes,
+            )  # fmt: skip
+            job.plan = [Block(*row) for row in _rows(item.plan, 4)]
+            for attempt in item.attempts:
+                blocks = {row[0]: Block(*row[1:]) for row in _rows(attempt.blocks, 5)}
+                job.attempts[attempt.attempt] = Attempt(attempt.run_id, attempt.partition, blocks)
+            if item.file:
+                job.file_number = item.file
+                job.file = StagedFile(self._disk, self._path(item.file), item.file_bytes)
+            self._jobs[job.job_id] = job
+            if job.state == STAGED_PUBLISHING:
+                self._publishing[job.job_id] = job
+            self.staged_bytes += job.charged_bytes
+
+
+def _is_over(job: Job, now_ms: int, settings: Settings) -> bool:
+    if job.state == STAGED_PUBLISHING:
+        return False
+    kept_ms = settings.staging_expiry_ms
+    if job.state == STAGED_NONE and job.published_through >= 0:
+        kept_ms = max(kept_ms, settings.staging_memory_ms)
+    return now_ms - job.touched_ms >= kept_ms
+
+
+def _rows(data: bytes, width: int) -> list[list[int]]:
+    rows: list[list[int]] = np.frombuffer(data, "<u8").reshape(-1, width).tolist()
+    return rows
+
+
+def _packed(rows: Iterator[tuple[int, ...]]) -> bytes:
+    return np.fromiter(itertools.chain.from_iterable(rows), "<u8").tobytes()
+
+
+def _snapshot_of(job: Job) -> StagedJobSnapshot:
+    return StagedJobSnapshot(
+        job_id=job.job_id,
+        batch=job.batch,
+        state=job.state,
+        published_through=job.published_through,
+        dead_runs=job.dead_runs,
+        touched_ms=job.touched_ms,
+        rows=job.rows,
+        rows_published=job.rows_published,
+        rows_discarded=job.rows_discarded,
+        position=job.position,
+        plan=_packed(iter(job.plan)),
+        file=job.file_number,
+        file_bytes=job.file.bytes if job.file is not None else 0,
+        charged_bytes=job.charged_bytes,
+        attempts=[
+            staging_pb2.StagedAttemptSnapshot(
+                attempt=number,
+                run_id=attempt.run_id,
+                partition=attempt.partition,
+                blocks=_packed((sequence, *block) for sequence, block in attempt.blocks.items()),
+            )
+            for number, attempt in job.attempts.items()
+        ],
+    )
