@@ -112,6 +112,42 @@ class AdminClient:
 
         return await self._cluster.call(invoke, self._timeout_s)
 
+    async def pause_topic(self, name: str, *, paused: bool = True) -> admin_pb2.Topic:
+        """Hand out nothing of the topic until it is resumed (`paused=False`); survives any change of master."""
+        request = admin_pb2.SetPausedRequest(name=name, paused=paused)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Topic:
+            return await AdminStub(channel).SetTopicPaused(request, timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s)
+
+    async def pause_group(self, name: str, *, paused: bool = True) -> admin_pb2.Group:
+        """Hand out nothing to the group until it is resumed (`paused=False`); what is out can be settled."""
+        request = admin_pb2.SetPausedRequest(name=name, paused=paused)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
+            return await AdminStub(channel).SetGroupPaused(request, timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s)
+
+    async def reset_group(
+        self, name: str, start_from: str, *, start_ms: int = 0, topics: Sequence[str] = ()
+    ) -> admin_pb2.Group:
+        """Begin anew at earliest, latest, or time with `start_ms`; what is out is void, attempts begin at 1.
+
+        OutcomeUnknown if the answer got lost: repeating it would void what was handed out since."""
+        request = admin_pb2.ResetGroupRequest(
+            name=name,
+            topics=topics,
+            start_from=consumer_pb2.StartFrom.Value(start_from.upper()),
+            start_ms=start_ms,
+        )
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
+            return await AdminStub(channel).ResetGroup(request, timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s, repeatable=False)
+
     async def delete_group(self, name: str) -> None:
         """Delete a group."""
 

@@ -82,7 +82,7 @@ class Consumer:
         self._owed = 0
         self._leases: deque[tuple[float, DeliveredBatch]] = deque()
         self._acks: dict[int, tuple[DeliveredBatch, list[int]]] = {}
-        self._acks_by_key: dict[str, asyncio.Future[consumer_pb2.SettleReceipt]] = {}
+        self._acks_by_key: dict[tuple[str, int], asyncio.Future[consumer_pb2.SettleReceipt]] = {}
         self._call: grpc.aio.StreamStreamCall[Any, Any] | None = None
         self._running: asyncio.Task[None] | None = None
         self._closing = False
@@ -174,6 +174,7 @@ class Consumer:
             delay_ms=delay_ms,
             delay_level=delay_level,
             reason=reason,
+            epoch=wire.epoch,
         )
         if wire.positions:
             positions = np.frombuffer(wire.positions, "<u8")
@@ -188,19 +189,20 @@ class Consumer:
         if not self._acks:
             loop.call_soon(self._send_acks)
         self._acks.setdefault(id(batch), (batch, []))[1].append(row)
-        shared = self._acks_by_key.get(batch.topic)
+        key = (batch.topic, batch.wire.epoch)
+        shared = self._acks_by_key.get(key)
         if shared is None:
-            shared = self._acks_by_key[batch.topic] = loop.create_future()
+            shared = self._acks_by_key[key] = loop.create_future()
             shared.add_done_callback(_seen)
         return shared
 
     def _send_acks(self) -> None:
         acks, self._acks = self._acks, {}
         futures, self._acks_by_key = self._acks_by_key, {}
-        by_topic: dict[str, list[tuple[DeliveredBatch, NDArray[np.int64]]]] = {}
+        by_key: dict[tuple[str, int], list[tuple[DeliveredBatch, NDArray[np.int64]]]] = {}
         for batch, places in acks.values():
-            by_topic.setdefault(batch.topic, []).append((batch, np.array(places, np.int64)))
-        for topic, parts in by_topic.items():
+            by_key.setdefault((batch.topic, batch.wire.epoch), []).append((batch, np.array(places, np.int64)))
+        for (topic, epoch), parts in by_key.items():
             with_positions = all(batch.wire.positions for batch, _ in parts)
             settle = consumer_pb2.SettleBatch(
                 group=parts[0][0].wire.group,
@@ -208,12 +210,13 @@ class Consumer:
                 outcome=consumer_pb2.ACK,
                 ids=b"".join([batch.ids[rows].tobytes() for batch, rows in parts]),
                 attempts=b"".join([batch.attempts[rows].tobytes() for batch, rows in parts]),
+                epoch=epoch,
             )
             if with_positions:
                 settle.positions = b"".join(
                     [np.frombuffer(batch.wire.positions, "<u8")[rows].tobytes() for batch, rows in parts]
                 )
-            self._submit(consumer_pb2.ConsumeRequest(settle=settle), futures[topic])
+            self._submit(consumer_pb2.ConsumeRequest(settle=settle), futures[topic, epoch])
             for batch, rows in parts:
                 self._give_back(batch, len(rows))
 
@@ -226,6 +229,7 @@ class Consumer:
             lease_ms=lease_ms,
             ids=wire.ids if rows is None else batch.ids[rows].tobytes(),
             attempts=wire.attempts if rows is None else batch.attempts[rows].tobytes(),
+            epoch=wire.epoch,
         )
         if wire.positions:
             positions = np.frombuffer(wire.positions, "<u8")

@@ -701,6 +701,61 @@ class CreateGroupRequest(_message.Message):
 Global___CreateGroupRequest: _TypeAlias = CreateGroupRequest  # noqa: Y015
 
 @_typing.final
+class SetPausedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    paused: _builtins.bool
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "paused", b"paused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetPausedRequest: _TypeAlias = SetPausedRequest  # noqa: Y015
+
+@_typing.final
+class ResetGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    START_FROM_FIELD_NUMBER: _builtins.int
+    START_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    start_from: _consumer_pb2.StartFrom.ValueType
+    """EARLIEST, LATEST or TIME."""
+    start_ms: _builtins.int
+    """For TIME: what is due from here on, by whole ticks."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Topics of the group; empty: all."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        start_from: _consumer_pb2.StartFrom.ValueType = ...,
+        start_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "start_from", b"start_from", "start_ms", b"start_ms", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetGroupRequest: _TypeAlias = ResetGroupRequest  # noqa: Y015
+
+@_typing.final
 class SetGroupFilterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

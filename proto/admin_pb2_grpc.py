@@ -89,6 +89,21 @@ class AdminStub:
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.SetGroupFilterRequest.SerializeToString,
                 response_deserializer=tickwheel_dot_proto_dot_admin__pb2.Group.FromString,
                 _registered_method=True)
+        self.SetTopicPaused = channel.unary_unary(
+                '/tickwheel.v1.Admin/SetTopicPaused',
+                request_serializer=tickwheel_dot_proto_dot_admin__pb2.SetPausedRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_admin__pb2.Topic.FromString,
+                _registered_method=True)
+        self.SetGroupPaused = channel.unary_unary(
+                '/tickwheel.v1.Admin/SetGroupPaused',
+                request_serializer=tickwheel_dot_proto_dot_admin__pb2.SetPausedRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_admin__pb2.Group.FromString,
+                _registered_method=True)
+        self.ResetGroup = channel.unary_unary(
+                '/tickwheel.v1.Admin/ResetGroup',
+                request_serializer=tickwheel_dot_proto_dot_admin__pb2.ResetGroupRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_admin__pb2.Group.FromString,
+                _registered_method=True)
         self.ListGroups = channel.unary_unary(
                 '/tickwheel.v1.Admin/ListGroups',
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.ListGroupsRequest.SerializeToString,
@@ -190,6 +205,26 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetTopicPaused(self, request, context):
+        """Nothing of the topic, or to the group, is handed out while it is paused; what is out can be settled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetGroupPaused(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetGroup(self, request, context):
+        """The group begins anew at another place: what is out is void, attempts begin at 1.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListGroups(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -279,6 +314,21 @@ def add_AdminServicer_to_server(servicer, server):
             'SetGroupFilter': grpc.unary_unary_rpc_method_handler(
                     servicer.SetGroupFilter,
                     request_deserializer=tickwheel_dot_proto_dot_admin__pb2.SetGroupFilterRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_admin__pb2.Group.SerializeToString,
+            ),
+            'SetTopicPaused': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTopicPaused,
+                    request_deserializer=tickwheel_dot_proto_dot_admin__pb2.SetPausedRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_admin__pb2.Topic.SerializeToString,
+            ),
+            'SetGroupPaused': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetGroupPaused,
+                    request_deserializer=tickwheel_dot_proto_dot_admin__pb2.SetPausedRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_admin__pb2.Group.SerializeToString,
+            ),
+            'ResetGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetGroup,
+                    request_deserializer=tickwheel_dot_proto_dot_admin__pb2.ResetGroupRequest.FromString,
                     response_serializer=tickwheel_dot_proto_dot_admin__pb2.Group.SerializeToString,
             ),
             'ListGroups': grpc.unary_unary_rpc_method_handler(
@@ -603,6 +653,87 @@ class Admin:
             target,
             '/tickwheel.v1.Admin/SetGroupFilter',
             tickwheel_dot_proto_dot_admin__pb2.SetGroupFilterRequest.SerializeToString,
+            tickwheel_dot_proto_dot_admin__pb2.Group.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTopicPaused(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Admin/SetTopicPaused',
+            tickwheel_dot_proto_dot_admin__pb2.SetPausedRequest.SerializeToString,
+            tickwheel_dot_proto_dot_admin__pb2.Topic.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetGroupPaused(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Admin/SetGroupPaused',
+            tickwheel_dot_proto_dot_admin__pb2.SetPausedRequest.SerializeToString,
+            tickwheel_dot_proto_dot_admin__pb2.Group.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Admin/ResetGroup',
+            tickwheel_dot_proto_dot_admin__pb2.ResetGroupRequest.SerializeToString,
             tickwheel_dot_proto_dot_admin__pb2.Group.FromString,
             options,
             channel_credentials,

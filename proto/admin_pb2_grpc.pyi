@@ -48,6 +48,11 @@ class AdminStub:
     """Gives a group another filter, from its floor on: what is unsettled and does not match is skipped, what was skipped
     before stays so. Consumers that had named the old one are refused.
     """
+    SetTopicPaused: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetPausedRequest, _admin_pb2.Topic]
+    """Nothing of the topic, or to the group, is handed out while it is paused; what is out can be settled."""
+    SetGroupPaused: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetPausedRequest, _admin_pb2.Group]
+    ResetGroup: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetGroupRequest, _admin_pb2.Group]
+    """The group begins anew at another place: what is out is void, attempts begin at 1."""
     ListGroups: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListGroupsRequest, _admin_pb2.ListGroupsResponse]
     GetSettings: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSettingsRequest, _admin_pb2.Settings]
     UpdateSettings: _grpc.UnaryUnaryMultiCallable[_admin_pb2.Settings, _admin_pb2.Settings]
@@ -77,6 +82,11 @@ class AdminAsyncStub(AdminStub):
     """Gives a group another filter, from its floor on: what is unsettled and does not match is skipped, what was skipped
     before stays so. Consumers that had named the old one are refused.
     """
+    SetTopicPaused: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetPausedRequest, _admin_pb2.Topic]  # type: ignore[assignment]
+    """Nothing of the topic, or to the group, is handed out while it is paused; what is out can be settled."""
+    SetGroupPaused: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetPausedRequest, _admin_pb2.Group]  # type: ignore[assignment]
+    ResetGroup: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetGroupRequest, _admin_pb2.Group]  # type: ignore[assignment]
+    """The group begins anew at another place: what is out is void, attempts begin at 1."""
     ListGroups: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListGroupsRequest, _admin_pb2.ListGroupsResponse]  # type: ignore[assignment]
     GetSettings: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSettingsRequest, _admin_pb2.Settings]  # type: ignore[assignment]
     UpdateSettings: _aio.UnaryUnaryMultiCallable[_admin_pb2.Settings, _admin_pb2.Settings]  # type: ignore[assignment]
@@ -169,6 +179,29 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """Gives a group another filter, from its floor on: what is unsettled and does not match is skipped, what was skipped
         before stays so. Consumers that had named the old one are refused.
         """
+
+    @_abc_1.abstractmethod
+    def SetTopicPaused(
+        self,
+        request: _admin_pb2.SetPausedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.Topic, _abc.Awaitable[_admin_pb2.Topic]]:
+        """Nothing of the topic, or to the group, is handed out while it is paused; what is out can be settled."""
+
+    @_abc_1.abstractmethod
+    def SetGroupPaused(
+        self,
+        request: _admin_pb2.SetPausedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.Group, _abc.Awaitable[_admin_pb2.Group]]: ...
+
+    @_abc_1.abstractmethod
+    def ResetGroup(
+        self,
+        request: _admin_pb2.ResetGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.Group, _abc.Awaitable[_admin_pb2.Group]]:
+        """The group begins anew at another place: what is out is void, attempts begin at 1."""
 
     @_abc_1.abstractmethod
     def ListGroups(

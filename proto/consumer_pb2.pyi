@@ -264,6 +264,7 @@ class DeliverBatch(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     LEASE_UNTIL_MS_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     group: _builtins.str
     term: _builtins.int
@@ -288,6 +289,10 @@ class DeliverBatch(_message.Message):
     """The group's filter, "a || b"; empty: it takes everything. The node goes by hashes, which collide: check the tags
     in the meta, and settle what has none of these as SKIP.
     """
+    epoch: _builtins.int
+    """How often the group was reset: hand it back with settlements and extensions, or those of deliveries from before a
+    reset would count after it.
+    """
     def __init__(
         self,
         *,
@@ -303,10 +308,11 @@ class DeliverBatch(_message.Message):
         records: _builtins.bytes = ...,
         lease_until_ms: _builtins.int = ...,
         filter: _builtins.str = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "filter", b"filter", "group", b"group", "ids", b"ids", "lease_until_ms", b"lease_until_ms", "meta_sizes", b"meta_sizes", "positions", b"positions", "records", b"records", "sizes", b"sizes", "term", b"term", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "epoch", b"epoch", "filter", b"filter", "group", b"group", "ids", b"ids", "lease_until_ms", b"lease_until_ms", "meta_sizes", b"meta_sizes", "positions", b"positions", "records", b"records", "sizes", b"sizes", "term", b"term", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -328,6 +334,7 @@ class SettleBatch(_message.Message):
     DELAY_MS_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Chosen by the client, repeated in the receipt."""
     group: _builtins.str
@@ -344,6 +351,8 @@ class SettleBatch(_message.Message):
     delay_level: _builtins.int
     reason: _builtins.str
     """For RETRY and DEAD: kept with a dead letter. At most 1,024 characters."""
+    epoch: _builtins.int
+    """As delivered; with another than the group has now all are stale. Absent: not compared."""
     def __init__(
         self,
         *,
@@ -357,12 +366,15 @@ class SettleBatch(_message.Message):
         delay_ms: _builtins.int = ...,
         delay_level: _builtins.int = ...,
         reason: _builtins.str = ...,
+        epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "delay_level", b"delay_level", "delay_ms", b"delay_ms", "group", b"group", "ids", b"ids", "outcome", b"outcome", "positions", b"positions", "reason", b"reason", "sequence", b"sequence", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "attempts", b"attempts", "delay_level", b"delay_level", "delay_ms", b"delay_ms", "epoch", b"epoch", "group", b"group", "ids", b"ids", "outcome", b"outcome", "positions", b"positions", "reason", b"reason", "sequence", b"sequence", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
+    _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch) -> _WhichOneofReturnType__epoch | None: ...
 
 Global___SettleBatch: _TypeAlias = SettleBatch  # noqa: Y015
 
@@ -412,6 +424,7 @@ class ExtendBatch(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     group: _builtins.str
     topic: _builtins.str
@@ -420,6 +433,8 @@ class ExtendBatch(_message.Message):
     positions: _builtins.bytes
     lease_ms: _builtins.int
     """Counted from now; bounded like OpenConsumer.lease_ms."""
+    epoch: _builtins.int
+    """As in SettleBatch."""
     def __init__(
         self,
         *,
@@ -430,12 +445,15 @@ class ExtendBatch(_message.Message):
         attempts: _builtins.bytes = ...,
         positions: _builtins.bytes = ...,
         lease_ms: _builtins.int = ...,
+        epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "group", b"group", "ids", b"ids", "lease_ms", b"lease_ms", "positions", b"positions", "sequence", b"sequence", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "attempts", b"attempts", "epoch", b"epoch", "group", b"group", "ids", b"ids", "lease_ms", b"lease_ms", "positions", b"positions", "sequence", b"sequence", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
+    _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch) -> _WhichOneofReturnType__epoch | None: ...
 
 Global___ExtendBatch: _TypeAlias = ExtendBatch  # noqa: Y015
 

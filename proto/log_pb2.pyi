@@ -315,6 +315,7 @@ class SettleColumns(_message.Message):
     POSITIONS_FIELD_NUMBER: _builtins.int
     RETRY_DUE_MS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     group_id: _builtins.int
     topic_id: _builtins.int
     kind: Global___SettleKind.ValueType
@@ -327,6 +328,8 @@ class SettleColumns(_message.Message):
     retry_due_ms: _builtins.int
     """Resolved by the master for RETRY."""
     reason: _builtins.str
+    epoch: _builtins.int
+    """How often the group had been reset when these were delivered; stale if it was again since. Absent: not compared."""
     def __init__(
         self,
         *,
@@ -338,12 +341,15 @@ class SettleColumns(_message.Message):
         positions: _builtins.bytes = ...,
         retry_due_ms: _builtins.int = ...,
         reason: _builtins.str = ...,
+        epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "group_id", b"group_id", "ids", b"ids", "kind", b"kind", "positions", b"positions", "reason", b"reason", "retry_due_ms", b"retry_due_ms", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "attempts", b"attempts", "epoch", b"epoch", "group_id", b"group_id", "ids", b"ids", "kind", b"kind", "positions", b"positions", "reason", b"reason", "retry_due_ms", b"retry_due_ms", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
+    _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch) -> _WhichOneofReturnType__epoch | None: ...
 
 Global___SettleColumns: _TypeAlias = SettleColumns  # noqa: Y015
 
@@ -471,6 +477,9 @@ class AdminCommand(_message.Message):
     CREATE_CLUSTER_FIELD_NUMBER: _builtins.int
     PROMOTE_MEMBER_FIELD_NUMBER: _builtins.int
     SET_GROUP_FILTER_FIELD_NUMBER: _builtins.int
+    SET_TOPIC_PAUSED_FIELD_NUMBER: _builtins.int
+    SET_GROUP_PAUSED_FIELD_NUMBER: _builtins.int
+    RESET_GROUP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def create_topic(self) -> _admin_pb2.CreateTopicRequest: ...
     @_builtins.property
@@ -493,6 +502,12 @@ class AdminCommand(_message.Message):
     def promote_member(self) -> Global___PromoteMember: ...
     @_builtins.property
     def set_group_filter(self) -> _admin_pb2.SetGroupFilterRequest: ...
+    @_builtins.property
+    def set_topic_paused(self) -> _admin_pb2.SetPausedRequest: ...
+    @_builtins.property
+    def set_group_paused(self) -> _admin_pb2.SetPausedRequest: ...
+    @_builtins.property
+    def reset_group(self) -> _admin_pb2.ResetGroupRequest: ...
     def __init__(
         self,
         *,
@@ -507,12 +522,15 @@ class AdminCommand(_message.Message):
         create_cluster: Global___CreateCluster | None = ...,
         promote_member: Global___PromoteMember | None = ...,
         set_group_filter: _admin_pb2.SetGroupFilterRequest | None = ...,
+        set_topic_paused: _admin_pb2.SetPausedRequest | None = ...,
+        set_group_paused: _admin_pb2.SetPausedRequest | None = ...,
+        reset_group: _admin_pb2.ResetGroupRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "set_group_filter", b"set_group_filter", "settings", b"settings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "reset_group", b"reset_group", "set_group_filter", b"set_group_filter", "set_group_paused", b"set_group_paused", "set_topic_paused", b"set_topic_paused", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "set_group_filter", b"set_group_filter", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "reset_group", b"reset_group", "set_group_filter", b"set_group_filter", "set_group_paused", b"set_group_paused", "set_topic_paused", b"set_topic_paused", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["create_topic", "delete_topic", "create_group", "delete_group", "settings", "add_member", "remove_member", "remove_hours", "create_cluster", "promote_member", "set_group_filter"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["create_topic", "delete_topic", "create_group", "delete_group", "settings", "add_member", "remove_member", "remove_hours", "create_cluster", "promote_member", "set_group_filter", "set_topic_paused", "set_group_paused", "reset_group"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

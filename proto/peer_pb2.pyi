@@ -458,6 +458,7 @@ class LeaseRange(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     UNTIL_MS_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     group_id: _builtins.int
     topic_id: _builtins.int
     first_position: _builtins.int
@@ -467,6 +468,8 @@ class LeaseRange(_message.Message):
     until_ms: _builtins.int
     ids: _builtins.bytes
     """uint64[count] message ids, for messages delivered ahead of their dispatch (push-first); empty: the positions say it."""
+    epoch: _builtins.int
+    """How often the group had been reset: void if it was again since."""
     def __init__(
         self,
         *,
@@ -477,10 +480,11 @@ class LeaseRange(_message.Message):
         attempts: _builtins.bytes = ...,
         until_ms: _builtins.int = ...,
         ids: _builtins.bytes = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "count", b"count", "first_position", b"first_position", "group_id", b"group_id", "ids", b"ids", "topic_id", b"topic_id", "until_ms", b"until_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "count", b"count", "epoch", b"epoch", "first_position", b"first_position", "group_id", b"group_id", "ids", b"ids", "topic_id", b"topic_id", "until_ms", b"until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

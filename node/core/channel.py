@@ -69,6 +69,8 @@ class Channel:
     next_position: int = 0
     hold_until_ms: int = 0
     """Nothing leaves before: a new master's clock may be behind the cursor."""
+    epoch: int = 0
+    """How often the group had been reset when this was made: it is void after another time."""
     _pace_until_ms: int = 0
     """What comes due before this shares the next batch."""
     _staged: deque[Staged] = field(default_factory=deque)

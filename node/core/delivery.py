@@ -93,7 +93,8 @@ class Delivery:
         self.term = term
         self._hold_until_ms = self._wheel.cursor.due_ms - 1
         self.heard.prune(now_ms, self._floors())
-        for lease in self.heard.held(now_ms):
+        epochs = {key: subscription.epoch for key, subscription in self._state.subscriptions()}
+        for lease in self.heard.held(now_ms, epochs):
             self._take_over(lease)
         self._dirty.update(self.sessions.groups())
 
@@ -106,7 +107,8 @@ class Delivery:
             held = self._held_ids.setdefault(lease.channel, {})
             held.update(dict.fromkeys(lease.ids[~known][~found].tolist(), lease.until_ms))
             positions = np.sort(np.concatenate((places[known], again[found])))
-            lease = Lease(lease.channel, positions, np.ones(len(positions), np.uint32), lease.until_ms, 0)
+            attempts = np.ones(len(positions), np.uint32)
+            lease = Lease(lease.channel, positions, attempts, lease.until_ms, 0, epoch=lease.epoch)
         if subscription is not None:
             # What came back or was settled since is held by nobody.
             current = _current(subscription, lease)
@@ -192,7 +194,8 @@ class Delivery:
             channel.hold(positions)
             for place, position in zip(places, positions.tolist(), strict=True):
                 until_ms = held.pop(int(ids[place]))
-                lease = Lease(key, np.array([position], np.uint64), np.ones(1, np.uint32), until_ms, 0)
+                one, first_attempt = np.array([position], np.uint64), np.ones(1, np.uint32)
+                lease = Lease(key, one, first_attempt, until_ms, 0, epoch=channel.epoch)
                 self._leases.give(lease)
                 self.feed.add(lease)
 
@@ -208,7 +211,16 @@ class Delivery:
         self._news = True
 
     def administered(self) -> None:
-        """A topic or group was changed by command: consumers that stated another filter than their group's go."""
+        """A topic or group was changed by command: channels of what was reset or deleted begin anew, and consumers
+        that stated another filter than their group's go."""
+        for key, channel in list(self._channels.items()):
+            subscription = self._state.subscription(*key)
+            if subscription is channel.subscription and subscription.epoch == channel.epoch:
+                continue
+            del self._channels[key]
+            self._leases.drop(key)
+            self._returning.pop(key, None)
+            self._held_ids.pop(key, None)
         for group_id in list(self.sessions.groups()):
             for session in list(self.sessions.of_group(group_id)):
                 refusal = self._state.filter_refusal(group_id, session.filter)
@@ -276,6 +288,7 @@ class Delivery:
                 fetch=self._fetch,
                 next_position=subscription.floor,
                 hold_until_ms=self._hold_until_ms,
+                epoch=subscription.epoch,
             )
             for lease in self._leases.open_leases():
                 if lease.session_id == 0 and lease.channel == key:
@@ -337,7 +350,7 @@ class Delivery:
         # Ahead of its dispatch a message has no place of its own yet: the next master must know it by its id.
         ahead = self.push is not None and int(positions[-1]) >= self._state.ready_count(channel.key[1])
         ids = staged.ids[places] if ahead else None
-        lease = Lease(channel.key, positions, attempts, until_ms, session.session_id, ids=ids)
+        lease = Lease(channel.key, positions, attempts, until_ms, session.session_id, ids=ids, epoch=channel.epoch)
         self._leases.give(lease)
         self.feed.add(lease)
         batch = consumer_pb2.DeliverBatch(
@@ -353,6 +366,7 @@ class Delivery:
             records=b"".join(records),
             lease_until_ms=until_ms,
             filter=self._state.group_filter(channel.key[0]),
+            epoch=channel.epoch,
         )
         self.counters.note_delivery(now_ms, due_ms, attempts)
         session.deliver(batch)
@@ -432,6 +446,7 @@ class Delivery:
             ids=subscription.ids_of(positions).tobytes(),
             attempts=attempts.astype("<u4").tobytes(),
             positions=positions.tobytes(),
+            epoch=lease.epoch,
         )
         reign = self._reign
 
@@ -439,7 +454,8 @@ class Delivery:
             if reign == self._reign:
                 returning.difference_update(positions.tolist())
             if isinstance(result, Failure) and reign == self._reign and self.reigning:
-                self._leases.give(Lease(lease.channel, positions, attempts, now_ms + RETURN_RETRY_MS, lease.session_id))
+                again = replace(lease, positions=positions, attempts=attempts, closed=False)
+                self._leases.give(replace(again, until_ms=now_ms + RETURN_RETRY_MS))
 
         self.settlements.propose(columns, returned)
 

@@ -12,7 +12,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,8 @@ class Lease:
     closed: bool = False
     ids: Ids | None = None
     """Of messages delivered ahead of their dispatch: their positions hold only if that is applied."""
+    epoch: int = 0
+    """How often the group had been reset when they were given out."""
 
 
 @dataclass(slots=True)
@@ -63,12 +65,21 @@ class LeaseTable:
         self._sessions.setdefault(lease.session_id, deque()).append(lease)
 
     def extend(
-        self, channel: ChannelKey, positions: Positions, attempts: Attempts, until_ms: int, session_id: int
+        self, channel: ChannelKey, positions: Positions, attempts: Attempts, until_ms: int, session_id: int, epoch: int
     ) -> None:
         """Hold these positions longer; their older lease no longer counts."""
         for position in positions.tolist():
             self._extended[channel, position] = until_ms
-        self.give(Lease(channel, positions, attempts, until_ms, session_id))
+        self.give(Lease(channel, positions, attempts, until_ms, session_id, epoch=epoch))
+
+    def drop(self, channel: ChannelKey) -> None:
+        """The group was reset: nobody holds anything of it."""
+        for lease in self.open_leases():
+            if lease.channel == channel:
+                lease.closed = True
+                lease.positions = lease.positions[:0]
+        for key in [key for key in self._extended if key[0] == channel]:
+            del self._extended[key]
 
     def next_end_ms(self) -> int | None:
         """When the next lease ends."""
@@ -98,7 +109,7 @@ class LeaseTable:
                 keep[place] = False
             else:
                 del self._extended[key]
-        return Lease(lease.channel, lease.positions[keep], lease.attempts[keep], lease.until_ms, lease.session_id, True)
+        return replace(lease, positions=lease.positions[keep], attempts=lease.attempts[keep], closed=True)
 
     def close_session(self, session_id: int) -> list[Lease]:
         """A consumer went away: its open leases end now. Its extensions end with them."""
@@ -162,6 +173,7 @@ def ranges_of(lease: Lease) -> list[LeaseRange]:
                 attempts=b"" if (attempts == 1).all() else attempts.astype("<u4").tobytes(),
                 until_ms=lease.until_ms,
                 ids=b"" if lease.ids is None else lease.ids[first:last].astype("<u8").tobytes(),
+                epoch=lease.epoch,
             )
         )
     return ranges
@@ -260,19 +272,23 @@ class HeardLeases:
         """Ranges kept."""
         return sum(len(ranges) for ranges in self._ranges.values())
 
-    def held(self, now_ms: int) -> list[Lease]:
-        """The leases that still run, as leases of an earlier master; of overlapping ones the latest end wins."""
+    def held(self, now_ms: int, epochs: dict[ChannelKey, int]) -> list[Lease]:
+        """The leases that still run, as leases of an earlier master; of overlapping ones the latest end wins.
+
+        Those from before a reset of the group are void."""
         leases: list[Lease] = []
         for key, ranges in self._ranges.items():
-            running = [r for r in ranges if r.until_ms > now_ms]
+            epoch = epochs.get(key, 0)
+            running = [r for r in ranges if r.until_ms > now_ms and r.epoch == epoch]
             placed = [r for r in running if not r.ids]
             if placed:
-                leases += _merged(key, placed)
+                leases += _merged(key, placed, epoch)
             for r in running:
                 if r.ids:
                     positions = np.arange(r.first_position, r.first_position + r.count, dtype=np.uint64)
                     ids = np.frombuffer(r.ids, "<u8")
-                    leases.append(Lease(key, positions, np.ones(r.count, np.uint32), r.until_ms, 0, ids=ids))
+                    lease = Lease(key, positions, np.ones(r.count, np.uint32), r.until_ms, 0, ids=ids, epoch=epoch)
+                    leases.append(lease)
         return leases
 
     def clear(self) -> None:
@@ -280,7 +296,7 @@ class HeardLeases:
         self._ranges.clear()
 
 
-def _merged(key: ChannelKey, ranges: list[LeaseRange]) -> list[Lease]:
+def _merged(key: ChannelKey, ranges: list[LeaseRange], epoch: int) -> list[Lease]:
     positions = np.concatenate(
         [np.arange(r.first_position, r.first_position + r.count, dtype=np.uint64) for r in ranges]
     )
@@ -293,7 +309,7 @@ def _merged(key: ChannelKey, ranges: list[LeaseRange]) -> list[Lease]:
     last = np.append(positions[1:] != positions[:-1], True)
     positions, attempts, until = positions[last], attempts[last], until[last]
     return [
-        Lease(key, positions[mask], attempts[mask], int(end_ms), session_id=0)
+        Lease(key, positions[mask], attempts[mask], int(end_ms), session_id=0, epoch=epoch)
         for end_ms in np.unique(until)
         for mask in [until == end_ms]
     ]

@@ -87,6 +87,7 @@ class Settlements:
             positions=batch.positions,
             retry_due_ms=retry_due_ms,
             reason=batch.reason,
+            epoch=batch.epoch if batch.HasField("epoch") else None,
         )
         self.propose(columns, done)
 
@@ -122,6 +123,8 @@ class Settlements:
         attempts = np.frombuffer(batch.attempts, "<u4")
         positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
         found, known = subscription.locate(ids, positions)
+        if batch.HasField("epoch") and batch.epoch != subscription.epoch:
+            known[:] = False
         held = known.copy()
         held[known] = ~subscription.is_settled(found[known])
         held[held] = subscription.attempts_of(found[held]) == attempts[held]
@@ -129,8 +132,9 @@ class Settlements:
         extended = np.sort(found[held])
         if len(extended):
             order = np.argsort(found[held])
-            lease = Lease(key, extended, attempts[held][order].astype(np.uint32), until_ms, session_id)
-            self._leases.extend(key, extended, lease.attempts, until_ms, session_id)
+            epoch = subscription.epoch
+            lease = Lease(key, extended, attempts[held][order].astype(np.uint32), until_ms, session_id, epoch=epoch)
+            self._leases.extend(key, extended, lease.attempts, until_ms, session_id, epoch)
             self._feed.add(lease)
         return len(extended), count - len(extended), until_ms
 

@@ -135,6 +135,19 @@ class AdminService(AdminServicer):
         await self._change(context, AdminCommand(set_group_filter=request))
         return await self._group(context, request.name)
 
+    async def SetTopicPaused(self, request: admin_pb2.SetPausedRequest, context: Context) -> admin_pb2.Topic:
+        await self._change(context, AdminCommand(set_topic_paused=request))
+        found = next((topic for topic in self._calls.core.topics() if topic.name == request.name), None)
+        return found if found is not None else await self._gone(context, "topic", request.name)
+
+    async def SetGroupPaused(self, request: admin_pb2.SetPausedRequest, context: Context) -> admin_pb2.Group:
+        await self._change(context, AdminCommand(set_group_paused=request))
+        return await self._group(context, request.name)
+
+    async def ResetGroup(self, request: admin_pb2.ResetGroupRequest, context: Context) -> admin_pb2.Group:
+        await self._change(context, AdminCommand(reset_group=request))
+        return await self._group(context, request.name)
+
     async def _group(self, context: Context, name: str) -> admin_pb2.Group:
         """A group as it is now."""
         found = next((group for group in self._calls.core.groups() if group.name == name), None)

@@ -15,7 +15,7 @@ from tickwheel.node.state.groups import DEAD, Group, dead_path
 from tickwheel.node.state.membership import KINDS, MEMBERS_MAX, after, member_of
 from tickwheel.node.state.names import check_group_name, check_node_id, check_topic_name
 from tickwheel.node.state.ports import WheelPort
-from tickwheel.node.state.ready import new_ready_log
+from tickwheel.node.state.ready import ReadyLog, new_ready_log
 from tickwheel.node.state.results import AdminResult, ImpossibleStateError
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.settings import Settings, changed
@@ -23,7 +23,7 @@ from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.topics import Topic
 from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
-from tickwheel.proto.consumer_pb2 import LATEST, TIME
+from tickwheel.proto.consumer_pb2 import EARLIEST, LATEST, TIME, StartFrom
 from tickwheel.proto.log_pb2 import AdminCommand, CreateCluster, RemoveHours
 from tickwheel.wheel.units import HOUR_MS
 
@@ -61,6 +61,12 @@ class Administration:
             return self._delete_group(command.delete_group.name)
         if kind == "set_group_filter":
             return self._set_filter(command.set_group_filter)
+        if kind == "set_topic_paused":
+            return self._pause_topic(command.set_topic_paused)
+        if kind == "set_group_paused":
+            return self._pause_group(command.set_group_paused)
+        if kind == "reset_group":
+            return self._reset(command.reset_group)
         if kind == "settings":
             return self._change_settings(command.settings)
         if kind in KINDS:
@@ -189,17 +195,56 @@ class Administration:
     def _subscription(self, group: Group, topic: Topic, request: admin_pb2.CreateGroupRequest) -> Subscription:
         ready = topic.ready
         subscription = Subscription(group.group_id, topic.topic_id, ready, self._state.settings.window_messages_max)
-        position = ready.first_retained
-        if request.start_from == LATEST:
-            position = ready.count
-        elif request.start_from == TIME:
-            position = ready.position_of_due(request.start_ms)
-            if request.start_ms > self._wheel.cursor.due_ms:
-                position = ready.count
-                subscription.start_ms = request.start_ms
+        position, subscription.start_ms = self._start(ready, request.start_from, request.start_ms)
         subscription.begin_at(position)
         filtering.begin(group, subscription)
         return subscription
+
+    def _start(self, ready: ReadyLog, start_from: StartFrom.ValueType, start_ms: int) -> tuple[int, int]:
+        """First position of a group that starts there, and what is due before which time does not count for it."""
+        if start_from == LATEST:
+            return ready.count, 0
+        if start_from == TIME:
+            if start_ms > self._wheel.cursor.due_ms:
+                return ready.count, start_ms
+            return ready.position_of_due(start_ms), 0
+        return ready.first_retained, 0
+
+    def _reset(self, request: admin_pb2.ResetGroupRequest) -> AdminResult:
+        state = self._state
+        group = state.groups.named(request.name)
+        if group is None:
+            return _unknown("group", request.name)
+        if request.start_from not in (EARLIEST, LATEST, TIME):
+            return AdminResult(failure=invalid("start_from", request.start_from, "EARLIEST, LATEST or TIME").failure)
+        chosen = dict(group.subscriptions)
+        if request.topics:
+            topics = {name: state.topics.named(name) for name in request.topics}
+            ids = {name: topic.topic_id for name, topic in topics.items() if topic is not None}
+            for name in topics:
+                if ids.get(name) not in chosen:
+                    return AdminResult(failure=invalid("topics", name, f"a topic of group {request.name}").failure)
+            chosen = {topic_id: chosen[topic_id] for topic_id in ids.values()}
+        for topic_id, subscription in chosen.items():
+            topic = state.topics.get(topic_id)
+            assert topic is not None, "a subscription goes with its topic"
+            subscription.reset(*self._start(topic.ready, request.start_from, request.start_ms))
+            filtering.begin(group, subscription)
+        return AdminResult(group=self.describe(group))
+
+    def _pause_topic(self, request: admin_pb2.SetPausedRequest) -> AdminResult:
+        topic = self._state.topics.named(request.name)
+        if topic is None:
+            return _unknown("topic", request.name)
+        topic.paused = request.paused
+        return AdminResult(topic=topic.message())
+
+    def _pause_group(self, request: admin_pb2.SetPausedRequest) -> AdminResult:
+        group = self._state.groups.named(request.name)
+        if group is None:
+            return _unknown("group", request.name)
+        group.paused = request.paused
+        return AdminResult(group=self.describe(group))
 
     def _set_filter(self, request: admin_pb2.SetGroupFilterRequest) -> AdminResult:
         group = self._state.groups.named(request.name)

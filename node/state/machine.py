@@ -234,6 +234,8 @@ class StateMachine:
             return SettleResult(unknown=count, failure=Failure(pb.UNKNOWN_NAME, text, facts))
         if not count:
             return SettleResult()
+        if batch.HasField("epoch") and batch.epoch != subscription.epoch:
+            return SettleResult(stale=count)
         ids = np.frombuffer(batch.ids, "<u8")
         attempts = np.frombuffer(batch.attempts, "<u4")
         positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None

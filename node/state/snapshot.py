@@ -184,7 +184,9 @@ def _group_message(group: Group) -> state_pb2.GroupSnapshot:
         dead=group.dead.snapshot(),
         dead_hours=np.array(sorted(group.dead_hours.items()), "<i8").tobytes(),
         subscriptions=[
-            state_pb2.SubscriptionSnapshot(topic_id=s.topic_id, floor=s.floor, start_ms=s.start_ms, checked=s.checked)
+            state_pb2.SubscriptionSnapshot(
+                topic_id=s.topic_id, floor=s.floor, start_ms=s.start_ms, checked=s.checked, epoch=s.epoch
+            )
             for s in group.subscriptions.values()
         ],
     )
@@ -340,5 +342,6 @@ def _restore_group(
         subscription = Subscription(message.group_id, item.topic_id, topic.ready, state.settings.window_messages_max)
         subscription.restore(item.floor, item.start_ms, values.get((message.group_id, item.topic_id), b""))
         subscription.checked = item.checked if item.HasField("checked") else None
+        subscription.epoch = item.epoch
         group.subscriptions[item.topic_id] = subscription
     return group

@@ -54,6 +54,8 @@ class Subscription:
         """Messages due before this count as settled; 0 once it no longer matters."""
         self.checked: int | None = None
         """Nothing from here on has met the group's filter, or is handed out; None: it has none. See filtering.py."""
+        self.epoch = 0
+        """How often it was reset: what was delivered before the last time is void."""
         self._values: NDArray[np.uint16] = np.ones(CAPACITY_LEAST, np.uint16)
         self._base = 0
         """Position of `_values[0]`."""
@@ -67,6 +69,13 @@ class Subscription:
         """Start of a new subscription."""
         self.floor = self._base = self._end = self._returned_from = position
         self.skip_foreign()
+
+    def reset(self, position: int, start_ms: int) -> None:
+        """Begin anew at another place: nothing from there on is settled, and nobody holds anything."""
+        self.epoch += 1
+        self.start_ms = start_ms
+        self.returned_count = 0
+        self.begin_at(position)
 
     # -- what delivery reads
 
@@ -260,9 +269,8 @@ class Subscription:
         """Everything that counts."""
         window = self.window_bytes()
         checked = -1 if self.checked is None else self.unchecked
-        sha.update(
-            struct.pack("<IIQqQq", self.group_id, self.topic_id, self.floor, self.start_ms, len(window), checked)
-        )
+        facts = (self.group_id, self.topic_id, self.floor, self.start_ms, len(window), checked, self.epoch)
+        sha.update(struct.pack("<IIQqQqI", *facts))
         sha.update(window)
 
     # -- inside

@@ -379,7 +379,7 @@ class Client:
             return
         settle = consumer_pb2.SettleBatch(
             group="g", topic=batch.topic, outcome=self.outcome,
-            ids=batch.ids, attempts=batch.attempts, positions=batch.positions,
+            ids=batch.ids, attempts=batch.attempts, positions=batch.positions, epoch=batch.epoch,
         )  # fmt: skip
 
         def answer() -> None:
