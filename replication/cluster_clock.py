@@ -301,14 +301,17 @@ class ClusterClock:
         # Who has not been heard of just now is carried on by this node's oscillator alone: it would only echo it.
         patience_ns = REIGNING_PATIENCE_NS if self._reigning else self._patience_ns
         intervals: list[Interval] = []
+        sure: list[Interval] = []
         heard_ns: list[int] = []
         for member in members.values():
             shown = member.samples.at(now_ns, rate_ppb, drift_ppb)
-            if shown is not None and now_ns - member.samples.newest_ns <= patience_ns:
+            newest = member.samples.newest(now_ns, rate_ppb, drift_ppb)
+            if shown is not None and newest is not None and now_ns - member.samples.newest_ns <= patience_ns:
                 intervals.append(Interval(shown.low_ns - time_ns, shown.high_ns - time_ns))
+                sure.append(Interval(newest.low_ns - time_ns, newest.high_ns - time_ns))
                 heard_ns.append(member.samples.newest_ns)
         quorum = len(members) // 2 + 1
-        agreement = agree(intervals, quorum, self._settings.tolerance_ms * NS_PER_MS) if members else None
+        agreement = agree(intervals, quorum, self._settings.tolerance_ms * NS_PER_MS, sure) if members else None
         if agreement is None:
             return
         first = self._holdover.agreed_ns is None

@@ -77,11 +77,14 @@ def _widenings(intervals: Sequence[Interval]) -> Iterator[int]:
     yield from sorted({0, *((gap + 1) // 2 for gap in gaps if gap > 0)})
 
 
-def agree(intervals: Sequence[Interval], quorum: int, tolerance_ns: int) -> Agreement | None:
+def agree(
+    intervals: Sequence[Interval], quorum: int, tolerance_ns: int, sure: Sequence[Interval] = ()
+) -> Agreement | None:
     """What at least `quorum` of the members' intervals agree on; None if fewer do.
 
     `intervals` are those at hand, `quorum` is a majority of all members. Clocks of the majority may be apart by
-    `tolerance_ns` beyond what their intervals allow.
+    `tolerance_ns` beyond what their intervals allow. `sure` are wider ones of the same clocks, which hold even if what
+    made the others narrow does not: the error is by them.
     """
     if len(intervals) < quorum:
         return None
@@ -93,6 +96,6 @@ def agree(intervals: Sequence[Interval], quorum: int, tolerance_ns: int) -> Agre
         if found.clocks >= quorum:
             agreeing = [n for n, i in enumerate(widened) if i.low_ns <= found.high_ns and i.high_ns >= found.low_ns]
             time_ns = found.low_ns
-            reaches = sorted(max(time_ns - i.low_ns, i.high_ns - time_ns) for i in intervals)
+            reaches = sorted(max(time_ns - i.low_ns, i.high_ns - time_ns) for i in sure or intervals)
             return Agreement(time_ns, found.high_ns, reaches[quorum - 1], widened_ns, tuple(agreeing))
     return None

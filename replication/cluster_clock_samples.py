@@ -4,7 +4,8 @@ A sample says that at a moment of this node's monotonic clock the other clock st
 wide as the round trip (whatever way of it took longer) and the millisecond in which it was read. It ages: carried
 on by the monotonic clock, it widens with the drift that is assumed. All samples of the last seconds hold at once,
 so the interval is what they have in common; samples that contradict a newer one are of before a step of that clock
-and are forgotten. So one quick answer among slow ones is enough. Pure.
+and are forgotten. So one quick answer among slow ones is enough, if this node's oscillator is as good as is assumed:
+slow answers cannot show that it is not. So how sure one may be is said by the newest samples alone. Pure.
 """
 
 from __future__ import annotations
@@ -67,6 +68,13 @@ class ClockSamples:
     def at(self, now_ns: int, rate_ppb: int, drift_ppb: int) -> Interval | None:
         """Where the clock stands now; None if nothing was heard of it lately."""
         return self._hold(now_ns, rate_ppb, drift_ppb)[0]
+
+    def newest(self, now_ns: int, rate_ppb: int, drift_ppb: int) -> Interval | None:
+        """The same by the newest of them alone: an oscillator worse than is assumed cannot have spoilt it much."""
+        if not self._samples or now_ns - self._samples[-1][0] > AGE_NS_MAX:
+            return None
+        at_ns, shown = self._samples[-1]
+        return carried(shown, now_ns - at_ns, rate_ppb, drift_ppb)
 
     def _hold(self, now_ns: int, rate_ppb: int, drift_ppb: int) -> tuple[Interval | None, int]:
         """What the newest samples have in common, and how many those are."""
