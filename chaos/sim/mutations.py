@@ -228,6 +228,13 @@ def leases_forgotten_with_checkpoint(patches: Patches) -> None:
     patches.replace(SyncState, "take_over", lambda original: lambda self, earlier: None)
 
 
+@mutation(
+    "a peer's checkpoint is put in place while the own disk still writes", faults=("hung-disk", "isolate", "kill")
+)
+def installed_over_writes(patches: Patches) -> None:
+    patches.replace(NodeCore, "writing", lambda original: False)
+
+
 # -- the wheel
 
 

@@ -110,6 +110,11 @@ class Checkpointer:
         """What the newest durable checkpoint covers."""
         self.written = 0
 
+    @property
+    def running(self) -> bool:
+        """A checkpoint is being written, or what it made superfluous removed."""
+        return self._running
+
     def tick(self, now_ms: int) -> None:
         """Begin a checkpoint if somebody asked, the log has grown enough, or the period is over."""
         self._now_ms = now_ms

@@ -190,6 +190,11 @@ class NodeCore:
         return not self._recovered
 
     @property
+    def writing(self) -> bool:
+        """A work in another thread writes to the files of a checkpoint; not before all end, also of a stopped node."""
+        return self.checkpointer.running or self.background.jobs_running > 0
+
+    @property
     def leading(self) -> bool:
         """Master, with its own lead command applied: requests are served."""
         return self._leading and self._lead_applied

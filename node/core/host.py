@@ -2,7 +2,8 @@
 
 The server process and the simulation own a NodeHost. It opens the journal, restores the newest
 checkpoint, composes NodeCore with the replicated log, and, when the log says that this slave is too far
-behind, fetches a peer's checkpoint, installs it and starts over from it, in the same process.
+behind, fetches a peer's checkpoint, installs it and starts over from it, in the same process. Nothing of the
+stopped core writes to a checkpoint's files any more when they are replaced.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class NodeHost:
         self._guards = guards or Guards()
         self._connected: set[str] = set()
         self._fetching = False
+        self._received = False
+        """A whole checkpoint of a peer waits to be put in place."""
         self._started = False
         self._stopped = False
         self.installs = 0
@@ -147,6 +150,7 @@ class NodeHost:
 
     def tick(self) -> int:
         """See NodeCore.tick."""
+        self._install()
         return self.core.tick()
 
     def receive(self, peer_id: str, frame: PeerFrame) -> None:
@@ -191,21 +195,31 @@ class NodeHost:
             self._ports.executor.submit(copy.finish, finished)
 
         def finished(_: object, error: BaseException | None) -> None:
-            self._fetching = False
             if self._stopped:
                 return
             if error is not None:
+                self._fetching = False
                 copy.abandon()
                 if not isinstance(error, CopyError):
                     self._fatal(f"a checkpoint could not be stored: {error}")
                 return
-            self._rebuild()
+            self._received = True
+            self.core.stop()
+            self._install()
 
         self._source.fetch(peer_id, chunk, done)
 
+    def _install(self) -> None:
+        """Put a received checkpoint in place once the stopped core's own works no longer write.
+
+        Its checkpoint under way would rename an older manifest over the new one, or remove the files that this names.
+        """
+        if self._received and not self._stopped and not self.core.writing:
+            self._received = self._fetching = False
+            self._rebuild()
+
     def _rebuild(self) -> None:
-        """Stop the core, put the checkpoint in place, start anew from it."""
-        self.core.stop()
+        """Put the checkpoint in place of the stopped core's files, start anew from it."""
         if self._journal is not None:
             self._journal.close()
         install_if_complete(self._ports.disk)

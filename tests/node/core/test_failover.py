@@ -208,6 +208,37 @@ def test_a_checkpoint_from_a_peer_forgets_no_lease() -> None:
     assert not client.repeated()
 
 
+@pytest.mark.parametrize("held", ["holds_checkpoints", "holds_merges"])
+def test_a_checkpoint_from_a_peer_waits_for_what_the_own_disk_still_writes(held: str) -> None:
+    """P1: a slow checkpoint of its own would rename its manifest over the new one and remove a file that this names, a
+    slow merge write into hours that are not its own: the node could not start again."""
+    config = replace(CoreConfig(), segment_bytes=1 << 16, buffer_bytes_max=1 << 14, checkpoint_period_ms=500)
+    world = World(6, config=config)
+    client = Client(world)
+    master = world.elect()
+    load(world, client, 1)
+    for node in world.nodes.values():
+        assert node.host is not None
+        object.__setattr__(node.host._raft, "journal_tail_bytes_max", 1)
+    slave = next(n for n in world.nodes.values() if n is not master)
+    slave.kill()
+    load(world, client, 4)
+    setattr(slave, held, True)
+    slave.start()
+    assert slave.host is not None
+    slave.host.core.checkpointer.request(lambda files: None)
+    slave.wake()
+    world.run_until(lambda: bool(slave.held))
+    world.run(1_500)
+    slave.release()
+    world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
+    world.run(20)
+    slave.kill()
+    slave.start()
+    load(world, client, 1)
+    world.run_until(lambda: len(digests(world)) == 1)
+
+
 def test_expired_lease_returns_the_message() -> None:
     """A consumer that keeps what it got: after the lease it comes again, with the next attempt."""
     world = World(7)

@@ -134,6 +134,8 @@ class Node:
         self.fatal = ""
         self.holds_merges = False
         """Its disk takes no merge to its end."""
+        self.holds_checkpoints = False
+        """Nor a checkpoint of its own."""
         self.held: list[Callable[[], None]] = []
 
     # Clock
@@ -159,14 +161,16 @@ class Node:
             done(result, error)
             self.wake()
 
-        if self.holds_merges and isinstance(getattr(work, "__self__", None), MergeJob):
+        merge = isinstance(getattr(work, "__self__", None), MergeJob)
+        checkpoint = getattr(work, "__qualname__", "").startswith("Checkpointer.")
+        if (merge and self.holds_merges) or (checkpoint and self.holds_checkpoints):
             self.held.append(go)
         else:
             self.world.at(self.world.now_ns + DISK_NS, go)
 
     def release(self) -> None:
         """The disk has caught up."""
-        self.holds_merges = False
+        self.holds_merges = self.holds_checkpoints = False
         held, self.held = self.held, []
         for go in held:
             self.world.at(self.world.now_ns + DISK_NS, go)
