@@ -87,15 +87,26 @@ class AdminClient:
         return list((await self._cluster.call(invoke, self._timeout_s)).topics)
 
     async def create_group(
-        self, name: str, topics: Sequence[str], *, start_from: str = "earliest", start_ms: int = 0, filter: str = ""
+        self,
+        name: str,
+        topics: Sequence[str],
+        *,
+        start_from: str = "earliest",
+        start_ms: int = 0,
+        filter: str = "",
+        retry: admin_pb2.RetryPolicy | None = None,
+        broadcasting: bool = False,
     ) -> admin_pb2.Group:
-        """Create a consumer group; `filter` is `a || b`, or `*`."""
+        """Create a consumer group. `filter` is `a || b`, or `*`; `retry`: how its messages come again, None: at the
+        delay levels."""
         request = admin_pb2.CreateGroupRequest(
             name=name,
             topics=topics,
             start_from=consumer_pb2.StartFrom.Value(start_from.upper()),
             start_ms=start_ms,
             filter=filter,
+            retry=retry,
+            broadcasting=broadcasting,
         )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
@@ -147,6 +158,15 @@ class AdminClient:
             return await AdminStub(channel).ResetGroup(request, timeout=try_s)
 
         return await self._cluster.call(invoke, self._timeout_s, repeatable=False)
+
+    async def update_group(self, name: str, retry: admin_pb2.RetryPolicy) -> admin_pb2.Group:
+        """Replace the retry policy of a group: retries that wait already keep their time."""
+        request = admin_pb2.UpdateGroupRequest(name=name, retry=retry)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
+            return await AdminStub(channel).UpdateGroup(request, timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s)
 
     async def delete_group(self, name: str) -> None:
         """Delete a group."""

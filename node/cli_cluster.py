@@ -26,6 +26,7 @@ from tickwheel.node.cli_output import (
     time_text,
     use_json,
 )
+from tickwheel.node.cli_policy import AttemptsMax, Factor, Initial, Jitter, Longest, policy_from
 from tickwheel.proto import admin_pb2
 
 cluster_app = typer.Typer()
@@ -359,6 +360,14 @@ def group_create(
     topics: Annotated[list[str], typer.Argument(help="Its topics.")],
     start_from: Annotated[str, typer.Option(help="earliest or latest.")] = "earliest",
     filter: Annotated[str, typer.Option(help="Tags that it takes: 'a || b'; '*' or none: all.")] = "",
+    broadcasting: Annotated[
+        bool, typer.Option("--broadcasting", help="Each consumer gets every message; nothing is retried.")
+    ] = False,
+    initial: Initial = None,
+    factor: Factor = 2.0,
+    longest: Longest = None,
+    jitter: Jitter = 0.0,
+    attempts_max: AttemptsMax = 0,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -366,13 +375,39 @@ def group_create(
     use_json(as_json)
     if start_from not in {"earliest", "latest"}:
         raise typer.BadParameter("--start-from is earliest or latest")
+    policy = policy_from(initial, factor, longest, jitter, attempts_max)
 
     async def go() -> admin_pb2.Group:
         async with open_client(address) as client:
-            return await client.admin.create_group(name, topics, start_from=start_from, filter=filter)
+            return await client.admin.create_group(
+                name, topics, start_from=start_from, filter=filter, broadcasting=broadcasting, retry=policy
+            )
 
     group = asyncio.run(go())
     print_json(as_dict(group)) if as_json else out.print(f"group {group.name} of {', '.join(group.topics)}")
+
+
+@group_app.command("update")
+def group_update(
+    name: Name,
+    initial: Initial = None,
+    factor: Factor = 2.0,
+    longest: Longest = None,
+    jitter: Jitter = 0.0,
+    attempts_max: AttemptsMax = 0,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Replace a group's retry policy; without --retry-initial messages come again at the delay levels."""
+    use_json(as_json)
+    policy = policy_from(initial, factor, longest, jitter, attempts_max)
+
+    async def go() -> admin_pb2.Group:
+        async with open_client(address) as client:
+            return await client.admin.update_group(name, policy)
+
+    group = asyncio.run(go())
+    print_json(as_dict(group)) if as_json else out.print(f"group {group.name} retries as said from now on")
 
 
 @group_app.command("delete")
@@ -410,10 +445,12 @@ def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) ->
             g.consumers,
             f"{g.backlog:,}",
             f"{g.in_flight:,}",
+            f"{g.dead:,}",
         )
         for g in groups
     ]
-    out.print(table("", ("group", "topics", "tags", "state", "consumers", "backlog", "out"), rows, right=(4, 5, 6)))
+    titles = ("group", "topics", "tags", "state", "consumers", "backlog", "out", "dead")
+    out.print(table("", titles, rows, right=(4, 5, 6, 7)))
 
 
 @settings_app.command("get")

@@ -632,6 +632,8 @@ class Group(_message.Message):
     BACKLOG_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     CONSUMERS_FIELD_NUMBER: _builtins.int
+    RETRY_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     group_id: _builtins.int
     filter: _builtins.str
@@ -642,8 +644,14 @@ class Group(_message.Message):
     """Entered the ready queue, not settled."""
     in_flight: _builtins.int
     consumers: _builtins.int
+    dead: _builtins.int
+    """Dead letters that are kept."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def retry(self) -> Global___RetryPolicy:
+        """Absent: the delay levels and the setting attempts_max."""
+
     def __init__(
         self,
         *,
@@ -656,10 +664,12 @@ class Group(_message.Message):
         backlog: _builtins.int = ...,
         in_flight: _builtins.int = ...,
         consumers: _builtins.int = ...,
+        retry: Global___RetryPolicy | None = ...,
+        dead: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "broadcasting", b"broadcasting", "consumers", b"consumers", "filter", b"filter", "group_id", b"group_id", "in_flight", b"in_flight", "name", b"name", "paused", b"paused", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "broadcasting", b"broadcasting", "consumers", b"consumers", "dead", b"dead", "filter", b"filter", "group_id", b"group_id", "in_flight", b"in_flight", "name", b"name", "paused", b"paused", "retry", b"retry", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -675,6 +685,7 @@ class CreateGroupRequest(_message.Message):
     START_MS_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     BROADCASTING_FIELD_NUMBER: _builtins.int
+    RETRY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     start_from: _consumer_pb2.StartFrom.ValueType
     start_ms: _builtins.int
@@ -682,6 +693,10 @@ class CreateGroupRequest(_message.Message):
     broadcasting: _builtins.bool
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def retry(self) -> Global___RetryPolicy:
+        """Absent: the delay levels and the setting attempts_max."""
+
     def __init__(
         self,
         *,
@@ -691,14 +706,101 @@ class CreateGroupRequest(_message.Message):
         start_ms: _builtins.int = ...,
         filter: _builtins.str = ...,
         broadcasting: _builtins.bool = ...,
+        retry: Global___RetryPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broadcasting", b"broadcasting", "filter", b"filter", "name", b"name", "start_from", b"start_from", "start_ms", b"start_ms", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broadcasting", b"broadcasting", "filter", b"filter", "name", b"name", "retry", b"retry", "start_from", b"start_from", "start_ms", b"start_ms", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateGroupRequest: _TypeAlias = CreateGroupRequest  # noqa: Y015
+
+@_typing.final
+class RetryPolicy(_message.Message):
+    """How messages of a group come again after a nack or an expired lease: at the delay levels from level 3 on, unless a
+    backoff is given.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPONENTIAL_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_MAX_FIELD_NUMBER: _builtins.int
+    attempts_max: _builtins.int
+    """Deliveries of a message before it is a dead letter, 1 to 255; 0: the setting attempts_max."""
+    @_builtins.property
+    def exponential(self) -> Global___ExponentialBackoff: ...
+    def __init__(
+        self,
+        *,
+        exponential: Global___ExponentialBackoff | None = ...,
+        attempts_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exponential", b"exponential"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_max", b"attempts_max", "exponential", b"exponential"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryPolicy: _TypeAlias = RetryPolicy  # noqa: Y015
+
+@_typing.final
+class ExponentialBackoff(_message.Message):
+    """initial_ms after the first attempt, each further pause factor times as long, none above max_ms."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INITIAL_MS_FIELD_NUMBER: _builtins.int
+    FACTOR_FIELD_NUMBER: _builtins.int
+    MAX_MS_FIELD_NUMBER: _builtins.int
+    JITTER_FIELD_NUMBER: _builtins.int
+    initial_ms: _builtins.int
+    """1 to the setting delay_ms_max, like max_ms."""
+    factor: _builtins.float
+    """1 to 100."""
+    max_ms: _builtins.int
+    jitter: _builtins.float
+    """A pause is longer or shorter by up to this share of it, drawn by the master: 0 to 1."""
+    def __init__(
+        self,
+        *,
+        initial_ms: _builtins.int = ...,
+        factor: _builtins.float = ...,
+        max_ms: _builtins.int = ...,
+        jitter: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["factor", b"factor", "initial_ms", b"initial_ms", "jitter", b"jitter", "max_ms", b"max_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExponentialBackoff: _TypeAlias = ExponentialBackoff  # noqa: Y015
+
+@_typing.final
+class UpdateGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RETRY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def retry(self) -> Global___RetryPolicy:
+        """Replaces the policy."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        retry: Global___RetryPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retry", b"retry"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "retry", b"retry"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateGroupRequest: _TypeAlias = UpdateGroupRequest  # noqa: Y015
 
 @_typing.final
 class SetPausedRequest(_message.Message):

@@ -79,6 +79,11 @@ class AdminStub:
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.CreateGroupRequest.SerializeToString,
                 response_deserializer=tickwheel_dot_proto_dot_admin__pb2.Group.FromString,
                 _registered_method=True)
+        self.UpdateGroup = channel.unary_unary(
+                '/tickwheel.v1.Admin/UpdateGroup',
+                request_serializer=tickwheel_dot_proto_dot_admin__pb2.UpdateGroupRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_admin__pb2.Group.FromString,
+                _registered_method=True)
         self.DeleteGroup = channel.unary_unary(
                 '/tickwheel.v1.Admin/DeleteGroup',
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.DeleteGroupRequest.SerializeToString,
@@ -187,6 +192,13 @@ class AdminServicer:
 
     def CreateGroup(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateGroup(self, request, context):
+        """Changes the retry policy of a group.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -304,6 +316,11 @@ def add_AdminServicer_to_server(servicer, server):
             'CreateGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateGroup,
                     request_deserializer=tickwheel_dot_proto_dot_admin__pb2.CreateGroupRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_admin__pb2.Group.SerializeToString,
+            ),
+            'UpdateGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateGroup,
+                    request_deserializer=tickwheel_dot_proto_dot_admin__pb2.UpdateGroupRequest.FromString,
                     response_serializer=tickwheel_dot_proto_dot_admin__pb2.Group.SerializeToString,
             ),
             'DeleteGroup': grpc.unary_unary_rpc_method_handler(
@@ -599,6 +616,33 @@ class Admin:
             target,
             '/tickwheel.v1.Admin/CreateGroup',
             tickwheel_dot_proto_dot_admin__pb2.CreateGroupRequest.SerializeToString,
+            tickwheel_dot_proto_dot_admin__pb2.Group.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Admin/UpdateGroup',
+            tickwheel_dot_proto_dot_admin__pb2.UpdateGroupRequest.SerializeToString,
             tickwheel_dot_proto_dot_admin__pb2.Group.FromString,
             options,
             channel_credentials,

@@ -43,6 +43,8 @@ class AdminStub:
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteTopicRequest, _admin_pb2.DeleteTopicResponse]
     ListTopics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]
     CreateGroup: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateGroupRequest, _admin_pb2.Group]
+    UpdateGroup: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateGroupRequest, _admin_pb2.Group]
+    """Changes the retry policy of a group."""
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteGroupRequest, _admin_pb2.DeleteGroupResponse]
     SetGroupFilter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetGroupFilterRequest, _admin_pb2.Group]
     """Gives a group another filter, from its floor on: what is unsettled and does not match is skipped, what was skipped
@@ -77,6 +79,8 @@ class AdminAsyncStub(AdminStub):
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteTopicRequest, _admin_pb2.DeleteTopicResponse]  # type: ignore[assignment]
     ListTopics: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]  # type: ignore[assignment]
     CreateGroup: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateGroupRequest, _admin_pb2.Group]  # type: ignore[assignment]
+    UpdateGroup: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateGroupRequest, _admin_pb2.Group]  # type: ignore[assignment]
+    """Changes the retry policy of a group."""
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteGroupRequest, _admin_pb2.DeleteGroupResponse]  # type: ignore[assignment]
     SetGroupFilter: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetGroupFilterRequest, _admin_pb2.Group]  # type: ignore[assignment]
     """Gives a group another filter, from its floor on: what is unsettled and does not match is skipped, what was skipped
@@ -162,6 +166,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CreateGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.Group, _abc.Awaitable[_admin_pb2.Group]]: ...
+
+    @_abc_1.abstractmethod
+    def UpdateGroup(
+        self,
+        request: _admin_pb2.UpdateGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.Group, _abc.Awaitable[_admin_pb2.Group]]:
+        """Changes the retry policy of a group."""
 
     @_abc_1.abstractmethod
     def DeleteGroup(

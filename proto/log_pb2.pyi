@@ -49,6 +49,32 @@ SETTLE_RETURN: SettleKind.ValueType  # 5
 """Lease expired: attempts rise, back to the front of the ready queue."""
 Global___SettleKind: _TypeAlias = SettleKind  # noqa: Y015
 
+class _DeadCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DeadCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DeadCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DEAD_CAUSE_UNSPECIFIED: _DeadCause.ValueType  # 0
+    REFUSED: _DeadCause.ValueType  # 1
+    """The consumer refused it."""
+    DECLARED_DEAD: _DeadCause.ValueType  # 2
+    """The consumer said that it is dead."""
+    LEASE_EXPIRED: _DeadCause.ValueType  # 3
+    """Its lease ran out."""
+
+class DeadCause(_DeadCause, metaclass=_DeadCauseEnumTypeWrapper):
+    """Why a message became a dead letter, or comes again."""
+
+DEAD_CAUSE_UNSPECIFIED: DeadCause.ValueType  # 0
+REFUSED: DeadCause.ValueType  # 1
+"""The consumer refused it."""
+DECLARED_DEAD: DeadCause.ValueType  # 2
+"""The consumer said that it is dead."""
+LEASE_EXPIRED: DeadCause.ValueType  # 3
+"""Its lease ran out."""
+Global___DeadCause: _TypeAlias = DeadCause  # noqa: Y015
+
 @_typing.final
 class LogEntry(_message.Message):
     """One entry of the Raft log: commands that were proposed together (group commit)."""
@@ -99,6 +125,8 @@ class Command(_message.Message):
     INGEST_FIELD_NUMBER: _builtins.int
     FILTERED_FIELD_NUMBER: _builtins.int
     STAGING_FIELD_NUMBER: _builtins.int
+    REPLAY_DEAD_FIELD_NUMBER: _builtins.int
+    PURGE_DEAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lead(self) -> Global___Lead: ...
     @_builtins.property
@@ -119,6 +147,10 @@ class Command(_message.Message):
     def filtered(self) -> Global___Filtered: ...
     @_builtins.property
     def staging(self) -> _staging_pb2.StagingCommand: ...
+    @_builtins.property
+    def replay_dead(self) -> Global___ReplayDead: ...
+    @_builtins.property
+    def purge_dead(self) -> Global___PurgeDead: ...
     def __init__(
         self,
         *,
@@ -132,12 +164,14 @@ class Command(_message.Message):
         ingest: Global___Ingest | None = ...,
         filtered: Global___Filtered | None = ...,
         staging: _staging_pb2.StagingCommand | None = ...,
+        replay_dead: Global___ReplayDead | None = ...,
+        purge_dead: Global___PurgeDead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["lead", "publish", "dispatch", "settle", "cancel", "reschedule", "admin", "ingest", "filtered", "staging"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["lead", "publish", "dispatch", "settle", "cancel", "reschedule", "admin", "ingest", "filtered", "staging", "replay_dead", "purge_dead"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -315,6 +349,8 @@ class SettleColumns(_message.Message):
     POSITIONS_FIELD_NUMBER: _builtins.int
     RETRY_DUE_MS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     group_id: _builtins.int
     topic_id: _builtins.int
@@ -326,8 +362,15 @@ class SettleColumns(_message.Message):
     positions: _builtins.bytes
     """uint64[n] or empty; checked against ids, never trusted."""
     retry_due_ms: _builtins.int
-    """Resolved by the master for RETRY."""
+    """Resolved by the master for RETRY by its first versions, which retried in place; nobody reads it."""
     reason: _builtins.str
+    """For RETRY and DEAD: kept with a dead letter."""
+    due_ms: _builtins.bytes
+    """int64[n] for RETRY: when each comes again, stamped by the master. The delivery is settled at its position, and a unit
+    for this group alone goes into the wheel. Absent: it stays at its position and comes again at once (first versions).
+    """
+    cause: Global___DeadCause.ValueType
+    """For RETRY and DEAD: why."""
     epoch: _builtins.int
     """How often the group had been reset when these were delivered; stale if it was again since. Absent: not compared."""
     def __init__(
@@ -341,17 +384,76 @@ class SettleColumns(_message.Message):
         positions: _builtins.bytes = ...,
         retry_due_ms: _builtins.int = ...,
         reason: _builtins.str = ...,
+        due_ms: _builtins.bytes = ...,
+        cause: Global___DeadCause.ValueType = ...,
         epoch: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "attempts", b"attempts", "epoch", b"epoch", "group_id", b"group_id", "ids", b"ids", "kind", b"kind", "positions", b"positions", "reason", b"reason", "retry_due_ms", b"retry_due_ms", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "attempts", b"attempts", "cause", b"cause", "due_ms", b"due_ms", "epoch", b"epoch", "group_id", b"group_id", "ids", b"ids", "kind", b"kind", "positions", b"positions", "reason", b"reason", "retry_due_ms", b"retry_due_ms", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
     _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch) -> _WhichOneofReturnType__epoch | None: ...
 
 Global___SettleColumns: _TypeAlias = SettleColumns  # noqa: Y015
+
+@_typing.final
+class ReplayDead(_message.Message):
+    """Dead letters are delivered to their group once more, with attempts from 1; those that are gone already are passed over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.int
+    numbers: _builtins.bytes
+    """uint64[n] numbers, rising. Bounded by the master; what is beyond the bytes that one entry may copy stays."""
+    due_ms: _builtins.int
+    """When they are due, stamped by the master."""
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.int = ...,
+        numbers: _builtins.bytes = ...,
+        due_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "group_id", b"group_id", "numbers", b"numbers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayDead: _TypeAlias = ReplayDead  # noqa: Y015
+
+@_typing.final
+class PurgeDead(_message.Message):
+    """Dead letters are thrown away: these numbers, or all below one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    BELOW_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.int
+    numbers: _builtins.bytes
+    """uint64[n]"""
+    below: _builtins.int
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.int = ...,
+        numbers: _builtins.bytes = ...,
+        below: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "group_id", b"group_id", "numbers", b"numbers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PurgeDead: _TypeAlias = PurgeDead  # noqa: Y015
 
 @_typing.final
 class Filtered(_message.Message):
@@ -480,6 +582,7 @@ class AdminCommand(_message.Message):
     SET_TOPIC_PAUSED_FIELD_NUMBER: _builtins.int
     SET_GROUP_PAUSED_FIELD_NUMBER: _builtins.int
     RESET_GROUP_FIELD_NUMBER: _builtins.int
+    UPDATE_GROUP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def create_topic(self) -> _admin_pb2.CreateTopicRequest: ...
     @_builtins.property
@@ -508,6 +611,8 @@ class AdminCommand(_message.Message):
     def set_group_paused(self) -> _admin_pb2.SetPausedRequest: ...
     @_builtins.property
     def reset_group(self) -> _admin_pb2.ResetGroupRequest: ...
+    @_builtins.property
+    def update_group(self) -> _admin_pb2.UpdateGroupRequest: ...
     def __init__(
         self,
         *,
@@ -525,12 +630,13 @@ class AdminCommand(_message.Message):
         set_topic_paused: _admin_pb2.SetPausedRequest | None = ...,
         set_group_paused: _admin_pb2.SetPausedRequest | None = ...,
         reset_group: _admin_pb2.ResetGroupRequest | None = ...,
+        update_group: _admin_pb2.UpdateGroupRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "reset_group", b"reset_group", "set_group_filter", b"set_group_filter", "set_group_paused", b"set_group_paused", "set_topic_paused", b"set_topic_paused", "settings", b"settings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "reset_group", b"reset_group", "set_group_filter", b"set_group_filter", "set_group_paused", b"set_group_paused", "set_topic_paused", b"set_topic_paused", "settings", b"settings", "update_group", b"update_group"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "reset_group", b"reset_group", "set_group_filter", b"set_group_filter", "set_group_paused", b"set_group_paused", "set_topic_paused", b"set_topic_paused", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "reset_group", b"reset_group", "set_group_filter", b"set_group_filter", "set_group_paused", b"set_group_paused", "set_topic_paused", b"set_topic_paused", "settings", b"settings", "update_group", b"update_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["create_topic", "delete_topic", "create_group", "delete_group", "settings", "add_member", "remove_member", "remove_hours", "create_cluster", "promote_member", "set_group_filter", "set_topic_paused", "set_group_paused", "reset_group"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["create_topic", "delete_topic", "create_group", "delete_group", "settings", "add_member", "remove_member", "remove_hours", "create_cluster", "promote_member", "set_group_filter", "set_topic_paused", "set_group_paused", "reset_group", "update_group"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -136,24 +136,24 @@ class TopicSnapshot(_message.Message):
     TICKS_FIELD_NUMBER: _builtins.int
     LAST_TICK_FIELD_NUMBER: _builtins.int
     FIRST_RETAINED_FIELD_NUMBER: _builtins.int
-    TARGET_POSITIONS_FIELD_NUMBER: _builtins.int
-    TARGET_GROUPS_FIELD_NUMBER: _builtins.int
     HOURS_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.int
     name: _builtins.str
     fifo: _builtins.bool
     paused: _builtins.bool
     last_tick: _builtins.int
     first_retained: _builtins.int
-    target_positions: _builtins.bytes
-    """uint64[n] positions meant for one group only, and uint32[n] that group."""
-    target_groups: _builtins.bytes
     hours: _builtins.bytes
     """int64[n, 3] of each retained hour that had messages: hour, first position, first row of ticks."""
     @_builtins.property
     def ids(self) -> Global___SequenceSnapshot: ...
     @_builtins.property
     def ticks(self) -> Global___SequenceSnapshot: ...
+    @_builtins.property
+    def targets(self) -> Global___SequenceSnapshot:
+        """Positions meant for one group only."""
+
     def __init__(
         self,
         *,
@@ -165,13 +165,12 @@ class TopicSnapshot(_message.Message):
         ticks: Global___SequenceSnapshot | None = ...,
         last_tick: _builtins.int = ...,
         first_retained: _builtins.int = ...,
-        target_positions: _builtins.bytes = ...,
-        target_groups: _builtins.bytes = ...,
         hours: _builtins.bytes = ...,
+        targets: Global___SequenceSnapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "ticks", b"ticks"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "targets", b"targets", "ticks", b"ticks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fifo", b"fifo", "first_retained", b"first_retained", "hours", b"hours", "ids", b"ids", "last_tick", b"last_tick", "name", b"name", "paused", b"paused", "target_groups", b"target_groups", "target_positions", b"target_positions", "ticks", b"ticks", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fifo", b"fifo", "first_retained", b"first_retained", "hours", b"hours", "ids", b"ids", "last_tick", b"last_tick", "name", b"name", "paused", b"paused", "targets", b"targets", "ticks", b"ticks", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -186,20 +185,33 @@ class GroupSnapshot(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     BROADCASTING_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
-    DEAD_FIELD_NUMBER: _builtins.int
     SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
-    DEAD_HOURS_FIELD_NUMBER: _builtins.int
+    RETRY_FIELD_NUMBER: _builtins.int
+    DEAD_ROWS_FIELD_NUMBER: _builtins.int
+    DEAD_BYTES_FIELD_NUMBER: _builtins.int
+    DEAD_GONE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    WAITING_LIMIT_FIELD_NUMBER: _builtins.int
     group_id: _builtins.int
     name: _builtins.str
     filter: _builtins.str
     broadcasting: _builtins.bool
     paused: _builtins.bool
-    dead_hours: _builtins.bytes
-    """int64[n, 2]: hour, dead letters of it. Rising."""
-    @_builtins.property
-    def dead(self) -> Global___SequenceSnapshot: ...
+    dead_gone: _builtins.bytes
+    """uint64[n] numbers of dead letters that are gone out of turn, rising."""
+    waiting: _builtins.bytes
+    """Retries that may wait in the wheel: rows of node/state/waiting.py, and at how many rows it looks which still do."""
+    waiting_limit: _builtins.int
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubscriptionSnapshot]: ...
+    @_builtins.property
+    def retry(self) -> _admin_pb2.RetryPolicy: ...
+    @_builtins.property
+    def dead_rows(self) -> Global___SequenceSnapshot:
+        """Dead letters: their rows, and the bytes (texts, meta and payloads) that the rows name."""
+
+    @_builtins.property
+    def dead_bytes(self) -> Global___SequenceSnapshot: ...
     def __init__(
         self,
         *,
@@ -208,13 +220,17 @@ class GroupSnapshot(_message.Message):
         filter: _builtins.str = ...,
         broadcasting: _builtins.bool = ...,
         paused: _builtins.bool = ...,
-        dead: Global___SequenceSnapshot | None = ...,
         subscriptions: _abc.Iterable[Global___SubscriptionSnapshot] | None = ...,
-        dead_hours: _builtins.bytes = ...,
+        retry: _admin_pb2.RetryPolicy | None = ...,
+        dead_rows: Global___SequenceSnapshot | None = ...,
+        dead_bytes: Global___SequenceSnapshot | None = ...,
+        dead_gone: _builtins.bytes = ...,
+        waiting: _builtins.bytes = ...,
+        waiting_limit: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["dead", b"dead"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dead_bytes", b"dead_bytes", "dead_rows", b"dead_rows", "retry", b"retry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broadcasting", b"broadcasting", "dead", b"dead", "dead_hours", b"dead_hours", "filter", b"filter", "group_id", b"group_id", "name", b"name", "paused", b"paused", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broadcasting", b"broadcasting", "dead_bytes", b"dead_bytes", "dead_gone", b"dead_gone", "dead_rows", b"dead_rows", "filter", b"filter", "group_id", b"group_id", "name", b"name", "paused", b"paused", "retry", b"retry", "subscriptions", b"subscriptions", "waiting", b"waiting", "waiting_limit", b"waiting_limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -361,6 +361,20 @@ class Wheel:
         cancelled = np.array([self._marks.has(h, i) for h, i in pairs], dtype=np.bool_)
         return LookupJob(ids, resolved, found, cancelled, self._buffers(), self._merged_rows, self._open_hour)
 
+    def fetch(self, ids: Ids, bytes_max: int) -> tuple[Units, list[bytes]]:
+        """Units and records of messages that are there, read at once on this thread: the first ones up to `bytes_max`
+        (one at least). What follows from the log alone, however the messages lie.
+        """
+        lookup = self.lookup(ids)
+        lookup.run()
+        if not lookup.found.all():
+            raise AssertionError(f"messages {ids[~lookup.found][:3].tolist()} were to be copied and are not there")
+        ends = np.cumsum(lookup.units["size"], dtype=np.int64)
+        units = lookup.units[: max(1, int(np.searchsorted(ends, bytes_max, "right")))]
+        records = self.records(units)
+        records.run()
+        return units, records.records
+
     def scan(
         self, due_min: int, due_max: int, start: CursorKey | None, limit: int, wanted: Wanted | None = None
     ) -> ScanJob:

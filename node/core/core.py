@@ -113,7 +113,14 @@ class NodeCore:
         self.publisher.random_bits = ports.random.getrandbits
         self.dispatcher = Dispatcher(config, self.wheel, self.proposer)
         self.delivery = Delivery(
-            config, self.state, self.wheel, self.proposer, self.background, self._may_act, self._fatal
+            config,
+            self.state,
+            self.wheel,
+            self.proposer,
+            self.background,
+            self._may_act,
+            self._fatal,
+            ports.random.random,
         )
         self.state.on_dispatched = self.delivery.on_dispatched
         if config.delivery_order is DeliveryOrder.PUSH_FIRST:

@@ -29,6 +29,7 @@ from tickwheel.node.core.work import Background, RemovedError
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.targets import origins_of
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.log_pb2 import (
     SETTLE_RETURN,
@@ -53,6 +54,7 @@ class Delivery:
         background: Background,
         may_act: Callable[[], bool],
         fatal: Callable[[str], None],
+        draw: Callable[[], float],
     ) -> None:
         self._config = config
         self._state = state
@@ -78,7 +80,9 @@ class Delivery:
         self.feed = LeaseFeed()
         self.heard = HeardLeases()
         self.counters = Counters()
-        self.settlements = Settlements(config, state, proposer, self._leases, self.feed, self.counters, self._came_back)
+        self.settlements = Settlements(
+            config, state, proposer, self._leases, self.feed, self.counters, self._came_back, draw
+        )
         self._hold_until_ms = 0
         self._news = False
         self._dirty: set[int] = set()
@@ -232,7 +236,7 @@ class Delivery:
         """The consumer is gone; with `give_back` what it holds returns to the ready queue at once."""
         if self.sessions.close(session) and give_back and self.reigning:
             for lease in self._leases.close_session(session.session_id):
-                self._return(lease, now_ms)
+                self._return(lease, now_ms, expired=False)
 
     # -- the loop
 
@@ -241,7 +245,7 @@ class Delivery:
         if not self.reigning:
             return
         for lease in self._leases.expire(now_ms):
-            self._return(lease, now_ms)
+            self._return(lease, now_ms, expired=True)
         self._news = False
         dirty, self._dirty = self._dirty, set()
         for group_id in sorted(dirty):
@@ -353,11 +357,16 @@ class Delivery:
         lease = Lease(channel.key, positions, attempts, until_ms, session.session_id, ids=ids, epoch=channel.epoch)
         self._leases.give(lease)
         self.feed.add(lease)
+        names = staged.ids[places]
+        origins = origins_of(units)
+        if origins.any():
+            # Consumers know a retry by the id that the message was first scheduled under, and count through.
+            names, attempts = np.where(origins != 0, origins, names), attempts + units["attempts"]
         batch = consumer_pb2.DeliverBatch(
             topic=channel.topic,
             group=channel.group,
             term=self.term,
-            ids=staged.ids[places].tobytes(),
+            ids=names.tobytes(),
             attempts=attempts.astype("<u4").tobytes(),
             positions=positions.tobytes(),
             due_ms=due_ms.tobytes(),
@@ -417,8 +426,8 @@ class Delivery:
             channel.release_hold(positions[known])
         self._dirty.add(key[0])
 
-    def _return(self, lease: Lease, now_ms: int) -> None:
-        """A lease is over: what is not settled goes back to the front of the ready queue."""
+    def _return(self, lease: Lease, now_ms: int, *, expired: bool) -> None:
+        """A lease is over: what is not settled comes again, later if it ran out, at once if it was given back."""
         subscription = self._state.subscription(*lease.channel)
         if subscription is None or not len(lease.positions):
             return
@@ -434,20 +443,11 @@ class Delivery:
             channel.release_hold(lease.positions[~is_open])
         if not len(positions):
             return
-        self.counters.expired += len(positions)
+        self.counters.expired += expired * len(positions)
         returning = self._returning.setdefault(lease.channel, set())
         returning.update(positions.tolist())
         if channel is not None:
             channel.hold(positions)
-        columns = SettleColumns(
-            group_id=lease.channel[0],
-            topic_id=lease.channel[1],
-            kind=SETTLE_RETURN,
-            ids=subscription.ids_of(positions).tobytes(),
-            attempts=attempts.astype("<u4").tobytes(),
-            positions=positions.tobytes(),
-            epoch=lease.epoch,
-        )
         reign = self._reign
 
         def returned(result: SettleResult | Failure) -> None:
@@ -457,6 +457,18 @@ class Delivery:
                 again = replace(lease, positions=positions, attempts=attempts, closed=False)
                 self._leases.give(replace(again, until_ms=now_ms + RETURN_RETRY_MS))
 
+        if expired:
+            self.settlements.expire(lease, positions, attempts, now_ms, returned)
+            return
+        columns = SettleColumns(
+            group_id=lease.channel[0],
+            topic_id=lease.channel[1],
+            kind=SETTLE_RETURN,
+            ids=subscription.ids_of(positions).tobytes(),
+            attempts=attempts.astype("<u4").tobytes(),
+            positions=positions.tobytes(),
+            epoch=lease.epoch,
+        )
         self.settlements.propose(columns, returned)
 
     # -- upkeep

@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.counters import Counters
 from tickwheel.node.core.failure import Failure, invalid
-from tickwheel.node.core.leases import ChannelKey, Lease, LeaseFeed, LeaseTable
+from tickwheel.node.core.leases import Attempts, ChannelKey, Lease, LeaseFeed, LeaseTable, Positions
 from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.core.retries import Leaving, RetryQueue
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import SettleResult
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.log_pb2 import (
+    DECLARED_DEAD,
+    LEASE_EXPIRED,
+    REFUSED,
     SETTLE_ACK,
     SETTLE_DEAD,
     SETTLE_RETRY,
@@ -37,6 +42,7 @@ SETTLE_KINDS = {
 }
 SETTLE_MESSAGES_MAX = 100_000
 REASON_MAX = 1_024
+EXPIRED_TEXT = "its lease ran out"
 
 
 class Settlements:
@@ -51,7 +57,9 @@ class Settlements:
         feed: LeaseFeed,
         counters: Counters,
         came_back: Callable[[ChannelKey, SettleColumns], None],
+        draw: Callable[[], float],
     ) -> None:
+        """`draw`: 0 to below 1, for jitter."""
         self._config = config
         self._state = state
         self._proposer = proposer
@@ -59,6 +67,8 @@ class Settlements:
         self._feed = feed
         self._counters = counters
         self._came_back = came_back
+        self._draw = draw
+        self.retries = RetryQueue(proposer)
 
     def settle(
         self, batch: consumer_pb2.SettleBatch, now_ms: int, done: Callable[[SettleResult | Failure], None]
@@ -73,23 +83,78 @@ class Settlements:
             raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
         if len(batch.reason) > REASON_MAX:
             raise invalid("reason", len(batch.reason), f"at most {REASON_MAX} characters")
-        retry_due_ms = 0
-        if kind == SETTLE_RETRY:
-            if batch.delay_ms < 0:
-                raise invalid("delay_ms", batch.delay_ms, "0 or more")
-            retry_due_ms = now_ms + batch.delay_ms
+        given = np.frombuffer(batch.attempts, "<u4")
+        subscription = self._state.subscription(group_id, topic_id)
+        assert subscription is not None
+        ids, attempts, positions = subscription.as_logged(
+            np.frombuffer(batch.ids, "<u8"), given, np.frombuffer(batch.positions, "<u8") if batch.positions else None
+        )
+        if kind in (SETTLE_RETRY, SETTLE_DEAD):
+            dies = kind == SETTLE_DEAD
+            due_ms = None if dies else now_ms + self._pauses_ms(group_id, batch, given)
+            cause = DECLARED_DEAD if dies else REFUSED
+            epoch = batch.epoch if batch.HasField("epoch") else None
+            self._leave(
+                Leaving((group_id, topic_id), kind, ids, attempts, positions, due_ms, cause, batch.reason, done, epoch)
+            )
+            return
         columns = SettleColumns(
             group_id=group_id,
             topic_id=topic_id,
             kind=kind,
-            ids=batch.ids,
-            attempts=batch.attempts,
+            ids=ids.tobytes(),
+            attempts=attempts.astype("<u4").tobytes(),
             positions=batch.positions,
-            retry_due_ms=retry_due_ms,
-            reason=batch.reason,
             epoch=batch.epoch if batch.HasField("epoch") else None,
         )
         self.propose(columns, done)
+
+    def _pauses_ms(self, group_id: int, batch: consumer_pb2.SettleBatch, deliveries: Attempts) -> NDArray[np.int64]:
+        """How long nacked messages wait: as the nack names it, else by the group's policy. Raises RequestError."""
+        state = self._state
+        if batch.delay_ms and batch.delay_level:
+            raise invalid("delay_level", batch.delay_level, "0 when delay_ms is given")
+        delay_ms_max = state.settings.delay_ms_max
+        if not 0 <= batch.delay_ms <= delay_ms_max:
+            raise invalid("delay_ms", batch.delay_ms, f"0 to {delay_ms_max}")
+        if batch.delay_ms:
+            return np.full(len(deliveries), batch.delay_ms, np.int64)
+        levels_ms = state.delay_levels_ms
+        if batch.delay_level:
+            return np.full(len(deliveries), levels_ms[min(batch.delay_level, len(levels_ms)) - 1], np.int64)
+        return state.retry_policy(group_id).pauses_ms(deliveries, levels_ms, self._draw)
+
+    def expire(
+        self,
+        lease: Lease,
+        positions: Positions,
+        attempts: Attempts,
+        now_ms: int,
+        done: Callable[[SettleResult | Failure], None],
+    ) -> None:
+        """A lease ran out: what is open of it comes again by the policy of its group."""
+        state, channel = self._state, lease.channel
+        subscription = state.subscription(*channel)
+        assert subscription is not None
+        deliveries = subscription.deliveries(positions, attempts)
+        pauses_ms = state.retry_policy(channel[0]).pauses_ms(deliveries, state.delay_levels_ms, self._draw)
+        ids, due_ms = subscription.ids_of(positions), now_ms + pauses_ms
+        self._leave(
+            Leaving(
+                channel, SETTLE_RETRY, ids, attempts, positions, due_ms, LEASE_EXPIRED, EXPIRED_TEXT, done, lease.epoch
+            )
+        )
+
+    def _leave(self, leaving: Leaving) -> None:
+        done = leaving.done
+
+        def answered(result: SettleResult | Failure) -> None:
+            if isinstance(result, SettleResult):
+                self._counters.settled += result.settled
+            done(result)
+
+        leaving.done = answered
+        self.retries.add(leaving)
 
     def propose(self, columns: SettleColumns, done: Callable[[SettleResult | Failure], None]) -> None:
         """Put columns into the log; `done` comes when they are committed."""
@@ -98,7 +163,7 @@ class Settlements:
         def answered(result: object) -> None:
             if isinstance(result, SettleResult):
                 self._counters.settled += result.settled
-                if columns.kind in (SETTLE_RETURN, SETTLE_RETRY):
+                if columns.kind == SETTLE_RETURN:
                     self._came_back(key, columns)
                 done(result)
             else:
@@ -119,9 +184,11 @@ class Settlements:
             raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages")
         subscription = self._state.subscription(*key)
         assert subscription is not None
-        ids = np.frombuffer(batch.ids, "<u8")
-        attempts = np.frombuffer(batch.attempts, "<u4")
-        positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
+        ids, attempts, positions = subscription.as_logged(
+            np.frombuffer(batch.ids, "<u8"),
+            np.frombuffer(batch.attempts, "<u4"),
+            np.frombuffer(batch.positions, "<u8") if batch.positions else None,
+        )
         found, known = subscription.locate(ids, positions)
         if batch.HasField("epoch") and batch.epoch != subscription.epoch:
             known[:] = False

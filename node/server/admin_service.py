@@ -125,6 +125,11 @@ class AdminService(AdminServicer):
         found = next((group for group in self._calls.core.groups() if group.name == request.name), None)
         return found if found is not None else await self._gone(context, "group", request.name)
 
+    async def UpdateGroup(self, request: admin_pb2.UpdateGroupRequest, context: Context) -> admin_pb2.Group:
+        await self._change(context, AdminCommand(update_group=request))
+        found = next((group for group in self._calls.core.groups() if group.name == request.name), None)
+        return found if found is not None else await self._gone(context, "group", request.name)
+
     async def DeleteGroup(
         self, request: admin_pb2.DeleteGroupRequest, context: Context
     ) -> admin_pb2.DeleteGroupResponse:

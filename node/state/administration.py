@@ -11,13 +11,14 @@ from dataclasses import replace
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.state import control, filtering
 from tickwheel.node.state.cluster import ClusterState
-from tickwheel.node.state.groups import DEAD, Group, dead_path
+from tickwheel.node.state.dead_letters import DeadLetters
+from tickwheel.node.state.groups import Group
 from tickwheel.node.state.membership import KINDS, MEMBERS_MAX, after, member_of
 from tickwheel.node.state.names import check_group_name, check_node_id, check_topic_name
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.ready import ReadyLog, new_ready_log
 from tickwheel.node.state.results import AdminResult, ImpossibleStateError
-from tickwheel.node.state.sequence import Sequence
+from tickwheel.node.state.retry_policy import policy_of
 from tickwheel.node.state.settings import Settings, changed
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.topics import Topic
@@ -57,6 +58,8 @@ class Administration:
             return self._delete_topic(command.delete_topic.name)
         if kind == "create_group":
             return self._create_group(command.create_group)
+        if kind == "update_group":
+            return self._update_group(command.update_group)
         if kind == "delete_group":
             return self._delete_group(command.delete_group.name)
         if kind == "set_group_filter":
@@ -146,7 +149,7 @@ class Administration:
             return _unknown("topic", name)
         state.topics.remove(topic)
         state.groups.forget_topic(topic.topic_id)
-        state.doomed += [*topic.ready.ids.paths(), *topic.ready.ticks.paths()]
+        state.doomed += [path for sequence in topic.ready.sequences() for path in sequence.paths()]
         return AdminResult(topic=topic.message())
 
     # -- groups
@@ -164,6 +167,12 @@ class Administration:
         expression = control.checked_filter(request.filter)
         if isinstance(expression, Failure):
             return AdminResult(failure=expression)
+        retry = policy_of(request.retry, settings.delay_ms_max)
+        if isinstance(retry, Failure):
+            return AdminResult(failure=retry)
+        if group is not None and request.HasField("retry") and group.retry != retry:
+            text = f"group {request.name} exists with another retry policy: update it"
+            return _refuse(pb.NAME_TAKEN, text, field="name", value=request.name)
         problem = check_group_name(request.name)
         if problem:
             return AdminResult(failure=invalid("name", request.name, problem).failure)
@@ -183,8 +192,8 @@ class Administration:
             return AdminResult(failure=limit_reached("topics_max", settings.topics_max))
         if group is None:
             group_id = state.groups.last_id + 1
-            dead = Sequence(state.disk, dead_path(state.directory, group_id), DEAD)
-            group = Group(group_id, request.name, expression, request.broadcasting, dead)
+            dead = DeadLetters(state.disk, state.directory, group_id)
+            group = Group(group_id, request.name, expression, request.broadcasting, dead, retry=retry)
             state.groups.add(group)
         for name in names:
             topic = state.topics.named(name) or self._new_topic(name)
@@ -258,6 +267,16 @@ class Administration:
         topics = [self._state.topics.get(topic_id) for topic_id in group.subscriptions]
         return group.message([topic.name for topic in topics if topic is not None])
 
+    def _update_group(self, request: admin_pb2.UpdateGroupRequest) -> AdminResult:
+        group = self._state.groups.named(request.name)
+        if group is None:
+            return _unknown("group", request.name)
+        retry = policy_of(request.retry, self._state.settings.delay_ms_max)
+        if isinstance(retry, Failure):
+            return AdminResult(failure=retry)
+        group.retry = retry
+        return AdminResult(group=self.describe(group))
+
     def _delete_group(self, name: str) -> AdminResult:
         state = self._state
         group = state.groups.named(name)
@@ -265,7 +284,7 @@ class Administration:
             return _unknown("group", name)
         described = self.describe(group)
         state.groups.remove(group)
-        state.doomed += group.dead.paths()
+        state.doomed += [path for sequence in group.dead.sequences() for path in sequence.paths()]
         return AdminResult(group=described)
 
     # -- members
@@ -295,7 +314,9 @@ class Administration:
             below = min(below, max(command.forced_below, self.removable_hours()))
         if below <= state.hour_min_kept:
             return AdminResult(hour_min_kept=state.hour_min_kept)
-        unsettled = sum(group.remove_hours(below) for group in state.groups)
+        # Dead letters have their payloads with them and hold no hour; but they do not outlive the retention.
+        over = min(below, command.forced_below) if command.HasField("forced_below") else below
+        unsettled = sum(group.dead.remove_died_before(over * HOUR_MS) for group in state.groups)
         for topic in state.topics:
             ready = topic.ready
             first = ready.first_of_hour(below)
@@ -312,7 +333,7 @@ class Administration:
     def removable_hours(self) -> int:
         """Hours below this one hold nothing that a group still needs: propose RemoveHours with it.
 
-        A topic without groups retains, and so does a dead letter.
+        A topic without groups retains.
         """
         state = self._state
         least = self._wheel.cursor.due_ms // HOUR_MS
@@ -321,4 +342,4 @@ class Administration:
             hour = topic.ready.hour_of(min(floors, default=topic.ready.first_retained))
             if hour is not None:
                 least = min(least, hour)
-        return max(min([least, *(hour for group in state.groups for hour in group.dead_hours)]), state.hour_min_kept)
+        return max(least, state.hour_min_kept)

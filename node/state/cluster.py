@@ -44,5 +44,5 @@ class ClusterState:
 
     def sequences(self) -> list[Sequence]:
         """Every append-only list."""
-        found = [sequence for topic in self.topics for sequence in (topic.ready.ids, topic.ready.ticks)]
-        return found + [group.dead for group in self.groups]
+        found = [sequence for topic in self.topics for sequence in topic.ready.sequences()]
+        return found + [sequence for group in self.groups for sequence in group.dead.sequences()]

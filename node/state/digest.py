@@ -39,7 +39,7 @@ def _subscriptions(state: ClusterState) -> bytes:
 
 def _groups(state: ClusterState) -> bytes:
     facts = [
-        (g.group_id, g.name, g.filter, g.broadcasting, g.paused, g.dead.count, g.dead.crc, sorted(g.dead_hours.items()))
+        (g.group_id, g.name, g.filter, g.broadcasting, g.paused, repr(g.retry), g.dead.digest(), g.waiting.digest())
         for g in state.groups
     ]
     return _of(state.groups.last_id, facts)

@@ -1,8 +1,6 @@
-"""Consumer groups by name and id, with their subscriptions and dead letters.
+"""Consumer groups by name and id, with their subscriptions, retry policy and dead letters.
 
-Ids rise from 1 and are never used again. Dead letters of a group are kept as records (id, topic,
-attempts) in an append-only list, so that none is lost; they hold their hours back from removal until retention is
-over.
+Ids rise from 1 and are never used again.
 """
 
 from __future__ import annotations
@@ -10,19 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from tickwheel.node.state.sequence import Sequence
-from tickwheel.node.state.subscription import Attempts, Subscription
+from tickwheel.node.state.dead_letters import DeadLetters
+from tickwheel.node.state.retry_policy import RetryPolicy
+from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.waiting import WaitingRetries
 from tickwheel.proto import admin_pb2
-from tickwheel.wheel.units import Ids
-
-DEAD = np.dtype([("id", "<u8"), ("topic_id", "<u4"), ("attempts", "<u4")])
-
-
-def dead_path(directory: str, group_id: int) -> str:
-    """What the names of a group's files of dead letters begin with."""
-    return f"{directory}/dead/{group_id}"
 
 
 @dataclass(slots=True)
@@ -33,34 +23,11 @@ class Group:
     name: str
     filter: str
     broadcasting: bool
-    dead: Sequence
+    dead: DeadLetters
     paused: bool = False
-    dead_hours: dict[int, int] = field(default_factory=dict)
-    """Dead letters by their hour; those of removed hours do not count any more."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    waiting: WaitingRetries = field(default_factory=WaitingRetries)
     subscriptions: dict[int, Subscription] = field(default_factory=dict)
-
-    def bury(self, topic_id: int, ids: Ids, attempts: Attempts) -> None:
-        """Keep these as dead letters."""
-        rows = np.empty(len(ids), DEAD)
-        rows["id"], rows["topic_id"], rows["attempts"] = ids, topic_id, attempts
-        self.dead.append(rows)
-        hours, counts = np.unique((ids >> np.uint64(32)).astype(np.int64), return_counts=True)
-        for hour, count in zip(hours.tolist(), counts.tolist(), strict=True):
-            self.dead_hours[hour] = self.dead_hours.get(hour, 0) + count
-
-    @property
-    def dead_count(self) -> int:
-        """Dead letters whose messages are still there."""
-        return sum(self.dead_hours.values())
-
-    def remove_hours(self, below: int) -> int:
-        """Messages of hours below are gone; returns how many of its dead letters were among them."""
-        gone = [hour for hour in self.dead_hours if hour < below]
-        count = sum(self.dead_hours.pop(hour) for hour in gone)
-        if not self.dead_hours:
-            # Records lie in the order of burial, not of hours: they go when none is needed.
-            self.dead.drop_below(self.dead.count)
-        return count
 
     def message(self, topics: list[str]) -> admin_pb2.Group:
         """As operators see it, without what only the master knows."""
@@ -72,6 +39,8 @@ class Group:
             broadcasting=self.broadcasting,
             paused=self.paused,
             backlog=sum(subscription.backlog for subscription in self.subscriptions.values()),
+            retry=self.retry.message(),
+            dead=self.dead.count,
         )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,8 @@ from tickwheel.node.state.results import (
     RescheduleResult,
     SettleResult,
 )
+from tickwheel.node.state.retry_policy import RetryPolicy
+from tickwheel.node.state.retrying import Budget, Retrying
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.node.state.staging import Staging
@@ -50,6 +52,7 @@ from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import scheduler_pb2 as scheduler
 from tickwheel.proto.log_pb2 import (
     SETTLE_DEAD,
+    SETTLE_RETRY,
     AdminCommand,
     Cancel,
     Command,
@@ -104,6 +107,7 @@ class StateMachine:
             disk.make_dir(directory)
         self._admin = Administration(self._state, wheel, self._config.slot_ms)
         self._publishing = Publishing(wheel, self._state.topics, self._state.producers)
+        self.retrying = Retrying(self._state, wheel)
         self._levels: tuple[str, NDArray[np.int64]] = ("", np.zeros(0, np.int64))
         self._checkpoint: StateCheckpoint | None = None
         self.scheduled = self.dispatched = self.settled = self.cancelled = self.filtered = 0
@@ -146,7 +150,7 @@ class StateMachine:
         if kind == "dispatch":
             return self._dispatch(command.dispatch)
         if kind == "settle":
-            return self._settle(command.settle)
+            return self._settle(command.settle, entry.stamped_ms)
         if kind == "cancel":
             return self._cancel(command.cancel)
         if kind == "reschedule":
@@ -207,14 +211,14 @@ class StateMachine:
             self.on_dispatched(topic_id, first, units)
         return 0
 
-    def _settle(self, settle: Settle) -> SettleResult:
-        result = SettleResult()
-        for batch in settle.batches:
-            result += self._settle_batch(batch)
+    def _settle(self, settle: Settle, stamped_ms: int) -> SettleResult:
+        budget = Budget()
+        parts = [self._settle_batch(batch, stamped_ms, budget) for batch in settle.batches]
+        result = sum(parts, SettleResult())
         self.settled += result.settled
-        return result
+        return replace(result, parts=tuple(parts))
 
-    def _settle_batch(self, batch: SettleColumns) -> SettleResult:
+    def _settle_batch(self, batch: SettleColumns, stamped_ms: int, budget: Budget) -> SettleResult:
         count = len(batch.ids) // 8
         wrong = [
             (len(batch.ids) != 8 * count, "ids", "elements of 8 bytes"),
@@ -225,30 +229,25 @@ class StateMachine:
         for is_wrong, name, allowed in wrong:
             if is_wrong:
                 failure = invalid(name, f"{len(batch.ids)} bytes of ids, kind {batch.kind}", allowed).failure
-                return SettleResult(unknown=count, failure=failure)
+                return SettleResult(unknown=count, failure=failure, taken=count)
         subscription = self.subscription(batch.group_id, batch.topic_id)
         group = self._state.groups.get(batch.group_id)
         if subscription is None or group is None:
             facts = {"field": "group", "value": str(batch.group_id)}
             text = f"group {batch.group_id} does not consume topic {batch.topic_id}"
-            return SettleResult(unknown=count, failure=Failure(pb.UNKNOWN_NAME, text, facts))
+            return SettleResult(unknown=count, failure=Failure(pb.UNKNOWN_NAME, text, facts), taken=count)
         if not count:
             return SettleResult()
         if batch.HasField("epoch") and batch.epoch != subscription.epoch:
-            return SettleResult(stale=count)
+            return SettleResult(stale=count, taken=count)
         ids = np.frombuffer(batch.ids, "<u8")
         attempts = np.frombuffer(batch.attempts, "<u4")
         positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
-        dead_attempts = None
-        if batch.kind == SETTLE_DEAD:
-            located, known = subscription.locate(ids, positions)
-            by_place = dict(zip(located[known].tolist(), attempts[known].tolist(), strict=True))
-            dead_attempts = by_place
-        result, changed = subscription.settle(batch.kind, ids, attempts, positions)
-        if dead_attempts is not None and len(changed):
-            given = np.array([dead_attempts[place] for place in changed.tolist()], np.uint32)
-            group.bury(batch.topic_id, subscription.ids_of(changed.astype(np.uint64)), given)
-        return result
+        if batch.kind == SETTLE_DEAD or (batch.kind == SETTLE_RETRY and batch.due_ms):
+            columns = (ids, attempts, positions)
+            return self.retrying.settle(batch, group, subscription, columns, stamped_ms, budget)
+        result, _ = subscription.settle(batch.kind, ids, attempts, positions)
+        return replace(result, taken=count)
 
     def _filter(self, command: Filtered) -> FilteredResult:
         group = self._state.groups.get(command.group_id)
@@ -411,9 +410,14 @@ class StateMachine:
         return (((s.group_id, s.topic_id), s) for s in self._state.groups.subscriptions())
 
     def dead_count(self, group_id: int) -> int:
-        """Dead letters of a group whose messages are still there."""
+        """Dead letters of a group that are kept."""
         group = self._state.groups.get(group_id)
-        return 0 if group is None else group.dead_count
+        return 0 if group is None else group.dead.count
+
+    def retry_policy(self, group_id: int) -> RetryPolicy:
+        """How messages of a group come again."""
+        group = self._state.groups.get(group_id)
+        return RetryPolicy() if group is None else group.retry
 
     @property
     def removed_unsettled(self) -> int:
@@ -428,7 +432,7 @@ class StateMachine:
     def removable_hours(self) -> int:
         """Hours below this one hold nothing that a group still needs: propose RemoveHours with it.
 
-        A topic without groups retains, and so does a dead letter.
+        A topic without groups retains.
         """
         return self._admin.removable_hours()
 

@@ -1,7 +1,7 @@
 """The ready queue of a topic: ids in the order they were dispatched; a position is a place in it.
 
 Owns the topic's ids, a sparse index (first position of each tick that had messages, and of each hour), and
-which positions are meant for one group alone (retries).
+which positions are meant for one group alone (retries; targets.py).
 
 Invariants:
 - Positions rise with due time: dispatch goes by (due_ms, index) and late arrivals are clamped.
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.state.sequence import Sequence
+from tickwheel.node.state.targets import TARGET, Targets
 from tickwheel.storage.disk import Disk
 from tickwheel.wheel.units import HOUR_MS, Ids, Units, ids_of
 
@@ -31,14 +32,13 @@ NO_TICK = -1 << 62
 class ReadyLog:
     """See the module."""
 
-    def __init__(self, ids: Sequence, ticks: Sequence, slot_ms: int) -> None:
+    def __init__(self, ids: Sequence, ticks: Sequence, targets: Targets, slot_ms: int) -> None:
         self.ids = ids
         self.ticks = ticks
+        self.targets = targets
         self._slot_ms = slot_ms
         self.last_tick = NO_TICK
         self.first_retained = 0
-        self.target_positions: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.target_groups: NDArray[np.uint32] = np.zeros(0, np.uint32)
         self._hours: list[int] = []
         """Retained hours that had messages, rising; beside each its first position and the first row of `ticks`."""
         self._hour_positions: list[int] = []
@@ -59,8 +59,7 @@ class ReadyLog:
         targeted = np.flatnonzero(units["target_group"])
         if not len(targeted):
             return first, False
-        self.target_positions = np.concatenate((self.target_positions, targeted + first))
-        self.target_groups = np.concatenate((self.target_groups, units["target_group"][targeted]))
+        self.targets.append(targeted + first, units[targeted])
         return first, True
 
     def _note_ticks(self, ticks: NDArray[np.int64]) -> None:
@@ -87,11 +86,8 @@ class ReadyLog:
 
     def foreign(self, group_id: int, first: int, last: int) -> NDArray[np.int64]:
         """Positions in [first, last) that are meant for another group, rising."""
-        if not len(self.target_positions):
-            return self.target_positions
-        start, end = np.searchsorted(self.target_positions, (first, last))
-        part = self.target_positions[start:end]
-        others: NDArray[np.int64] = part[self.target_groups[start:end] != group_id]
+        rows = self.targets.between(first, last)
+        others: NDArray[np.int64] = rows["position"][rows["group"] != group_id].astype(np.int64)
         return others
 
     def position_of_due(self, due_ms: int) -> int:
@@ -129,8 +125,11 @@ class ReadyLog:
         del self._hours[:place], self._hour_positions[:place], self._hour_ticks[:place]
         self.ids.drop_below(self.first_retained)
         self.ticks.drop_below(tick_row)
-        keep = self.target_positions >= self.first_retained
-        self.target_positions, self.target_groups = self.target_positions[keep], self.target_groups[keep]
+        self.targets.drop_below(self.first_retained)
+
+    def sequences(self) -> list[Sequence]:
+        """The lists in files."""
+        return [self.ids, self.ticks, self.targets.rows]
 
     def hours_bytes(self) -> bytes:
         """int64[n, 3]: hour, its first position, its first row of ticks."""
@@ -146,7 +145,8 @@ class ReadyLog:
         """Everything that counts."""
         ids, ticks = self.ids, self.ticks
         sha.update(struct.pack("<QIQIQQ", ids.count, ids.crc, ticks.count, ticks.crc, self.first_retained, ticks.first))
-        sha.update(self.target_positions.astype("<u8").tobytes() + self.target_groups.astype("<u4").tobytes())
+        targets = self.targets.rows
+        sha.update(struct.pack("<QIQ", targets.count, targets.crc, targets.first))
 
 
 def new_ready_log(disk: Disk, directory: str, topic_id: int, slot_ms: int) -> ReadyLog:
@@ -154,6 +154,7 @@ def new_ready_log(disk: Disk, directory: str, topic_id: int, slot_ms: int) -> Re
     return ReadyLog(
         Sequence(disk, ids_path(directory, topic_id), IDS),
         Sequence(disk, ticks_path(directory, topic_id), TICKS),
+        Targets(Sequence(disk, targets_path(directory, topic_id), TARGET)),
         slot_ms,
     )
 
@@ -161,6 +162,11 @@ def new_ready_log(disk: Disk, directory: str, topic_id: int, slot_ms: int) -> Re
 def ids_path(directory: str, topic_id: int) -> str:
     """What the names of a topic's files of ids begin with."""
     return f"{directory}/ready/{topic_id}.ids"
+
+
+def targets_path(directory: str, topic_id: int) -> str:
+    """What the names of a topic's files of targets begin with."""
+    return f"{directory}/ready/{topic_id}.targets"
 
 
 def ticks_path(directory: str, topic_id: int) -> str:

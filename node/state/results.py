@@ -84,6 +84,10 @@ class SettleResult:
     stale: int = 0
     unknown: int = 0
     failure: Failure | None = None
+    taken: int = 0
+    """Rows that the command came to; those behind them are as they were."""
+    parts: tuple[SettleResult, ...] = ()
+    """Of the batches of a command, in order."""
 
     def __add__(self, other: SettleResult) -> SettleResult:
         return SettleResult(
@@ -91,6 +95,7 @@ class SettleResult:
             self.stale + other.stale,
             self.unknown + other.unknown,
             self.failure or other.failure,
+            self.taken + other.taken,
         )
 
 

@@ -83,7 +83,15 @@ class Flush:
 class Sequence:
     """See the module."""
 
-    def __init__(self, disk: Disk, path: str, dtype: np.dtype[Any], restored: SequenceSnapshot | None = None) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        dtype: np.dtype[Any],
+        restored: SequenceSnapshot | None = None,
+        *,
+        keep_bytes: int | None = None,
+    ) -> None:
         """`restored`: as of the checkpoint. Raises CorruptFileError if its files do not hold that much."""
         snapshot = restored or SequenceSnapshot()
         self._disk = disk
@@ -92,7 +100,7 @@ class Sequence:
         self._size = dtype.itemsize
         self._layout = BlockLayout(self._size)
         self._per_file = self._layout.per_block * (SEGMENT_BYTES // BLOCK_BYTES)
-        self._keep = KEEP_BYTES // self._size
+        self._keep = (KEEP_BYTES if keep_bytes is None else keep_bytes) // self._size
         self.count = snapshot.count
         self.crc = snapshot.crc32c
         self.first = snapshot.first

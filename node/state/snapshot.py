@@ -14,18 +14,23 @@ from dataclasses import dataclass, field
 import google_crc32c
 import numpy as np
 
+from tickwheel.node.core.failure import Failure
 from tickwheel.node.state.cluster import ClusterState
-from tickwheel.node.state.groups import DEAD, Group, dead_path
+from tickwheel.node.state.dead_letters import DeadLetters
+from tickwheel.node.state.groups import Group
 from tickwheel.node.state.membership import member_of, message_of
 from tickwheel.node.state.ports import WheelCheckpoint
 from tickwheel.node.state.producers import Batch, make_batch
-from tickwheel.node.state.ready import IDS, TICKS, ReadyLog, ids_path, ticks_path
+from tickwheel.node.state.ready import IDS, TICKS, ReadyLog, ids_path, targets_path, ticks_path
 from tickwheel.node.state.results import ImpossibleStateError
+from tickwheel.node.state.retry_policy import policy_of
 from tickwheel.node.state.sequence import Flush, Sequence
-from tickwheel.node.state.settings import Settings, changed
+from tickwheel.node.state.settings import BOUNDS, Settings, changed
 from tickwheel.node.state.staged_file import StagedFile, StagedSync
 from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.targets import TARGET, Targets
 from tickwheel.node.state.topics import Topic
+from tickwheel.node.state.waiting import WaitingRetries
 from tickwheel.proto import state_pb2
 from tickwheel.proto.log_pb2 import Manifest, ManifestFile
 from tickwheel.proto.staging_pb2 import StagingSnapshot
@@ -33,7 +38,7 @@ from tickwheel.storage.disk import Disk
 from tickwheel.storage.manifest import FORMAT_VERSION as MANIFEST_VERSION
 from tickwheel.storage.whole_file import read_whole, write_whole
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Of the state in the manifest, and of the files that it names."""
 
 
@@ -168,28 +173,31 @@ def _topic_message(topic: Topic) -> state_pb2.TopicSnapshot:
         ticks=ready.ticks.snapshot(),
         last_tick=ready.last_tick,
         first_retained=ready.first_retained,
-        target_positions=ready.target_positions.astype("<u8").tobytes(),
-        target_groups=ready.target_groups.astype("<u4").tobytes(),
         hours=ready.hours_bytes(),
+        targets=ready.targets.rows.snapshot(),
     )
 
 
 def _group_message(group: Group) -> state_pb2.GroupSnapshot:
-    return state_pb2.GroupSnapshot(
+    waiting, waiting_limit = group.waiting.content()
+    message = state_pb2.GroupSnapshot(
         group_id=group.group_id,
         name=group.name,
         filter=group.filter,
         broadcasting=group.broadcasting,
         paused=group.paused,
-        dead=group.dead.snapshot(),
-        dead_hours=np.array(sorted(group.dead_hours.items()), "<i8").tobytes(),
         subscriptions=[
             state_pb2.SubscriptionSnapshot(
                 topic_id=s.topic_id, floor=s.floor, start_ms=s.start_ms, checked=s.checked, epoch=s.epoch
             )
             for s in group.subscriptions.values()
         ],
+        retry=group.retry.message(),
+        waiting=waiting,
+        waiting_limit=waiting_limit,
     )
+    group.dead.snapshot_into(message)
+    return message
 
 
 def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
@@ -258,7 +266,7 @@ def restore(state: ClusterState, data: bytes) -> None:
     """Fill a fresh state from `Manifest.state`. Raises ImpossibleStateError, CorruptFileError."""
     snapshot = state_pb2.StateSnapshot.FromString(data)
     if snapshot.format_version != FORMAT_VERSION:
-        # Version 1 was never in a release.
+        # Versions 1 and 2 were never in a release.
         raise ImpossibleStateError(
             f"the checkpoint has state format {snapshot.format_version}, this version knows {FORMAT_VERSION}: "
             "start the version that wrote it"
@@ -312,12 +320,11 @@ def _restore_topic(state: ClusterState, message: state_pb2.TopicSnapshot) -> Top
     ready = ReadyLog(
         Sequence(disk, ids_path(directory, topic_id), IDS, message.ids),
         Sequence(disk, ticks_path(directory, topic_id), TICKS, message.ticks),
+        Targets(Sequence(disk, targets_path(directory, topic_id), TARGET, message.targets)),
         state.settings.slot_ms,
     )
     ready.last_tick = message.last_tick
     ready.first_retained = message.first_retained
-    ready.target_positions = np.frombuffer(message.target_positions, "<i8")
-    ready.target_groups = np.frombuffer(message.target_groups, "<u4")
     ready.restore_hours(message.hours)
     return Topic(topic_id, message.name, message.fifo, ready, message.paused)
 
@@ -325,15 +332,18 @@ def _restore_topic(state: ClusterState, message: state_pb2.TopicSnapshot) -> Top
 def _restore_group(
     state: ClusterState, message: state_pb2.GroupSnapshot, values: dict[tuple[int, int], bytes]
 ) -> Group:
-    path = dead_path(state.directory, message.group_id)
+    retry = policy_of(message.retry, BOUNDS["delay_ms_max"][1])
+    if isinstance(retry, Failure):
+        raise ImpossibleStateError(f"group {message.name}: {retry.message}")
     group = Group(
         message.group_id,
         message.name,
         message.filter,
         message.broadcasting,
-        Sequence(state.disk, path, DEAD, message.dead),
+        DeadLetters(state.disk, state.directory, message.group_id, message),
         message.paused,
-        dict(np.frombuffer(message.dead_hours, "<i8").reshape(-1, 2).tolist()),
+        retry,
+        WaitingRetries(message.waiting, message.waiting_limit),
     )
     for item in message.subscriptions:
         topic = state.topics.get(item.topic_id)

@@ -167,12 +167,67 @@ class Subscription:
         places, known = self._places(ids, None if positions is None else positions)
         return places.astype(np.uint64), known
 
+    # -- what consumers call a message by
+
+    def as_logged(
+        self, ids: Ids, attempts: Attempts, positions: Positions | None
+    ) -> tuple[Ids, Attempts, Positions | None]:
+        """A consumer's columns as the log has them.
+
+        A consumer names a retry by the id that the message was first scheduled under and counts its deliveries through;
+        the log names the unit at the position and counts the deliveries of that unit. Without positions the newest
+        retry of a message is meant.
+        """
+        targets = self._ready.targets
+        if targets.last_position < max(self._ready.first_retained, self.floor - LOOK_BACK):
+            return ids, attempts, positions
+        if positions is not None:
+            hits, rows = targets.of(np.minimum(positions, np.uint64(1 << 62)).astype(np.int64))
+            own = (rows["group"] == self.group_id) & (rows["origin"] == ids[hits])
+            hits, rows = hits[own], rows[own]
+        else:
+            near = targets.between(max(self._ready.first_retained, self.floor - LOOK_BACK), self.stop)
+            near = near[(near["group"] == self.group_id) & np.isin(near["origin"], ids)]
+            newest = {origin: place for place, origin in enumerate(near["origin"].tolist())}
+            found = [(row, newest[id]) for row, id in enumerate(ids.tolist()) if id in newest]
+            hits = np.array([row for row, _ in found], np.int64)
+            rows = near[np.array([place for _, place in found], np.int64)]
+        if not len(hits):
+            return ids, attempts, positions
+        ids, attempts = ids.copy(), attempts.copy()
+        ids[hits] = self._ready.gather(rows["position"].astype(np.int64))
+        # An earlier attempt than this retry's first is stale: 0 is never out.
+        attempts[hits] = np.where(attempts[hits] > rows["attempts"], attempts[hits] - rows["attempts"], 0)
+        return ids, attempts, positions
+
+    def deliveries(self, positions: Positions, attempts: Attempts) -> Attempts:
+        """Deliveries in all, from the deliveries of the units at dispatched positions."""
+        hits, rows = self._ready.targets.of(positions.astype(np.int64))
+        if not len(hits):
+            return attempts
+        attempts = attempts.copy()
+        attempts[hits] += rows["attempts"]
+        return attempts
+
     # -- what the log says
 
+    def acting(self, ids: Ids, attempts: Attempts, positions: Positions | None) -> tuple[Places, Places]:
+        """Rows of a batch that a settlement would change, each position once, rising; and their positions."""
+        places, known = self._places(ids, positions)
+        current = np.zeros(len(ids), np.uint16)
+        current[known] = self._at(places[known])
+        acts = np.flatnonzero(known & (current > 0) & (current == attempts))
+        _, first = np.unique(places[acts], return_index=True)
+        rows = acts[np.sort(first)]
+        return rows, places[rows]
+
     def settle(
-        self, kind: int, ids: Ids, attempts: Attempts, positions: Positions | None
+        self, kind: int, ids: Ids, attempts: Attempts, positions: Positions | None, *, leaves: bool = False
     ) -> tuple[SettleResult, Places]:
-        """Apply one batch; returns the counts and the positions that changed (rising, each once)."""
+        """Apply one batch; returns the counts and the positions that changed (rising, each once).
+
+        `leaves`: what would come back at its position does not, it goes on elsewhere.
+        """
         places, known = self._places(ids, positions)
         places, attempts = places[known], attempts[known]
         unknown = len(ids) - len(places)
@@ -194,7 +249,7 @@ class Subscription:
         self._cover(int(changed[-1]) + 1)
         at = changed - self._base
         old = self._values[at]
-        if kind in SETTLING:
+        if kind in SETTLING or leaves:
             self._values[at] = 0
             if self.returned_count:
                 self.returned_count -= int(np.count_nonzero(old > 1))
@@ -300,9 +355,10 @@ class Subscription:
         values[places < self.floor] = 0
         inside = (places >= self.floor) & (places < self._end)
         values[inside] = self._values[places[inside] - self._base]
-        if len(places) and len(self._ready.target_positions):
+        if len(places):
             foreign = self._ready.foreign(self.group_id, self._end, int(places.max()) + 1)
-            values[np.isin(places, foreign)] = 0
+            if len(foreign):
+                values[np.isin(places, foreign)] = 0
         return values
 
     def _places(self, ids: Ids, positions: Positions | None) -> tuple[Places, NDArray[np.bool_]]:
@@ -367,8 +423,11 @@ class Subscription:
                 self.floor = at + first_open
                 return
             at, step = end, min(2 * step, CHUNK)
-        foreign = self._ready.foreign(self.group_id, at, self._ready.count)
-        if len(foreign) and int(foreign[0]) == at:
+        while at < self._ready.count:
+            foreign = self._ready.foreign(self.group_id, at, at + CHUNK)
             run = np.flatnonzero(foreign != at + np.arange(len(foreign)))
-            at += int(run[0]) if len(run) else len(foreign)
+            skipped = int(run[0]) if len(run) else len(foreign)
+            at += skipped
+            if skipped < CHUNK:
+                break
         self.floor = self._base = self._end = at

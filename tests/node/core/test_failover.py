@@ -103,8 +103,8 @@ def held_by_a_slow_consumer(sync: bool) -> int:
     world.elect()
     world.run(3_000)
     again = len(client.repeated())
-    world.run(25_000)
-    assert len(client.repeated()) == 50, "after the lease all of them come again"
+    world.run(36_000)
+    assert len(client.repeated()) == 50, "after the lease and the pause of level 3 all of them come again"
     return again
 
 
@@ -114,8 +114,8 @@ def test_held_lease_is_not_delivered_again() -> None:
     assert held_by_a_slow_consumer(sync=False) == 50
 
 
-def test_a_nack_before_the_failover_ends_the_lease() -> None:
-    """P1: the next master has heard of the lease, and its state says that the message came back: it is delivered."""
+def test_a_nack_before_the_failover_comes_again_after_it() -> None:
+    """P1: the next master has heard of the lease, and its state says that a retry waits: it is delivered in time."""
     world = World(8)
     client = Client(world)
     master = world.elect()
@@ -128,7 +128,7 @@ def test_a_nack_before_the_failover_ends_the_lease() -> None:
     master.kill()
     world.elect()
     client.consume()
-    world.run(2_000)
+    world.run(12_000)
     assert len(client.repeated()) == 20, "nobody holds them any more"
     world.run(20_000)
     assert all(len(seen) == 2 for seen in client.got.values())
@@ -240,14 +240,14 @@ def test_a_checkpoint_from_a_peer_waits_for_what_the_own_disk_still_writes(held:
 
 
 def test_expired_lease_returns_the_message() -> None:
-    """A consumer that keeps what it got: after the lease it comes again, with the next attempt."""
+    """A consumer that keeps what it got: after the lease and a pause it comes again, with the next attempt."""
     world = World(7)
     client = Client(world)
     client.settle = False
     world.elect()
     client.consume(lease_ms=500)
     client.schedule([10])
-    world.run(1_500)
+    world.run(12_000)
     ((_, first, _), (_, second, _), *_rest) = next(iter(client.got.values()))
     assert (first, second) == (1, 2)
 

@@ -63,8 +63,11 @@ def settle_command(
     *,
     group_id: int = 1,
     topic_id: int = 1,
+    due_ms: Sequence[int] | None = None,
+    reason: str = "",
+    cause: int = 0,
 ) -> Command:
-    """One batch."""
+    """One batch. `due_ms`: of retries."""
     columns = SettleColumns(
         group_id=group_id,
         topic_id=topic_id,
@@ -72,6 +75,9 @@ def settle_command(
         ids=np.array(ids, "<u8").tobytes(),
         attempts=np.array(attempts, "<u4").tobytes(),
         positions=b"" if positions is None else np.array(positions, "<u8").tobytes(),
+        due_ms=b"" if due_ms is None else np.array(due_ms, "<i8").tobytes(),
+        reason=reason,
+        cause=cause,  # type: ignore[arg-type]
     )
     return Command(settle=Settle(batches=[columns]))
 

@@ -50,6 +50,7 @@ class ModelWheel:
     def __init__(self, state: bytes = b"") -> None:
         self.cursor = CursorKey(0, 0)
         self.units: dict[int, bytes] = {}
+        self.records: dict[int, bytes] = {}
         self.next_index: dict[int, int] = {}
         self.cancelled: list[int] = []
         self.moved: dict[int, int] = {}
@@ -57,6 +58,7 @@ class ModelWheel:
             found = json.loads(state)
             self.cursor = CursorKey(*found["cursor"])
             self.units = {int(k): bytes.fromhex(v) for k, v in found["units"].items()}
+            self.records = {int(k): bytes.fromhex(v) for k, v in found["records"].items()}
             self.next_index = {int(k): v for k, v in found["next"].items()}
             self.cancelled = found["cancelled"]
             self.moved = {int(k): v for k, v in found["moved"].items()}
@@ -65,12 +67,26 @@ class ModelWheel:
         """Clamp, number and keep."""
         assert int(units["size"].sum()) == len(records)
         units["due_ms"] = np.maximum(units["due_requested_ms"], self.cursor.due_ms)
+        at = 0
         for unit in units:
             hour = int(unit["due_ms"]) // HOUR_MS
             unit["index"] = self.next_index.get(hour, 0)
             self.next_index[hour] = int(unit["index"]) + 1
             self.units[hour << 32 | int(unit["index"])] = unit.tobytes()
+            self.records[hour << 32 | int(unit["index"])] = bytes(records[at : at + int(unit["size"])])
+            at += int(unit["size"])
         return ids_of(units)
+
+    def fetch(self, ids: Ids, bytes_max: int) -> tuple[Units, list[bytes]]:
+        """The first ones up to so many bytes, one at least."""
+        numbers: list[int] = ids.tolist()
+        records: list[bytes] = []
+        for number in numbers:
+            if records and sum(map(len, records)) + len(self.records[number]) > bytes_max:
+                break
+            records.append(self.records[number])
+        live = b"".join(self.units[number] for number in numbers[: len(records)])
+        return np.frombuffer(live, UNIT).copy(), records
 
     def _key(self, number: int) -> CursorKey:
         unit = np.frombuffer(self.units[number], UNIT)[0]
@@ -114,11 +130,13 @@ class ModelWheel:
     def remove_hours(self, below: int) -> None:
         """Forget units of hours below."""
         self.units = {n: unit for n, unit in self.units.items() if n >> 32 >= below}
+        self.records = {n: record for n, record in self.records.items() if n in self.units}
 
     def encode(self) -> bytes:
         """All of it."""
         units = {n: unit.hex() for n, unit in sorted(self.units.items())}
-        state = {"cursor": self.cursor, "units": units, "next": self.next_index}
+        records = {n: record.hex() for n, record in sorted(self.records.items())}
+        state = {"cursor": self.cursor, "units": units, "records": records, "next": self.next_index}
         return json.dumps(state | {"cancelled": self.cancelled, "moved": self.moved}).encode()
 
     def begin_checkpoint(self) -> ModelCheckpoint:

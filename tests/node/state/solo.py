@@ -16,10 +16,19 @@ from tests.node.state.driver import admin, dispatch_command, publish_command, se
 from tickwheel.node.core.checkpoint import restore
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.state.machine import StateMachine
-from tickwheel.node.state.results import AdminResult
+from tickwheel.node.state.results import AdminResult, SettleResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.consumer_pb2 import EARLIEST
-from tickwheel.proto.log_pb2 import SETTLE_ACK, SETTLE_DEAD, Command, CreateCluster, Lead, LogEntry, RemoveHours
+from tickwheel.proto.log_pb2 import (
+    SETTLE_ACK,
+    SETTLE_DEAD,
+    SETTLE_RETRY,
+    Command,
+    CreateCluster,
+    Lead,
+    LogEntry,
+    RemoveHours,
+)
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.manifest import read_manifest, write_manifest
 from tickwheel.storage.simulated import UNLIMITED_BYTES, SimulatedDisk
@@ -49,6 +58,8 @@ class Solo:
     now_ms: int = HOUR_0 * HOUR_MS
     expected: dict[int, bytes] = field(default_factory=dict)
     """Record of every message that is pending, by id."""
+    records: dict[int, bytes] = field(default_factory=dict)
+    """Of every message ever scheduled, by its first id."""
     ready: list[int] = field(default_factory=list)
     """Ids in the order in which they entered the ready queue of topic 1."""
     wheel: Wheel = field(init=False)
@@ -89,6 +100,7 @@ class Solo:
         result = self.apply(publish_command([("", 0, due_ms)], 1, payload))[0]
         ids = [int(number) for number in result.requests[0].ids]  # type: ignore[attr-defined]
         self.expected.update(dict.fromkeys(ids, payload))
+        self.records.update(dict.fromkeys(ids, payload))
         return ids
 
     def dispatch(self, due_ms: int) -> None:
@@ -113,6 +125,31 @@ class Solo:
     def bury(self, limit: int) -> int:
         """Settle as dead letters."""
         return self.settle(kind=SETTLE_DEAD, limit=limit)
+
+    def retry(self, limit: int, pause_ms: int, group_id: int = 1) -> int:
+        """Nack what a group can be given; how many came to be retries or dead letters."""
+        subscription = self.state.subscription(group_id, 1)
+        assert subscription is not None
+        positions, ids, attempts = subscription.deliverable(subscription.floor, limit)
+        if not len(ids):
+            return 0
+        before = _next_indexes(self.wheel)
+        due = [self.now_ms + pause_ms] * len(ids)
+        columns = (ids.tolist(), attempts.tolist(), positions.tolist())
+        result = self.apply(settle_command(SETTLE_RETRY, *columns, group_id=group_id, due_ms=due))[0]
+        assert isinstance(result, SettleResult)
+        self._expect_copies(before)
+        return result.settled
+
+    def _expect_copies(self, before: dict[int, int]) -> None:
+        """New units are copies: each has the record of the message that it names."""
+        for hour, end in _next_indexes(self.wheel).items():
+            for index in range(before.get(hour, 0), end):
+                number = hour << 32 | index
+                job = self.wheel.lookup(np.array([number], np.uint64))
+                job.run()
+                origin = int(job.units["origin_hour"][0]) << 32 | int(job.units["origin_index"][0])
+                self.expected[number] = self.records[origin]
 
     def remove(self, below: int, forced_below: int | None = None) -> AdminResult:
         """Remove hours."""
@@ -199,8 +236,15 @@ class Solo:
         if topic.ready.count > first and topic.ready.position_of_due(0) != first:
             raise Harm("the ticks of the ready queue are others")
         for group in self.state._state.groups:
-            group.dead.read(group.dead.first, group.dead.count)
+            for _, letter in group.dead.page(0, 1 << 30):
+                if group.dead.content(letter)[1] != self.records[int(letter["origin"])]:
+                    raise Harm("a dead letter has another record")
 
     def bytes_on_disk(self) -> int:
         """Of everything there is."""
         return UNLIMITED_BYTES - self.disk.space_left()
+
+
+def _next_indexes(wheel: Wheel) -> dict[int, int]:
+    """The next global index of each hour."""
+    return {hour: wheel._hours.units(hour) for hour in wheel.hours()}

@@ -23,8 +23,10 @@ FILES = {
     "heads": r"wheel/hours/\d+/0\.heads",
     "run file (buffer, marks, hour table)": r"wheel/runs/\d+\.run",
     "ready ids": r"state/ready/1\.ids\.\d+",
+    "ready targets": r"state/ready/1\.targets\.\d+",
     "ready ticks": r"state/ready/1\.ticks\.\d+",
-    "dead letters": r"state/dead/1\.\d+",
+    "dead letters": r"state/dead/1\.rows\.\d+",
+    "payloads of dead letters": r"state/dead/1\.bytes\.\d+",
     "windows": r"state/windows/\d+\.new",
     "manifest": r"manifest\.new",
 }
@@ -49,6 +51,7 @@ def live(solo: Solo, rng: Random) -> None:
         solo.pump()
     solo.dispatch(start_ms + rng.randrange(HOUR_MS))
     solo.bury(5)
+    solo.retry(20, rng.choice((1_000, HOUR_MS // 2)))
     solo.settle(limit=rng.randrange(1, 100))
 
 

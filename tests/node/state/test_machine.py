@@ -198,8 +198,8 @@ def test_nothing_beyond_the_window(driver: Driver) -> None:
     assert place.deliverable(1_000, 9_999)[0].tolist() == list(range(1_000, 1_400))
 
 
-def test_dead_letters_are_kept_and_hold_their_hours(driver: Driver) -> None:
-    """Counted over restarts; the hour they lie in is not removable although all is settled."""
+def test_dead_letters_are_kept_and_hold_no_hours(driver: Driver) -> None:
+    """Counted over restarts; their payloads are with them, so the hour they lay in can go."""
     driver.group()
     ids = driver.ready([HOUR_0, HOUR_0 + HOUR_MS, HOUR_0 + 2 * HOUR_MS])
     driver.apply(settle_command(SETTLE_DEAD, [ids[1], ids[1]], [1, 1], [1, 1]))
@@ -207,7 +207,7 @@ def test_dead_letters_are_kept_and_hold_their_hours(driver: Driver) -> None:
     driver.checkpoint()
     driver.restart(Random(1))
     assert driver.state.dead_count(1) == 1
-    assert driver.state.removable_hours() == HOUR_0 // HOUR_MS + 1
+    assert driver.state.removable_hours() == HOUR_0 // HOUR_MS + 2
 
 
 def test_removing_hours_raises_floors_and_counts(driver: Driver) -> None:

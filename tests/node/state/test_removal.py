@@ -71,6 +71,7 @@ def test_any_history_with_removal_is_what_its_account_says(seed: int, monkeypatc
         lambda: solo.settle(rng.choice((1, 2)), limit=rng.choice((7, 500))),
         lambda: solo.settle(rng.choice((1, 2)), limit=rng.choice((7, 500))),
         lambda: solo.bury(3),
+        lambda: solo.retry(rng.choice((2, 60)), rng.choice((1, 60_000, 3 * HOUR_MS)), rng.choice((1, 2))),
         solo.pump,
         remove,
         lambda: solo.checkpoint(rng.choice((solo.pump, remove, dispatch, lambda: None))),
@@ -154,8 +155,8 @@ def test_a_topic_without_a_group_retains_until_retention_is_over() -> None:
     solo.crash()
 
 
-def test_dead_letters_hold_their_hours_until_retention_is_over() -> None:
-    """Then they are counted and do not hold back anything any more."""
+def test_dead_letters_outlive_their_hours_but_not_the_retention() -> None:
+    """They hold no hour and keep their payloads; when the retention is over for them they go and are counted."""
     solo = Solo()
     solo.create("g")
     hour_of_messages(solo, 10)
@@ -166,10 +167,15 @@ def test_dead_letters_hold_their_hours_until_retention_is_over() -> None:
     solo.dispatch(solo.now_ms + 2 * HOUR_MS)
     solo.settle()
     assert solo.state.dead_count(1) == 4
-    assert solo.state.removable_hours() == HOUR_0
-    assert solo.remove(HOUR_0 + 1, forced_below=HOUR_0 + 1).unsettled_removed == 4
-    assert solo.state.dead_count(1) == 0
     assert solo.state.removable_hours() == HOUR_0 + 3
+    assert solo.remove(HOUR_0 + 1, forced_below=HOUR_0 + 1).unsettled_removed == 0
+    solo.checkpoint()
+    solo.crash()
+    group = solo.state._state.groups.get(1)
+    assert group is not None
+    assert [group.dead.content(letter) for _, letter in group.dead.page(0, 9)] == [(b"", b"x" * 100)] * 4
+    assert solo.remove(HOUR_0 + 2, forced_below=HOUR_0 + 2).unsettled_removed == 4
+    assert solo.state.dead_count(1) == 0
     solo.checkpoint()
     solo.crash()
     assert solo.state.dead_count(1) == 0

@@ -1,0 +1,134 @@
+"""The master's queue of settlements that copy messages: nacks, expired leases, dead letters.
+
+Each of them makes every node read and append while it applies the command, so they go into the log in bounded pieces,
+one command at a time: however many leases end at once, an entry holds the loop for a few milliseconds at most. A
+command takes rows of several callers; what it did not come to stays at the head of the queue.
+
+Bounded by ROWS_MAX; beyond, callers get LIMIT_REACHED. Every callback is called exactly once. All is soft state: a
+master that is deposed forgets it, and the leases of what was not settled end under the next one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.failure import Failure, limit_reached
+from tickwheel.node.core.leases import Attempts, ChannelKey
+from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.state.results import SettleResult
+from tickwheel.node.state.retrying import COPIES_MAX
+from tickwheel.proto.log_pb2 import Command, DeadCause, Settle, SettleColumns, SettleKind
+from tickwheel.wheel.units import Ids
+
+ROWS_MAX = 1_000_000
+RETRY_AFTER_MS = 200
+
+
+@dataclass(slots=True, eq=False)
+class Leaving:
+    """Deliveries that leave their positions, in columns; `due_ms` is None for those that die."""
+
+    channel: ChannelKey
+    kind: SettleKind.ValueType
+    ids: Ids
+    attempts: Attempts
+    positions: NDArray[np.uint64] | None
+    due_ms: NDArray[np.int64] | None
+    cause: DeadCause.ValueType
+    reason: str
+    done: Callable[[SettleResult | Failure], None]
+    epoch: int | None = None
+    """How often the group had been reset when these were delivered; None: not compared."""
+    at: int = 0
+    """Rows that were applied."""
+    result: SettleResult = field(default_factory=SettleResult)
+
+    @property
+    def left(self) -> int:
+        """Rows that were not."""
+        return len(self.ids) - self.at
+
+    def columns(self, count: int) -> SettleColumns:
+        """The next rows as the log has them."""
+        part = slice(self.at, self.at + count)
+        columns = SettleColumns(
+            group_id=self.channel[0],
+            topic_id=self.channel[1],
+            kind=self.kind,
+            ids=self.ids[part].tobytes(),
+            attempts=self.attempts[part].astype("<u4").tobytes(),
+            cause=self.cause,
+            reason=self.reason,
+            epoch=self.epoch,
+        )
+        if self.positions is not None:
+            columns.positions = self.positions[part].tobytes()
+        if self.due_ms is not None:
+            columns.due_ms = self.due_ms[part].astype("<i8").tobytes()
+        return columns
+
+
+class RetryQueue:
+    """See the module. One per node."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer = proposer
+        self._waiting: deque[Leaving] = deque()
+        self._rows = 0
+        self._proposed: list[Leaving] = []
+        """Of the command under way."""
+
+    @property
+    def rows(self) -> int:
+        """Rows that wait or are under way."""
+        return self._rows
+
+    def add(self, leaving: Leaving) -> None:
+        """`done` is called once all of it is applied, or with why not."""
+        if self._rows + leaving.left > ROWS_MAX:
+            leaving.done(limit_reached("waiting_retries", ROWS_MAX, RETRY_AFTER_MS))
+            return
+        self._rows += leaving.left
+        self._waiting.append(leaving)
+        self._propose()
+
+    def _propose(self) -> None:
+        if self._proposed or not self._waiting:
+            return
+        room = COPIES_MAX
+        batches: list[SettleColumns] = []
+        for leaving in self._waiting:
+            if room <= 0:
+                break
+            count = min(room, leaving.left)
+            batches.append(leaving.columns(count))
+            self._proposed.append(leaving)
+            room -= count
+        self._proposer.submit(Command(settle=Settle(batches=batches)), self._answered, may_gather=True)
+
+    def _answered(self, result: object) -> None:
+        proposed, self._proposed = self._proposed, []
+        if isinstance(result, Failure):
+            # Mastership gone: nothing of the rest can be proposed either.
+            failed = proposed if self._proposer.term else list(self._waiting)
+            for leaving in failed:
+                self._end(leaving, result)
+        else:
+            assert isinstance(result, SettleResult) and len(result.parts) == len(proposed)
+            for leaving, part in zip(proposed, result.parts, strict=True):
+                leaving.at += part.taken
+                leaving.result += part
+                self._rows -= part.taken
+                if part.failure is not None or not leaving.left:
+                    self._end(leaving, leaving.result)
+        self._propose()
+
+    def _end(self, leaving: Leaving, result: SettleResult | Failure) -> None:
+        self._waiting.remove(leaving)
+        self._rows -= leaving.left
+        leaving.done(result)

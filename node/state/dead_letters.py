@@ -1,0 +1,177 @@
+"""The dead letters of one group: what it did not digest, with payload, until replayed, purged or too old.
+
+Owns two append-only lists in files: rows of fixed size, numbered from 0 in the order of death, and the bytes that the
+rows name (error text, then meta and payload). So a letter needs nothing of the hour that its message lay in.
+
+Invariants: a number is never used again; the head of both lists goes with the oldest letter; what is gone out of turn
+is remembered in `_gone`. Only what the log says changes it. Called by the state machine; the rest reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence as Listed
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.state.sequence import Sequence
+from tickwheel.proto import state_pb2
+from tickwheel.storage.disk import Disk
+
+LETTER = np.dtype(
+    [
+        ("origin", "<u8"),  # id it was scheduled under
+        ("died_ms", "<i8"),
+        ("first_due_ms", "<i8"),
+        ("at", "<u8"),  # of its text in the bytes
+        ("tag_mask", "<u8"),
+        ("key_hash", "<u8"),
+        ("size", "<u4"),  # of its record: meta and payload
+        ("meta_size", "<u4"),
+        ("text_size", "<u4"),
+        ("topic_id", "<u4"),
+        ("tag_hash", "<u4"),
+        ("attempts", "<u4"),
+        ("cause", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)
+BYTE = np.dtype("u1")
+Letters = NDArray[Any]
+"""Of LETTER."""
+KEEP_BYTES = 256 << 10
+"""Of the newest, kept in memory: many groups may have some."""
+SCAN_ROWS = 4_096
+
+
+def dead_path(directory: str, group_id: int) -> str:
+    """What the names of a group's files of dead letters begin with."""
+    return f"{directory}/dead/{group_id}"
+
+
+class DeadLetters:
+    """See the module."""
+
+    def __init__(
+        self, disk: Disk, directory: str, group_id: int, restored: state_pb2.GroupSnapshot | None = None
+    ) -> None:
+        path = dead_path(directory, group_id)
+        rows, content = (restored.dead_rows, restored.dead_bytes) if restored is not None else (None, None)
+        self.rows = Sequence(disk, f"{path}.rows", LETTER, rows, keep_bytes=KEEP_BYTES)
+        self.bytes = Sequence(disk, f"{path}.bytes", BYTE, content, keep_bytes=KEEP_BYTES)
+        gone = np.frombuffer(restored.dead_gone, "<u8").tolist() if restored is not None else ()
+        self._gone: set[int] = set(gone)
+
+    @property
+    def count(self) -> int:
+        """Letters that are kept."""
+        return self.rows.count - self.rows.first - len(self._gone)
+
+    @property
+    def next_number(self) -> int:
+        """Number of the next one."""
+        return self.rows.count
+
+    def bury(self, letters: Letters, texts: Listed[bytes], records: Listed[bytes]) -> None:
+        """Add letters; sizes and places are filled in."""
+        letters["text_size"] = [len(text) for text in texts]
+        letters["size"] = [len(record) for record in records]
+        sizes = letters["text_size"].astype(np.uint64) + letters["size"]
+        letters["at"] = np.uint64(self.bytes.count) + np.cumsum(sizes) - sizes
+        parts = [part for pair in zip(texts, records, strict=True) for part in pair]
+        self.bytes.append(np.frombuffer(b"".join(parts), BYTE))
+        self.rows.append(letters)
+
+    def has(self, number: int) -> bool:
+        """Whether a letter is kept."""
+        return self.rows.first <= number < self.rows.count and number not in self._gone
+
+    def page(self, first: int, limit: int, below: int | None = None) -> list[tuple[int, Letters]]:
+        """Up to `limit` letters from a number on: (number, row)."""
+        found: list[tuple[int, Letters]] = []
+        at = max(first, self.rows.first)
+        end = self.rows.count if below is None else min(below, self.rows.count)
+        while at < end and len(found) < limit:
+            rows = self.rows.read(at, min(SCAN_ROWS, end - at))
+            kept = (place for place in range(len(rows)) if at + place not in self._gone)
+            found += [(at + place, rows[place]) for place, _ in zip(kept, range(limit - len(found)), strict=False)]
+            at += len(rows)
+        return found
+
+    def content(self, row: Letters) -> tuple[bytes, bytes]:
+        """Text and record of a letter that is kept."""
+        text_size = int(row["text_size"])
+        data = self.bytes.read(int(row["at"]), text_size + int(row["size"])).tobytes()
+        return data[:text_size], data[text_size:]
+
+    def text(self, row: Letters) -> bytes:
+        """Text alone."""
+        content: bytes = self.bytes.read(int(row["at"]), int(row["text_size"])).tobytes()
+        return content
+
+    def meta(self, row: Letters) -> bytes:
+        """Meta of its message alone."""
+        content: bytes = self.bytes.read(int(row["at"]) + int(row["text_size"]), int(row["meta_size"])).tobytes()
+        return content
+
+    def remove(self, numbers: Listed[int]) -> int:
+        """Letters go; returns how many of them were there."""
+        count = self.count
+        self._gone.update(number for number in numbers if self.has(number))
+        self._advance()
+        return count - self.count
+
+    def remove_below(self, number: int) -> int:
+        """All with a lower number go; returns how many."""
+        count = self.count
+        self._drop(min(number, self.rows.count))
+        return count - self.count
+
+    def remove_died_before(self, died_ms: int) -> int:
+        """The oldest go as long as they died before; returns how many."""
+        at = self.rows.first
+        while at < self.rows.count:
+            rows = self.rows.read(at, SCAN_ROWS)
+            later = np.flatnonzero(rows["died_ms"] >= died_ms)
+            if len(later):
+                at += int(later[0])
+                break
+            at += len(rows)
+        return self.remove_below(at)
+
+    def _advance(self) -> None:
+        first = self.rows.first
+        while first in self._gone:
+            first += 1
+        self._drop(first)
+
+    def _drop(self, first: int) -> None:
+        if first <= self.rows.first:
+            return
+        place = self.bytes.count
+        if first < self.rows.count:
+            place = int(self.rows.read(first, 1)["at"][0])
+        self.rows.drop_below(first)
+        self.bytes.drop_below(place)
+        self._gone = {number for number in self._gone if number >= first}
+        if first in self._gone:
+            self._advance()
+
+    def sequences(self) -> list[Sequence]:
+        """The lists in files."""
+        return [self.rows, self.bytes]
+
+    def snapshot_into(self, message: state_pb2.GroupSnapshot) -> None:
+        """What `restored` takes."""
+        message.dead_rows.CopyFrom(self.rows.snapshot())
+        message.dead_bytes.CopyFrom(self.bytes.snapshot())
+        message.dead_gone = np.array(sorted(self._gone), "<u8").tobytes()
+
+    def digest(self) -> bytes:
+        """Everything that counts."""
+        rows, content = self.rows, self.bytes
+        facts = struct.pack("<QIQQIQ", rows.count, rows.crc, rows.first, content.count, content.crc, content.first)
+        return hashlib.sha256(facts + np.array(sorted(self._gone), "<u8").tobytes()).digest()

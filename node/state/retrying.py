@@ -1,0 +1,200 @@
+"""Applies nacks, expired leases and dead letters: settles deliveries and copies their messages.
+
+A retry costs one small command: each node copies unit and record from what it has, as a new unit of the wheel for this
+group alone, due when the master said. What has had its deliveries becomes a dead letter instead, with its record.
+
+Reading happens while the command is applied, so it is bounded: a command copies at most COPIES_MAX messages and
+COPY_BYTES_MAX bytes (but at least one message), in the order of its rows. How far it came is in the result
+(`SettleResult.taken`), the same on every node, and the master asks again for the rest.
+
+A message whose hour was removed by retention is settled by that (its position lies below the floor) and counted
+there: nothing is left to copy. A record that cannot be read is a broken disk: the entry cannot be applied, the process
+stops, and another node serves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.failure import invalid
+from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.dead_letters import LETTER
+from tickwheel.node.state.groups import Group
+from tickwheel.node.state.ports import WheelPort
+from tickwheel.node.state.publishing import DUE_MS_MAX
+from tickwheel.node.state.results import SettleResult
+from tickwheel.node.state.subscription import Attempts, Subscription
+from tickwheel.node.state.targets import origins_of
+from tickwheel.node.state.waiting import WAITING
+from tickwheel.proto.log_pb2 import SETTLE_DEAD, SettleColumns
+from tickwheel.wheel.units import Ids, Units, ids_of
+
+COPIES_MAX = 128
+"""Messages that one command copies: about 3 ms if each lies elsewhere on a disk that answers from memory."""
+COPY_BYTES_MAX = 1 << 20
+"""And bytes, unless a single message has more."""
+ERROR_TEXT_MAX = 1_024
+"""Characters of the last error that are kept with a dead letter."""
+DELIVERIES_MAX = 255
+"""A unit keeps the count in one byte."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What one command may still copy."""
+
+    messages: int = COPIES_MAX
+    bytes: int = COPY_BYTES_MAX
+    begun: bool = False
+
+    @property
+    def spent(self) -> bool:
+        """Nothing more fits."""
+        return self.begun and (self.messages <= 0 or self.bytes <= 0)
+
+    def take(self, units: Units) -> None:
+        """These are copied."""
+        self.begun = True
+        self.messages -= len(units)
+        self.bytes -= int(units["size"].sum(dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of a batch, columns of equal length. `due_ms` is None for dead letters."""
+
+    ids: Ids
+    attempts: Attempts
+    positions: NDArray[np.uint64] | None
+    due_ms: NDArray[np.int64] | None
+
+    def first(self, count: int) -> _Rows:
+        """The first of them."""
+        return _Rows(
+            self.ids[:count],
+            self.attempts[:count],
+            None if self.positions is None else self.positions[:count],
+            None if self.due_ms is None else self.due_ms[:count],
+        )
+
+
+class Retrying:
+    """See the module. One per state machine."""
+
+    def __init__(self, state: ClusterState, wheel: WheelPort) -> None:
+        self._state = state
+        self._wheel = wheel
+        self.retried = self.buried = 0
+        """Since this process started, replayed ones included: for metrics, no part of the state."""
+
+    def settle(
+        self,
+        batch: SettleColumns,
+        group: Group,
+        subscription: Subscription,
+        columns: tuple[Ids, Attempts, NDArray[np.uint64] | None],
+        stamped_ms: int,
+        budget: Budget,
+    ) -> SettleResult:
+        """A batch of kind RETRY (with due times) or DEAD."""
+        ids, attempts, positions = columns
+        dead = batch.kind == SETTLE_DEAD
+        if not dead and len(batch.due_ms) != 8 * len(ids):
+            failure = invalid("due_ms", f"{len(batch.due_ms)} bytes", f"{len(ids)} elements of 8 bytes").failure
+            return SettleResult(unknown=len(ids), taken=len(ids), failure=failure)
+        due = None if dead else np.frombuffer(batch.due_ms, "<i8")
+        if due is not None and len(due) and not (int(due.min()) >= 0 and int(due.max()) <= DUE_MS_MAX):
+            failure = invalid("due_ms", int(due.max()), f"0 to {DUE_MS_MAX}").failure
+            return SettleResult(unknown=len(ids), taken=len(ids), failure=failure)
+        if budget.spent:
+            return SettleResult()
+        rows = _Rows(ids, attempts, positions, due).first(max(1, budget.messages))
+        acting, places = subscription.acting(rows.ids, rows.attempts, rows.positions)
+        units, records = self._wheel.fetch(subscription.ids_of(places.astype(np.uint64)), max(0, budget.bytes))
+        if len(units) < len(acting):
+            rows = rows.first(int(acting[len(units)]))
+            acting, places = acting[: len(units)], places[: len(units)]
+        result, changed = subscription.settle(batch.kind, rows.ids, rows.attempts, rows.positions, leaves=True)
+        assert len(changed) == len(places), "what was to be copied is what is settled"
+        result = SettleResult(result.settled, result.stale, result.unknown, taken=len(rows.ids))
+        if not len(acting):
+            return result
+        budget.take(units)
+        deliveries = units["attempts"].astype(np.int64) + rows.attempts[acting]
+        dying = np.full(len(acting), dead) | (deliveries >= self.attempts_max(group))
+        if dying.any():
+            some = np.flatnonzero(dying)
+            self.bury(group, units[some], [records[n] for n in some.tolist()], deliveries[some], batch, stamped_ms)
+        if rows.due_ms is not None and not dying.all():
+            some = np.flatnonzero(~dying)
+            self._retry(
+                group, units[some], [records[n] for n in some.tolist()], deliveries[some], rows.due_ms[acting][some]
+            )
+        return result
+
+    def attempts_max(self, group: Group) -> int:
+        """Deliveries of a message before it is a dead letter."""
+        return group.retry.attempts_max or self._state.settings.attempts_max
+
+    def bury(
+        self,
+        group: Group,
+        units: Units,
+        records: list[bytes],
+        deliveries: NDArray[np.int64],
+        batch: SettleColumns,
+        stamped_ms: int,
+    ) -> None:
+        """Messages become dead letters."""
+        letters = np.zeros(len(units), LETTER)
+        letters["origin"] = _names_of(units)
+        letters["first_due_ms"] = _first_due_ms(units)
+        letters["died_ms"], letters["cause"], letters["attempts"] = stamped_ms, batch.cause, deliveries
+        for name in ("topic_id", "tag_hash", "tag_mask", "key_hash", "meta_size"):
+            letters[name] = units[name]
+        text = batch.reason[:ERROR_TEXT_MAX].encode()
+        group.dead.bury(letters, [text] * len(units), records)
+        self.buried += len(units)
+
+    def _retry(
+        self, group: Group, units: Units, records: list[bytes], deliveries: NDArray[np.int64], due_ms: NDArray[np.int64]
+    ) -> None:
+        copies = units.copy()
+        names = _names_of(units)
+        copies["scheduled_ms"] = _first_due_ms(units)
+        copies["origin_hour"] = (names >> np.uint64(32)).astype(np.uint32)
+        copies["origin_index"] = (names & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
+        copies["target_group"] = group.group_id
+        copies["attempts"] = np.minimum(deliveries, DELIVERIES_MAX)
+        ids, copies = self.append(copies, records, due_ms)
+        rows = np.zeros(len(copies), WAITING)
+        rows["origin"], rows["id"], rows["due_ms"] = origins_of(copies), ids, copies["due_ms"]
+        rows["topic_id"], rows["attempts"] = copies["topic_id"], copies["attempts"]
+        group.waiting.add(rows, self._wheel.cursor)
+        self.retried += len(copies)
+
+    def append(self, copies: Units, records: list[bytes], due_ms: NDArray[np.int64]) -> tuple[Ids, Units]:
+        """Copies enter the wheel; ids and units in the order of their due times."""
+        copies["due_requested_ms"] = due_ms
+        for name in ("previous_index", "local_index", "run_index", "crc"):
+            # Filled at merge, so that they depend on where the message lay.
+            copies[name] = 0
+        order = np.argsort(due_ms, kind="stable")
+        copies = copies[order]
+        return self._wheel.append(copies, b"".join(records[place] for place in order.tolist())), copies
+
+
+def _names_of(units: Units) -> Ids:
+    """The ids that clients know messages by."""
+    origins = origins_of(units)
+    names: Ids = np.where(origins != 0, origins, ids_of(units))
+    return names
+
+
+def _first_due_ms(units: Units) -> NDArray[np.int64]:
+    """When messages were due first: a copy keeps it in place of when it was scheduled."""
+    due: NDArray[np.int64] = np.where(origins_of(units) != 0, units["scheduled_ms"], units["due_ms"])
+    return due

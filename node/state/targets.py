@@ -1,0 +1,104 @@
+"""Which positions of a ready queue are meant for one group alone: its retries and replayed dead letters.
+
+Owns, for each such position, the group, the id that the message was first scheduled under, and how often it was
+delivered before it came here. Rows lie in files (a Sequence), so that their number costs no memory; those around a
+position are found by bisection, through a few cached blocks.
+
+Invariants: positions rise; a position without a row is for every group. Topics without retries never look further
+than `last_position`. Called by the ready queue.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.state.sequence import Sequence
+from tickwheel.wheel.units import Ids, Units
+
+TARGET = np.dtype([("position", "<u8"), ("origin", "<u8"), ("group", "<u4"), ("attempts", "<u4")])
+Rows = NDArray[Any]
+"""Of TARGET."""
+
+CACHE_ROWS = 128
+"""Rows of a cached piece;"""
+CACHE_PIECES_MAX = 256
+"""and pieces: 800 kB."""
+_NONE: Rows = np.zeros(0, TARGET)
+
+
+def origins_of(units: Units) -> Ids:
+    """The ids under which units were first scheduled; 0: it is their own."""
+    origins: Ids = units["origin_hour"].astype(np.uint64) << np.uint64(32) | units["origin_index"]
+    return origins
+
+
+class Targets:
+    """See the module."""
+
+    def __init__(self, rows: Sequence) -> None:
+        self.rows = rows
+        self._cache: dict[int, Rows] = {}
+        self.last_position = int(rows.read(rows.count - 1, 1)["position"][0]) if rows.count > rows.first else -1
+
+    def append(self, positions: NDArray[np.int64], units: Units) -> None:
+        """Units that entered the queue at these rising positions, each with a target."""
+        rows = np.empty(len(units), TARGET)
+        rows["position"], rows["origin"] = positions, origins_of(units)
+        rows["group"], rows["attempts"] = units["target_group"], units["attempts"]
+        self.rows.append(rows)
+        self.last_position = int(positions[-1])
+
+    def between(self, first: int, last: int) -> Rows:
+        """Rows of positions in [first, last)."""
+        if self.last_position < first or first >= last:
+            return _NONE
+        low = self._bound(first)
+        high = self.rows.count if last > self.last_position else self._bound(last)
+        found: Rows = self.rows.read(low, high - low) if high > low else _NONE
+        return found
+
+    def of(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
+        """Which of some positions have a row (places in `positions`, any order), and those rows."""
+        none = np.zeros(0, np.int64)
+        if not len(positions) or self.last_position < int(positions.min()):
+            return none, _NONE
+        rows = self.between(int(positions.min()), int(positions.max()) + 1)
+        if not len(rows):
+            return none, _NONE
+        at = np.minimum(np.searchsorted(rows["position"], positions.astype(np.uint64)), len(rows) - 1)
+        hits = np.flatnonzero(rows["position"][at] == positions.astype(np.uint64))
+        return hits, rows[at[hits]]
+
+    def drop_below(self, position: int) -> None:
+        """Positions below are gone."""
+        if self.rows.count > self.rows.first:
+            self.rows.drop_below(self._bound(position) if position <= self.last_position else self.rows.count)
+            self._cache.clear()
+            if self.rows.first == self.rows.count:
+                self.last_position = -1
+
+    def _bound(self, position: int) -> int:
+        """Number of the first row at or behind a position."""
+        low, high = self.rows.first, self.rows.count
+        while low < high:
+            middle = (low + high) // 2
+            if self._position(middle) < position:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _position(self, number: int) -> int:
+        piece, inside = divmod(number, CACHE_ROWS)
+        first = max(piece * CACHE_ROWS, self.rows.first)
+        rows = self._cache.get(piece)
+        if rows is None:
+            rows = self.rows.read(first, (piece + 1) * CACHE_ROWS - first)
+            if len(rows) == (piece + 1) * CACHE_ROWS - first:
+                if len(self._cache) >= CACHE_PIECES_MAX:
+                    self._cache.clear()
+                self._cache[piece] = rows.copy()
+        return int(rows["position"][piece * CACHE_ROWS + inside - first])

@@ -1,0 +1,88 @@
+"""Which messages of a group wait in the wheel for their next attempt: so that a look at a message can tell.
+
+Owns one row for each retry that was appended, until it is found dispatched. Rows are kept in the order of the log;
+dispatched ones (their key lies below the cursor) are dropped when the rows have doubled since they were dropped last.
+At most ROWS_MAX: beyond, the oldest are forgotten, and their messages say that they are dispatched, no more.
+
+Nothing is decided by it. It is replicated state all the same: equal on all nodes, in checkpoint and digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.wheel.units import CursorKey, Ids
+
+WAITING = np.dtype([("origin", "<u8"), ("id", "<u8"), ("due_ms", "<i8"), ("topic_id", "<u4"), ("attempts", "<u4")])
+"""`attempts`: deliveries so far."""
+ROWS_LEAST = 256
+ROWS_MAX = 1 << 20
+Rows = NDArray[Any]
+
+
+class WaitingRetries:
+    """See the module. One per group."""
+
+    def __init__(self, content: bytes = b"", limit: int = 0) -> None:
+        self._count = len(content) // WAITING.itemsize
+        self._limit = limit or ROWS_LEAST
+        """Rows at which the dispatched ones are dropped next."""
+        self._rows: Rows = np.zeros(max(ROWS_LEAST, self._count), WAITING)
+        self._rows[: self._count] = np.frombuffer(content, WAITING)
+
+    def add(self, rows: Rows, cursor: CursorKey) -> None:
+        """Retries were appended to the wheel."""
+        needed = self._count + len(rows)
+        if needed > len(self._rows):
+            grown = np.zeros(2 * needed, WAITING)
+            grown[: self._count] = self._rows[: self._count]
+            self._rows = grown
+        self._rows[self._count : needed] = rows
+        self._count = needed
+        if needed >= self._limit:
+            kept = self._waiting(cursor)[-ROWS_MAX // 2 :]
+            self._rows = np.zeros(max(ROWS_LEAST, 2 * len(kept)), WAITING)
+            self._rows[: len(kept)] = kept
+            self._count = len(kept)
+            self._limit = max(ROWS_LEAST, 2 * len(kept))
+
+    def of(self, origin: int, cursor: CursorKey) -> tuple[int, int, int] | None:
+        """(id, due_ms, deliveries so far) of the retry that a message waits for; None: it waits for none."""
+        rows = self._rows[: self._count]
+        rows = rows[rows["origin"] == np.uint64(origin)]
+        if not len(rows):
+            return None
+        row = rows[-1]
+        if not _is_waiting(rows[-1:], cursor)[0]:
+            return None
+        return int(row["id"]), int(row["due_ms"]), int(row["attempts"])
+
+    def count(self, cursor: CursorKey) -> int:
+        """How many wait."""
+        return len(self._waiting(cursor))
+
+    def _waiting(self, cursor: CursorKey) -> Rows:
+        rows = self._rows[: self._count]
+        return rows[_is_waiting(rows, cursor)]
+
+    def content(self) -> tuple[bytes, int]:
+        """What the constructor takes."""
+        return self._rows[: self._count].tobytes(), self._limit
+
+    def digest(self) -> bytes:
+        """Everything."""
+        content, limit = self.content()
+        return hashlib.sha256(struct.pack("<Q", limit) + content).digest()
+
+
+def _is_waiting(rows: Rows, cursor: CursorKey) -> NDArray[np.bool_]:
+    index: Ids = rows["id"] & np.uint64(0xFFFF_FFFF)
+    waiting: NDArray[np.bool_] = (rows["due_ms"] > cursor.due_ms) | (
+        (rows["due_ms"] == cursor.due_ms) & (index >= np.uint64(cursor.index))
+    )
+    return waiting
