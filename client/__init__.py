@@ -17,6 +17,7 @@ from tickwheel.client.errors import (
 )
 from tickwheel.client.messages import BatchReceipt, Receipt
 from tickwheel.client.producer import Producer
+from tickwheel.client.sweeps import Selection, Sweep
 from tickwheel.client.sync_client import Client, SyncConsumer, SyncDelivery
 
 __all__ = [
@@ -38,7 +39,9 @@ __all__ = [
     "Producer",
     "Receipt",
     "RequestRefused",
+    "Selection",
     "SequenceError",
+    "Sweep",
     "SyncConsumer",
     "SyncDelivery",
     "TickwheelError",

@@ -29,6 +29,7 @@ from tickwheel.client.producer import (
     new_producer_id,
 )
 from tickwheel.client.staging import StagingClient
+from tickwheel.client.sweeps import SweepClient
 from tickwheel.proto import consumer_pb2, scheduler_pb2
 from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
@@ -113,6 +114,7 @@ class AsyncClient:
         self.timeout_s = timeout_s
         self.admin = AdminClient(self.cluster, timeout_s)
         self.staging = StagingClient(self.cluster, timeout_s)
+        self.sweeps = SweepClient(self.cluster, timeout_s)
         self._lanes: list[_Lane] = []
         self._name = new_producer_id()
         self._lane_count = 0

@@ -17,6 +17,7 @@ from tickwheel.client.cluster import TlsFiles
 from tickwheel.client.consumer import Consumer
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.messages import Receipt
+from tickwheel.client.sweeps import Selection, Sweep
 
 A = TypeVar("A")
 
@@ -121,6 +122,46 @@ class SyncConsumer:
         self.close()
 
 
+class SyncSweeps:
+    """`Client.sweeps`: see SweepClient."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def cancel(self, selection: Selection, *, job_id: str | None = None) -> Sweep:
+        """Begin to cancel; returns at once."""
+        return self._client.wait(self._client.asynchronous.sweeps.cancel(selection, job_id=job_id))
+
+    def reschedule(
+        self,
+        selection: Selection,
+        *,
+        due_ms: int | None = None,
+        delay: timedelta | None = None,
+        shift: timedelta | None = None,
+        job_id: str | None = None,
+    ) -> Sweep:
+        """Begin to move; returns at once."""
+        sweeps = self._client.asynchronous.sweeps
+        return self._client.wait(sweeps.reschedule(selection, due_ms=due_ms, delay=delay, shift=shift, job_id=job_id))
+
+    def get(self, job_id: str) -> Sweep:
+        """Where it stands."""
+        return self._client.wait(self._client.asynchronous.sweeps.get(job_id))
+
+    def list(self) -> tuple[Sweep, ...]:
+        """All that are remembered."""
+        return self._client.wait(self._client.asynchronous.sweeps.list())
+
+    def stop(self, job_id: str) -> Sweep:
+        """End it where it stands."""
+        return self._client.wait(self._client.asynchronous.sweeps.stop(job_id))
+
+    def wait(self, job_id: str) -> Sweep:
+        """Until it has ended."""
+        return self._client.wait(self._client.asynchronous.sweeps.wait(job_id))
+
+
 class Client:
     """As AsyncClient, for code without a loop. Use it as a context manager."""
 
@@ -139,6 +180,11 @@ class Client:
         except BaseException:
             self._stop_loop()
             raise
+
+    @property
+    def sweeps(self) -> SyncSweeps:
+        """Cancelling and moving many messages."""
+        return SyncSweeps(self)
 
     def wait(self, work: Coroutine[Any, Any, A]) -> A:
         """Run a coroutine on the client's loop and wait for it."""

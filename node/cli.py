@@ -25,6 +25,7 @@ from tickwheel.node.cli_node import node_app
 from tickwheel.node.cli_output import fail
 from tickwheel.node.cli_pending import pending_app, plain_app
 from tickwheel.node.cli_recovery import recovery_app
+from tickwheel.node.cli_sweeps import add_sweeps
 from tickwheel.node.local_cluster import LocalClusterError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_UNKNOWN, EXIT_PERMISSION, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 for part in (messages_app, plain_app, local_app, cluster_app, recovery_app, node_app):
     app.add_typer(part)
+add_sweeps(pending_app)
 app.add_typer(pending_app, name="pending")
 
 

@@ -11,6 +11,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tickwheel.proto import admin_pb2 as _admin_pb2
+from tickwheel.proto import scheduler_pb2 as _scheduler_pb2
 from tickwheel.proto import staging_pb2 as _staging_pb2
 import builtins as _builtins
 import sys
@@ -127,6 +128,7 @@ class Command(_message.Message):
     STAGING_FIELD_NUMBER: _builtins.int
     REPLAY_DEAD_FIELD_NUMBER: _builtins.int
     PURGE_DEAD_FIELD_NUMBER: _builtins.int
+    SWEEP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lead(self) -> Global___Lead: ...
     @_builtins.property
@@ -151,6 +153,8 @@ class Command(_message.Message):
     def replay_dead(self) -> Global___ReplayDead: ...
     @_builtins.property
     def purge_dead(self) -> Global___PurgeDead: ...
+    @_builtins.property
+    def sweep(self) -> Global___SweepCommand: ...
     def __init__(
         self,
         *,
@@ -166,12 +170,13 @@ class Command(_message.Message):
         staging: _staging_pb2.StagingCommand | None = ...,
         replay_dead: Global___ReplayDead | None = ...,
         purge_dead: Global___PurgeDead | None = ...,
+        sweep: Global___SweepCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging", "sweep", b"sweep"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging", "sweep", b"sweep"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["lead", "publish", "dispatch", "settle", "cancel", "reschedule", "admin", "ingest", "filtered", "staging", "replay_dead", "purge_dead"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["lead", "publish", "dispatch", "settle", "cancel", "reschedule", "admin", "ingest", "filtered", "staging", "replay_dead", "purge_dead", "sweep"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -563,6 +568,94 @@ class Reschedule(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Reschedule: _TypeAlias = Reschedule  # noqa: Y015
+
+@_typing.final
+class SweepCommand(_message.Message):
+    """A sweep begins, goes a step, or is stopped."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    stop: _builtins.str
+    """Its job_id."""
+    @_builtins.property
+    def begin(self) -> _scheduler_pb2.Sweep:
+        """As it is to be kept; state and counts are given when it is applied."""
+
+    @_builtins.property
+    def step(self) -> Global___SweepStep: ...
+    def __init__(
+        self,
+        *,
+        begin: _scheduler_pb2.Sweep | None = ...,
+        step: Global___SweepStep | None = ...,
+        stop: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "body", b"body", "step", b"step", "stop", b"stop"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "body", b"body", "step", b"step", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["begin", "step", "stop"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___SweepCommand: _TypeAlias = SweepCommand  # noqa: Y015
+
+@_typing.final
+class SweepStep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    NEXT_DUE_MS_FIELD_NUMBER: _builtins.int
+    NEXT_INDEX_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    EXAMINED_FIELD_NUMBER: _builtins.int
+    TOO_FAR_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    number: _builtins.int
+    """Steps applied before this one; a step for another number has no effect."""
+    next_due_ms: _builtins.int
+    """Where the sweep goes on."""
+    next_index: _builtins.int
+    last: _builtins.bool
+    """It has seen everything."""
+    examined: _builtins.int
+    """Looked at, and left alone because the new time would be too far."""
+    too_far: _builtins.int
+    ids: _builtins.bytes
+    """uint64[n] and int64[n], as the master read them."""
+    due_ms: _builtins.bytes
+    @_builtins.property
+    def moved(self) -> Global___Publish:
+        """Of a move: the successors, n of each as in Publish, sorted by due_ms."""
+
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        number: _builtins.int = ...,
+        next_due_ms: _builtins.int = ...,
+        next_index: _builtins.int = ...,
+        last: _builtins.bool = ...,
+        examined: _builtins.int = ...,
+        too_far: _builtins.int = ...,
+        ids: _builtins.bytes = ...,
+        due_ms: _builtins.bytes = ...,
+        moved: Global___Publish | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["moved", b"moved"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "examined", b"examined", "ids", b"ids", "job_id", b"job_id", "last", b"last", "moved", b"moved", "next_due_ms", b"next_due_ms", "next_index", b"next_index", "number", b"number", "too_far", b"too_far"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SweepStep: _TypeAlias = SweepStep  # noqa: Y015
 
 @_typing.final
 class AdminCommand(_message.Message):

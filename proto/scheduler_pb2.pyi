@@ -89,6 +89,27 @@ REMOVED: MessageState.ValueType  # 4
 """Removed with its segment: settled by all groups, or retention was over."""
 Global___MessageState: _TypeAlias = MessageState  # noqa: Y015
 
+class _SweepState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SweepStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SweepState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SWEEP_STATE_UNSPECIFIED: _SweepState.ValueType  # 0
+    SWEEP_RUNNING: _SweepState.ValueType  # 1
+    SWEEP_FINISHED: _SweepState.ValueType  # 2
+    """It has seen every message that it covers."""
+    SWEEP_STOPPED: _SweepState.ValueType  # 3
+
+class SweepState(_SweepState, metaclass=_SweepStateEnumTypeWrapper): ...
+
+SWEEP_STATE_UNSPECIFIED: SweepState.ValueType  # 0
+SWEEP_RUNNING: SweepState.ValueType  # 1
+SWEEP_FINISHED: SweepState.ValueType  # 2
+"""It has seen every message that it covers."""
+SWEEP_STOPPED: SweepState.ValueType  # 3
+Global___SweepState: _TypeAlias = SweepState  # noqa: Y015
+
 @_typing.final
 class ScheduleRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -716,3 +737,204 @@ class CountPendingResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CountPendingResponse: _TypeAlias = CountPendingResponse  # noqa: Y015
+
+@_typing.final
+class BeginSweepRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    SHIFT_MS_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """1 to 64 characters of [A-Za-z0-9_-.], chosen by the caller."""
+    cancel: _builtins.bool
+    """Cancel them; true."""
+    due_ms: _builtins.int
+    """Move them all to this time;"""
+    delay_ms: _builtins.int
+    """or to so long after the call;"""
+    shift_ms: _builtins.int
+    """or each by so much, earlier if below 0. What would be past becomes due at once."""
+    @_builtins.property
+    def selection(self) -> Global___Selection:
+        """At least one of topic, tag, key and key_prefix must be given."""
+
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        selection: Global___Selection | None = ...,
+        cancel: _builtins.bool = ...,
+        due_ms: _builtins.int = ...,
+        delay_ms: _builtins.int = ...,
+        shift_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cancel", b"cancel", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "selection", b"selection", "shift_ms", b"shift_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cancel", b"cancel", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "job_id", b"job_id", "selection", b"selection", "shift_ms", b"shift_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["cancel", "due_ms", "delay_ms", "shift_ms"]  # noqa: Y015
+    _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
+
+Global___BeginSweepRequest: _TypeAlias = BeginSweepRequest  # noqa: Y015
+
+@_typing.final
+class Sweep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    SHIFT_MS_FIELD_NUMBER: _builtins.int
+    BEGUN_MS_FIELD_NUMBER: _builtins.int
+    ENDED_MS_FIELD_NUMBER: _builtins.int
+    STAMPED_MS_MAX_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    EXAMINED_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    TOO_LATE_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    TOO_FAR_FIELD_NUMBER: _builtins.int
+    NEXT_DUE_MS_FIELD_NUMBER: _builtins.int
+    NEXT_INDEX_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    state: Global___SweepState.ValueType
+    cancel: _builtins.bool
+    due_ms: _builtins.int
+    shift_ms: _builtins.int
+    begun_ms: _builtins.int
+    ended_ms: _builtins.int
+    stamped_ms_max: _builtins.int
+    """It covers what was scheduled, moved or retried by a command stamped no later."""
+    pending: _builtins.int
+    """Messages pending when it began, selected or not."""
+    examined: _builtins.int
+    """Of those, looked at so far, about."""
+    done: _builtins.int
+    """Cancelled or moved by it. Each counts once, whatever fails in between."""
+    too_late: _builtins.int
+    """Selected, but dispatched before the command that was to cancel or move them."""
+    gone: _builtins.int
+    """Selected, but somebody else had cancelled or moved them by then."""
+    too_far: _builtins.int
+    """Not moved: the new time would be more than delay_ms_max ahead of now."""
+    next_due_ms: _builtins.int
+    """Where it goes on: behind everything due before this."""
+    next_index: _builtins.int
+    steps: _builtins.int
+    """Steps applied so far."""
+    @_builtins.property
+    def selection(self) -> Global___Selection: ...
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        state: Global___SweepState.ValueType = ...,
+        selection: Global___Selection | None = ...,
+        cancel: _builtins.bool = ...,
+        due_ms: _builtins.int = ...,
+        shift_ms: _builtins.int = ...,
+        begun_ms: _builtins.int = ...,
+        ended_ms: _builtins.int = ...,
+        stamped_ms_max: _builtins.int = ...,
+        pending: _builtins.int = ...,
+        examined: _builtins.int = ...,
+        done: _builtins.int = ...,
+        too_late: _builtins.int = ...,
+        gone: _builtins.int = ...,
+        too_far: _builtins.int = ...,
+        next_due_ms: _builtins.int = ...,
+        next_index: _builtins.int = ...,
+        steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cancel", b"cancel", "due_ms", b"due_ms", "selection", b"selection", "shift_ms", b"shift_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "begun_ms", b"begun_ms", "cancel", b"cancel", "done", b"done", "due_ms", b"due_ms", "ended_ms", b"ended_ms", "examined", b"examined", "gone", b"gone", "job_id", b"job_id", "next_due_ms", b"next_due_ms", "next_index", b"next_index", "pending", b"pending", "selection", b"selection", "shift_ms", b"shift_ms", "stamped_ms_max", b"stamped_ms_max", "state", b"state", "steps", b"steps", "too_far", b"too_far", "too_late", b"too_late"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["cancel", "due_ms", "shift_ms"]  # noqa: Y015
+    _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
+
+Global___Sweep: _TypeAlias = Sweep  # noqa: Y015
+
+@_typing.final
+class GetSweepRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSweepRequest: _TypeAlias = GetSweepRequest  # noqa: Y015
+
+@_typing.final
+class ListSweepsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSweepsRequest: _TypeAlias = ListSweepsRequest  # noqa: Y015
+
+@_typing.final
+class ListSweepsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SWEEPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sweeps(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sweep]:
+        """In the order they began."""
+
+    def __init__(
+        self,
+        *,
+        sweeps: _abc.Iterable[Global___Sweep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sweeps", b"sweeps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSweepsResponse: _TypeAlias = ListSweepsResponse  # noqa: Y015
+
+@_typing.final
+class StopSweepRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopSweepRequest: _TypeAlias = StopSweepRequest  # noqa: Y015

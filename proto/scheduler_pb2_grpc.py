@@ -69,6 +69,26 @@ class SchedulerStub:
                 request_serializer=tickwheel_dot_proto_dot_scheduler__pb2.CountPendingRequest.SerializeToString,
                 response_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.CountPendingResponse.FromString,
                 _registered_method=True)
+        self.BeginSweep = channel.unary_unary(
+                '/tickwheel.v1.Scheduler/BeginSweep',
+                request_serializer=tickwheel_dot_proto_dot_scheduler__pb2.BeginSweepRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.Sweep.FromString,
+                _registered_method=True)
+        self.GetSweep = channel.unary_unary(
+                '/tickwheel.v1.Scheduler/GetSweep',
+                request_serializer=tickwheel_dot_proto_dot_scheduler__pb2.GetSweepRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.Sweep.FromString,
+                _registered_method=True)
+        self.ListSweeps = channel.unary_unary(
+                '/tickwheel.v1.Scheduler/ListSweeps',
+                request_serializer=tickwheel_dot_proto_dot_scheduler__pb2.ListSweepsRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.ListSweepsResponse.FromString,
+                _registered_method=True)
+        self.StopSweep = channel.unary_unary(
+                '/tickwheel.v1.Scheduler/StopSweep',
+                request_serializer=tickwheel_dot_proto_dot_scheduler__pb2.StopSweepRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.Sweep.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -124,6 +144,36 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BeginSweep(self, request, context):
+        """Begins to cancel, or to move, every pending message that a selection means: those acknowledged before this call, and
+        none scheduled after its answer. The job is in the replicated log and goes on by itself, whoever is master.
+        Repeating the call with the same job_id begins nothing and answers where the job stands.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSweep(self, request, context):
+        """Where a sweep stands.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSweeps(self, request, context):
+        """All that run, and the last that ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopSweep(self, request, context):
+        """Ends a sweep where it stands; what it has done stays done.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -161,6 +211,26 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.CountPending,
                     request_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.CountPendingRequest.FromString,
                     response_serializer=tickwheel_dot_proto_dot_scheduler__pb2.CountPendingResponse.SerializeToString,
+            ),
+            'BeginSweep': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginSweep,
+                    request_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.BeginSweepRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_scheduler__pb2.Sweep.SerializeToString,
+            ),
+            'GetSweep': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSweep,
+                    request_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.GetSweepRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_scheduler__pb2.Sweep.SerializeToString,
+            ),
+            'ListSweeps': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSweeps,
+                    request_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.ListSweepsRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_scheduler__pb2.ListSweepsResponse.SerializeToString,
+            ),
+            'StopSweep': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopSweep,
+                    request_deserializer=tickwheel_dot_proto_dot_scheduler__pb2.StopSweepRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_scheduler__pb2.Sweep.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -352,6 +422,114 @@ class Scheduler:
             '/tickwheel.v1.Scheduler/CountPending',
             tickwheel_dot_proto_dot_scheduler__pb2.CountPendingRequest.SerializeToString,
             tickwheel_dot_proto_dot_scheduler__pb2.CountPendingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginSweep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Scheduler/BeginSweep',
+            tickwheel_dot_proto_dot_scheduler__pb2.BeginSweepRequest.SerializeToString,
+            tickwheel_dot_proto_dot_scheduler__pb2.Sweep.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSweep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Scheduler/GetSweep',
+            tickwheel_dot_proto_dot_scheduler__pb2.GetSweepRequest.SerializeToString,
+            tickwheel_dot_proto_dot_scheduler__pb2.Sweep.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSweeps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Scheduler/ListSweeps',
+            tickwheel_dot_proto_dot_scheduler__pb2.ListSweepsRequest.SerializeToString,
+            tickwheel_dot_proto_dot_scheduler__pb2.ListSweepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopSweep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Scheduler/StopSweep',
+            tickwheel_dot_proto_dot_scheduler__pb2.StopSweepRequest.SerializeToString,
+            tickwheel_dot_proto_dot_scheduler__pb2.Sweep.FromString,
             options,
             channel_credentials,
             insecure,

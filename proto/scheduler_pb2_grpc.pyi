@@ -47,6 +47,17 @@ class SchedulerStub:
     """Pending messages of a time range in delivery order, by pages."""
     CountPending: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CountPendingRequest, _scheduler_pb2.CountPendingResponse]
     """How many messages are pending, by time bucket."""
+    BeginSweep: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.BeginSweepRequest, _scheduler_pb2.Sweep]
+    """Begins to cancel, or to move, every pending message that a selection means: those acknowledged before this call, and
+    none scheduled after its answer. The job is in the replicated log and goes on by itself, whoever is master.
+    Repeating the call with the same job_id begins nothing and answers where the job stands.
+    """
+    GetSweep: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetSweepRequest, _scheduler_pb2.Sweep]
+    """Where a sweep stands."""
+    ListSweeps: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListSweepsRequest, _scheduler_pb2.ListSweepsResponse]
+    """All that run, and the last that ended."""
+    StopSweep: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.StopSweepRequest, _scheduler_pb2.Sweep]
+    """Ends a sweep where it stands; what it has done stays done."""
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -67,6 +78,17 @@ class SchedulerAsyncStub(SchedulerStub):
     """Pending messages of a time range in delivery order, by pages."""
     CountPending: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CountPendingRequest, _scheduler_pb2.CountPendingResponse]  # type: ignore[assignment]
     """How many messages are pending, by time bucket."""
+    BeginSweep: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.BeginSweepRequest, _scheduler_pb2.Sweep]  # type: ignore[assignment]
+    """Begins to cancel, or to move, every pending message that a selection means: those acknowledged before this call, and
+    none scheduled after its answer. The job is in the replicated log and goes on by itself, whoever is master.
+    Repeating the call with the same job_id begins nothing and answers where the job stands.
+    """
+    GetSweep: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetSweepRequest, _scheduler_pb2.Sweep]  # type: ignore[assignment]
+    """Where a sweep stands."""
+    ListSweeps: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListSweepsRequest, _scheduler_pb2.ListSweepsResponse]  # type: ignore[assignment]
+    """All that run, and the last that ended."""
+    StopSweep: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.StopSweepRequest, _scheduler_pb2.Sweep]  # type: ignore[assignment]
+    """Ends a sweep where it stands; what it has done stays done."""
 
 class SchedulerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -126,5 +148,40 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.CountPendingResponse, _abc.Awaitable[_scheduler_pb2.CountPendingResponse]]:
         """How many messages are pending, by time bucket."""
+
+    @_abc_1.abstractmethod
+    def BeginSweep(
+        self,
+        request: _scheduler_pb2.BeginSweepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.Sweep, _abc.Awaitable[_scheduler_pb2.Sweep]]:
+        """Begins to cancel, or to move, every pending message that a selection means: those acknowledged before this call, and
+        none scheduled after its answer. The job is in the replicated log and goes on by itself, whoever is master.
+        Repeating the call with the same job_id begins nothing and answers where the job stands.
+        """
+
+    @_abc_1.abstractmethod
+    def GetSweep(
+        self,
+        request: _scheduler_pb2.GetSweepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.Sweep, _abc.Awaitable[_scheduler_pb2.Sweep]]:
+        """Where a sweep stands."""
+
+    @_abc_1.abstractmethod
+    def ListSweeps(
+        self,
+        request: _scheduler_pb2.ListSweepsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ListSweepsResponse, _abc.Awaitable[_scheduler_pb2.ListSweepsResponse]]:
+        """All that run, and the last that ended."""
+
+    @_abc_1.abstractmethod
+    def StopSweep(
+        self,
+        request: _scheduler_pb2.StopSweepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.Sweep, _abc.Awaitable[_scheduler_pb2.Sweep]]:
+        """Ends a sweep where it stands; what it has done stays done."""
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

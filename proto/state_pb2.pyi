@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from tickwheel.proto import admin_pb2 as _admin_pb2
+from tickwheel.proto import scheduler_pb2 as _scheduler_pb2
 from tickwheel.proto import staging_pb2 as _staging_pb2
 import builtins as _builtins
 import sys
@@ -41,6 +42,7 @@ class StateSnapshot(_message.Message):
     HOUR_MIN_KEPT_FIELD_NUMBER: _builtins.int
     UNSETTLED_REMOVED_FIELD_NUMBER: _builtins.int
     WINDOWS_PATH_FIELD_NUMBER: _builtins.int
+    SWEEPS_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     applied_index: _builtins.int
     applied_term: _builtins.int
@@ -65,6 +67,10 @@ class StateSnapshot(_message.Message):
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicSnapshot]: ...
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupSnapshot]: ...
+    @_builtins.property
+    def sweeps(self) -> _containers.RepeatedCompositeFieldContainer[_scheduler_pb2.Sweep]:
+        """In the order they began."""
+
     def __init__(
         self,
         *,
@@ -83,10 +89,11 @@ class StateSnapshot(_message.Message):
         hour_min_kept: _builtins.int = ...,
         unsettled_removed: _builtins.int = ...,
         windows_path: _builtins.str = ...,
+        sweeps: _abc.Iterable[_scheduler_pb2.Sweep] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "applied_term", b"applied_term", "cluster_id", b"cluster_id", "format_version", b"format_version", "groups", b"groups", "hour_min_kept", b"hour_min_kept", "last_group_id", b"last_group_id", "last_topic_id", b"last_topic_id", "lead_term", b"lead_term", "members", b"members", "removed_ids", b"removed_ids", "settings", b"settings", "topics", b"topics", "unsettled_removed", b"unsettled_removed", "windows_path", b"windows_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "applied_term", b"applied_term", "cluster_id", b"cluster_id", "format_version", b"format_version", "groups", b"groups", "hour_min_kept", b"hour_min_kept", "last_group_id", b"last_group_id", "last_topic_id", b"last_topic_id", "lead_term", b"lead_term", "members", b"members", "removed_ids", b"removed_ids", "settings", b"settings", "sweeps", b"sweeps", "topics", b"topics", "unsettled_removed", b"unsettled_removed", "windows_path", b"windows_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,9 +22,11 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.segment import Chunk, Segment
+from tickwheel.wheel import sweep
 from tickwheel.wheel.buffer import Block, Buffer
 from tickwheel.wheel.checkpoint import CheckpointJob, WheelState, read_run, run_path
 from tickwheel.wheel.hours import HourTable
@@ -34,6 +36,7 @@ from tickwheel.wheel.queries import HOURS_MAX as QUERY_HOURS_MAX
 from tickwheel.wheel.queries import CountJob, ScanJob, Schedule, Wanted
 from tickwheel.wheel.reading import LookupJob, RecordsJob
 from tickwheel.wheel.slots import SecondWheel, cut_at
+from tickwheel.wheel.sweep import Outcomes
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Ids, Units, join_units
 
 HOURS_AHEAD = 2
@@ -228,7 +231,7 @@ class Wheel:
 
     def cancel(self, id: int, due_ms: int) -> CancelOutcome:
         """Cancel by id; `due_ms` is the unit's own (of the newest unit if it was moved, that one's is used)."""
-        id, moved_due_ms = self._marks.resolve(int(id))
+        id, moved_due_ms = self._marks.moves.resolve(int(id))
         due_ms = due_ms if moved_due_ms is None else moved_due_ms
         hour, index = id >> 32, id & 0xFFFF_FFFF
         if hour < self._removed_below or index >= self._hours.units(hour):
@@ -245,19 +248,38 @@ class Wheel:
 
     def move(self, id: int, due_ms: int, units: Units, record: bytes) -> tuple[CancelOutcome, int]:
         """Cancel a unit and append its successor (one unit, as for `append`); the old id keeps naming it."""
-        old, _ = self._marks.resolve(int(id))
+        old, _ = self._marks.moves.resolve(int(id))
         if self._marks.has(old >> 32, old & 0xFFFF_FFFF):
             return CancelOutcome.CANCELLED, 0
         outcome = self.cancel(id, due_ms)
         if outcome is not CancelOutcome.CANCELLED:
             return outcome, 0
         new_id = int(self.append(units, record)[0])
-        self._marks.move(old, new_id, int(units["due_ms"][0]))
+        self._marks.moves.add(old, new_id, int(units["due_ms"][0]))
         return CancelOutcome.MOVED, new_id
+
+    def cancel_many(self, ids: Ids, due_ms: NDArray[np.int64]) -> Outcomes:
+        """As `cancel`, for many; an outcome each."""
+        _, outcomes = sweep.mark(ids, due_ms, self._marks, self._hours, self._removed_below, self.cursor)
+        self.pending -= int(np.count_nonzero(outcomes == sweep.DONE))
+        return outcomes
+
+    def move_many(self, ids: Ids, due_ms: NDArray[np.int64], units: Units, records: bytes) -> Outcomes:
+        """As `move`, for many: `units` and `records` of their successors, sorted by due_requested_ms."""
+        newest, outcomes = sweep.mark(ids, due_ms, self._marks, self._hours, self._removed_below, self.cursor)
+        done = outcomes == sweep.DONE
+        if not done.all():
+            records = sweep.cut_records(records, units["size"], done)
+            units, newest = units[done], newest[done]
+        if len(units):
+            self.pending -= len(units)
+            new_ids = self.append(units, records)
+            self._marks.moves.add_many(newest, new_ids, units["due_ms"])
+        return outcomes
 
     def resolve(self, id: int) -> int:
         """Id of the newest unit of a message."""
-        return self._marks.resolve(int(id))[0]
+        return self._marks.moves.resolve(int(id))[0]
 
     def remove_hours(self, below: int) -> None:
         """Forget hours below; their files go with a durable checkpoint, for a replay may need them until then.
@@ -353,7 +375,7 @@ class Wheel:
 
     def lookup(self, ids: Ids) -> LookupJob:
         """Find units by id, following moves."""
-        resolved = np.array([self._marks.resolve(id)[0] for id in ids.tolist()], dtype=np.uint64)
+        resolved = np.array([self._marks.moves.resolve(id)[0] for id in ids.tolist()], dtype=np.uint64)
         hours = (resolved >> np.uint64(32)).tolist()
         indexes = (resolved & np.uint64(0xFFFF_FFFF)).tolist()
         pairs = list(zip(hours, indexes, strict=True))

@@ -10,13 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.wheel.moves import Moves
 from tickwheel.wheel.units import HOUR_MS, Ids, Units
 
 _RECENT_MAX = 512
 _FEW_UNITS = 16
 """Up to so many units are looked up one by one: less than what the array functions take to begin."""
-
-MOVED = np.dtype([("id", "<u8"), ("new_id", "<u8"), ("new_due_ms", "<i8")])
 
 
 class Marks:
@@ -25,7 +24,7 @@ class Marks:
     def __init__(self) -> None:
         self._sorted: dict[int, NDArray[np.uint32]] = {}
         self._recent: dict[int, set[int]] = {}
-        self._moved: dict[int, tuple[int, int]] = {}
+        self.moves = Moves()
         self.count = 0
 
     def has(self, hour: int, index: int) -> bool:
@@ -48,9 +47,30 @@ class Marks:
         marked = self._sorted.get(hour, np.zeros(0, dtype=np.uint32))
         recent = self._recent.pop(hour, None)
         if recent:
-            marked = np.union1d(marked, np.fromiter(recent, dtype=np.uint32, count=len(recent)))
-            self._sorted[hour] = marked
+            fresh = np.sort(np.fromiter(recent, dtype=np.uint32, count=len(recent)))
+            marked = self._sorted[hour] = np.insert(marked, marked.searchsorted(fresh), fresh)
         return marked
+
+    def add_many(self, hour: int, indexes: NDArray[np.uint32]) -> None:
+        """Mark units of one hour; rising, none of them marked before."""
+        if len(indexes) <= _FEW_UNITS:
+            for index in indexes.tolist():
+                self.add(hour, index)
+            return
+        marked = self._fold(hour)
+        self._sorted[hour] = np.insert(marked, marked.searchsorted(indexes), indexes)
+        self.count += len(indexes)
+
+    def which(self, hour: int, indexes: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Which units of an hour are marked."""
+        if hour not in self._sorted and hour not in self._recent:
+            return np.zeros(len(indexes), dtype=np.bool_)
+        if len(indexes) <= _FEW_UNITS:
+            return np.fromiter((self.has(hour, index) for index in indexes.tolist()), np.bool_, len(indexes))
+        marked = self._fold(hour)
+        at = np.minimum(marked.searchsorted(indexes), len(marked) - 1)
+        found: NDArray[np.bool_] = marked[at] == indexes
+        return found
 
     def marked(self, units: Units) -> NDArray[np.bool_]:
         """Which of some units are marked; they are in order of their hours. Array work per hour that has marks."""
@@ -72,35 +92,18 @@ class Marks:
             return {}
         return {hour: self._fold(hour) for hour in hours if hour in self._sorted or hour in self._recent}
 
-    def move(self, id: int, new_id: int, new_due_ms: int) -> None:
-        self._moved[id] = (new_id, new_due_ms)
-
-    def resolve(self, id: int) -> tuple[int, int | None]:
-        """Newest id of a message and, if it was ever moved, its due time."""
-        due_ms: int | None = None
-        while (target := self._moved.get(id)) is not None:
-            id, due_ms = target
-        return id, due_ms
-
-    @property
-    def moved_count(self) -> int:
-        return len(self._moved)
-
     def forget(self, below: int) -> None:
         """Hours below are gone: drop their marks, and moves whose old and newest id both are gone."""
         for hour in [hour for hour in {*self._sorted, *self._recent} if hour < below]:
             self.count -= len(self._fold(hour))
             self._sorted.pop(hour, None)
-        gone = [id for id in self._moved if id >> 32 < below and self.resolve(id)[0] >> 32 < below]
-        for id in gone:
-            del self._moved[id]
+        self.moves.forget(below)
 
     def dump(self) -> tuple[Ids, NDArray[np.void]]:
         """uint64 ids of all marked units, sorted, and all moves sorted by id."""
         hours = sorted({*self._sorted, *self._recent})
         parts = [self._fold(hour).astype(np.uint64) | np.uint64(hour << 32) for hour in hours]
-        moved = np.array([(id, *target) for id, target in sorted(self._moved.items())], dtype=MOVED)
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64), moved
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64), self.moves.dump()
 
     def load(self, ids: Ids, moved: NDArray[np.void]) -> None:
         hours = (ids >> np.uint64(32)).astype(np.int64)
@@ -108,4 +111,4 @@ class Marks:
         for part in np.split(ids, starts[1:]) if len(ids) else []:
             self._sorted[int(part[0]) >> 32] = (part & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
         self.count = len(ids)
-        self._moved = {int(row["id"]): (int(row["new_id"]), int(row["new_due_ms"])) for row in moved}
+        self.moves.load(moved)

@@ -29,6 +29,7 @@ from tickwheel.node.core.retention import Retention
 from tickwheel.node.core.staging import StagingDesk
 from tickwheel.node.core.status import Rates, Totals
 from tickwheel.node.core.sweep import FilterSweep
+from tickwheel.node.core.sweeper import Sweeper
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.synced import SyncedFile, read_synced
 from tickwheel.node.core.work import Background
@@ -159,6 +160,10 @@ class NodeCore:
         self._started_ns = ports.clock.monotonic_ns()
         self.requests = RequestDesk(self)
         self.pending = PendingDesk(self)
+        self.sweeper = Sweeper(self)
+        self.stamped_ms = 0
+        """Latest stamp of an entry that this process applied."""
+        self.proposer.stamp_floor_ms = lambda: self.state.sweeps.stamp_floor_ms
         self.members = MemberDesk(self)
         self.staging = StagingDesk(self)
         self.consumers = ConsumerDesk(self)
@@ -224,6 +229,7 @@ class NodeCore:
                 self.sweep.tick(now_ms)
                 self.delivery.tick(now_ms)
                 self.staging.tick(now_ms)
+                self.sweeper.tick(steady_ms)
             self.proposer.flush()
             # What was proposed leaves at once, not at the next timer.
             log_wants_ns = min(log_wants_ns, self.log.tick())
@@ -305,6 +311,7 @@ class NodeCore:
         except Exception as error:  # protobuf's DecodeError has no stable public base
             self._fatal(f"log entry {index} cannot be read ({error}): was it written by a newer version?")
             return []
+        self.stamped_ms = max(self.stamped_ms, entry.stamped_ms)
         results = self.state.apply(index, term, entry)
         for command_, result in zip(entry.commands, results, strict=True):
             kind = command_.WhichOneof("body")
@@ -381,6 +388,7 @@ class NodeCore:
         self.publisher.lose(failure)
         self.staging.lose(failure)
         self.members.lose(failure)
+        self.sweeper.lose()
         self.delivery.end(failure)
         self.consumers.end(failure)
 

@@ -185,6 +185,24 @@ class CoreFace:
         """How far a job is."""
         self.core.staging.job(request, done)
 
+    def begin_sweep(
+        self, request: scheduler_pb2.BeginSweepRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
+    ) -> None:
+        """Begin to cancel or move what a selection means."""
+        self.core.sweeper.begin(request, done)
+
+    def get_sweep(self, job_id: str, done: Callable[[scheduler_pb2.Sweep | Failure], None]) -> None:
+        """Where a sweep stands."""
+        self.core.sweeper.get(job_id, done)
+
+    def list_sweeps(self, done: Callable[[scheduler_pb2.ListSweepsResponse | Failure], None]) -> None:
+        """All sweeps that are remembered."""
+        self.core.sweeper.list(done)
+
+    def stop_sweep(self, job_id: str, done: Callable[[scheduler_pb2.Sweep | Failure], None]) -> None:
+        """End a sweep where it stands."""
+        self.core.sweeper.stop(job_id, done)
+
     def open_consumer(
         self,
         request: consumer_pb2.OpenConsumer,

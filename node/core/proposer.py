@@ -75,6 +75,9 @@ class Proposer:
         self.term = 0
         """Term this node leads; 0 while it does not."""
 
+        self.stamp_floor_ms: Callable[[], int] = lambda: 0
+        """Set by the core: no entry is stamped earlier than this."""
+
     def attach(self, log: ReplicatedLog, source: PublishSource) -> None:
         """Connect the log below and the publisher beside."""
         self._log = log
@@ -162,7 +165,7 @@ class Proposer:
             format_version=FORMAT_VERSION,
             wheel_group=self._wheel_group,
             term=self.term,
-            stamped_ms=now_ms,
+            stamped_ms=max(now_ms, self.stamp_floor_ms()),
             commands=commands,
         )
         data: bytes = entry.SerializeToString()

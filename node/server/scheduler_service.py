@@ -183,3 +183,24 @@ class SchedulerService(SchedulerServicer):
         core = self._calls.core
         await self._calls.allow(context, Permission.CLIENT)
         return await self._calls.answer(context, lambda done: core.count_pending(request, done))
+
+    async def BeginSweep(self, request: scheduler_pb2.BeginSweepRequest, context: Context) -> scheduler_pb2.Sweep:
+        core = self._calls.core
+        await self._calls.allow(context, Permission.CLIENT)
+        return await self._calls.answer(context, lambda done: core.begin_sweep(request, done))
+
+    async def GetSweep(self, request: scheduler_pb2.GetSweepRequest, context: Context) -> scheduler_pb2.Sweep:
+        core = self._calls.core
+        await self._calls.allow(context, Permission.CLIENT)
+        return await self._calls.answer(context, lambda done: core.get_sweep(request.job_id, done))
+
+    async def ListSweeps(
+        self, request: scheduler_pb2.ListSweepsRequest, context: Context
+    ) -> scheduler_pb2.ListSweepsResponse:
+        await self._calls.allow(context, Permission.CLIENT)
+        return await self._calls.answer(context, self._calls.core.list_sweeps)
+
+    async def StopSweep(self, request: scheduler_pb2.StopSweepRequest, context: Context) -> scheduler_pb2.Sweep:
+        core = self._calls.core
+        await self._calls.allow(context, Permission.CLIENT)
+        return await self._calls.answer(context, lambda done: core.stop_sweep(request.job_id, done))

@@ -9,6 +9,7 @@ from tickwheel.node.state.producers import Producers
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.staging import Staging
+from tickwheel.node.state.sweeps import Sweeps
 from tickwheel.node.state.topics import Topics
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
@@ -32,6 +33,7 @@ class ClusterState:
     topics: Topics = field(default_factory=Topics)
     groups: Groups = field(default_factory=Groups)
     producers: Producers = field(default_factory=Producers)
+    sweeps: Sweeps = field(default_factory=Sweeps)
     hour_min_kept: int = 0
     unsettled_removed: int = 0
     """Messages that retention removed although a group had not settled them (once per group) or no group ever had its

@@ -59,6 +59,7 @@ def digest(state: ClusterState, wheel: WheelPort) -> StateDigest:
         "subscriptions": _subscriptions(state),
         "producers": state.producers.digest(),
         "staging": state.staging.digest(),
+        "sweeps": _of(*state.sweeps.digest_parts()),
         "removed": _of(state.hour_min_kept, state.unsettled_removed),
     }
     whole = _of(*(item for name in sorted(parts) for item in (name, parts[name])))

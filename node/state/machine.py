@@ -40,6 +40,7 @@ from tickwheel.node.state.results import (
     Refused,
     RescheduleResult,
     SettleResult,
+    SweepResult,
 )
 from tickwheel.node.state.retry_policy import RetryPolicy
 from tickwheel.node.state.retrying import Budget, Retrying
@@ -47,6 +48,7 @@ from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.node.state.staging import Staging
 from tickwheel.node.state.subscription import RETURNING, SETTLING, Subscription
+from tickwheel.node.state.sweeps import Sweeps
 from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import scheduler_pb2 as scheduler
@@ -63,6 +65,7 @@ from tickwheel.proto.log_pb2 import (
     Reschedule,
     Settle,
     SettleColumns,
+    SweepCommand,
 )
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
@@ -165,6 +168,8 @@ class StateMachine:
             return self._admin.apply(command.admin)
         if kind == "lead":
             return self._lead(command.lead)
+        if kind == "sweep":
+            return self._sweep(command.sweep, entry.stamped_ms)
         return Refused(Failure(pb.WRONG_STATE, f"command {kind or 'without a body'} is not known to this version"))
 
     def _lead(self, lead: Lead) -> LeadResult:
@@ -281,7 +286,18 @@ class StateMachine:
         outcome, new_id = self.wheel.move(command.id, command.due_ms, units, command.record)
         return RescheduleResult(_RESCHEDULE_OUTCOMES[outcome.name], new_id, int(units["due_ms"][0]) if new_id else 0)
 
+    def _sweep(self, command: SweepCommand, stamped_ms: int) -> SweepResult:
+        result = self._state.sweeps.apply(command, self.wheel, self.wheel.pending, stamped_ms)
+        if result.sweep is not None and result.sweep.WhichOneof("action") == "cancel":
+            self.cancelled += result.done
+        return result
+
     # -- what others read
+
+    @property
+    def sweeps(self) -> Sweeps:
+        """Jobs over what is pending; not to be changed."""
+        return self._state.sweeps
 
     @property
     def applied_index(self) -> int:

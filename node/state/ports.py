@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tickwheel.proto.log_pb2 import ManifestFile
 from tickwheel.wheel.units import CursorKey, Ids, Units
 
@@ -40,6 +43,9 @@ class WheelPort(Protocol):
     """See wheel/engine.py for the meaning of each. A `job` is what its own `begin_checkpoint` gave."""
 
     @property
+    def pending(self) -> int: ...
+
+    @property
     def cursor(self) -> CursorKey: ...
 
     def append(self, units: Units, records: bytes | memoryview) -> Ids: ...
@@ -51,6 +57,10 @@ class WheelPort(Protocol):
     def cancel(self, id: int, due_ms: int) -> Outcome: ...
 
     def move(self, id: int, due_ms: int, units: Units, record: bytes) -> tuple[Outcome, int]: ...
+
+    def cancel_many(self, ids: Ids, due_ms: NDArray[np.int64]) -> NDArray[np.uint8]: ...
+
+    def move_many(self, ids: Ids, due_ms: NDArray[np.int64], units: Units, records: bytes) -> NDArray[np.uint8]: ...
 
     def remove_hours(self, below: int) -> None: ...
 

@@ -98,6 +98,15 @@ def _read_columns(publish: Publish, stamped_ms: int) -> _Columns:
     return _Columns(units, rows, publish.records)
 
 
+def read_units(publish: Publish, stamped_ms: int) -> tuple[Units, bytes] | Failure:
+    """The units and records of a command that is part of another one; the Failure if its columns do not fit."""
+    try:
+        columns = _read_columns(publish, stamped_ms)
+    except _MalformedError as error:
+        return error.failure
+    return columns.units, columns.records
+
+
 class Publishing:
     """See the module. One per state machine."""
 

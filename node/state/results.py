@@ -117,6 +117,17 @@ class RescheduleResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SweepResult:
+    """Where a sweep stands after the command. `stale`: it was not this step's turn, nothing was done."""
+
+    sweep: scheduler_pb2.Sweep | None = None
+    failure: Failure | None = None
+    stale: bool = False
+    done: int = 0
+    """Messages cancelled or moved by the command."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdminResult:
     """What an admin command made. Of the values those are set that belong to the command."""
 

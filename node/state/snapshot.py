@@ -218,6 +218,7 @@ def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
         groups=[_group_message(group) for group in state.groups],
         hour_min_kept=state.hour_min_kept,
         unsettled_removed=state.unsettled_removed,
+        sweeps=state.sweeps.dump(),
         windows_path=path,
     )
     sequences = state.sequences()
@@ -285,6 +286,7 @@ def restore(state: ClusterState, data: bytes) -> None:
     state.members = {message.node_id: member_of(message) for message in snapshot.members}
     state.removed_ids = set(snapshot.removed_ids)
     state.hour_min_kept = snapshot.hour_min_kept
+    state.sweeps.load(snapshot.sweeps)
     state.unsettled_removed = snapshot.unsettled_removed
     for message in snapshot.topics:
         state.topics.add(_restore_topic(state, message))

@@ -117,3 +117,27 @@ def test_columns_are_never_empty_for_something() -> None:
         "4.6M",
     ]
     assert cli_charts.resample([1, 2, 3, 4], 2) == [3, 7]
+
+
+def test_many_are_cancelled_and_moved(run: Run, address: str) -> None:
+    """Not without being asked; then with progress and a report; the list of jobs tells them; stopping is harmless."""
+    begin_ms = round((TOMORROW + timedelta(days=30)).timestamp() * 1_000)
+    with Client(address) as client:
+        for number in range(20):
+            client.schedule(
+                "swept", b"x", due_ms=begin_ms + number, tags=["a" if number < 15 else "b"], key=str(number)
+            )
+    refused = run("pending", "cancel", "swept", "--tag", "a")
+    assert refused.code == 2 and "15 messages would be cancelled" in refused.err
+    moved = run("pending", "reschedule", "swept", "--tag", "b", "--later", "1h", "--yes")
+    assert moved.out.strip() == "5 moved"
+    assert run("count", "swept", "--from", str(begin_ms + 3_600_000), "--json").json["total"] == 5
+    ended = run("pending", "cancel", "swept", "--tag", "a", "--yes", "--json").json
+    assert (ended["state"], ended["done"], ended["action"]) == ("FINISHED", 15, "cancel")
+    assert run("count", "swept", "--json").json["total"] == 5
+    assert run("pending", "reschedule", "swept", "--later", "1h", "--earlier", "1h", "--yes").code == 2
+    assert run("pending", "cancel", "--yes").code == 1
+    told = run("pending", "sweeps").out
+    assert "shift by +3,600 s" in told and "topic=swept tag=a" in told and "15 cancelled" in told
+    assert run("pending", "stop", ended["job_id"]).out.strip() == "15 cancelled"
+    assert run("pending", "stop", "unknown").code == 1

@@ -10,10 +10,18 @@ import pytest
 
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.engine import CancelOutcome, Wheel, WheelConfig
+from tickwheel.wheel.sweep import DISPATCHED, DONE, MARKED, UNKNOWN
 from tickwheel.wheel.units import UNIT, CursorKey, Units
 
 START_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
+OUTCOMES = {
+    "CANCELLED": DONE,
+    "MOVED": DONE,
+    "ALREADY_DISPATCHED": DISPATCHED,
+    "NOT_FOUND": UNKNOWN,
+}
+"""What a command for many says where one for one says this."""
 
 
 @dataclass
@@ -180,3 +188,55 @@ def test_cost_of_append_does_not_depend_on_spread() -> None:
         assert disk.counters() == before
         writes.append(wheel.buffer_bytes)
     assert writes[1] < 2 * writes[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("moving", [False, True])
+def test_many_at_once_are_one_after_the_other(seed: int, moving: bool) -> None:
+    """Pending, cancelled, moved, dispatched, unknown and doubled ids in one command: each gets what it would get alone,
+    and the state is the same to the byte."""
+    twins = [History(seed, 1000), History(seed, 1000)]
+    for history in twins:
+        steps = [history.append] * 5 + [history.dispatch, history.cancel, history.pump, history.checkpoint]
+        for _ in range(60):
+            history.rng.choice(steps)()
+        first = history.pending[0]
+        successor = np.zeros(1, UNIT)
+        successor["due_requested_ms"], successor["size"] = first.key[0] + 1, 1
+        history.wheel.move(first.id, first.key[0], successor, b"m")
+    one, many = (history.wheel for history in twins)
+    job = one.scan(0, START_MS + 1000 * HOUR_MS, None, 1_000)
+    job.run()
+    rng = random.Random(seed)
+    pending = [(twins[0].pending[0].id, twins[0].pending[0].key[0])]
+    pending += [(int(unit["due_ms"]) // HOUR_MS << 32 | int(unit["index"]), int(unit["due_ms"])) for unit in job.units]
+    known = {number for number, _ in pending}
+    old = [(START_MS // HOUR_MS << 32 | index, START_MS + 5) for index in range(0, 200, 9)]
+    old = [item for item in old if item[0] not in known]
+    chosen = rng.sample(pending, min(40, len(pending))) + old + rng.sample(pending, 5)
+    rng.shuffle(chosen)
+    ids = np.array([number for number, _ in chosen], np.uint64)
+    due_ms = np.array([due for _, due in chosen], np.int64)
+    successors = np.zeros(len(ids), UNIT)
+    successors["due_requested_ms"] = START_MS + np.arange(len(ids)) * 300_000
+    successors["size"] = np.arange(len(ids)) % 3 + 1
+    records = [bytes([65 + row % 26]) * int(size) for row, size in enumerate(successors["size"])]
+    expected = []
+    for row, number in enumerate(ids.tolist()):
+        marked = one.resolve(number)
+        was_marked = one._marks.has(marked >> 32, marked & 0xFFFF_FFFF)
+        if moving:
+            outcome, _ = one.move(number, int(due_ms[row]), successors[row : row + 1].copy(), records[row])
+        else:
+            outcome = one.cancel(number, int(due_ms[row]))
+        expected.append(MARKED if was_marked else OUTCOMES[outcome.name])
+    if moving:
+        got = many.move_many(ids, due_ms, successors.copy(), b"".join(records))
+        # What was moved by this very command is moved again when it comes one by one.
+        doubled = [row for row, number in enumerate(ids.tolist()) if number in ids[:row].tolist()]
+        got, expected = np.delete(got, doubled), np.delete(expected, doubled).tolist()
+    else:
+        got = many.cancel_many(ids, due_ms)
+        assert one.digest_parts() == many.digest_parts()
+    assert got.tolist() == expected
+    assert DONE in expected and DISPATCHED in expected

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.wheel.marks import Marks
+from tickwheel.wheel.moves import Moves
 from tickwheel.wheel.units import HOUR_MS, UNIT
 
 KEYS = st.tuples(st.integers(5, 7), st.integers(0, 30))
@@ -26,3 +27,63 @@ def test_few_units_and_many_get_the_same_answer(marked: set[tuple[int, int]], as
     expected = [key in marked for key in asked]
     assert marks.marked(units).tolist() == expected
     assert [bool(marks.marked(units[at : at + 1])[0]) for at in range(len(asked))] == expected
+
+
+MOVE = st.tuples(st.integers(0, 60), st.booleans())
+
+
+@given(st.lists(MOVE, max_size=60), st.integers(1, 7), st.integers(0, 80))
+def test_moves_in_any_portion_are_a_chain(moves: list[tuple[int, bool]], portion: int, below: int) -> None:
+    """One by one or many at once, folded, dumped and loaded: an id leads to the newest, as in a plain dictionary; hours
+    that are gone take with them only what nobody can still ask for."""
+    table, model = Moves(), dict[int, tuple[int, int]]()
+    waiting: list[tuple[int, int, int]] = []
+    next_id = 100
+
+    def flush() -> None:
+        if waiting:
+            ids, new_ids, due = (np.array(column) for column in zip(*waiting, strict=True))
+            table.add_many(ids.astype(np.uint64), new_ids.astype(np.uint64), due.astype(np.int64))
+            waiting.clear()
+
+    for start, alone in moves:
+        newest = start
+        while newest in model:
+            newest = model[newest][0]
+        if newest << 32 in {row[0] for row in waiting} or alone:
+            flush()
+        model[newest] = (next_id, next_id * 10)
+        move = (newest << 32, next_id << 32, next_id * 10)
+        if alone:
+            table.add(*move)
+        else:
+            waiting.append(move)
+            if len(waiting) >= portion:
+                flush()
+        next_id += 1
+    flush()
+
+    def check() -> None:
+        ids = np.arange(next_id, dtype=np.uint64) << np.uint64(32)
+        newest, due_ms = table.resolve_many(ids, np.full(next_id, -1, np.int64))
+        for number in range(next_id):
+            expected, due = number, -1
+            while expected in model:
+                expected, due = model[expected]
+            assert (int(newest[number]) >> 32, int(due_ms[number])) == (expected, due)
+            assert table.resolve(number << 32) == (expected << 32, None if due == -1 else due)
+
+    check()
+    copied = Moves()
+    copied.load(table.dump())
+    assert copied.dump().tobytes() == table.dump().tobytes()
+    table.forget(below)
+    newest_of = {}
+    for number in model:
+        at = number
+        while at in model:
+            at = model[at][0]
+        newest_of[number] = at
+    model = {number: to for number, to in model.items() if number >= below or newest_of[number] >= below}
+    assert len(table) == len(model)
+    check()

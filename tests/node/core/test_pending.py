@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ def face(world: World) -> Any:
     return master.host.face
 
 
-def schedule(world: World, messages: list[tuple[str, int, str, list[str]]]) -> list[int]:
+def schedule(world: World, messages: Sequence[tuple[str, int, str, Sequence[str]]]) -> list[int]:
     """Topic, delay, key and tags of each; their ids."""
     rows = [
         common_pb2.Message(

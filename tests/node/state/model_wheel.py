@@ -8,8 +8,10 @@ import json
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tickwheel.proto.log_pb2 import ManifestFile
+from tickwheel.wheel.sweep import DISPATCHED, DONE, MARKED, UNKNOWN
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Ids, Units, ids_of
 
 
@@ -20,6 +22,14 @@ class CancelOutcome(enum.Enum):
     ALREADY_DISPATCHED = 2
     NOT_FOUND = 3
     MOVED = 4
+
+
+OUTCOMES = {
+    None: DONE,
+    CancelOutcome.CANCELLED: MARKED,
+    CancelOutcome.ALREADY_DISPATCHED: DISPATCHED,
+    CancelOutcome.NOT_FOUND: UNKNOWN,
+}
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,32 @@ class ModelWheel:
             return outcome, 0
         self.moved[number] = int(self.append(units, record)[0])
         return CancelOutcome.MOVED, self.moved[number]
+
+    @property
+    def pending(self) -> int:
+        """Live units behind the cursor."""
+        return sum(self._state_of(number) == (number, None) for number in self.units)
+
+    def cancel_many(self, ids: Ids, due_ms: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """One after the other."""
+        outcomes = []
+        for number, due in zip(ids.tolist(), due_ms.tolist(), strict=True):
+            _, before = self._state_of(number)
+            outcomes.append(OUTCOMES[before])
+            self.cancel(number, due)
+        return np.array(outcomes, np.uint8)
+
+    def move_many(self, ids: Ids, due_ms: NDArray[np.int64], units: Units, records: bytes) -> NDArray[np.uint8]:
+        """One after the other."""
+        outcomes = []
+        at = 0
+        for row, number in enumerate(ids.tolist()):
+            _, before = self._state_of(number)
+            outcomes.append(OUTCOMES[before])
+            size = int(units["size"][row])
+            self.move(number, int(due_ms[row]), units[row : row + 1], records[at : at + size])
+            at += size
+        return np.array(outcomes, np.uint8)
 
     def remove_hours(self, below: int) -> None:
         """Forget units of hours below."""

@@ -1,0 +1,194 @@
+"""Cancelling and moving many messages: jobs that the cluster carries on by itself, whoever is master.
+
+`AsyncClient.sweeps`. A job covers the messages that were acknowledged before it began; what is scheduled after `cancel`
+or `reschedule` has returned stays untouched. Each message counts once, also when masters change in the middle.
+Repeating with the same job_id begins nothing anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import grpc
+
+from tickwheel.client.cluster import Cluster
+from tickwheel.client.messages import refused
+from tickwheel.proto import scheduler_pb2
+from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
+
+LOOK_S = 0.2
+"""How often `follow` asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which pending messages are meant: all of what is given must hold, and at least one of the first four must be."""
+
+    topic: str = ""
+    tag: str = ""
+    key: str = ""
+    key_prefix: str = ""
+    due_ms_min: int = 0
+    due_ms_max: int = 0
+
+    def message(self) -> scheduler_pb2.Selection:
+        """As it goes over the wire."""
+        return scheduler_pb2.Selection(
+            topic=self.topic,
+            tag=self.tag,
+            key=self.key,
+            key_prefix=self.key_prefix,
+            due_ms_min=self.due_ms_min,
+            due_ms_max=self.due_ms_max,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Where a job stands."""
+
+    job_id: str
+    state: str
+    """RUNNING, FINISHED or STOPPED."""
+    action: str
+    """cancel; move to a time; shift by milliseconds."""
+    selection: Selection
+    begun_ms: int
+    ended_ms: int
+    pending: int
+    """Messages pending when it began, selected or not;"""
+    examined: int
+    """of those, looked at so far, about."""
+    done: int
+    """Cancelled or moved."""
+    too_late: int
+    """Dispatched before the command that was to cancel or move them."""
+    gone: int
+    """Cancelled or moved by somebody else meanwhile."""
+    too_far: int
+    """Left alone, because the new time would be further ahead than the cluster allows."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it does no more."""
+        return self.state != "RUNNING"
+
+    @property
+    def fraction(self) -> float:
+        """How far it has come, about, from 0 to 1."""
+        if self.state == "FINISHED":
+            return 1.0
+        return min(0.99, self.examined / self.pending) if self.pending else 0.0
+
+
+def _sweep(found: scheduler_pb2.Sweep) -> Sweep:
+    kind = found.WhichOneof("action")
+    action = {"due_ms": f"move to {found.due_ms}", "shift_ms": f"shift by {found.shift_ms}"}.get(kind or "", "cancel")
+    chosen = found.selection
+    return Sweep(
+        job_id=found.job_id,
+        state=scheduler_pb2.SweepState.Name(found.state).removeprefix("SWEEP_"),
+        action=action,
+        selection=Selection(
+            chosen.topic, chosen.tag, chosen.key, chosen.key_prefix, chosen.due_ms_min, chosen.due_ms_max
+        ),
+        begun_ms=found.begun_ms,
+        ended_ms=found.ended_ms,
+        pending=found.pending,
+        examined=found.examined,
+        done=found.done,
+        too_late=found.too_late,
+        gone=found.gone,
+        too_far=found.too_far,
+    )
+
+
+class SweepClient:
+    """`AsyncClient.sweeps`."""
+
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+
+    async def cancel(self, selection: Selection, *, job_id: str | None = None) -> Sweep:
+        """Begin to cancel; returns at once. `follow` or `wait` for the end."""
+        return await self._begin(
+            scheduler_pb2.BeginSweepRequest(job_id=job_id or _new(), selection=selection.message(), cancel=True)
+        )
+
+    async def reschedule(
+        self,
+        selection: Selection,
+        *,
+        due_ms: int | None = None,
+        delay: timedelta | None = None,
+        shift: timedelta | None = None,
+        job_id: str | None = None,
+    ) -> Sweep:
+        """Begin to move: all to `due_ms`, all to `delay` from now, or each by `shift`; returns at once."""
+        request = scheduler_pb2.BeginSweepRequest(job_id=job_id or _new(), selection=selection.message())
+        if (due_ms is not None) + (delay is not None) + (shift is not None) != 1:
+            raise refused("when", "", "exactly one of due_ms, delay and shift")
+        if due_ms is not None:
+            request.due_ms = due_ms
+        elif delay is not None:
+            request.delay_ms = round(delay / timedelta(milliseconds=1))
+        elif shift is not None:
+            request.shift_ms = round(shift / timedelta(milliseconds=1))
+        return await self._begin(request)
+
+    async def _begin(self, request: scheduler_pb2.BeginSweepRequest) -> Sweep:
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.Sweep:
+            return await SchedulerStub(channel).BeginSweep(request, timeout=try_s)
+
+        return _sweep(await self._cluster.call(invoke, self._timeout_s))
+
+    async def get(self, job_id: str) -> Sweep:
+        """Where it stands. NotFound: it is not remembered (the last 64 are)."""
+        request = scheduler_pb2.GetSweepRequest(job_id=job_id)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.Sweep:
+            return await SchedulerStub(channel).GetSweep(request, timeout=try_s)
+
+        return _sweep(await self._cluster.call(invoke, self._timeout_s))
+
+    async def list(self) -> tuple[Sweep, ...]:
+        """All that are remembered, in the order they began."""
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ListSweepsResponse:
+            return await SchedulerStub(channel).ListSweeps(scheduler_pb2.ListSweepsRequest(), timeout=try_s)
+
+        response = await self._cluster.call(invoke, self._timeout_s)
+        return tuple(map(_sweep, response.sweeps))
+
+    async def stop(self, job_id: str) -> Sweep:
+        """End it where it stands; what it has done stays done."""
+        request = scheduler_pb2.StopSweepRequest(job_id=job_id)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.Sweep:
+            return await SchedulerStub(channel).StopSweep(request, timeout=try_s)
+
+        return _sweep(await self._cluster.call(invoke, self._timeout_s))
+
+    async def follow(self, job_id: str) -> AsyncIterator[Sweep]:
+        """Where it stands, again and again, the last time when it has ended. Goes on through a change of master."""
+        while True:
+            sweep = await self.get(job_id)
+            yield sweep
+            if sweep.ended:
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def wait(self, job_id: str) -> Sweep:
+        """Until it has ended."""
+        async for sweep in self.follow(job_id):
+            last = sweep
+        return last
+
+
+def _new() -> str:
+    return uuid.uuid4().hex

@@ -1,0 +1,211 @@
+"""Commands that cancel or move many pending messages: `tickwheel pending cancel|reschedule|sweeps|stop`.
+
+The work is a job of the cluster; these begin it, show how far it is, and may be interrupted without harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from tickwheel.client import AsyncClient, Selection, Sweep
+from tickwheel.node.cli_output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    duration,
+    err,
+    moment_ms,
+    open_client,
+    out,
+    print_json,
+    table,
+    time_text,
+    use_json,
+)
+from tickwheel.node.cli_pending import From, Key, KeyPrefix, Tag, TopicName, Until, selection
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Begin it, print its id, and do not wait.")]
+JobId = Annotated[str, typer.Argument(help="Id of the sweep, as it was printed.")]
+
+
+def _as_dict(sweep: Sweep) -> dict[str, Any]:
+    return dataclasses.asdict(sweep)
+
+
+def _text(sweep: Sweep) -> str:
+    verb = "cancelled" if sweep.action == "cancel" else "moved"
+    extra = [
+        (sweep.too_late, "came too late: dispatched before"),
+        (sweep.gone, "cancelled or moved by somebody else"),
+        (sweep.too_far, "left alone: the new time is too far ahead"),
+    ]
+    words = [f"{sweep.done:,} {verb}", *(f"{count:,} {what}" for count, what in extra if count)]
+    return "; ".join(words)
+
+
+async def _ask(client: AsyncClient, chosen: dict[str, Any], verb: str) -> None:
+    """Says how many there are, and goes on only if that is meant."""
+    count = (await client.count_pending(**chosen)).total
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"{count:,} messages would be {verb}; --yes to do it without being asked")
+    if not await asyncio.to_thread(typer.confirm, f"{count:,} messages will be {verb}. Go on?", err=True):
+        raise typer.Abort
+
+
+async def _follow(client: AsyncClient, begun: Sweep, as_json: bool) -> Sweep:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[done]:,} done"),
+        TimeElapsedColumn(),
+    )
+    last = begun
+    with Progress(*columns, console=err, transient=True, disable=as_json) as progress:
+        task = progress.add_task(begun.action, total=1.0, done=0)
+        try:
+            async for last in client.sweeps.follow(begun.job_id):
+                progress.update(task, completed=last.fraction, done=last.done)
+        except asyncio.CancelledError:
+            err.print(f"it goes on without you: tickwheel pending sweeps; tickwheel pending stop {begun.job_id}")
+            raise
+    return last
+
+
+def _report(sweep: Sweep, as_json: bool) -> None:
+    if as_json:
+        print_json(_as_dict(sweep))
+    elif sweep.ended:
+        out.print(_text(sweep) + (" when it was stopped" if sweep.state == "STOPPED" else ""))
+    else:
+        out.print(sweep.job_id)
+
+
+def cancel(
+    topic: TopicName = "",
+    tag: Tag = "",
+    key: Key = "",
+    key_prefix: KeyPrefix = "",
+    after: From = None,
+    until: Until = None,
+    yes: Yes = False,
+    detach: Detach = False,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel every pending message with this topic, tag, key or key prefix that was scheduled before now."""
+    use_json(as_json)
+    chosen = selection(topic, tag, key, key_prefix, after, until)
+
+    async def go() -> Sweep:
+        async with open_client(address) as client:
+            if not yes:
+                await _ask(client, chosen, "cancelled")
+            begun = await client.sweeps.cancel(Selection(**chosen))
+            return begun if detach else await _follow(client, begun, as_json)
+
+    _report(asyncio.run(go()), as_json)
+
+
+def reschedule(
+    topic: TopicName = "",
+    tag: Tag = "",
+    key: Key = "",
+    key_prefix: KeyPrefix = "",
+    after: From = None,
+    until: Until = None,
+    at: Annotated[str | None, typer.Option("--at", help="All to this time (ISO 8601 or milliseconds).")] = None,
+    delay: Annotated[str | None, typer.Option("--delay", help="All to so long from now: 30m.")] = None,
+    later: Annotated[str | None, typer.Option("--later", help="Each by so much later: 1h.")] = None,
+    earlier: Annotated[str | None, typer.Option("--earlier", help="Each by so much earlier.")] = None,
+    yes: Yes = False,
+    detach: Detach = False,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Move every pending message with this topic, tag, key or key prefix that was scheduled before now."""
+    use_json(as_json)
+    chosen = selection(topic, tag, key, key_prefix, after, until)
+    when: dict[str, Any] = {}
+    if at is not None:
+        when["due_ms"] = moment_ms(at)
+    if delay is not None:
+        when["delay"] = duration(delay)
+    if later is not None or earlier is not None:
+        when["shift"] = duration(later) if later is not None else -duration(str(earlier))
+    if len(when) != 1 or (later is not None and earlier is not None):
+        raise typer.BadParameter("exactly one of --at, --delay, --later and --earlier")
+
+    async def go() -> Sweep:
+        async with open_client(address) as client:
+            if not yes:
+                await _ask(client, chosen, "moved")
+            begun = await client.sweeps.reschedule(Selection(**chosen), **when)
+            return begun if detach else await _follow(client, begun, as_json)
+
+    _report(asyncio.run(go()), as_json)
+
+
+def sweeps(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Bulk cancels and moves: those that run, and the last that ended."""
+    use_json(as_json)
+
+    async def go() -> tuple[Sweep, ...]:
+        async with open_client(address) as client:
+            return await client.sweeps.list()
+
+    found = asyncio.run(go())
+    if as_json:
+        print_json([_as_dict(sweep) for sweep in found])
+        return
+    rows = [
+        (
+            sweep.job_id,
+            sweep.state.lower() if sweep.ended else f"running, {sweep.fraction:.0%}",
+            time_text(sweep.begun_ms)[:19],
+            _action(sweep),
+            _selected(sweep.selection),
+            _text(sweep),
+        )
+        for sweep in found
+    ]
+    out.print(table("", ("id", "state", "begun", "what", "of", "so far"), rows))
+
+
+def _action(sweep: Sweep) -> str:
+    word, _, value = sweep.action.partition(" to " if " to " in sweep.action else " by ")
+    if word == "move":
+        return f"move to {time_text(int(value))}"
+    return f"shift by {int(value) / 1_000:+,.0f} s" if value else word
+
+
+def _selected(chosen: Selection) -> str:
+    values = {name: value for name, value in dataclasses.asdict(chosen).items() if value}
+    for name in ("due_ms_min", "due_ms_max"):
+        if name in values:
+            values[name] = time_text(values[name])
+    return " ".join(f"{name.replace('_', '-')}={value}" for name, value in values.items())
+
+
+def stop(job_id: JobId, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """End a bulk cancel or move where it stands; what it has done stays done."""
+    use_json(as_json)
+
+    async def go() -> Sweep:
+        async with open_client(address) as client:
+            return await client.sweeps.stop(job_id)
+
+    _report(asyncio.run(go()), as_json)
+
+
+def add_sweeps(app: typer.Typer) -> None:
+    """Hang these commands below `tickwheel pending`."""
+    for command in (cancel, reschedule, sweeps, stop):
+        app.command()(command)

@@ -1,0 +1,263 @@
+"""Carries on the sweeps of the replicated state while this node is master, and answers for them.
+
+A sweep goes step by step: find the next messages that its selection means (bounded, see pending.py), propose what is to
+become of them, and go on when that is applied. One step of a job is under way at a time; what a step did not get to say
+because mastership was lost, the next master finds again. Nothing about a job is kept here but that a step is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tickwheel.node.core.failure import Failure, RequestError, invalid, no_agreed_time
+from tickwheel.node.core.intake import DUE_MS_LIMIT
+from tickwheel.node.core.pending import Finder, Found, Query, make_query
+from tickwheel.node.core.work import RemovedError
+from tickwheel.node.state.results import SweepResult
+from tickwheel.node.state.sweeps import unknown_sweep
+from tickwheel.proto.log_pb2 import Command, Publish, PublishRequest, SweepCommand, SweepStep
+from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING, BeginSweepRequest, ListSweepsResponse, Sweep
+from tickwheel.wheel.units import ONE_TAG, CursorKey, Units, ids_of
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+STEP_MESSAGES_MAX = 1_000
+"""Messages of one step: apply takes some milliseconds for them on each node."""
+STEP_BYTES_MAX = 512 << 10
+"""Payloads that a step of a move carries through the log; a single larger one makes a step of its own."""
+RETRY_MS = 500
+"""Pause after a step that failed."""
+
+Done = Callable[[Sweep | Failure], None]
+
+
+class Sweeper:
+    """One per node."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        self._finder = Finder(core)
+        self._under_way: set[str] = set()
+        self._wait_until_ms: dict[str, int] = {}
+        self.failures = 0
+        """Steps that had to be repeated."""
+
+    # -- requests
+
+    def begin(self, request: BeginSweepRequest, done: Done) -> None:
+        """Begin a job, or tell of it if it has begun."""
+        core = self._core
+        failure = core.refusal()
+        if failure is not None:
+            done(failure)
+            return
+        try:
+            sweep = self._checked(request)
+        except RequestError as error:
+            done(error.failure)
+            return
+        self._propose(SweepCommand(begin=sweep), done)
+
+    def _checked(self, request: BeginSweepRequest) -> Sweep:
+        core = self._core
+        selection = request.selection
+        if not (selection.topic or selection.tag or selection.key or selection.key_prefix):
+            raise invalid("selection", "empty", "at least one of topic, tag, key and key_prefix")
+        make_query(core, selection)
+        action = request.WhichOneof("action")
+        if action is None or (action == "cancel" and not request.cancel):
+            raise invalid("action", "absent", "cancel, due_ms, delay_ms or shift_ms")
+        if not core.clock.known:
+            raise RequestError(no_agreed_time())
+        now_ms = core.clock.now_ms()
+        sweep = Sweep(job_id=request.job_id, selection=selection, stamped_ms_max=max(now_ms, core.stamped_ms))
+        limit_ms = core.state.settings.delay_ms_max
+        if action == "cancel":
+            sweep.cancel = True
+        elif action == "shift_ms":
+            if abs(request.shift_ms) > limit_ms:
+                raise invalid("shift_ms", request.shift_ms, f"at most {limit_ms} either way")
+            sweep.shift_ms = request.shift_ms
+        else:
+            value = getattr(request, action)
+            if not 0 <= value <= DUE_MS_LIMIT:
+                raise invalid(action, value, "0 or more milliseconds")
+            due_ms = value if action == "due_ms" else now_ms + value
+            if due_ms > now_ms + limit_ms:
+                raise invalid(action, value, f"at most {limit_ms} ms ahead of now ({now_ms})")
+            sweep.due_ms = due_ms
+        return sweep
+
+    def get(self, job_id: str, done: Done) -> None:
+        """Where it stands."""
+        failure = self._core.refusal()
+        job = self._core.state.sweeps.get(job_id)
+        if failure is not None:
+            done(failure)
+        elif job is None:
+            done(unknown_sweep(job_id))
+        else:
+            done(job)
+
+    def list(self, done: Callable[[ListSweepsResponse | Failure], None]) -> None:
+        """All that are remembered."""
+        failure = self._core.refusal()
+        done(failure if failure is not None else ListSweepsResponse(sweeps=self._core.state.sweeps))
+
+    def stop(self, job_id: str, done: Done) -> None:
+        """End it where it stands."""
+        failure = self._core.refusal()
+        if failure is not None:
+            done(failure)
+            return
+        self._propose(SweepCommand(stop=job_id), done)
+
+    def _propose(self, command: SweepCommand, done: Done) -> None:
+        def applied(result: object) -> None:
+            if isinstance(result, Failure):
+                done(result)
+                return
+            assert isinstance(result, SweepResult)
+            if result.failure is not None or result.sweep is None:
+                done(result.failure or unknown_sweep(""))
+            else:
+                done(result.sweep)
+
+        self._core.proposer.submit(Command(sweep=command), applied)
+
+    # -- carrying them on
+
+    def tick(self, steady_ms: int) -> None:
+        """Start a step of each running job that has none under way. Cheap when there is no job."""
+        core = self._core
+        if not core.state.sweeps.running or not core.clock.known:
+            return
+        for job in core.state.sweeps:
+            if job.state != SWEEP_RUNNING or job.job_id in self._under_way:
+                continue
+            if steady_ms < self._wait_until_ms.get(job.job_id, 0):
+                continue
+            self._under_way.add(job.job_id)
+            _Step(self, core, self._finder, job).go()
+
+    def lose(self) -> None:
+        """Mastership is gone; steps under way find that out by themselves."""
+        self._wait_until_ms.clear()
+
+    def ended(self, job_id: str, failed: bool) -> None:
+        """A step is over."""
+        self._under_way.discard(job_id)
+        if failed:
+            self.failures += 1
+            self._wait_until_ms[job_id] = self._core.steady_ms() + RETRY_MS
+        else:
+            self._wait_until_ms.pop(job_id, None)
+
+
+class _Step:
+    """One step of one job."""
+
+    def __init__(self, sweeper: Sweeper, core: NodeCore, finder: Finder, job: Sweep) -> None:
+        self._sweeper = sweeper
+        self._core = core
+        self._finder = finder
+        self._job_id = job.job_id
+        self._term = core.term
+        self._selection = job.selection
+        self._action = job.WhichOneof("action")
+        self._target_ms: int = job.shift_ms if self._action == "shift_ms" else job.due_ms
+        self._stamped_ms_max = job.stamped_ms_max
+        self._step = SweepStep(job_id=job.job_id, number=job.steps)
+        self._start = CursorKey(job.next_due_ms, job.next_index) if job.steps else None
+
+    def go(self) -> None:
+        """Find what is next."""
+        try:
+            query: Query = make_query(self._core, self._selection, self._stamped_ms_max, retries=False)
+        except RequestError:
+            # The topic was deleted: nothing of it will be delivered any more.
+            self._step.last = True
+            self._propose()
+            return
+        self._finder.step(query, self._start, STEP_MESSAGES_MAX, self._found)
+
+    def _found(self, found: Found | Failure) -> None:
+        if isinstance(found, Failure):
+            self._sweeper.ended(self._job_id, failed=True)
+            return
+        units, next_key = found.units, found.next_key
+        self._step.examined = found.examined
+        if self._action != "cancel" and len(units):
+            units, next_key = self._movable(units, next_key)
+        if next_key is None:
+            self._step.last = True
+        else:
+            self._step.next_due_ms, self._step.next_index = next_key
+        self._step.ids = ids_of(units).astype("<u8").tobytes()
+        self._step.due_ms = units["due_ms"].astype("<i8").tobytes()
+        if self._action == "cancel" or not len(units):
+            self._propose()
+        else:
+            self._read(units)
+
+    def _movable(self, units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
+        """As many as one step carries, without those that would go too far ahead."""
+        fitting = int(np.searchsorted(np.cumsum(units["size"], dtype=np.int64), STEP_BYTES_MAX, side="right"))
+        fitting = max(1, fitting)
+        if fitting < len(units):
+            first = units[fitting]
+            next_key = CursorKey(int(first["due_ms"]), int(first["index"]))
+            self._step.examined = fitting
+            units = units[:fitting]
+        if self._action == "shift_ms":
+            latest_ms = self._core.clock.now_ms() + self._core.state.settings.delay_ms_max
+            near = units["due_ms"] + self._target_ms <= latest_ms
+            self._step.too_far = int(np.count_nonzero(~near))
+            units = units[near]
+        return units, next_key
+
+    def _read(self, units: Units) -> None:
+        def read(records: list[bytes] | None, error: BaseException | None) -> None:
+            if records is None:
+                # Removed meanwhile: dispatched and settled; the next look will not see it.
+                self._sweeper.ended(self._job_id, failed=not isinstance(error, RemovedError))
+                return
+            due_ms = (
+                units["due_ms"] + self._target_ms
+                if self._action == "shift_ms"
+                else np.full(len(units), self._target_ms, np.int64)
+            )
+            one_tag = (units["flags"] & ONE_TAG) != 0
+            self._step.moved.CopyFrom(
+                Publish(
+                    requests=[PublishRequest(count=len(units))],
+                    due_ms=np.maximum(due_ms, 0).astype("<i8").tobytes(),
+                    topic_ids=units["topic_id"].astype("<u4").tobytes(),
+                    sizes=units["size"].astype("<u4").tobytes(),
+                    meta_sizes=units["meta_size"].astype("<u4").tobytes(),
+                    tag_hashes=np.where(one_tag, units["tag_hash"], 0).astype("<u4").tobytes(),
+                    tag_masks=units["tag_mask"].astype("<u8").tobytes(),
+                    key_hashes=units["key_hash"].astype("<u8").tobytes(),
+                    records=b"".join(records),
+                    one_tag_hashes=True,
+                )
+            )
+            self._propose()
+
+        self._core.background.read_records(units, read)
+
+    def _propose(self) -> None:
+        core = self._core
+        if not core.leading or core.term != self._term:
+            self._sweeper.ended(self._job_id, failed=False)
+            return
+
+        def applied(result: object) -> None:
+            failed = isinstance(result, Failure) or (isinstance(result, SweepResult) and result.failure is not None)
+            self._sweeper.ended(self._job_id, failed=failed)
+
+        core.proposer.submit(Command(sweep=SweepCommand(step=self._step)), applied, may_gather=True)

@@ -1,0 +1,163 @@
+"""Sweeps: jobs that cancel or move every pending message that a selection means, a step at a time.
+
+Owns where each job stands, as part of the replicated state, so that any master carries it on and every message counts
+once: a step names how many were applied before it, and has no effect if that is no longer so. Which messages a step
+takes the master has found out (node/core/sweeper.py); what becomes of each is decided here, when it is applied.
+
+A job covers what commands stamped up to `stamped_ms_max` brought; a master stamps nothing with that time or an earlier
+one once the job has begun (`stamp_floor_ms`). Successors that a job appends are stamped later, so it never meets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.state.names import check_producer_id
+from tickwheel.node.state.ports import WheelPort
+from tickwheel.node.state.publishing import read_units
+from tickwheel.node.state.results import SweepResult
+from tickwheel.proto import common_pb2 as pb
+from tickwheel.proto.log_pb2 import SweepCommand, SweepStep
+from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, SWEEP_STOPPED, Sweep, SweepState
+from tickwheel.wheel.sweep import DISPATCHED, DONE
+
+SWEEPS_MAX = 64
+"""Jobs that are remembered; the oldest that has ended goes first."""
+RUNNING_MAX = 8
+
+
+class Sweeps:
+    """Changed by apply only."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Sweep] = {}
+        self.running = 0
+        """Jobs that have not ended."""
+
+    def __iter__(self) -> Iterator[Sweep]:
+        """In the order they began. Not to be changed."""
+        return iter(self._jobs.values())
+
+    def get(self, job_id: str) -> Sweep | None:
+        """One job; not to be changed."""
+        return self._jobs.get(job_id)
+
+    @property
+    def stamp_floor_ms(self) -> int:
+        """What a master proposes from now on is stamped with this time at the earliest; 0: any time."""
+        if not self.running:
+            return 0
+        return max(job.stamped_ms_max for job in self if job.state == SWEEP_RUNNING) + 1
+
+    def apply(self, command: SweepCommand, wheel: WheelPort, pending: int, stamped_ms: int) -> SweepResult:
+        """One command; `pending`: messages in the wheel."""
+        kind = command.WhichOneof("body")
+        if kind == "begin":
+            return self._begin(command.begin, pending, stamped_ms)
+        if kind == "step":
+            return self._step(command.step, wheel, stamped_ms)
+        job = self._jobs.get(command.stop)
+        if job is None:
+            return SweepResult(failure=unknown_sweep(command.stop))
+        if job.state == SWEEP_RUNNING:
+            self._end(job, SWEEP_STOPPED, stamped_ms)
+        return SweepResult(_copy(job))
+
+    def _begin(self, wanted: Sweep, pending: int, stamped_ms: int) -> SweepResult:
+        problem = check_producer_id(wanted.job_id)
+        if problem:
+            return SweepResult(failure=invalid("job_id", wanted.job_id, problem).failure)
+        action = wanted.WhichOneof("action")
+        if action is None:
+            return SweepResult(failure=invalid("action", "absent", "cancel, due_ms or shift_ms").failure)
+        known = self._jobs.get(wanted.job_id)
+        if known is not None:
+            if known.selection == wanted.selection and known.WhichOneof("action") == action:
+                return SweepResult(_copy(known))
+            text = f"sweep {wanted.job_id} has begun with another selection or action"
+            return SweepResult(failure=Failure(pb.NAME_TAKEN, text, {"field": "job_id", "value": wanted.job_id}))
+        if self.running >= RUNNING_MAX:
+            return SweepResult(failure=limit_reached("sweeps_running", RUNNING_MAX, 1_000))
+        if len(self._jobs) >= SWEEPS_MAX:
+            ended = next(job.job_id for job in self if job.state != SWEEP_RUNNING)
+            del self._jobs[ended]
+        job = Sweep(
+            job_id=wanted.job_id,
+            state=SWEEP_RUNNING,
+            selection=wanted.selection,
+            begun_ms=stamped_ms,
+            stamped_ms_max=wanted.stamped_ms_max,
+            pending=pending,
+        )
+        setattr(job, action, getattr(wanted, action))
+        self._jobs[job.job_id] = job
+        self.running += 1
+        return SweepResult(_copy(job))
+
+    def _step(self, step: SweepStep, wheel: WheelPort, stamped_ms: int) -> SweepResult:
+        job = self._jobs.get(step.job_id)
+        if job is None or job.state != SWEEP_RUNNING or job.steps != step.number:
+            return SweepResult(None if job is None else _copy(job), stale=True)
+        count = len(step.ids) // 8
+        if len(step.ids) != 8 * count or len(step.due_ms) != 8 * count:
+            return SweepResult(_copy(job), invalid("ids", f"{len(step.ids)} bytes", "8 an id, as due_ms").failure)
+        done = 0
+        if count:
+            ids, due_ms = np.frombuffer(step.ids, "<u8"), np.frombuffer(step.due_ms, "<i8")
+            if job.WhichOneof("action") == "cancel":
+                outcomes = wheel.cancel_many(ids, due_ms)
+            else:
+                successors = read_units(step.moved, stamped_ms)
+                if isinstance(successors, Failure):
+                    return SweepResult(_copy(job), successors)
+                units, records = successors
+                if len(units) != count:
+                    return SweepResult(_copy(job), invalid("moved", len(units), f"{count} successors").failure)
+                outcomes = wheel.move_many(ids, due_ms, units, records)
+            done = int(np.count_nonzero(outcomes == DONE))
+            too_late = int(np.count_nonzero(outcomes == DISPATCHED))
+            job.done += done
+            job.too_late += too_late
+            job.gone += count - done - too_late
+        job.steps += 1
+        job.examined += step.examined
+        job.too_far += step.too_far
+        job.next_due_ms, job.next_index = step.next_due_ms, step.next_index
+        if step.last:
+            self._end(job, SWEEP_FINISHED, stamped_ms)
+        return SweepResult(_copy(job), done=done)
+
+    def _end(self, job: Sweep, state: SweepState.ValueType, stamped_ms: int) -> None:
+        job.state = state
+        job.ended_ms = stamped_ms
+        self.running -= 1
+
+    # -- checkpoints and digests
+
+    def dump(self) -> list[Sweep]:
+        """Copies of all, in the order they began."""
+        return [_copy(job) for job in self]
+
+    def load(self, jobs: Iterable[Sweep]) -> None:
+        """Instead of what there is: what `dump` gave."""
+        self._jobs = {job.job_id: _copy(job) for job in jobs}
+        self.running = sum(job.state == SWEEP_RUNNING for job in self)
+
+    def digest_parts(self) -> list[bytes]:
+        """For the digest of the state."""
+        return [job.SerializeToString(deterministic=True) for job in self]
+
+
+def unknown_sweep(job_id: str) -> Failure:
+    """There is none of that id (any more)."""
+    text = f"no sweep {job_id} is known; the last {SWEEPS_MAX} are remembered"
+    return Failure(pb.UNKNOWN_NAME, text, {"field": "job_id", "value": job_id[:64]})
+
+
+def _copy(job: Sweep) -> Sweep:
+    copied = Sweep()
+    copied.CopyFrom(job)
+    return copied
