@@ -1,17 +1,66 @@
 """The data source `tickwheel`: the face that Spark sees, for batches and streams, in and out.
 
 Spark finds it by itself (package `pyspark_tickwheel`); `spark.dataSource.register(TickwheelSource)` does the same.
+Everything behind it is imported when it is asked for.
 """
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter
+from pyspark.sql.types import StructType
+
+from tickwheel.pipeline import sink
+from tickwheel.pipeline.options import Options
 
 
 class TickwheelSource(DataSource):
-    """`spark.read.format("tickwheel")`, `df.write.format("tickwheel").mode("append")` and their streaming kin."""
+    """Messages to and from a tickwheel cluster.
+
+    Connection (all of them):
+
+    - `endpoints`: host:port of one or more nodes, separated by commas; needed. Any node will do.
+    - `ca_file`, `cert_file`, `key_file`, `server_name`: TLS, PEM files that every machine of Spark has; default: none.
+    - `timeout_s`: seconds one call may take, repeats and changes of master included; default 60.
+
+    **Writing** a batch: `df.write.format("tickwheel").options(...).mode("append").save()`, exactly once.
+
+    Columns: `topic` (string; or the option), `due_ms` (bigint, milliseconds since 1970) or `due_at` (timestamp),
+    `payload` (binary or string), and, if wanted, `key` (string), `tags` (array<string>), `properties`
+    (map<string,string>).
+
+    - `topic`: for frames without the column; default: none.
+    - `job_id`: what must happen once. Running a job again with the same one, after whatever failure, writes its rows
+      once in all (recognised for `staging_memory_ms`, 30 days); 1 to 64 characters of [A-Za-z0-9_-.]; default: another
+      one for each write. Not for streams: of those query and batch are the job.
+    - `rate_limit`: rows a second of each task; default 0, as fast as it goes.
+    - `in_flight`: blocks of about 1 MiB that a task has on their way; default 4.
+    - `bad_rows`: what becomes of rows that cannot be messages (a null, an illegal name, too large, too far ahead):
+      `reject` (default) writes them to `rejected_path`, `fail` fails the write.
+    - `rejected_path`: folder, as the driver sees it, or a URI; the rows are in `<rejected_path>/<job_id>/*.parquet`
+      with a column `reason`; default `_rejected`.
+    - `connect_timeout_s`: seconds after which a cluster that does not answer fails the write; default 10.
+    - `commit_timeout_s`: seconds the commit may take to schedule all rows; default 3600.
+
+    **Writing** a stream: `df.writeStream.format("tickwheel")`, the same columns and options, exactly once by query and
+    micro-batch: keep the checkpoint location.
+    """
 
     @classmethod
     def name(cls) -> str:
         """What `format(...)` takes."""
         return "tickwheel"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """See the class."""
+        _only_append(overwrite)
+        return sink.TickwheelWriter(sink.sink_config(Options(self.options, sink.OPTIONS), stream=False), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """See the class."""
+        _only_append(overwrite)
+        return sink.TickwheelStreamWriter(sink.sink_config(Options(self.options, sink.OPTIONS), stream=True), schema)
+
+
+def _only_append(overwrite: bool) -> None:
+    if overwrite:
+        raise ValueError('messages are only ever added: say .mode("append")')

@@ -1,4 +1,4 @@
-"""One Spark session for all tests of this folder."""
+"""One Spark session and one cluster of three real nodes for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.pipeline.running import RunningCluster
 from tickwheel.pipeline.session import SessionConfig, build_session
 
 
@@ -16,3 +17,10 @@ def spark() -> Iterator[SparkSession]:
     session = build_session(SessionConfig(master="local[2]", quick=True, shuffle_partitions=2))
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """Three nodes, all alive. Spark starts first: its launch forks, which threads of gRPC would not survive."""
+    with RunningCluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running

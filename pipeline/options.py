@@ -1,0 +1,111 @@
+"""The options of the data source: one place that reads, checks and documents them.
+
+Every option has a name in lower case (Spark hands all keys over like that), a unit in its name where it has one, and a
+default. An unknown one is refused by its name, so that a typing error does not go unnoticed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tickwheel.client import Client
+from tickwheel.client.cluster import TlsFiles
+
+SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
+"""What Spark adds by itself."""
+CONNECTION = frozenset({"endpoints", "ca_file", "cert_file", "key_file", "server_name", "timeout_s"})
+NAME = re.compile(r"[A-Za-z0-9_\-.]{1,64}")
+TOPIC = re.compile(r"[A-Za-z0-9_\-%][A-Za-z0-9_\-.%]{0,126}")
+
+N = TypeVar("N", int, float)
+
+
+class OptionError(ValueError):
+    """An option has a value that is not allowed; the text names option, value and what is allowed."""
+
+    def __init__(self, name: str, value: object, limit: str) -> None:
+        super().__init__(f"option {name}: {value!r}: {limit}")
+
+
+class Options:
+    """Typed access to the options that a reader or writer was given."""
+
+    def __init__(self, given: Mapping[str, str], known: frozenset[str]) -> None:
+        """Raises OptionError for an unknown one."""
+        self._given = {name.lower(): value for name, value in given.items()}
+        allowed = known | CONNECTION | SPARKS_OWN
+        for name in self._given:
+            if name not in allowed:
+                raise OptionError(
+                    name, self._given[name], f"not known; there are {', '.join(sorted(known | CONNECTION))}"
+                )
+
+    def text(self, name: str, default: str = "") -> str:
+        """As it is."""
+        return self._given.get(name, default)
+
+    def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
+        """One of some words."""
+        value = self._given.get(name, default).lower()
+        if value not in allowed:
+            raise OptionError(name, value, f"one of {', '.join(allowed)}")
+        return value
+
+    def number(self, name: str, default: N, least: N, most: N) -> N:
+        """A number of the default's type within bounds."""
+        value = self._given.get(name)
+        if value is None:
+            return default
+        kind = type(default)
+        try:
+            number = kind(value)
+        except ValueError:
+            raise OptionError(name, value, f"a number from {least} to {most}") from None
+        if not least <= number <= most:
+            raise OptionError(name, value, f"{least} to {most}")
+        return number
+
+    def matching(self, name: str, pattern: re.Pattern[str], default: str, limit: str) -> str:
+        """Text that matches, or the default."""
+        value = self._given.get(name, default)
+        if value and pattern.fullmatch(value) is None:
+            raise OptionError(name, value, limit)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach the cluster. Opened where it is used: a channel does not survive a fork or a pickle."""
+
+    endpoints: tuple[str, ...]
+    tls: TlsFiles | None
+    timeout_s: float
+
+    def open(self) -> Client:
+        """A client with a loop of its own; close it in the same function."""
+        return Client(self.endpoints, tls=self.tls, timeout_s=self.timeout_s)
+
+
+def connection_of(options: Options, timeout_s: float) -> Connection:
+    """endpoints, ca_file, cert_file, key_file, server_name, timeout_s."""
+    endpoints = tuple(part.strip() for part in options.text("endpoints").split(",") if part.strip())
+    if not endpoints:
+        raise OptionError("endpoints", "", "host:port of one or more nodes, separated by commas")
+    for address in endpoints:
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdigit() and 0 < int(port) < 65_536):
+            raise OptionError("endpoints", address, "host:port")
+    tls = None
+    if options.text("ca_file"):
+        tls = TlsFiles(
+            options.text("ca_file"),
+            options.text("cert_file") or None,
+            options.text("key_file") or None,
+            options.text("server_name") or None,
+        )
+    elif options.text("cert_file") or options.text("key_file"):
+        raise OptionError("ca_file", "", "needed with cert_file and key_file")
+    return Connection(endpoints, tls, options.number("timeout_s", timeout_s, 0.1, 86_400.0))

@@ -1,0 +1,275 @@
+"""The sinks: a frame, or a stream's micro-batches, scheduled exactly once.
+
+Tasks stage their rows under (job, run, partition, attempt) in the cluster's replicated state; the driver's commit names
+the attempts that count, and only then are they scheduled. A retried task, a speculative copy, a job that fails or is
+cancelled and a change of master leave nothing behind and repeat nothing. Channels are opened in `write`, `commit` and
+`abort` only: they survive neither a fork nor a pickle.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from tickwheel.client import Client
+from tickwheel.client.staging import Rows, StagedAttemptWriter
+from tickwheel.pipeline import sink_rejected
+from tickwheel.pipeline.options import NAME, TOPIC, Connection, OptionError, Options, connection_of
+from tickwheel.pipeline.sink_rejected import RejectedFile
+from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, check_schema
+from tickwheel.proto import staging_pb2
+
+OPTIONS = frozenset(
+    {"topic", "job_id", "rate_limit", "bad_rows", "rejected_path", "commit_timeout_s", "connect_timeout_s", "in_flight"}
+)
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+log = logging.getLogger(__name__)
+
+PERMANENT_NAME = "1 to 64 characters of [A-Za-z0-9_-.]"
+
+
+class BadRowError(ValueError):
+    """A row cannot be a message, and `bad_rows` says that this fails the write."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkConfig:
+    """The sink's options, checked."""
+
+    connection: Connection
+    topic: str
+    job_id: str
+    rate_limit: int
+    fail_on_bad_rows: bool
+    rejected_path: str
+    commit_timeout_s: float
+    connect_timeout_s: float
+    in_flight: int
+
+
+def sink_config(options: Options, *, stream: bool) -> SinkConfig:
+    """Raises OptionError."""
+    job_id = options.matching("job_id", NAME, "" if stream else f"spark-{secrets.token_hex(12)}", PERMANENT_NAME)
+    if stream and job_id:
+        raise OptionError("job_id", job_id, "of a stream the job is the query")
+    return SinkConfig(
+        connection=connection_of(options, timeout_s=60.0),
+        topic=options.matching("topic", TOPIC, "", "1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot"),
+        job_id=job_id,
+        rate_limit=options.number("rate_limit", 0, 0, 1_000_000_000),
+        fail_on_bad_rows=options.choice("bad_rows", "reject", ("reject", "fail")) == "fail",
+        rejected_path=sink_rejected.absolute(options.text("rejected_path", "_rejected")),
+        commit_timeout_s=options.number("commit_timeout_s", 3_600.0, 1.0, 86_400.0),
+        connect_timeout_s=options.number("connect_timeout_s", 10.0, 0.1, 3_600.0),
+        in_flight=options.number("in_flight", 4, 1, 64),
+    )
+
+
+@dataclass
+class StagedMessage(WriterCommitMessage):
+    """What a task tells the driver: which of its attempts counts."""
+
+    job_id: str
+    batch: int
+    partition: int
+    attempt: int
+    blocks: int
+    rows: int
+    rejected_rows: int
+    rejected_file: str
+    published_before: bool
+
+
+class _Pace:
+    """At most so many rows a second; 0: as fast as it goes."""
+
+    def __init__(self, rows_per_s: int) -> None:
+        self._rows_per_s = rows_per_s
+        self._began = time.monotonic()
+        self._rows = 0
+
+    def wait(self, rows: int) -> None:
+        """Until these rows may go."""
+        if not self._rows_per_s:
+            return
+        self._rows += rows
+        ahead_s = self._rows / self._rows_per_s - (time.monotonic() - self._began)
+        if ahead_s > 0:
+            time.sleep(ahead_s)
+
+
+def reach(config: SinkConfig, job_id: str) -> None:
+    """Fails soon, with the addresses, if there is no cluster. Raises ClusterUnavailable."""
+    with config.connection.open() as client:
+        client.wait(client.asynchronous.staging.job(job_id, timeout_s=config.connect_timeout_s))
+
+
+def write_partition(
+    config: SinkConfig, job_id: str, batch: int, run_id: str, folder: str, batches: Iterator[pa.RecordBatch]
+) -> StagedMessage:
+    """Stage a partition's rows, as one attempt."""
+    context = TaskContext.get()
+    partition = context.partitionId() if context is not None else 0
+    with config.connection.open() as client:
+        staging = client.asynchronous.staging
+        job = client.wait(staging.job(job_id, batch))
+        limits = RowLimits(job.batch_messages_max, job.payload_bytes_max, job.now_ms + job.delay_ms_max)
+        gatherer = RowGatherer(config.topic, limits)
+        attempt = staging.attempt(job_id, run_id, partition, batch, in_flight_max=config.in_flight)
+        rejected = RejectedFile(folder, f"part-{partition:05}-{attempt.attempt:016x}.parquet")
+        pace = _Pace(config.rate_limit)
+        done = job.state in (staging_pb2.STAGED_PUBLISHING, staging_pb2.STAGED_PUBLISHED)
+        try:
+            if not done:
+                for item in batches:
+                    _send(client, attempt, gatherer.take(item), pace)
+                    _reject(config, gatherer, rejected)
+                    if attempt.published_before:
+                        break
+                _send(client, attempt, gatherer.rest(), pace)
+            staged = client.wait(attempt.finish())
+        finally:
+            name = rejected.close()
+        return StagedMessage(
+            job_id=job_id,
+            batch=batch,
+            partition=partition,
+            attempt=attempt.attempt,
+            blocks=staged.blocks,
+            rows=staged.rows,
+            rejected_rows=rejected.rows,
+            rejected_file=name,
+            published_before=done or attempt.published_before,
+        )
+
+
+def _send(client: Client, attempt: StagedAttemptWriter, blocks: Iterator[Rows], pace: _Pace) -> None:
+    for rows in blocks:
+        pace.wait(len(rows.due_ms))
+        client.wait(attempt.write(rows))
+
+
+def _reject(config: SinkConfig, gatherer: RowGatherer, rejected: RejectedFile) -> None:
+    bad, gatherer.rejected = gatherer.rejected, []
+    if bad and config.fail_on_bad_rows:
+        row = bad[0].slice(0, 1).to_pylist()[0]
+        raise BadRowError(f"{row['reason']} (topic {row['topic']!r}, due_ms {row['due_ms']})")
+    rejected.write(bad)
+
+
+def _commit(
+    config: SinkConfig, job_id: str, batch: int, run_id: str, folder: str, messages: Sequence[StagedMessage]
+) -> None:
+    attempts = [
+        staging_pb2.StagedAttempt(partition=m.partition, attempt=m.attempt, blocks=m.blocks, rows=m.rows)
+        for m in messages
+        if m.blocks
+    ]
+    with config.connection.open() as client:
+        client.wait(
+            client.asynchronous.staging.commit(
+                job_id, run_id, attempts, batch, publish_timeout_s=config.commit_timeout_s
+            )
+        )
+    sink_rejected.publish(folder, [m.rejected_file for m in messages])
+    rejected = sum(m.rejected_rows for m in messages)
+    if rejected:
+        log.warning("%d rows could not be messages; they are in %s with the reasons", rejected, folder)
+
+
+def _abort(
+    config: SinkConfig, job_id: str, batch: int, run_id: str, folder: str, messages: Sequence[StagedMessage]
+) -> None:
+    with config.connection.open() as client:
+        client.wait(client.asynchronous.staging.abort(job_id, run_id, batch))
+    sink_rejected.discard(folder, [m.rejected_file for m in messages])
+
+
+def _given(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
+    """Those of tasks that came to their end."""
+    return [message for message in messages if isinstance(message, StagedMessage)]
+
+
+class TickwheelWriter(DataSourceArrowWriter):
+    """A batch write. Made once on the driver and copied to every task: the run it names is this try at the job."""
+
+    def __init__(self, config: SinkConfig, schema: StructType) -> None:
+        """Raises SchemaError, ClusterUnavailable."""
+        check_schema(schema, config.topic)
+        self._config = config
+        self._run_id = f"run-{secrets.token_hex(12)}"
+        self._folder = f"{config.rejected_path}/{config.job_id}"
+        reach(config, config.job_id)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """A task: stage its rows."""
+        return write_partition(self._config, self._config.job_id, 0, self._run_id, self._folder, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks have succeeded: schedule what they staged. Returns once all of it is scheduled."""
+        _commit(self._config, self._config.job_id, 0, self._run_id, self._folder, _given(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """The job failed or was cancelled: drop what this run staged, refuse what its tasks still send."""
+        _abort(self._config, self._config.job_id, 0, self._run_id, self._folder, _given(messages))
+
+
+class TickwheelStreamWriter(DataSourceStreamArrowWriter):
+    """The sink of a stream: the query is the job, its micro-batches are the job's batches.
+
+    Spark makes another one for each commit, so what belongs together travels in the tasks' messages: they name query,
+    batch and run.
+    """
+
+    def __init__(self, config: SinkConfig, schema: StructType) -> None:
+        check_schema(schema, config.topic)
+        self._config = config
+        self._run_id = f"run-{secrets.token_hex(12)}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """A task: stage its rows under query and batch."""
+        context = TaskContext.get()
+        query_id = context.getLocalProperty(QUERY_ID) if context is not None else None
+        batch = context.getLocalProperty(BATCH_ID) if context is not None else None
+        if not query_id or batch is None:
+            raise RuntimeError("this Spark does not tell tasks their query and batch: exactly once is not possible")
+        folder = self._folder(query_id, int(batch))
+        message = write_partition(self._config, query_id, int(batch), self._run_id, folder, iterator)
+        return StreamMessage(**vars(message), run_id=self._run_id)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Schedule the batch, once however often Spark replays it."""
+        given = _given(messages)
+        if given:
+            first = given[0]
+            assert isinstance(first, StreamMessage)
+            folder = self._folder(first.job_id, batchId)
+            _commit(self._config, first.job_id, batchId, first.run_id, folder, given)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Drop what the tasks staged that came to their end; of the others it expires or goes with the next commit."""
+        given = _given(messages)
+        if given:
+            first = given[0]
+            assert isinstance(first, StreamMessage)
+            folder = self._folder(first.job_id, batchId)
+            _abort(self._config, first.job_id, batchId, first.run_id, folder, given)
+
+    def _folder(self, query_id: str, batch: int) -> str:
+        return f"{self._config.rejected_path}/{query_id}/{batch}"
+
+
+@dataclass
+class StreamMessage(StagedMessage):
+    """Of a stream's task: also its run, since the writer that commits is another one."""
+
+    run_id: str = ""

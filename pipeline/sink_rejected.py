@@ -1,0 +1,77 @@
+"""The `_rejected` output of a write: rows that cannot be messages, as Parquet, with the reason of each.
+
+A task's file lies below `_temporary` until the write is committed, so attempts that lost leave nothing behind. Paths
+are local ones, or URIs that Arrow knows (s3://, gs://, hdfs://); on a cluster all machines must reach them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+TEMPORARY = "_temporary"
+
+
+def absolute(path: str) -> str:
+    """As the driver sees a relative path, for tasks that run elsewhere."""
+    return path if "://" in path else str(Path(path).absolute())
+
+
+def _opened(path: str) -> tuple[fs.FileSystem, str]:
+    found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(path if "://" in path else f"file://{path}")
+    return found
+
+
+class RejectedFile:
+    """One attempt's file; made with its first row."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._folder = folder
+        self.name = name
+        self.rows = 0
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Add rows."""
+        for batch in batches:
+            if self._writer is None:
+                system, folder = _opened(self._folder)
+                system.create_dir(f"{folder}/{TEMPORARY}", recursive=True)
+                self._writer = pq.ParquetWriter(f"{folder}/{TEMPORARY}/{self.name}", batch.schema, filesystem=system)
+            self._writer.write_batch(batch)
+            self.rows += batch.num_rows
+
+    def close(self) -> str:
+        """The name to publish; empty if there was no row."""
+        if self._writer is None:
+            return ""
+        self._writer.close()
+        return self.name
+
+
+def publish(folder: str, names: Sequence[str]) -> None:
+    """Move the files of a committed write into place. Repeating it is harmless."""
+    named = [name for name in names if name]
+    if not named:
+        return
+    system, base = _opened(folder)
+    for name in named:
+        source = f"{base}/{TEMPORARY}/{name}"
+        if system.get_file_info(source).type != fs.FileType.NotFound:
+            system.move(source, f"{base}/{name}")
+    discard(folder, ())
+
+
+def discard(folder: str, names: Sequence[str]) -> None:
+    """Remove files of a write that failed, and the folder for them if it is empty."""
+    system, base = _opened(folder)
+    for name in names:
+        if name and system.get_file_info(f"{base}/{TEMPORARY}/{name}").type != fs.FileType.NotFound:
+            system.delete_file(f"{base}/{TEMPORARY}/{name}")
+    left = system.get_file_info(fs.FileSelector(f"{base}/{TEMPORARY}", allow_not_found=True))
+    if not left and system.get_file_info(f"{base}/{TEMPORARY}").type == fs.FileType.Directory:
+        system.delete_dir(f"{base}/{TEMPORARY}")

@@ -1,0 +1,308 @@
+"""From Arrow record batches to what is staged: columns by topic, and the rows that cannot be messages with reasons.
+
+Array work but for keys, tags and properties, which are serialized row by row. Nothing here talks to the cluster; its
+limits come as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from tickwheel.client.staging import Rows
+from tickwheel.pipeline.options import TOPIC
+from tickwheel.proto.common_pb2 import MessageMeta
+
+BLOCK_BYTES = 1 << 20
+"""A block is sent when its payloads have gathered to so much; one entry of the log holds about that."""
+BLOCK_ROWS = 8_192
+GATHERED_BYTES_MAX = 16 << 20
+"""Of all topics together, before the fullest is sent although it is small."""
+META_BYTES_MAX = 32_768
+
+COLUMNS: dict[str, tuple[tuple[type[DataType], ...], str]] = {
+    "topic": ((StringType,), "string"),
+    "due_ms": ((LongType, IntegerType), "bigint: milliseconds since 1970"),
+    "due_at": ((TimestampType,), "timestamp (with time zone)"),
+    "payload": ((BinaryType, StringType), "binary or string"),
+    "key": ((StringType,), "string"),
+    "tags": ((ArrayType,), "array<string>"),
+    "properties": ((MapType,), "map<string,string>"),
+}
+META_COLUMNS = ("key", "tags", "properties")
+
+
+class SchemaError(ValueError):
+    """The frame's columns do not fit; the text names the column."""
+
+
+def check_schema(schema: StructType, topic: str) -> None:
+    """Raises SchemaError. `topic`: that of the option, for frames without the column."""
+    types = {item.name: item.dataType for item in schema.fields}
+    for name, found in types.items():
+        if name not in COLUMNS:
+            raise SchemaError(f"column {name}: not known; drop it (there are {', '.join(COLUMNS)})")
+        allowed, text = COLUMNS[name]
+        good = isinstance(found, allowed)
+        if good and isinstance(found, ArrayType):
+            good = isinstance(found.elementType, StringType)
+        if good and isinstance(found, MapType):
+            good = isinstance(found.keyType, StringType) and isinstance(found.valueType, StringType)
+        if not good:
+            raise SchemaError(f"column {name}: it is {found.simpleString()}, and must be {text}")
+    if "payload" not in types:
+        raise SchemaError("column payload: missing (binary or string)")
+    if ("due_ms" in types) == ("due_at" in types):
+        raise SchemaError("column due_ms: exactly one of due_ms (bigint) and due_at (timestamp) must be there")
+    if "topic" not in types and not topic:
+        raise SchemaError("column topic: missing, and there is no option topic")
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """What the cluster takes."""
+
+    batch_messages_max: int
+    payload_bytes_max: int
+    due_ms_max: int
+
+
+@dataclass(slots=True)
+class _Pending:
+    due_ms: list[NDArray[np.int64]] = field(default_factory=list)
+    sizes: list[NDArray[np.uint32]] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    metas: list[bytes] = field(default_factory=list)
+    meta_sizes: list[NDArray[np.uint32]] = field(default_factory=list)
+    rows: int = 0
+    bytes: int = 0
+
+
+class RowGatherer:
+    """Takes record batches, gives blocks of rows; one per task."""
+
+    def __init__(self, topic: str, limits: RowLimits) -> None:
+        """`topic`: for frames without the column."""
+        self._topic = topic
+        self._limits = limits
+        self._block_rows = min(BLOCK_ROWS, limits.batch_messages_max)
+        self._pending: dict[str, _Pending] = {}
+        self._bytes = 0
+        self.rejected: list[pa.RecordBatch] = []
+        """Rows that cannot be messages, with a column `reason`; whoever takes them empties the list."""
+
+    def take(self, batch: pa.RecordBatch) -> Iterator[Rows]:
+        """Add a batch; gives the blocks that are full."""
+        batch = self._good_rows(batch)
+        if not batch.num_rows:
+            return
+        for topic, part in self._by_topic(batch):
+            pending = self._pending.setdefault(topic, _Pending())
+            for piece in self._pieces(part):
+                self._add(pending, piece)
+                if pending.rows >= self._block_rows or pending.bytes >= BLOCK_BYTES:
+                    yield self._give(topic)
+                    pending = self._pending.setdefault(topic, _Pending())
+        while self._bytes > GATHERED_BYTES_MAX:
+            yield self._give(max(self._pending, key=lambda name: self._pending[name].bytes))
+
+    def rest(self) -> Iterator[Rows]:
+        """What has gathered and is not full."""
+        for topic in list(self._pending):
+            if self._pending[topic].rows:
+                yield self._give(topic)
+
+    # -- which rows are messages
+
+    def _good_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        count = batch.num_rows
+        reasons = np.full(count, None, dtype=object)
+        names = batch.schema.names
+        batch = self._with_due_ms(batch)
+        if "topic" in names:
+            _note(reasons, _topics_wrong(batch.column("topic")))
+        due = batch.column("due_ms")
+        _note(reasons, _mask(pc.is_null(due), "due: null"))
+        times = pc.fill_null(due, 0).to_numpy(zero_copy_only=False)
+        _note(reasons, _mask(times < 0, "due: before 1970"))
+        limit = self._limits.due_ms_max
+        _note(reasons, _mask(times > limit, f"due: further ahead than the cluster takes ({limit} ms since 1970)"))
+        payload = batch.column("payload")
+        _note(reasons, _mask(pc.is_null(payload), "payload: null"))
+        sizes = pc.fill_null(pc.binary_length(payload), 1).to_numpy(zero_copy_only=False)
+        _note(reasons, _mask(sizes == 0, "payload: empty"))
+        most = self._limits.payload_bytes_max
+        _note(reasons, _mask(sizes > most, f"payload: more than {most} bytes"))
+        metas = [name for name in META_COLUMNS if name in names]
+        if metas:
+            blobs = np.empty(count, dtype=object)
+            for row, values in enumerate(zip(*(batch.column(name).to_pylist() for name in metas), strict=True)):
+                blobs[row] = b""
+                if reasons[row] is None:
+                    try:
+                        blobs[row] = _meta(dict(zip(metas, values, strict=True)))
+                    except _IllegalMetaError as error:
+                        reasons[row] = str(error)
+            batch = batch.drop_columns(metas).append_column("meta", pa.array(blobs, pa.binary()))
+        bad = reasons != None  # noqa: E711  # elementwise
+        if bad.any():
+            self._reject(batch, reasons, bad)
+            batch = batch.filter(pa.array(~bad))
+        return batch
+
+    def _reject(self, batch: pa.RecordBatch, reasons: NDArray[Any], bad: NDArray[np.bool_]) -> None:
+        part = batch.filter(pa.array(bad)).append_column("reason", pa.array(reasons[bad], pa.string()))
+        if "topic" not in part.schema.names:
+            part = part.append_column("topic", pa.array([self._topic] * part.num_rows, pa.string()))
+        payload = part.column("payload")
+        if not pa.types.is_binary(payload.type):
+            part = part.set_column(part.schema.names.index("payload"), "payload", payload.cast(pa.binary()))
+        self.rejected.append(part.select(["reason", "topic", "due_ms", "payload"]))
+
+    @staticmethod
+    def _with_due_ms(batch: pa.RecordBatch) -> pa.RecordBatch:
+        names = batch.schema.names
+        if "due_ms" in names:
+            due = batch.column("due_ms")
+            if pa.types.is_int64(due.type):
+                return batch
+            return batch.set_column(names.index("due_ms"), "due_ms", due.cast(pa.int64()))
+        micros = batch.column("due_at").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        # Rounded up: nothing may be delivered before the time that was asked for.
+        values = micros.to_numpy(zero_copy_only=False) if not micros.null_count else None
+        if values is None:
+            values = pc.fill_null(micros, 0).to_numpy(zero_copy_only=False)
+        millis = pa.array(-(-values // 1_000), pa.int64(), mask=pc.is_null(micros).to_numpy(zero_copy_only=False))
+        return batch.set_column(names.index("due_at"), "due_ms", millis)
+
+    # -- into blocks
+
+    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Each topic's rows, in the order of their due times: then a master need not sort them."""
+        order = pc.sort_indices(batch.column("due_ms"))
+        batch = batch.take(order)
+        if "topic" not in batch.schema.names:
+            yield self._topic, batch
+            return
+        coded = batch.column("topic").dictionary_encode()
+        names = coded.dictionary.to_pylist()
+        if len(names) == 1:
+            yield names[0], batch
+            return
+        codes = coded.indices.to_numpy(zero_copy_only=False)
+        for code, name in enumerate(names):
+            yield name, batch.take(pa.array(np.flatnonzero(codes == code)))
+
+    def _pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """No piece is more than a block."""
+        sizes = pc.binary_length(batch.column("payload")).to_numpy(zero_copy_only=False)
+        ends = np.cumsum(sizes, dtype=np.int64)
+        at = 0
+        while at < batch.num_rows:
+            before = int(ends[at - 1]) if at else 0
+            end = int(np.searchsorted(ends, before + BLOCK_BYTES, side="right"))
+            end = min(max(end, at + 1), at + self._block_rows)
+            yield batch.slice(at, end - at)
+            at = end
+
+    def _add(self, pending: _Pending, piece: pa.RecordBatch) -> None:
+        payload, sizes = _joined(piece.column("payload"))
+        pending.due_ms.append(piece.column("due_ms").to_numpy(zero_copy_only=False))
+        pending.sizes.append(sizes)
+        pending.payloads.append(payload)
+        added = len(payload)
+        if "meta" in piece.schema.names:
+            metas, meta_sizes = _joined(piece.column("meta"))
+            pending.metas.append(metas)
+            pending.meta_sizes.append(meta_sizes)
+            added += len(metas)
+        pending.rows += piece.num_rows
+        pending.bytes += added
+        self._bytes += added
+
+    def _give(self, topic: str) -> Rows:
+        pending = self._pending.pop(topic)
+        self._bytes -= pending.bytes
+        return Rows(
+            topic,
+            np.concatenate(pending.due_ms),
+            np.concatenate(pending.sizes),
+            b"".join(pending.payloads),
+            np.concatenate(pending.meta_sizes) if pending.meta_sizes else None,
+            b"".join(pending.metas),
+        )
+
+
+def _note(reasons: NDArray[Any], found: tuple[NDArray[np.bool_], str | NDArray[Any]] | None) -> None:
+    """The first reason of a row counts."""
+    if found is None:
+        return
+    mask, text = found
+    rows = np.flatnonzero(mask)
+    rows = rows[[reasons[row] is None for row in rows.tolist()]]
+    reasons[rows] = text if isinstance(text, str) else text[rows]
+
+
+def _mask(mask: Any, text: str) -> tuple[NDArray[np.bool_], str] | None:
+    found = mask if isinstance(mask, np.ndarray) else mask.to_numpy(zero_copy_only=False)
+    return (found, text) if found.any() else None
+
+
+def _topics_wrong(column: pa.Array) -> tuple[NDArray[np.bool_], NDArray[Any]] | None:
+    coded = column.dictionary_encode()
+    wrong = [TOPIC.fullmatch(name) is None for name in coded.dictionary.to_pylist()]
+    null = pc.is_null(column).to_numpy(zero_copy_only=False)
+    if not (any(wrong) or null.any()):
+        return None
+    texts = np.array(["topic: not 1 to 127 characters of [A-Za-z0-9_-.%]"] * len(column), dtype=object)
+    texts[null] = "topic: null"
+    codes = pc.fill_null(coded.indices, 0).to_numpy(zero_copy_only=False)
+    return (np.array([*wrong, False])[codes] | null), texts
+
+
+class _IllegalMetaError(ValueError):
+    pass
+
+
+def _meta(values: dict[str, Any]) -> bytes:
+    """A serialized MessageMeta; empty if there is nothing in it."""
+    key, tags, properties = (values.get(name) for name in META_COLUMNS)
+    if not (key or tags or properties):
+        return b""
+    if tags and None in tags:
+        raise _IllegalMetaError("tags: one is null")
+    headers = dict(properties or ())
+    if None in headers.values():
+        raise _IllegalMetaError("properties: a value is null")
+    blob = MessageMeta(key=key or "", tags=tags or (), headers=headers).SerializeToString()
+    if len(blob) > META_BYTES_MAX:
+        raise _IllegalMetaError(f"key, tags and properties: {len(blob)} bytes, at most {META_BYTES_MAX}")
+    return bytes(blob)
+
+
+def _joined(column: pa.Array) -> tuple[bytes, NDArray[np.uint32]]:
+    """All values one behind the other, and their sizes; no nulls."""
+    if not pa.types.is_binary(column.type):
+        column = column.cast(pa.binary())
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    data = column.buffers()[2]
+    low, high = int(offsets[0]), int(offsets[-1])
+    joined = b"" if data is None else data.slice(low, high - low).to_pybytes()
+    return joined, np.diff(offsets).astype(np.uint32)

@@ -1,0 +1,211 @@
+"""The batch sink against three real nodes: every row once, bad rows with reasons, errors that say what to do."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from tests.pipeline.running import RunningCluster
+from tickwheel.client import Client
+from tickwheel.node.local_cluster import free_ports
+
+DAY_MS = 86_400_000
+
+
+def ahead(hours: int = 1) -> int:
+    """A due time."""
+    return time.time_ns() // 1_000_000 + hours * 3_600_000
+
+
+def frame(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
+    """Rows named by their number, spread over a day."""
+    numbers = spark.range(0, count, 1, partitions)
+    return numbers.select(
+        (f.lit(ahead()) + f.col("id") * 7_919 % DAY_MS).alias("due_ms"),
+        f.concat(f.lit("row-"), f.col("id").cast("string")).alias("payload"),
+    )
+
+
+def write(rows: DataFrame, cluster: RunningCluster, **options: object) -> None:
+    """Through the sink."""
+    writer = rows.write.format("tickwheel").option("endpoints", cluster.endpoints).option("bad_rows", "fail")
+    for name, value in options.items():
+        writer = writer.option(name, str(value))
+    writer.mode("append").save()
+
+
+def expected(count: int) -> Counter[str]:
+    """Each row once."""
+    return Counter(f"row-{number}" for number in range(count))
+
+
+def test_every_row_is_scheduled_once_as_it_was_asked_for(spark: SparkSession, cluster: RunningCluster) -> None:
+    """Due times, keys, tags and properties arrive, for two topics in one frame."""
+    due = ahead()
+    rows = [
+        ("sink-a", due, b"one", "k1", ["red", "blue"], {"source": "test"}),
+        ("sink-b", due + 5, b"two", None, None, None),
+        ("sink-a", due + 1, b"three", "", [], {}),
+    ]
+    schema = "topic string, due_ms long, payload binary, key string, tags array<string>, properties map<string,string>"
+    write(spark.createDataFrame(rows, schema).coalesce(1), cluster)
+    first, third = sorted(cluster.messages("sink-a"), key=lambda m: m.due_ms)
+    assert (first.payload, first.due_ms, first.key, first.tags) == (b"one", due, "k1", ("red", "blue"))
+    assert first.headers == {"source": "test"}
+    assert (third.payload, third.due_ms, third.key, third.tags) == (b"three", due + 1, "", ())
+    assert [m.payload for m in cluster.messages("sink-b")] == [b"two"]
+
+
+def test_many_rows_in_several_tasks(spark: SparkSession, cluster: RunningCluster) -> None:
+    """More than a block each; the nodes agree afterwards."""
+    write(frame(spark, 50_000, 4), cluster, topic="sink-many")
+    assert cluster.payloads("sink-many") == expected(50_000)
+    cluster.check_agreement()
+
+
+def test_a_timestamp_is_taken_in_utc_and_never_early(spark: SparkSession, cluster: RunningCluster) -> None:
+    """Spark has microseconds: a fraction of a millisecond is rounded up."""
+    moment = datetime.datetime.now(datetime.UTC).replace(microsecond=1_001) + datetime.timedelta(days=30)
+    rows = spark.createDataFrame([(moment, "x")], "due_at timestamp, payload string")
+    write(rows, cluster, topic="sink-at")
+    assert [m.due_ms for m in cluster.messages("sink-at")] == [int(moment.timestamp()) * 1_000 + 2]
+
+
+def test_a_job_that_is_run_again_writes_nothing_twice(spark: SparkSession, cluster: RunningCluster) -> None:
+    """`job_id` is what makes a whole job repeatable: after the driver died nobody knows whether it had committed."""
+    for _ in range(2):
+        write(frame(spark, 3_000), cluster, topic="sink-again", job_id="again-1")
+    assert cluster.payloads("sink-again") == expected(3_000)
+    write(frame(spark, 3_000), cluster, topic="sink-again", job_id="again-2")
+    assert cluster.payloads("sink-again").total() == 6_000
+
+
+def test_an_empty_frame_is_a_write_too(spark: SparkSession, cluster: RunningCluster) -> None:
+    """No rows, no error."""
+    write(frame(spark, 0, 1), cluster, topic="sink-empty")
+
+
+def test_bad_rows_go_aside_with_their_reasons(spark: SparkSession, cluster: RunningCluster, tmp_path: Path) -> None:
+    """The others are scheduled."""
+    due = ahead()
+    rows = [
+        ("sink-bad", due, "good", ["a"], {"a": "b"}),
+        (None, due, "x", None, None),
+        (".hidden", due, "x", None, None),
+        ("sink-bad", None, "x", None, None),
+        ("sink-bad", -1, "x", None, None),
+        ("sink-bad", due + 40 * 365 * DAY_MS, "x", None, None),
+        ("sink-bad", due, None, None, None),
+        ("sink-bad", due, "", None, None),
+        ("sink-bad", due, "x", ["a", None], None),
+        ("sink-bad", due, "x", None, {"a": None}),
+        ("sink-bad", due, "x", ["t" * 40_000], None),
+    ]
+    schema = "topic string, due_ms long, payload string, tags array<string>, properties map<string,string>"
+    bad = spark.createDataFrame(rows, schema).coalesce(2)
+    write(bad, cluster, job_id="bad-1", bad_rows="reject", rejected_path=tmp_path)
+    assert cluster.payloads("sink-bad") == Counter({"good": 1})
+    found = spark.read.parquet(str(tmp_path / "bad-1"))
+    reasons = [row.reason.partition(":")[0] for row in found.collect()]
+    assert Counter(reasons) == Counter(
+        {"topic": 2, "due": 3, "payload": 2, "tags": 1, "properties": 1, "key, tags and properties": 1}
+    )
+    assert not list((tmp_path / "bad-1").glob("_*"))
+
+
+def test_bad_rows_fail_the_write_if_so_wanted(spark: SparkSession, cluster: RunningCluster) -> None:
+    """And nothing of it is scheduled."""
+    rows = frame(spark, 2_000).withColumn(
+        "due_ms", f.when(f.col("payload") == "row-1500", None).otherwise(f.col("due_ms"))
+    )
+    with pytest.raises(Exception, match="due: null"):
+        write(rows, cluster, topic="sink-fail")
+    cluster.wait(cluster.client.schedule("sink-fail", "good", due_ms=ahead()))
+    assert cluster.payloads("sink-fail") == Counter({"good": 1})
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"payload": "string"}, "column due_ms"),
+        ({"due_ms": "long"}, "column payload: missing"),
+        ({"due_ms": "string", "payload": "string"}, "column due_ms: it is string"),
+        ({"due_ms": "long", "payload": "string", "color": "string"}, "column color: not known"),
+        ({"due_ms": "long", "due_at": "timestamp", "payload": "string"}, "exactly one of due_ms"),
+        ({"due_at": "timestamp_ntz", "payload": "string"}, "column due_at: it is timestamp_ntz"),
+        ({"due_ms": "long", "payload": "string", "tags": "array<int>"}, "column tags: it is array<int>"),
+    ],
+)
+def test_a_wrong_schema_names_the_column(
+    spark: SparkSession, cluster: RunningCluster, columns: dict[str, str], said: str
+) -> None:
+    """Before any row is sent."""
+    rows = spark.createDataFrame([], ", ".join(f"{name} {kind}" for name, kind in columns.items()))
+    with pytest.raises(Exception, match=said):
+        write(rows, cluster, topic="sink-schema")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tpoic": "x"}, "option tpoic"),
+        ({"job_id": "a b"}, "option job_id"),
+        ({"rate_limit": "fast"}, "option rate_limit"),
+        ({"bad_rows": "ignore"}, "option bad_rows"),
+        ({"endpoints": "nowhere"}, "option endpoints"),
+        ({"cert_file": "x"}, "option ca_file"),
+        ({}, "column topic"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    spark: SparkSession, cluster: RunningCluster, options: dict[str, str], said: str
+) -> None:
+    """With what is allowed."""
+    with pytest.raises(Exception, match=said):
+        write(frame(spark, 1), cluster, **options)
+
+
+def test_an_unreachable_cluster_fails_soon_with_its_addresses(spark: SparkSession, cluster: RunningCluster) -> None:
+    """Not after every task has waited for a minute."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    began = time.monotonic()
+    with pytest.raises(Exception, match=address):
+        write(frame(spark, 10), cluster, topic="x", endpoints=address, connect_timeout_s=1)
+    assert time.monotonic() - began < 20
+
+
+def test_rows_are_there_once_although_the_master_dies_in_the_middle(
+    spark: SparkSession, cluster: RunningCluster
+) -> None:
+    """SIGKILL while tasks stage; they go on at the next master, and the commit publishes all."""
+    rows = 30_000
+    failures: list[BaseException] = []
+    spark.createDataFrame([(1,)], "a int").count()
+
+    def run() -> None:
+        try:
+            spark.createDataFrame([(1,)], "a int")  # a thread must have used the session before it writes
+            write(frame(spark, rows), cluster, topic="sink-over", job_id="over-1", rate_limit=5_000, in_flight=2)
+        except BaseException as error:
+            failures.append(error)
+
+    writing = threading.Thread(target=run)
+    writing.start()
+    with Client(cluster.endpoints) as client:
+        staging = client.asynchronous.staging
+        while client.wait(staging.job("over-1")).staged_bytes == 0 and writing.is_alive():
+            time.sleep(0.02)
+    killed = cluster.kill_master()
+    assert writing.is_alive(), "the master died too late to matter"
+    writing.join(90)
+    assert not failures and not writing.is_alive(), failures
+    cluster.start(killed)
+    assert cluster.payloads("sink-over") == expected(rows)
+    cluster.check_agreement()
