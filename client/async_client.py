@@ -106,8 +106,14 @@ class AsyncClient:
     """Knows some nodes of a cluster and finds the master from any. Use it as an async context manager."""
 
     def __init__(
-        self, addresses: str | Sequence[str], *, tls: TlsFiles | None = None, timeout_s: float = TIMEOUT_S
+        self,
+        addresses: str | Sequence[str],
+        *,
+        tls: TlsFiles | None = None,
+        timeout_s: float = TIMEOUT_S,
+        name: str = "",
     ) -> None:
+        """`name`: who this is, for quotas; a certificate's common name goes before it."""
         if isinstance(addresses, str):
             addresses = [part.strip() for part in addresses.split(",") if part.strip()]
         self.cluster = Cluster(addresses, tls)
@@ -117,6 +123,7 @@ class AsyncClient:
         self.sweeps = SweepClient(self.cluster, timeout_s)
         self._lanes: list[_Lane] = []
         self._name = new_producer_id()
+        self._client_name = name
         self._lane_count = 0
         self._producers: set[Producer] = set()
         self._consumers: set[Consumer] = set()
@@ -163,7 +170,10 @@ class AsyncClient:
         row = row_of(topic, payload, kind, when, meta_of(key, tags, headers, message_group), jitter)
         lane = self._lanes.pop() if self._lanes else self._new_lane()
         request = scheduler_pb2.ScheduleRequest(
-            message=row.message(), producer_id=lane.producer_id, sequence=lane.sequence
+            message=row.message(),
+            producer_id=lane.producer_id,
+            sequence=lane.sequence,
+            client_name=self._client_name,
         )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ScheduleReceipt:
@@ -206,6 +216,7 @@ class AsyncClient:
             in_flight_max=in_flight_max,
             timeout_s=timeout_s,
             closed=self._producers.discard,
+            client_name=self._client_name,
         )
         self._producers.add(producer)
         return producer

@@ -32,7 +32,7 @@ SURELY_NOT_ACCEPTED = frozenset({"NOT_MASTER", "NO_MASTER", "RECOVERING", "LIMIT
 class Batch:
     """One batch and the future of its receipt."""
 
-    __slots__ = ("bytes", "future", "request", "uncertain")
+    __slots__ = ("bytes", "doubtful", "future", "request", "uncertain")
 
     def __init__(self, request: scheduler_pb2.ScheduleBatch, future: asyncio.Future[BatchReceipt]) -> None:
         self.request = request
@@ -40,6 +40,8 @@ class Batch:
         self.bytes = request.ByteSize()
         self.uncertain = False
         """It was sent and may have been accepted."""
+        self.doubtful = False
+        """It might have been before it was sent on this stream: that this node does not take it says nothing then."""
 
 
 class BatchStream:
@@ -53,6 +55,7 @@ class BatchStream:
         in_flight_max: int,
         timeout_s: float,
         answered: Callable[[Batch], None],
+        client_name: str = "",
     ) -> None:
         self._cluster = cluster
         self._name = producer_id
@@ -62,6 +65,7 @@ class BatchStream:
         self._in_flight_max = in_flight_max
         self._timeout_s = timeout_s
         self._answered = answered
+        self._client_name = client_name
         self._pending: deque[Batch] = deque()
         self._to_send: deque[Batch] = deque()
         """Not yet sent on the open stream."""
@@ -108,6 +112,7 @@ class BatchStream:
     def _number(self, batch: Batch) -> None:
         batch.request.producer_id = self._producer_id
         batch.request.sequence = self._next_sequence
+        batch.request.client_name = self._client_name
         batch.uncertain = False
         self._next_sequence += 1
 
@@ -211,6 +216,7 @@ class BatchStream:
             if self._to_send and len(self._unanswered) < room and not self._halted:
                 batch = self._to_send.popleft()
                 self._unanswered.append(batch)
+                batch.doubtful = batch.uncertain
                 batch.uncertain = True
                 await call.write(batch.request)
             else:
@@ -238,7 +244,7 @@ class BatchStream:
                 self._refused = True  # nothing that could still be accepted is missing before it
             return None
         if fault.elsewhere or fault.later:
-            batch.uncertain = fault.reason not in SURELY_NOT_ACCEPTED
+            batch.uncertain = batch.doubtful or fault.reason not in SURELY_NOT_ACCEPTED
             return fault
         self._refused = True
         self._finish(batch)

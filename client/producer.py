@@ -52,6 +52,7 @@ class Producer:
         in_flight_max: int = IN_FLIGHT_MAX,
         timeout_s: float = TIMEOUT_S,
         closed: Callable[[Producer], None] | None = None,
+        client_name: str = "",
     ) -> None:
         self.producer_id = producer_id or new_producer_id()
         self._batch_messages_max = batch_messages_max
@@ -60,7 +61,12 @@ class Producer:
         self._buffer_bytes_max = buffer_bytes_max
         self._closed_hook = closed
         self._stream = BatchStream(
-            cluster, self.producer_id, in_flight_max=in_flight_max, timeout_s=timeout_s, answered=self._answered
+            cluster,
+            self.producer_id,
+            in_flight_max=in_flight_max,
+            timeout_s=timeout_s,
+            answered=self._answered,
+            client_name=client_name,
         )
         self._rows: list[Row] = []
         self._row_futures: list[asyncio.Future[Receipt]] = []

@@ -166,14 +166,19 @@ class Client:
     """As AsyncClient, for code without a loop. Use it as a context manager."""
 
     def __init__(
-        self, addresses: str | Sequence[str], *, tls: TlsFiles | None = None, timeout_s: float = TIMEOUT_S
+        self,
+        addresses: str | Sequence[str],
+        *,
+        tls: TlsFiles | None = None,
+        timeout_s: float = TIMEOUT_S,
+        name: str = "",
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tickwheel-client", daemon=True)
         self._thread.start()
 
         async def make() -> AsyncClient:
-            return AsyncClient(addresses, tls=tls, timeout_s=timeout_s)
+            return AsyncClient(addresses, tls=tls, timeout_s=timeout_s, name=name)
 
         try:
             self._client = self.wait(make())

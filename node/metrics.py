@@ -99,6 +99,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("settled_messages", "counter", "Settlements applied."),
     MetricSpec("expired_messages", "counter", "Deliveries whose lease ran out."),
     MetricSpec("cancelled_messages", "counter", "Messages cancelled before their dispatch."),
+    MetricSpec("filtered_messages", "counter", "Messages skipped by groups' filters, once a group."),
+    MetricSpec("refused_messages", "counter", "Messages refused by flow control, by limit.", ("limit",)),
     MetricSpec("retention_removed_messages", "counter", "Messages removed by retention without having been settled."),
     MetricSpec(
         "lateness_seconds",

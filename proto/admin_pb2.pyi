@@ -989,6 +989,11 @@ class Settings(_message.Message):
     STAGING_JOBS_MAX_FIELD_NUMBER: _builtins.int
     STAGING_EXPIRY_MS_FIELD_NUMBER: _builtins.int
     STAGING_MEMORY_MS_FIELD_NUMBER: _builtins.int
+    TICK_MESSAGES_MAX_FIELD_NUMBER: _builtins.int
+    TOPIC_QUOTAS_FIELD_NUMBER: _builtins.int
+    CLIENT_QUOTAS_FIELD_NUMBER: _builtins.int
+    PENDING_MAX_FIELD_NUMBER: _builtins.int
+    GROUP_IN_FLIGHT_MAX_FIELD_NUMBER: _builtins.int
     delay_levels: _builtins.str
     """"1s 5s 10s ...": at most 64 levels, each a number and s, m, h or d."""
     attempts_max: _builtins.int
@@ -1015,6 +1020,19 @@ class Settings(_message.Message):
     staging_jobs_max: _builtins.int
     staging_expiry_ms: _builtins.int
     staging_memory_ms: _builtins.int
+    tick_messages_max: _builtins.int
+    """Flow control of schedules; 0 or empty: none. Messages due in one tick: below this all are accepted, above twice
+    this none, fewer and fewer in between.
+    """
+    topic_quotas: _builtins.str
+    """"orders=1000 *=5000": messages a second by topic, and by client (common name of its certificate, else the name it
+    gives); * is everybody else.
+    """
+    client_quotas: _builtins.str
+    pending_max: _builtins.int
+    """Messages pending in all."""
+    group_in_flight_max: _builtins.int
+    """Messages of one group out with its consumers; 0: as many as they take."""
     def __init__(
         self,
         *,
@@ -1037,25 +1055,36 @@ class Settings(_message.Message):
         staging_jobs_max: _builtins.int | None = ...,
         staging_expiry_ms: _builtins.int | None = ...,
         staging_memory_ms: _builtins.int | None = ...,
+        tick_messages_max: _builtins.int | None = ...,
+        topic_quotas: _builtins.str | None = ...,
+        client_quotas: _builtins.str | None = ...,
+        pending_max: _builtins.int | None = ...,
+        group_in_flight_max: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempts_max: _TypeAlias = _typing.Literal["attempts_max"]  # noqa: Y015
     _WhichOneofArgType__attempts_max: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max"]  # noqa: Y015
     _WhichOneofReturnType__batch_messages_max: _TypeAlias = _typing.Literal["batch_messages_max"]  # noqa: Y015
     _WhichOneofArgType__batch_messages_max: _TypeAlias = _typing.Literal["_batch_messages_max", b"_batch_messages_max"]  # noqa: Y015
+    _WhichOneofReturnType__client_quotas: _TypeAlias = _typing.Literal["client_quotas"]  # noqa: Y015
+    _WhichOneofArgType__client_quotas: _TypeAlias = _typing.Literal["_client_quotas", b"_client_quotas"]  # noqa: Y015
     _WhichOneofReturnType__delay_levels: _TypeAlias = _typing.Literal["delay_levels"]  # noqa: Y015
     _WhichOneofArgType__delay_levels: _TypeAlias = _typing.Literal["_delay_levels", b"_delay_levels"]  # noqa: Y015
     _WhichOneofReturnType__delay_ms_max: _TypeAlias = _typing.Literal["delay_ms_max"]  # noqa: Y015
     _WhichOneofArgType__delay_ms_max: _TypeAlias = _typing.Literal["_delay_ms_max", b"_delay_ms_max"]  # noqa: Y015
+    _WhichOneofReturnType__group_in_flight_max: _TypeAlias = _typing.Literal["group_in_flight_max"]  # noqa: Y015
+    _WhichOneofArgType__group_in_flight_max: _TypeAlias = _typing.Literal["_group_in_flight_max", b"_group_in_flight_max"]  # noqa: Y015
     _WhichOneofReturnType__groups_auto_create: _TypeAlias = _typing.Literal["groups_auto_create"]  # noqa: Y015
     _WhichOneofArgType__groups_auto_create: _TypeAlias = _typing.Literal["_groups_auto_create", b"_groups_auto_create"]  # noqa: Y015
     _WhichOneofReturnType__groups_max: _TypeAlias = _typing.Literal["groups_max"]  # noqa: Y015
     _WhichOneofArgType__groups_max: _TypeAlias = _typing.Literal["_groups_max", b"_groups_max"]  # noqa: Y015
     _WhichOneofReturnType__payload_bytes_max: _TypeAlias = _typing.Literal["payload_bytes_max"]  # noqa: Y015
     _WhichOneofArgType__payload_bytes_max: _TypeAlias = _typing.Literal["_payload_bytes_max", b"_payload_bytes_max"]  # noqa: Y015
+    _WhichOneofReturnType__pending_max: _TypeAlias = _typing.Literal["pending_max"]  # noqa: Y015
+    _WhichOneofArgType__pending_max: _TypeAlias = _typing.Literal["_pending_max", b"_pending_max"]  # noqa: Y015
     _WhichOneofReturnType__producer_window_batches: _TypeAlias = _typing.Literal["producer_window_batches"]  # noqa: Y015
     _WhichOneofArgType__producer_window_batches: _TypeAlias = _typing.Literal["_producer_window_batches", b"_producer_window_batches"]  # noqa: Y015
     _WhichOneofReturnType__producer_window_ids: _TypeAlias = _typing.Literal["producer_window_ids"]  # noqa: Y015
@@ -1074,6 +1103,10 @@ class Settings(_message.Message):
     _WhichOneofArgType__staging_jobs_max: _TypeAlias = _typing.Literal["_staging_jobs_max", b"_staging_jobs_max"]  # noqa: Y015
     _WhichOneofReturnType__staging_memory_ms: _TypeAlias = _typing.Literal["staging_memory_ms"]  # noqa: Y015
     _WhichOneofArgType__staging_memory_ms: _TypeAlias = _typing.Literal["_staging_memory_ms", b"_staging_memory_ms"]  # noqa: Y015
+    _WhichOneofReturnType__tick_messages_max: _TypeAlias = _typing.Literal["tick_messages_max"]  # noqa: Y015
+    _WhichOneofArgType__tick_messages_max: _TypeAlias = _typing.Literal["_tick_messages_max", b"_tick_messages_max"]  # noqa: Y015
+    _WhichOneofReturnType__topic_quotas: _TypeAlias = _typing.Literal["topic_quotas"]  # noqa: Y015
+    _WhichOneofArgType__topic_quotas: _TypeAlias = _typing.Literal["_topic_quotas", b"_topic_quotas"]  # noqa: Y015
     _WhichOneofReturnType__topics_auto_create: _TypeAlias = _typing.Literal["topics_auto_create"]  # noqa: Y015
     _WhichOneofArgType__topics_auto_create: _TypeAlias = _typing.Literal["_topics_auto_create", b"_topics_auto_create"]  # noqa: Y015
     _WhichOneofReturnType__topics_max: _TypeAlias = _typing.Literal["topics_max"]  # noqa: Y015
@@ -1085,15 +1118,21 @@ class Settings(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_messages_max) -> _WhichOneofReturnType__batch_messages_max | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__client_quotas) -> _WhichOneofReturnType__client_quotas | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_levels) -> _WhichOneofReturnType__delay_levels | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms_max) -> _WhichOneofReturnType__delay_ms_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__group_in_flight_max) -> _WhichOneofReturnType__group_in_flight_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__groups_auto_create) -> _WhichOneofReturnType__groups_auto_create | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__groups_max) -> _WhichOneofReturnType__groups_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__payload_bytes_max) -> _WhichOneofReturnType__payload_bytes_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pending_max) -> _WhichOneofReturnType__pending_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__producer_window_batches) -> _WhichOneofReturnType__producer_window_batches | None: ...
     @_typing.overload
@@ -1112,6 +1151,10 @@ class Settings(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__staging_jobs_max) -> _WhichOneofReturnType__staging_jobs_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__staging_memory_ms) -> _WhichOneofReturnType__staging_memory_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tick_messages_max) -> _WhichOneofReturnType__tick_messages_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__topic_quotas) -> _WhichOneofReturnType__topic_quotas | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__topics_auto_create) -> _WhichOneofReturnType__topics_auto_create | None: ...
     @_typing.overload

@@ -117,9 +117,12 @@ class ScheduleRequest(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    CLIENT_NAME_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
     """Idempotence: see ScheduleBatch. Empty: none, a repeat schedules again."""
     sequence: _builtins.int
+    client_name: _builtins.str
+    """Who sends it, for quotas; the common name of a certificate goes before it."""
     @_builtins.property
     def message(self) -> _common_pb2.Message: ...
     def __init__(
@@ -128,10 +131,11 @@ class ScheduleRequest(_message.Message):
         message: _common_pb2.Message | None = ...,
         producer_id: _builtins.str = ...,
         sequence: _builtins.int = ...,
+        client_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "producer_id", b"producer_id", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_name", b"client_name", "message", b"message", "producer_id", b"producer_id", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -178,12 +182,15 @@ class ScheduleBatch(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
+    CLIENT_NAME_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
     """Name of the producer, 1 to 64 characters of [A-Za-z0-9_-.]; empty: no idempotence."""
     sequence: _builtins.int
     """Exactly one more than the producer's last accepted sequence; the first accepted one may be any.
     A repeat within the window answers the stored ids.
     """
+    client_name: _builtins.str
+    """As in ScheduleRequest."""
     @_builtins.property
     def rows(self) -> Global___RowBatch: ...
     @_builtins.property
@@ -195,10 +202,11 @@ class ScheduleBatch(_message.Message):
         sequence: _builtins.int = ...,
         rows: Global___RowBatch | None = ...,
         columns: Global___ColumnBatch | None = ...,
+        client_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "content", b"content", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "content", b"content", "producer_id", b"producer_id", "rows", b"rows", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_name", b"client_name", "columns", b"columns", "content", b"content", "producer_id", b"producer_id", "rows", b"rows", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["rows", "columns"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015

@@ -89,6 +89,10 @@ class Channel:
         """Their lease is over; what is not settled comes back as returned."""
         self._held.difference_update(positions.tolist())
 
+    def claims(self, position: int, attempt: int) -> bool:
+        """Whether a message that came back is staged or out again in this attempt, or held."""
+        return self._claimed_again.get(position, 0) >= attempt or position in self._held
+
     @property
     def staged_count(self) -> int:
         """Messages staged or being read."""

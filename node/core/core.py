@@ -19,6 +19,7 @@ from tickwheel.node.core.consumers import ConsumerDesk
 from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.failure import Failure, not_master
+from tickwheel.node.core.flow import FlowControl
 from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.pending import PendingDesk
 from tickwheel.node.core.proposer import Proposer
@@ -41,6 +42,7 @@ from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.log import LogStatus, Member, ReplicatedLog, Role
 from tickwheel.replication.ports import Clock, Executor, Network, Random
 from tickwheel.storage.disk import Disk
+from tickwheel.wheel.queries import CountJob, Wanted
 
 UPKEEP_PERIOD_MS = 1_000
 BUFFERS_ACCEPTED_MAX = 2
@@ -112,6 +114,14 @@ class NodeCore:
         self.publisher.time_known = lambda: self.clock.known
         self.publisher.arrivals_full = self._arrivals_full
         self.publisher.random_bits = ports.random.getrandbits
+        self.flow = FlowControl(
+            self.state,
+            lambda: self.wheel.pending,
+            lambda: self.wheel.cursor.due_ms,
+            self._count_tick,
+            ports.random.getrandbits,
+        )
+        self.publisher.admit = self.flow.admit
         self.dispatcher = Dispatcher(config, self.wheel, self.proposer)
         self.delivery = Delivery(
             config,
@@ -249,6 +259,7 @@ class NodeCore:
                 self.delivery.upkeep(now_ms)
             if self.leading:
                 self.members.upkeep()
+                self.flow.prune()
                 if self.clock.known:
                     self.retention.tick(now_ms)
         self.checkpointer.tick(steady_ms)
@@ -386,6 +397,7 @@ class NodeCore:
         self.dispatcher.end()
         self.proposer.lose(failure)
         self.publisher.lose(failure)
+        self.flow.end()
         self.staging.lose(failure)
         self.members.lose(failure)
         self.sweeper.lose()
@@ -499,6 +511,15 @@ class NodeCore:
     def uptime_s(self) -> float:
         """Since this core was made."""
         return (self.monotonic_ns() - self._started_ns) / 1e9
+
+    def _count_tick(self, tick: int, answer: Callable[[int | None], None]) -> None:
+        """How many messages are pending in a tick."""
+        slot_ms = self.state.settings.slot_ms
+
+        def counted(job: CountJob | None, error: BaseException | None) -> None:
+            answer(None if job is None or error is not None else sum(count for _, count in job.buckets))
+
+        self.background.count(tick * slot_ms, (tick + 1) * slot_ms, slot_ms, Wanted(), counted)
 
     def space_left(self) -> int:
         """Bytes the disk can still take."""

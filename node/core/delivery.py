@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.node.core import in_flight
 from tickwheel.node.core.channel import Channel, Staged
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.counters import Counters
@@ -23,7 +24,7 @@ from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.recent import RecentUnits
-from tickwheel.node.core.sessions import Session, Sessions
+from tickwheel.node.core.sessions import CREDITS_MAX, Session, Sessions
 from tickwheel.node.core.settlements import Settlements
 from tickwheel.node.core.work import Background, RemovedError
 from tickwheel.node.state.machine import StateMachine
@@ -263,7 +264,7 @@ class Delivery:
             return None
         times = [t for t in (self._leases.next_end_ms(),) if t is not None]
         for group_id in self._dirty:
-            if not any(session.credits for session in self.sessions.of_group(group_id)):
+            if not any(session.credits for session in self.sessions.of_group(group_id)) or not self._room(group_id):
                 continue
             times += [t for c in self._channels_of(group_id) if (t := c.earliest_ms()) is not None]
         return min(times, default=None)
@@ -323,9 +324,13 @@ class Delivery:
             return
         idle = 0
         while idle < len(sessions):
+            room = self._room(channel.key[0])
+            if not room:
+                return
             self._turn += 1
             session = sessions[self._turn % len(sessions)]
-            taken = channel.take(now_ms, min(session.credits, session.batch_messages_max)) if session.credits else None
+            most = min(session.credits, session.batch_messages_max, room)
+            taken = channel.take(now_ms, most) if session.credits else None
             if taken is None:
                 idle += 1
                 continue
@@ -333,6 +338,11 @@ class Delivery:
             self._send(channel, session, *taken, now_ms)
             credits = sum(s.credits for s in sessions)
             channel.advance(credits, self._state.ready_count(channel.key[1]))
+
+    def _room(self, group_id: int) -> int:
+        """How many more messages this group may have out."""
+        limit = self._state.settings.group_in_flight_max
+        return in_flight.room(self._channels_of(group_id), limit) if limit else CREDITS_MAX
 
     def _send(self, channel: Channel, session: Session, staged: Staged, first: int, last: int, now_ms: int) -> None:
         assert staged.records is not None and staged.units is not None

@@ -25,6 +25,7 @@ META_BYTES_MAX = 32_768
 """A unit keeps the size of its meta in 16 bits."""
 DUE_MS_LIMIT = 1 << 50
 """Far beyond any allowed time: keeps sums in 64 bits."""
+CLIENT_NAME_MAX = 127
 JITTER_MS_MAX = 86_400_000
 """A day: what is meant to be spread further has no due time to speak of."""
 
@@ -53,6 +54,8 @@ class IncomingBatch:
     key_hashes: NDArray[np.uint64] | None = None
     jitter_ms: NDArray[np.int64] | int = 0
     """Window behind the due time in which the master may put each message."""
+    client: str = ""
+    """Who sends it, for quotas."""
 
     @property
     def bytes(self) -> int:
@@ -67,6 +70,11 @@ def _producer(producer_id: str, sequence: int) -> None:
             raise invalid("producer_id", producer_id, problem)
         if sequence < 1:
             raise invalid("sequence", sequence, "1 or more when producer_id is given")
+
+
+def _client(name: str) -> None:
+    if len(name) > CLIENT_NAME_MAX:
+        raise invalid("client_name", name, f"at most {CLIENT_NAME_MAX} characters")
 
 
 def _topic(name: str, field: str) -> str:
@@ -125,17 +133,24 @@ def _check_tags(row: int, tags: Sequence[str]) -> None:
 
 def from_message(request: scheduler_pb2.ScheduleRequest, settings: Settings) -> IncomingBatch:
     """One message of the unary call."""
-    return _from_messages([request.message], request.producer_id, request.sequence, settings)
+    _client(request.client_name)
+    batch = _from_messages([request.message], request.producer_id, request.sequence, settings)
+    batch.client = request.client_name
+    return batch
 
 
 def from_batch(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> IncomingBatch:
     """Rows or columns of the streaming call."""
+    _client(batch.client_name)
     content = batch.WhichOneof("content")
     if content == "rows":
-        return _from_messages(batch.rows.messages, batch.producer_id, batch.sequence, settings)
-    if content == "columns":
-        return _from_columns(batch, settings)
-    raise invalid("content", "absent", "rows or columns")
+        incoming = _from_messages(batch.rows.messages, batch.producer_id, batch.sequence, settings)
+    elif content == "columns":
+        incoming = _from_columns(batch, settings)
+    else:
+        raise invalid("content", "absent", "rows or columns")
+    incoming.client = batch.client_name
+    return incoming
 
 
 def _from_messages(

@@ -78,6 +78,10 @@ class Publisher:
         self._creating: set[str] = set()
         self.time_known: Callable[[], bool] = lambda: True
         """Set by the core: whether there is a time that delays can be resolved by."""
+        self.admit: Callable[[IncomingBatch, NDArray[np.int64], int], Failure | None] = lambda batch, due_ms, now_ms: (
+            None
+        )
+        """Set by the core: flow control, asked once for each request with its due times and the time of now."""
         self.random_bits: Callable[[int], int] = lambda bits: 0
         """Set by the core: draws for the jitter window."""
         self.arrivals_full: Callable[[], bool] = lambda: False
@@ -193,7 +197,12 @@ class Publisher:
             error = invalid(f"due_ms[{row}]", latest, f"at most {limit_ms} ms ahead of now ({now_ms})")
             request.answer(error.failure)
             return None
-        return spread(due, batch.jitter_ms, now_ms + limit_ms, self.random_bits)
+        due = spread(due, batch.jitter_ms, now_ms + limit_ms, self.random_bits)
+        refusal = self.admit(batch, due, now_ms)
+        if refusal is not None:
+            request.answer(refusal)
+            return None
+        return due
 
     def publish_of(self, batches: list[IncomingBatch], dues: list[NDArray[np.int64]]) -> Publish:
         """The columns of batches whose topics exist, sorted by their resolved due times."""

@@ -265,6 +265,8 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "settled_messages": float(core.totals.settled),
         "expired_messages": float(counters.expired),
         "cancelled_messages": float(core.totals.cancelled),
+        "filtered_messages": float(core.state.filtered),
+        "refused_messages": {(limit,): float(count) for limit, count in core.flow.refused.items()},
         "retention_removed_messages": float(core.state.removed_unsettled),
         "lateness_seconds": late,
         "intake_requests": float(core.publisher.waiting),

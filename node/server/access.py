@@ -68,6 +68,11 @@ class Access:
             )
         return None
 
+    def name_of(self, context: AuthenticatedContext) -> str:
+        """Common name of the caller's certificate; empty without one."""
+        identity = self._identity(context) if self._tls else None
+        return "" if identity is None else identity.common_name
+
     def _identity(self, context: AuthenticatedContext) -> CertificateIdentity | None:
         pem = next(iter(context.auth_context().get("x509_pem_cert", ())), b"")
         if not pem:

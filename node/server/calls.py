@@ -32,6 +32,10 @@ class Calls:
         if refusal is not None:
             await abort(context, refusal)
 
+    def client_name(self, context: grpc.aio.ServicerContext[object, object], stated: str) -> str:
+        """Who calls, for quotas: its certificate says so, else it does itself."""
+        return self._access.name_of(context) or stated
+
     async def answer(
         self,
         context: grpc.aio.ServicerContext[object, object],

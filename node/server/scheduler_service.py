@@ -104,6 +104,7 @@ class SchedulerService(SchedulerServicer):
             batch = from_message(request, calls.core.settings)
         except RequestError as error:
             await abort(context, error.failure)
+        batch.client = calls.client_name(context, batch.client)
         outcome: BatchOutcome = await calls.answer(context, lambda done: calls.core.schedule(batch, done))
         receipt = scheduler_pb2.ScheduleReceipt(id=message_id_of(int(outcome.ids[0])), due_ms=int(outcome.due_ms[0]))
         if outcome.levels is not None:
@@ -116,7 +117,8 @@ class SchedulerService(SchedulerServicer):
     ) -> None:
         await self._calls.allow(context, Permission.CLIENT)
         line = ReceiptLine(self._stream_batches_max)
-        reader = asyncio.ensure_future(self._read(request_iterator, line))
+        certified = self._calls.client_name(context, "")
+        reader = asyncio.ensure_future(self._read(request_iterator, line, certified))
         self.open_streams += 1
         try:
             while (receipt := await line.next()) is not None:
@@ -126,15 +128,17 @@ class SchedulerService(SchedulerServicer):
             self.open_streams -= 1
             reader.cancel()
 
-    async def _read(self, batches: AsyncIterator[scheduler_pb2.ScheduleBatch], line: ReceiptLine) -> None:
+    async def _read(
+        self, batches: AsyncIterator[scheduler_pb2.ScheduleBatch], line: ReceiptLine, certified: str
+    ) -> None:
         try:
             async for batch in batches:
-                self._take(batch, line)
+                self._take(batch, line, certified)
                 await line.wait_for_room()
         finally:
             line.end()
 
-    def _take(self, request: scheduler_pb2.ScheduleBatch, line: ReceiptLine) -> None:
+    def _take(self, request: scheduler_pb2.ScheduleBatch, line: ReceiptLine, certified: str) -> None:
         place = line.take_place()
         sequence = request.sequence
         try:
@@ -142,6 +146,7 @@ class SchedulerService(SchedulerServicer):
         except RequestError as error:
             line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(error.failure)))
             return
+        batch.client = certified or batch.client
 
         def done(outcome: BatchOutcome | Failure) -> None:
             if isinstance(outcome, Failure):

@@ -334,6 +334,11 @@ class StateMachine:
         """What bulk writers have staged."""
         return self._state.staging
 
+    def accepted(self, producer_id: str, sequence: int) -> bool:
+        """Whether this sequence of a producer was accepted before: to schedule it again adds nothing."""
+        span = self._state.producers.span(producer_id) if producer_id else None
+        return span is not None and sequence <= span.last
+
     @property
     def delay_levels_ms(self) -> NDArray[np.int64]:
         """Delays of level 1, 2, ..."""

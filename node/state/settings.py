@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, replace
 
 from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.state.quotas import RULE as QUOTA_RULE
+from tickwheel.node.state.quotas import normalised_quotas
 from tickwheel.proto import admin_pb2
 
 DAY_MS = 86_400_000
@@ -72,6 +74,13 @@ class Settings:
     staging_memory_ms: int = 30 * DAY_MS
     """How long the repeat of a published job is recognised."""
 
+    tick_messages_max: int = 0
+    topic_quotas: str = ""
+    client_quotas: str = ""
+    pending_max: int = 0
+    group_in_flight_max: int = 0
+    """Flow control (node/core/flow.py); 0 or empty: none."""
+
     @property
     def levels_ms(self) -> tuple[int, ...]:
         """The delay levels, level 1 first."""
@@ -85,6 +94,9 @@ class Settings:
 FIELDS = tuple(Settings.__dataclass_fields__)
 
 BOUNDS: dict[str, tuple[int, int]] = {
+    "tick_messages_max": (0, 1 << 31),
+    "pending_max": (0, 1 << 48),
+    "group_in_flight_max": (0, 1_000_000),
     "attempts_max": (1, 255),
     "delay_ms_max": (1_000, 3_650 * DAY_MS),
     "payload_bytes_max": (1, 4 << 20),
@@ -137,6 +149,12 @@ def changed(settings: Settings, update: admin_pb2.Settings, *, creating: bool = 
         if parse_levels(str(levels)) is None:
             return invalid("delay_levels", levels, f"1 to {LEVELS_MAX} of a number and s, m, h or d").failure
         values["delay_levels"] = " ".join(str(levels).split())
+    for name in ("topic_quotas", "client_quotas"):
+        if name in values:
+            quotas = normalised_quotas(str(values[name]))
+            if quotas is None:
+                return invalid(name, values[name], QUOTA_RULE).failure
+            values[name] = quotas
     slot_ms = values.get("slot_ms")
     if slot_ms is not None:
         if slot_ms not in SLOT_MS_ALLOWED:

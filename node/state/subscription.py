@@ -108,6 +108,10 @@ class Subscription:
         """Settled messages above the floor."""
         return int(np.count_nonzero(self._window() == 0))
 
+    def unsettled_below(self, position: int) -> int:
+        """Unsettled messages from the floor to below a position, those included that are yet to be dispatched."""
+        return int(np.count_nonzero(self._span(self.floor, position))) if position > self.floor else 0
+
     @property
     def backlog(self) -> int:
         """Messages dispatched and not settled (those meant for another group above `_end` included)."""

@@ -1,0 +1,179 @@
+"""Flow control of schedules: which requests the master lets into the log, by replicated settings.
+
+- `pending_max`: no more while so many messages are pending.
+- `topic_quotas`, `client_quotas`: messages a second by topic and by client.
+- `tick_messages_max` (N): messages due in one tick. While a tick has fewer than N all are accepted, above 2 N none,
+  in between fewer and fewer, by chance: (2 N - count) / N of them.
+
+A request is let in or refused whole, before the log knows of it, with the limit and when to try again; so it is safe
+to repeat under the same producer id and sequence. One that repeats what was accepted passes: it adds nothing.
+
+Counts of ticks are the master's own, soft and bounded. What was there before it led is added once a tick has filled
+by a quarter: then the wheel is asked, in a worker. Called by the publisher, for requests in the order they came.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.intake import IncomingBatch
+from tickwheel.node.core.quotas import Buckets
+from tickwheel.node.core.spread import fractions
+from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.state.quotas import OTHERS, parse_quotas
+
+TICKS_MAX = 100_000
+"""Ticks counted at a time; beyond it those counted longest ago are forgotten."""
+TICK_WAIT_MS = 1_000
+PENDING_WAIT_MS = 1_000
+
+CountTick = Callable[[int, Callable[[int | None], None]], None]
+"""(tick, answer): how many messages are pending in a tick; None: it cannot be told now."""
+
+
+class FlowControl:
+    """One per node; works only while the node leads."""
+
+    def __init__(
+        self,
+        state: StateMachine,
+        pending: Callable[[], int],
+        cursor_ms: Callable[[], int],
+        count_tick: CountTick,
+        random_bits: Callable[[int], int],
+    ) -> None:
+        self._state = state
+        self._pending = pending
+        self._cursor_ms = cursor_ms
+        self._count_tick = count_tick
+        self._random_bits = random_bits
+        self._topics = Buckets()
+        self._clients = Buckets()
+        self._ticks: dict[int, int] = {}
+        self._asked: set[int] = set()
+        self._to_ask: deque[int] = deque()
+        self._asking = False
+        self._reign = 0
+        self.refused: dict[str, int] = {}
+        """Messages refused since the process started, by limit."""
+
+    def end(self) -> None:
+        """Mastership is gone: the next one begins with its own counts."""
+        self._reign += 1
+        self._topics.clear()
+        self._clients.clear()
+        self._ticks.clear()
+        self._asked.clear()
+        self._to_ask.clear()
+        self._asking = False
+
+    def admit(self, batch: IncomingBatch, due_ms: NDArray[np.int64], now_ms: int) -> Failure | None:
+        """None: the request is let in and counts; else why not."""
+        settings = self._state.settings
+        if not (
+            settings.tick_messages_max or settings.topic_quotas or settings.client_quotas or settings.pending_max
+        ) or self._state.accepted(batch.producer_id, batch.sequence):
+            return None
+        limit = settings.pending_max
+        if limit and self._pending() + batch.count > limit:
+            return self._refuse(batch, limit_reached("pending_max", limit, PENDING_WAIT_MS))
+        rates = self._rates(batch)
+        for buckets, name, field, rate, _ in rates:
+            wait_ms = buckets.wait_ms(name, rate, now_ms)
+            if wait_ms:
+                failure = limit_reached(field, rate, wait_ms)
+                failure.metadata["value"] = name
+                return self._refuse(batch, failure)
+        if settings.tick_messages_max:
+            full = self._tick_refusal(due_ms, settings.tick_messages_max)
+            if full is not None:
+                return self._refuse(batch, full)
+        for buckets, name, _, rate, count in rates:
+            buckets.take(name, rate, count, now_ms)
+        return None
+
+    def _refuse(self, batch: IncomingBatch, failure: Failure) -> Failure:
+        field = failure.metadata["field"]
+        self.refused[field] = self.refused.get(field, 0) + batch.count
+        return failure
+
+    # -- rates
+
+    def _rates(self, batch: IncomingBatch) -> list[tuple[Buckets, str, str, int, int]]:
+        """Buckets that the batch must pass: (buckets, name, setting, rate, messages)."""
+        settings = self._state.settings
+        found: list[tuple[Buckets, str, str, int, int]] = []
+        topics = parse_quotas(settings.topic_quotas) or {}
+        if topics:
+            counts = [batch.count] if batch.topic_of is None else np.bincount(batch.topic_of).tolist()
+            for name, count in zip(batch.topics, counts, strict=False):
+                rate = topics.get(name) or topics.get(OTHERS)
+                if rate:
+                    found.append((self._topics, name, "topic_quotas", rate, count))
+        clients = parse_quotas(settings.client_quotas) or {}
+        rate = clients.get(batch.client) or clients.get(OTHERS)
+        if rate:
+            found.append((self._clients, batch.client, "client_quotas", rate, batch.count))
+        return found
+
+    # -- ticks
+
+    def _tick_refusal(self, due_ms: NDArray[np.int64], limit: int) -> Failure | None:
+        """Judge by the fullest tick that the request touches; count it if it is let in."""
+        slot_ms = self._state.settings.slot_ms
+        ticks, counts = np.unique(np.maximum(due_ms, self._cursor_ms()) // slot_ms, return_counts=True)
+        most = int(counts.max())
+        if most > 2 * limit:
+            # No other day will bring it in.
+            allowed = f"at most {2 * limit} messages of a batch for one tick (twice tick_messages_max)"
+            return invalid("due_ms", f"{most} for tick {int(ticks[counts.argmax()])}", allowed).failure
+        own = self._ticks
+        after = {tick: own.get(tick, 0) + count for tick, count in zip(ticks.tolist(), counts.tolist(), strict=True)}
+        fullest = max(after.values())
+        if fullest > limit and float(fractions(1, self._random_bits)[0]) >= (2 * limit - fullest) / limit:
+            tick = next(tick for tick, count in after.items() if count == fullest)
+            failure = limit_reached("tick_messages_max", limit, TICK_WAIT_MS)
+            failure.metadata["value"] = str(tick * slot_ms)
+            return failure
+        own.update(after)
+        self._ask(tick for tick, count in after.items() if 4 * count >= limit and tick not in self._asked)
+        while len(own) > TICKS_MAX:
+            del own[next(iter(own))]
+        return None
+
+    def _ask(self, ticks: Iterable[int]) -> None:
+        """Ask the wheel what was there before, one tick after the other."""
+        for tick in ticks:
+            self._asked.add(tick)
+            self._to_ask.append(tick)
+        if len(self._asked) > TICKS_MAX:
+            self._asked.clear()
+        self._ask_next()
+
+    def _ask_next(self) -> None:
+        if self._asking or not self._to_ask:
+            return
+        self._asking = True
+        tick, reign = self._to_ask.popleft(), self._reign
+
+        def counted(count: int | None) -> None:
+            if reign != self._reign:
+                return
+            self._asking = False
+            if count is not None and tick in self._ticks:
+                self._ticks[tick] = max(self._ticks[tick], count)
+            self._ask_next()
+
+        self._count_tick(tick, counted)
+
+    def prune(self) -> None:
+        """Now and then: ticks that have passed count no more."""
+        first = self._cursor_ms() // self._state.settings.slot_ms
+        for tick in [tick for tick in self._ticks if tick < first]:
+            del self._ticks[tick]
+        self._asked = {tick for tick in self._asked if tick >= first}
