@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import google_crc32c
 import numpy as np
@@ -116,6 +117,43 @@ def stored_checksums(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:
     return rows.reshape(-1).view("<u4").reshape(-1, ROW_BYTES // 4)[:, ROW_CHECKSUM_AT // 4]
 
 
+def chunk_heads(
+    first_index: int,
+    ticks: NDArray[np.uint32],
+    counts: NDArray[np.uint32],
+    log_start: int,
+    log_bytes: int,
+    crcs: NDArray[np.uint32],
+    places: NDArray[np.uint32],
+) -> tuple[bytes, bytes, bytes]:
+    """What stands in the heads for one chunk: its header, its directory, and its places."""
+    body = ticks.astype("<u4").tobytes() + counts.astype("<u4").tobytes() + crcs.astype("<u4").tobytes()
+    header = _HEADER.pack(
+        _MAGIC,
+        FORMAT_VERSION,
+        0,
+        first_index,
+        len(places),
+        len(ticks),
+        log_start,
+        log_bytes,
+        len(crcs),
+        google_crc32c.value(body),
+        0,
+    )
+    header = header[:-4] + google_crc32c.value(header[:-4]).to_bytes(4, "little")
+    return header, body, places.astype("<u4").tobytes()
+
+
+class Readable(Protocol):
+    """A file, or a part of one, as far as reading a segment needs it."""
+
+    @property
+    def path(self) -> str: ...
+
+    def read_at(self, offset: int, size: int) -> bytes: ...
+
+
 class Segment:
     """The three files of one segment, opened on first use. One user at a time; close when done."""
 
@@ -131,6 +169,9 @@ class Segment:
             file = self._disk.open(f"{self._stem}.{suffix}", create=create)
             self._files[suffix] = file
         return file
+
+    def _reader(self, suffix: str) -> Readable:
+        return self._file(suffix)
 
     def close(self) -> None:
         for file in self._files.values():
@@ -174,25 +215,11 @@ class Segment:
         index.append(rows.reshape(-1).data)
         count = len(rows)
         crcs_array = np.array(crcs, dtype="<u4")
-        body = ticks.astype("<u4").tobytes() + counts.astype("<u4").tobytes() + crcs_array.tobytes()
-        header = _HEADER.pack(
-            _MAGIC,
-            FORMAT_VERSION,
-            0,
-            first_index,
-            count,
-            len(ticks),
-            log_start,
-            log_bytes,
-            len(crcs),
-            google_crc32c.value(body),
-            0,
-        )
-        header = header[:-4] + google_crc32c.value(header[:-4]).to_bytes(4, "little")
-        heads.append_many([header, body, places.astype("<u4").tobytes()])
+        parts = chunk_heads(first_index, ticks, counts, log_start, log_bytes, crcs_array, places)
+        heads.append_many(parts)
         starts = np.zeros(len(counts) + 1, dtype=np.uint32)
         np.cumsum(counts, out=starts[1:])
-        places_at = lengths.heads_bytes + _HEADER_BYTES + len(body)
+        places_at = lengths.heads_bytes + len(parts[0]) + len(parts[1])
         chunk = Chunk(
             self.seq,
             first_index,
@@ -222,37 +249,39 @@ class Segment:
         found: list[Chunk] = []
         at = row = log_at = 0
         while at < heads_bytes:
-            file = self._file("heads")
-            header = file.read_at(at, _HEADER_BYTES)
-            if len(header) < _HEADER_BYTES or google_crc32c.value(header[:-4]) != int.from_bytes(header[-4:], "little"):
-                raise CorruptSegmentError(file.path, at, "bad chunk header")
-            magic, version, _, first_index, count, tick_count, log_start, log_bytes, blocks, body_crc, _ = (
-                _HEADER.unpack(header)
-            )
-            if magic != _MAGIC or version != FORMAT_VERSION:
-                raise CorruptSegmentError(file.path, at, f"not a chunk of version {FORMAT_VERSION} (it says {version})")
-            body_bytes = 8 * tick_count + 4 * blocks
-            body = file.read_at(at + _HEADER_BYTES, body_bytes)
-            if len(body) < body_bytes or google_crc32c.value(body) != body_crc:
-                raise CorruptSegmentError(file.path, at + _HEADER_BYTES, "bad chunk directory")
-            words = np.frombuffer(body, dtype="<u4")
-            starts = np.zeros(tick_count + 1, dtype=np.uint32)
-            np.cumsum(words[tick_count : 2 * tick_count], out=starts[1:])
-            places_at = at + _HEADER_BYTES + body_bytes
-            found.append(
-                Chunk(
-                    self.seq, first_index, count, row, log_start, log_bytes, log_at,
-                    words[:tick_count], starts, words[2 * tick_count :], places_at,
-                )
-            )  # fmt: skip
-            row += count
-            log_at += log_bytes
-            at = places_at + 4 * count
+            chunk = self.chunk_at(at, row, log_at)
+            found.append(chunk)
+            row += chunk.count
+            log_at += chunk.log_bytes
+            at = chunk.places_at + 4 * chunk.count
         return found
+
+    def chunk_at(self, at: int, first_row: int, log_at: int) -> Chunk:
+        """The chunk whose header lies at byte `at` of the heads, given where its rows and its log lie."""
+        file = self._reader("heads")
+        header = file.read_at(at, _HEADER_BYTES)
+        if len(header) < _HEADER_BYTES or google_crc32c.value(header[:-4]) != int.from_bytes(header[-4:], "little"):
+            raise CorruptSegmentError(file.path, at, "bad chunk header")
+        magic, version, _, first_index, count, tick_count, log_start, log_bytes, blocks, body_crc, _ = _HEADER.unpack(
+            header
+        )
+        if magic != _MAGIC or version != FORMAT_VERSION:
+            raise CorruptSegmentError(file.path, at, f"not a chunk of version {FORMAT_VERSION} (it says {version})")
+        body_bytes = 8 * tick_count + 4 * blocks
+        body = file.read_at(at + _HEADER_BYTES, body_bytes)
+        if len(body) < body_bytes or google_crc32c.value(body) != body_crc:
+            raise CorruptSegmentError(file.path, at + _HEADER_BYTES, "bad chunk directory")
+        words = np.frombuffer(body, dtype="<u4")
+        starts = np.zeros(tick_count + 1, dtype=np.uint32)
+        np.cumsum(words[tick_count : 2 * tick_count], out=starts[1:])
+        return Chunk(
+            self.seq, first_index, count, first_row, log_start, log_bytes, log_at,
+            words[:tick_count], starts, words[2 * tick_count :], at + _HEADER_BYTES + body_bytes,
+        )  # fmt: skip
 
     def rows(self, first_row: int, count: int) -> NDArray[np.uint8]:
         """Rows of the index file as uint8[count, 96], each checked."""
-        file = self._file("index")
+        file = self._reader("index")
         data = file.read_at(first_row * ROW_BYTES, count * ROW_BYTES)
         if len(data) != count * ROW_BYTES:
             raise CorruptSegmentError(file.path, first_row * ROW_BYTES, "the index ends early")
@@ -269,7 +298,7 @@ class Segment:
 
         Not checked by itself: compare the `index` of the units read there, and raise `corrupt_places`.
         """
-        file = self._file("heads")
+        file = self._reader("heads")
         at = chunk.places_at + 4 * (index_min - chunk.first_index)
         data = file.read_at(at, 4 * (index_max - index_min))
         if len(data) != 4 * (index_max - index_min):
@@ -281,7 +310,7 @@ class Segment:
 
     def corrupt_places(self, chunk: Chunk) -> CorruptSegmentError:
         """The error of places that name rows of other units."""
-        return CorruptSegmentError(self._file("heads").path, chunk.places_at, "a place names the row of another unit")
+        return CorruptSegmentError(self._reader("heads").path, chunk.places_at, "a place names the row of another unit")
 
     def read_log(self, chunk: Chunk, start: int, size: int) -> bytes:
         """`size` bytes of log from offset `start` (as units name it), within one chunk, checked block by block."""
@@ -290,7 +319,7 @@ class Segment:
         last = -(-(relative + size) // LOG_BLOCK_BYTES)
         begin = first * LOG_BLOCK_BYTES
         wanted = min(last * LOG_BLOCK_BYTES, chunk.log_bytes) - begin
-        file = self._file("log")
+        file = self._reader("log")
         data = file.read_at(chunk.log_at + begin, wanted)
         if len(data) != wanted:
             raise CorruptSegmentError(file.path, chunk.log_at + begin, "the log ends early")

@@ -62,6 +62,17 @@ def join_blocks(blocks: list[Block]) -> Block:
     return Block(due[order], join_units([block.units for block in blocks])[order])
 
 
+def ordered_block(blocks: list[Block]) -> Block:
+    """One block of several, of which some may hold lower indexes than others before them."""
+    joined = join_blocks(blocks)
+    units = joined.units
+    behind = np.diff(units["index"].astype(np.int64)) < 0
+    if not (behind & (np.diff(joined.due_ms) == 0)).any():
+        return joined
+    order = np.lexsort((units["index"], joined.due_ms))
+    return Block(joined.due_ms[order], units[order])
+
+
 class Buffer:
     """Append-only until frozen; then immutable."""
 

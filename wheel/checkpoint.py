@@ -1,8 +1,9 @@
 """Checkpoints of the wheel: one sequential run file, and the sync of what was merged since the last one.
 
-Owns the run file (docs/FORMATS.md): the hour table, the marks, and the arrival buffer with its units in
-(hour, index) order and its records behind them. It is written once under a new number, never changed,
-and removed when a later checkpoint is durable. The wheel's part of the manifest (`WheelState`) names it.
+Owns the run file (docs/FORMATS.md): the hour table, the marks, the arrival buffer with its units in
+(hour, index) order and its records behind them, and which bundles were taken over. It is written once under a new
+number, never changed, and removed when a later checkpoint is durable. The wheel's part of the manifest
+(`WheelState`) names it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from tickwheel.wheel.moves import MOVED
 from tickwheel.wheel.units import UNIT_BYTES, CursorKey, Ids, Units, ids_of, join_units
 
 _MAGIC = b"TWRF"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Of run files. Version 2 has a list of bundles at its end; a wheel that never took one over writes version 1."""
+STATE_VERSION = 1
 _HEADER = struct.Struct("<4sHHQQQQQQ")  # magic version reserved hours marks moves units extents record_bytes
 _HOUR_ROW_BYTES = 48
 _PIECE_BYTES = 4 << 20
@@ -47,7 +50,7 @@ class WheelState:
 
     def encode(self) -> bytes:
         body = _STATE.pack(
-            b"TWST", FORMAT_VERSION, 0, self.slot_ms, self.cursor.due_ms, self.cursor.index,
+            b"TWST", STATE_VERSION, 0, self.slot_ms, self.cursor.due_ms, self.cursor.index,
             self.local_index, self.pending, self.removed_below, self.run,
         )  # fmt: skip
         return body + int(google_crc32c.value(body)).to_bytes(4, "little")
@@ -58,8 +61,8 @@ class WheelState:
         if len(body) != _STATE.size or google_crc32c.value(body) != int.from_bytes(data[-4:], "little"):
             raise CorruptSegmentError("manifest", 0, "the wheel's state does not match its CRC")
         magic, version, _, slot_ms, due_ms, index, local_index, pending, removed_below, run = _STATE.unpack(body)
-        if magic != b"TWST" or version != FORMAT_VERSION:
-            raise CorruptSegmentError("manifest", 0, f"wheel state is not of version {FORMAT_VERSION}")
+        if magic != b"TWST" or version != STATE_VERSION:
+            raise CorruptSegmentError("manifest", 0, f"wheel state is not of version {STATE_VERSION}")
         return cls(slot_ms, CursorKey(due_ms, index), local_index, pending, removed_below, run)
 
 
@@ -77,6 +80,7 @@ class RunContent:
     units: Units
     extents: Units
     records: bytes
+    bundles: bytes
 
 
 class CheckpointJob:
@@ -99,6 +103,8 @@ class CheckpointJob:
         buffers: Sequence[Buffer],
         dirty: set[int],
         doomed: list[int],
+        bundles: bytes,
+        bundle_files: list[ManifestFile],
     ) -> None:
         self._disk = disk
         self._directory = directory
@@ -110,7 +116,8 @@ class CheckpointJob:
         self._blocks: list[Block] = [block for buffer in buffers for block in buffer.blocks]
         self._pieces = [(buffer.extents(), list(buffer.records)) for buffer in buffers]
         self.dirty = dirty
-        self.files: list[ManifestFile] = []
+        self._bundles = bundles
+        self.files: list[ManifestFile] = bundle_files
         self.doomed = doomed
         """Hours whose files go once this checkpoint is durable."""
 
@@ -164,7 +171,7 @@ class CheckpointJob:
         units, extents, records = self._gather()
         counts = (len(self._hours), len(self._marks), len(self._moves), len(units), len(extents))
         record_bytes = int(extents["bytes"].sum())
-        yield _HEADER.pack(_MAGIC, FORMAT_VERSION, 0, *counts, record_bytes)
+        yield _HEADER.pack(_MAGIC, FORMAT_VERSION if self._bundles else 1, 0, *counts, record_bytes)
         yield self._hours.tobytes()
         yield self._marks.tobytes()
         yield self._moves.tobytes()
@@ -181,16 +188,17 @@ class CheckpointJob:
                 yield b"".join(held)
                 held, held_bytes = [], 0
         yield b"".join(held)
+        yield self._bundles
 
     def _gather(self) -> tuple[Units, Units, Iterator[Bytes]]:
-        """Units by (hour, index), one extent an hour, and the records in the same order."""
+        """Units by (hour, index), one extent for each contiguous range of ids, and the records in the same order."""
         if not self._blocks:
             return units_from(np.zeros(0, dtype=np.uint8)), np.zeros(0, dtype=EXTENT), iter(())
         units: Units = join_units([block.units for block in self._blocks])
         ids = ids_of(units)
         order = np.argsort(ids, kind="stable")
         ids, units = ids[order], units[order]
-        starts = np.flatnonzero(np.diff(ids >> np.uint64(32), prepend=np.uint64(0xFFFF_FFFF_FFFF)))
+        starts = np.append(0, np.flatnonzero(np.diff(ids) != 1) + 1)
         extents = np.zeros(len(starts), dtype=EXTENT)
         extents["id"] = ids[starts]
         extents["offset"] = units["offset"][starts]
@@ -235,8 +243,8 @@ def read_run(disk: Disk, path: str) -> RunContent:
     if len(data) < _HEADER.size + 4 or crc != int.from_bytes(data[-4:], "little"):
         raise CorruptSegmentError(path, 0, "the run file does not match its CRC")
     magic, version, _, hours, marks, moves, units, extents, record_bytes = _HEADER.unpack_from(data)
-    if magic != _MAGIC or version != FORMAT_VERSION:
-        raise CorruptSegmentError(path, 0, f"not a run file of version {FORMAT_VERSION}")
+    if magic != _MAGIC or not 1 <= version <= FORMAT_VERSION:
+        raise CorruptSegmentError(path, 0, f"not a run file of version 1 to {FORMAT_VERSION}")
     view = memoryview(data)
     at = _HEADER.size
 
@@ -252,4 +260,5 @@ def read_run(disk: Disk, path: str) -> RunContent:
         units=units_from(np.frombuffer(take(units * UNIT_BYTES), dtype=np.uint8)).copy(),
         extents=np.frombuffer(take(extents * EXTENT.itemsize), dtype=EXTENT).copy(),
         records=bytes(take(record_bytes)),
+        bundles=bytes(take(len(data) - 4 - at)),
     )

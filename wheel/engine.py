@@ -8,8 +8,10 @@ Invariants:
 - Ids, offsets and due times are given by `append`, from the log alone. When a buffer is merged, a tick
   loaded or a checkpoint written shows in no id, order, answer or digest.
 - Every pending unit due before `SecondWheel.until_ms` is in the second wheel.
-- A unit is in exactly one of: the hour segments (index below the merged rows), the frozen buffer, the
-  active buffer.
+- A unit is in exactly one of: the hour segments (merged), a bundle that was taken over, the frozen buffer,
+  the active buffer.
+- After a bundle was taken over nothing else is applied until what it brings for the loaded ticks has been read
+  (`absorbing`); it needs the bundle's file, the taking over itself does not.
 - The cursor never moves back; no unit below it is pending.
 
 All methods belong to one thread, that of the node's core; `run` of a job may be called by any.
@@ -19,18 +21,22 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from bisect import insort
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.proto.log_pb2 import ManifestFile
+from tickwheel.storage.bundle import Layout
 from tickwheel.storage.disk import Disk
-from tickwheel.storage.segment import Chunk, Segment
+from tickwheel.storage.segment import Chunk, Segment, SegmentLengths
 from tickwheel.wheel import sweep
 from tickwheel.wheel.buffer import Block, Buffer
+from tickwheel.wheel.bundles import Bundles, Overlay, TakenChunks
 from tickwheel.wheel.checkpoint import CheckpointJob, WheelState, read_run, run_path
 from tickwheel.wheel.hours import HourTable
-from tickwheel.wheel.jobs import HourChunks, Job, LoadJob, MapJob, MergeJob
+from tickwheel.wheel.jobs import AbsorbJob, HourChunks, Job, LoadJob, MapJob, MergeJob
 from tickwheel.wheel.marks import Marks
 from tickwheel.wheel.queries import HOURS_MAX as QUERY_HOURS_MAX
 from tickwheel.wheel.queries import CountJob, ScanJob, Schedule, Wanted
@@ -104,6 +110,9 @@ class Wheel:
         self._merging: MergeJob | None = None
         self._loading: LoadJob | None = None
         self._mapping: MapJob | None = None
+        self._bundles = Bundles()
+        self._fresh: tuple[Overlay, TakenChunks] | None = None
+        self._absorbing: AbsorbJob | None = None
         self._chunks: dict[int, list[Chunk]] = {}
         self._open: dict[int, Segment] = {}
         self._dirty: set[int] = set()
@@ -131,6 +140,7 @@ class Wheel:
         self._run = state.run
         content = read_run(self._disk, run_path(self._directory, state.run))
         self._hours.load(content.hours)
+        self._bundles.load(content.bundles)
         self._remove_leavings()
         self._marks.load(content.marks, content.moves)
         self._active.restore(content.units, content.extents, content.records)
@@ -161,6 +171,7 @@ class Wheel:
         count = len(units)
         if not count:
             return np.zeros(0, dtype=np.uint64)
+        assert self._fresh is None, "a bundle that was taken over is still being read"
         hours = self._hours
         due = np.maximum(units["due_requested_ms"], self.cursor.due_ms)
         hour = due // HOUR_MS
@@ -198,6 +209,69 @@ class Wheel:
             if part is not None:
                 loading.arrivals.append(part)
 
+    def ingest(self, name: str, layout: Layout, topic_ids: tuple[int, ...], stamped_ms: int) -> int:
+        """Take a bundle over: its units get the next indexes of their hours. Returns how many were late.
+
+        Units due before the cursor become due at the cursor, as arrivals do; if their hour is over they go to the
+        cursor's. Nothing is read or written: `absorbing` holds until a job has read what is due soon.
+        """
+        assert self._fresh is None, "a bundle that was taken over is still being read"
+        table = layout.table
+        cursor_hour = self.cursor.due_ms // HOUR_MS
+        target = np.maximum(table["hour"].astype(np.int64), cursor_hour)
+        units, log_bytes = table["units"].astype(np.int64), table["log_bytes"].astype(np.int64)
+        starts = np.flatnonzero(np.diff(target, prepend=-1))
+        used = target[starts]
+        hours = self._hours
+        hours.cover(int(used[0]), int(used[-1]))
+        at_hour = used - hours.base
+        counts = np.diff(starts, append=len(target))
+        before_units, before_bytes = np.cumsum(units) - units, np.cumsum(log_bytes) - log_bytes
+        first = before_units + np.repeat(hours.next_index[at_hour] - before_units[starts], counts)
+        offsets = before_bytes + np.repeat(hours.next_offset[at_hour] - before_bytes[starts], counts)
+        hours.next_index[at_hour] += np.add.reduceat(units, starts)
+        hours.next_offset[at_hour] += np.add.reduceat(log_bytes, starts)
+        taken = self._bundles.take(
+            name,
+            layout,
+            target,
+            first,
+            offsets,
+            clamp_ms=self.cursor.due_ms,
+            stamped_ms=stamped_ms,
+            topic_ids=topic_ids,
+        )
+        self._fresh = (self._bundles.overlays()[-1], taken)
+        self.pending += layout.units
+        for hour in used.tolist():
+            self._chunks.pop(hour, None)
+        return int(units[table["hour"] < cursor_hour].sum())
+
+    def covers(self, hour_max: int) -> bool:
+        """Whether hours up to this one can be used."""
+        return self._hours.fits(self.cursor.due_ms // HOUR_MS, hour_max)
+
+    @property
+    def absorbing(self) -> bool:
+        """Whether nothing may be applied yet, because of the bundle that was taken over last."""
+        return self._fresh is not None
+
+    @property
+    def lacking(self) -> tuple[str, int] | None:
+        """Name and bytes of the bundle whose file is waited for; None: no file is missing."""
+        if self._fresh is None or self._absorbing is not None or self._disk.exists(self._fresh[0].path):
+            return None
+        return self._fresh[0].name, self._fresh[0].bytes
+
+    @property
+    def bundle_chunks(self) -> int:
+        """Chunks of hours that lie in bundles."""
+        return self._bundles.chunks
+
+    def bundle_names(self) -> set[str]:
+        """Bundles whose files are needed."""
+        return {overlay.name for overlay in self._bundles.overlays()}
+
     def dispatch(self, to: CursorKey) -> Dispatched:
         """Move the cursor; everything below it is passed. Does nothing if `to` is not ahead of the cursor.
 
@@ -209,6 +283,7 @@ class Wheel:
             to = CursorKey(to.due_ms, units_in_hour)
         if to <= self.cursor:
             return _NOTHING
+        assert self._fresh is None, "a bundle that was taken over is still being read"
         taken: list[Block] = []
         while self._second.until_ms <= to.due_ms:
             taken += self._second.take(to)
@@ -293,6 +368,7 @@ class Wheel:
         self._removed_below = below
         self._doomed += self._hours.forget(below)
         self._marks.forget(below)
+        self._bundles.forget(below)
         for hour in [hour for hour in self._chunks if hour < below]:
             del self._chunks[hour]
 
@@ -303,6 +379,8 @@ class Wheel:
 
         None: nothing is due (or what is due is still being loaded: ask again when a load is finished).
         """
+        if self._fresh is not None:
+            return None
         start = self.cursor if after is None else max(after, self.cursor)
         second = self._second
         limit_ms = min(until_ms, second.until_ms - 1)
@@ -320,7 +398,7 @@ class Wheel:
 
         None: part of it is not loaded.
         """
-        if self._second.until_ms <= to.due_ms:
+        if self._second.until_ms <= to.due_ms or self._fresh is not None:
             return None
         found = self._second.peek(start, to)
         if not found:
@@ -350,7 +428,7 @@ class Wheel:
             if (due := block.first_due_from(from_ms)) is not None
         ]
         chunks = self._chunks.get(hour)
-        if self._hours.merged(hour).rows:
+        if self._in_files(hour):
             if chunks is None:
                 return from_ms
             tick = (from_ms - hour * HOUR_MS) // self._slot_ms
@@ -367,7 +445,7 @@ class Wheel:
 
     def records(self, units: Units) -> RecordsJob:
         """Fetch the records of units; those of removed hours are missing in it."""
-        return RecordsJob(units, self._removed_below, self._buffers(), self._merged_rows, self._open_hour)
+        return RecordsJob(units, self._removed_below, self._buffers(), self._lies_in_files, self._open_hour)
 
     def removed(self, ids: Ids) -> bool:
         """Whether one of them was in an hour that has been removed."""
@@ -381,7 +459,7 @@ class Wheel:
         pairs = list(zip(hours, indexes, strict=True))
         found = np.array([h >= self._removed_below and i < self._hours.units(h) for h, i in pairs], dtype=np.bool_)
         cancelled = np.array([self._marks.has(h, i) for h, i in pairs], dtype=np.bool_)
-        return LookupJob(ids, resolved, found, cancelled, self._buffers(), self._merged_rows, self._open_hour)
+        return LookupJob(ids, resolved, found, cancelled, self._buffers(), self._lies_in_files, self._open_hour)
 
     def fetch(self, ids: Ids, bytes_max: int) -> tuple[Units, list[bytes]]:
         """Units and records of messages that are there, read at once on this thread: the first ones up to `bytes_max`
@@ -429,11 +507,19 @@ class Wheel:
         """Buffers, older first."""
         return [self._active] if self._frozen is None else [self._frozen, self._active]
 
-    def _merged_rows(self, hour: int) -> int:
-        return self._hours.merged(hour).rows
+    def _in_files(self, hour: int) -> bool:
+        """Whether some of an hour's units lie in files."""
+        return self._hours.merged(hour).rows > 0 or len(self._bundles.of(hour)) > 0
+
+    def _lies_in_files(self, hour: int, index: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which indexes of an hour lie in files: of a bundle, or merged."""
+        inside, below = self._bundles.inside(hour, index)
+        return inside | (index - below < self._hours.merged(hour).rows)
 
     def _open_hour(self, hour: int) -> HourChunks:
-        return HourChunks(self._disk, self._directory, hour, self._hours.merged(hour), self._chunks.get(hour))
+        return HourChunks(
+            self._disk, self._directory, hour, self._hours.merged(hour), self._chunks.get(hour), self._bundles
+        )
 
     @property
     def buffer_bytes(self) -> int:
@@ -466,10 +552,34 @@ class Wheel:
         mapping = self._wanted_map()
         if mapping is not None:
             wanted.append(mapping)
+        if self._fresh is not None:
+            absorbing = self._wanted_absorb(*self._fresh)
+            return wanted if absorbing is None else [*wanted, absorbing]
         loading = self._wanted_load(now_ms)
         if loading is not None:
             wanted.append(loading)
         return wanted
+
+    def _wanted_absorb(self, overlay: Overlay, taken: TakenChunks) -> AbsorbJob | None:
+        """Nothing further is loaded meanwhile, so the window that it reads is all that can be."""
+        if self._absorbing is not None or not self._disk.exists(overlay.path):
+            return None
+        due_max = self._second.until_ms if self._loading is None else self._loading.due_max
+        near = taken[taken["hour"].astype(np.int64) * HOUR_MS < due_max]
+        starts = np.flatnonzero(np.diff(near["hour"].astype(np.int64), prepend=-1))
+        parts = np.split(near, starts[1:]) if len(near) else []
+        hours = [
+            HourChunks(self._disk, self._directory, int(part["hour"][0]), SegmentLengths(), None, self._bundles, part)
+            for part in parts
+        ]
+        self._absorbing = AbsorbJob(self._slot_ms, due_max, hours)
+        return self._absorbing
+
+    def _finish_absorb(self, job: AbsorbJob) -> None:
+        self._absorbing = None
+        self._fresh = None
+        for block in job.found:
+            self._take_near(block)
 
     def _worth_merging(self) -> bool:
         """Full, or enough for each hour that it touches: small merges hold loop and disk up for less long."""
@@ -482,9 +592,7 @@ class Wheel:
             return None
         first = self.cursor.due_ms // HOUR_MS
         missing = [
-            hour
-            for hour in range(first, first + HOURS_AHEAD + 1)
-            if hour not in self._chunks and self._hours.has_merged(hour)
+            hour for hour in range(first, first + HOURS_AHEAD + 1) if hour not in self._chunks and self._in_files(hour)
         ]
         if not missing:
             return None
@@ -526,7 +634,7 @@ class Wheel:
 
     def _load_job(self, begin_ms: int, end_ms: int) -> LoadJob:
         hours = self._hours.used(begin_ms // HOUR_MS, -(-end_ms // HOUR_MS)).tolist()
-        merged = [self._open_hour(hour) for hour in hours if self._hours.merged(hour).rows]
+        merged = [self._open_hour(hour) for hour in hours if self._in_files(hour)]
         # Buffers are captured now, as slices: what arrives later goes to the job's arrivals.
         blocks = [
             part
@@ -570,10 +678,16 @@ class Wheel:
             if job is self._loading:
                 self._loading = None
                 self._take_loaded(job)
+        elif isinstance(job, AbsorbJob):
+            self._finish_absorb(job)
         elif isinstance(job, MapJob):
             self._mapping = None
             for hour in job.hours:
-                if hour.lengths == self._hours.merged(hour.hour) and hour.hour >= self._removed_below:
+                if (
+                    hour.lengths == self._hours.merged(hour.hour)
+                    and hour.taken == len(self._bundles.of(hour.hour))
+                    and hour.hour >= self._removed_below
+                ):
                     self._chunks[hour.hour] = list(hour.chunks())
 
     def _finish_merge(self, job: MergeJob) -> None:
@@ -591,8 +705,8 @@ class Wheel:
             self._hours.set_merged(hour, lengths)
             self._dirty.add(hour)
             if hour in self._chunks:
-                self._chunks[hour].append(chunk)
-            elif first and hour <= self.cursor.due_ms // HOUR_MS + HOURS_AHEAD:
+                insort(self._chunks[hour], chunk, key=lambda known: known.first_index)
+            elif first and not len(self._bundles.of(hour)) and hour <= self.cursor.due_ms // HOUR_MS + HOURS_AHEAD:
                 self._chunks[hour] = [chunk]
 
     def _close_hour(self, hour: int) -> None:
@@ -620,6 +734,8 @@ class Wheel:
                 self._loading = None
         elif isinstance(job, MapJob):
             self._mapping = None
+        elif isinstance(job, AbsorbJob):
+            self._absorbing = None
         elif isinstance(job, CheckpointJob):
             self._dirty |= job.dirty
             self._doomed = [*job.doomed, *self._doomed]
@@ -643,8 +759,20 @@ class Wheel:
         busy = set() if self._merging is None else set(self._merging.hours)
         doomed = [hour for hour in self._doomed if hour not in busy]
         self._doomed = [hour for hour in self._doomed if hour in busy]
+        assert self._fresh is None, "the file of a bundle may be missing yet"
+        files = {o.path: ManifestFile(path=o.path, bytes=o.bytes) for o in self._bundles.overlays()}
         return CheckpointJob(
-            self._disk, self._directory, state, self._hours.dump(), marks, moves, self._buffers(), dirty, doomed
+            self._disk,
+            self._directory,
+            state,
+            self._hours.dump(),
+            marks,
+            moves,
+            self._buffers(),
+            dirty,
+            doomed,
+            self._bundles.dump(),
+            list(files.values()),
         )
 
     def checkpoint_durable(self, job: CheckpointJob) -> None:
@@ -662,4 +790,7 @@ class Wheel:
             "marks": marks.tobytes(),
             "moves": moves.tobytes(),
         }
+        bundles = self._bundles.dump()
+        if bundles:
+            parts["bundles"] = bundles
         return {name: hashlib.sha256(content).digest() for name, content in parts.items()}

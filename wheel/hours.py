@@ -58,6 +58,12 @@ class HourTable:
                 self._low = self._high = low
         self._low, self._high = low, high
 
+    def fits(self, hour_min: int, hour_max: int) -> bool:
+        """Whether `cover` could make the arrays hold these hours."""
+        if self._high <= self._low:
+            return hour_max + 1 - hour_min <= HOURS_SPAN_MAX
+        return max(self._high, hour_max + 1) - min(self._low, hour_min) <= HOURS_SPAN_MAX
+
     def has(self, hour: int) -> bool:
         return self._low <= hour < self._high
 

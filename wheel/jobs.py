@@ -13,10 +13,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.storage.bundle import BundleSegment
 from tickwheel.storage.disk import Buffer as Bytes
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.segment import Chunk, Segment, SegmentLengths, row_checksums
-from tickwheel.wheel.buffer import Block, Buffer
+from tickwheel.wheel.buffer import Block, Buffer, join_blocks, ordered_block
+from tickwheel.wheel.bundles import Bundles, TakenChunks
 from tickwheel.wheel.units import HOUR_MS, NO_INDEX, UNIT, UNIT_BYTES, Units, join_units
 
 OPEN_HOURS_MAX = 80
@@ -84,23 +86,26 @@ class MergeJob:
         order = order[int(np.searchsorted(due[order], self._due_min)) :]
         due = due[order]
         units: Units = join_units([block.units for block in self._blocks])[order]
-        hours = np.array(self.hours, dtype=np.int64)
-        edges = due.searchsorted(np.append(hours * HOUR_MS, (hours[-1] + 1) * HOUR_MS))
+        firsts, first_extents = self._pieces()
+        hours = firsts >> 32
+        due, units, edges = self._by_piece(due, units, hours, firsts)
         counts = np.diff(edges)
         rows = np.arange(len(units), dtype=np.int64)
 
-        # Runs: the units of one tick of one hour are contiguous; each is a chain of its own here.
+        # Runs: the units of one tick of one piece are contiguous; each is a chain of its own here.
         tick = due // self._slot_ms
-        run_starts = np.flatnonzero(np.diff(tick, prepend=-1))
+        begins = np.diff(tick, prepend=-1) != 0
+        begins[edges[:-1]] = True
+        run_starts = np.flatnonzero(begins)
         run_counts = np.diff(run_starts, append=len(units))
         in_run = (rows - np.repeat(run_starts, run_counts)).astype(np.uint32)
         units["run_index"] = in_run
-        self._chain(units, tick, in_run)
+        self._chain(units, np.cumsum(begins), in_run)
         raw = bytes_of(units)
         units["crc"] = row_checksums(raw)
 
-        # place[i]: row in the hour's chunk of the i-th index of the chunk.
-        first_index = np.array([self._merged[hour].rows for hour in self.hours], dtype=np.int64)
+        # place[i]: row in the chunk of the i-th index of the chunk.
+        first_index = firsts & 0xFFFF_FFFF
         base = np.repeat(edges[:-1], counts)
         places = np.empty(len(units), dtype=np.uint32)
         places[base + units["index"] - np.repeat(first_index, counts)] = rows - base
@@ -108,16 +113,13 @@ class MergeJob:
         ticks_per_hour = HOUR_MS // self._slot_ms
         run_ticks = (tick[run_starts] % ticks_per_hour).astype(np.uint32)
         run_edges = run_starts.searchsorted(edges)
-        extent_edges = np.searchsorted(
-            self._extents["id"] >> np.uint64(32), np.append(hours, hours[-1] + 1).astype(np.uint64)
-        )
-        for number, hour in enumerate(self.hours):
+        for number, (hour, first) in enumerate(zip(hours.tolist(), first_index.tolist(), strict=True)):
             low, high = int(edges[number]), int(edges[number + 1])
             run_low, run_high = int(run_edges[number]), int(run_edges[number + 1])
-            extents = self._extents[extent_edges[number] : extent_edges[number + 1]]
+            extents = self._extents[first_extents[number] : first_extents[number + 1]]
             lengths, chunk = self._segment(hour).append_chunk(
                 self._merged[hour],
-                self._merged[hour].rows,
+                first,
                 int(extents["offset"][0]),
                 run_ticks[run_low:run_high],
                 run_counts[run_low:run_high].astype(np.uint32),
@@ -125,12 +127,37 @@ class MergeJob:
                 places[low:high],
                 self._records(extents),
             )
+            self._merged[hour] = lengths
             self.results.append((hour, lengths, chunk))
 
-    def _chain(self, units: Units, tick: NDArray[np.int64], in_run: NDArray[np.uint32]) -> None:
-        """local_index and previous_index: the units of a tick in index order, each naming the one before it."""
+    def _pieces(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First id of each contiguous range of ids of an hour, and where its extents begin (and the last ones end).
+
+        An hour has more than one only if a bundle was taken over between: its indexes are not ours.
+        """
+        ids = self._extents["id"].astype(np.int64)
+        ends = ids + self._extents["count"]
+        begins = np.append(True, ids[1:] != ends[:-1])
+        starts = np.flatnonzero(begins)
+        return ids[starts], np.append(starts, len(ids))
+
+    def _by_piece(
+        self, due: NDArray[np.int64], units: Units, hours: NDArray[np.int64], firsts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], Units, NDArray[np.int64]]:
+        """Due times and units with those of one piece together, and the edges of the pieces."""
+        all_hours = np.array(self.hours, dtype=np.int64)
+        edges = due.searchsorted(np.append(all_hours * HOUR_MS, (all_hours[-1] + 1) * HOUR_MS))
+        if len(hours) == len(all_hours):
+            return due, units, edges
+        ids = (due // HOUR_MS << 32) | units["index"]
+        piece = np.searchsorted(firsts, ids, side="right") - 1
+        order = np.argsort(piece, kind="stable")
+        return due[order], units[order], np.searchsorted(piece[order], np.arange(len(firsts) + 1))
+
+    def _chain(self, units: Units, run: NDArray[np.int64], in_run: NDArray[np.uint32]) -> None:
+        """local_index and previous_index: the units of a run in index order, each naming the one before it."""
         order = (
-            np.lexsort((units["index"], tick))
+            np.lexsort((units["index"], run))
             if np.any(np.diff(units["index"].astype(np.int64))[in_run[1:] > 0] < 0)
             else None
         )
@@ -165,28 +192,64 @@ class MergeJob:
 
 
 class HourChunks:
-    """The chunks of one hour as far as they were merged when captured; read from disk if not known."""
+    """The chunks of one hour, merged and taken over, as they were when captured; read from disk if not known."""
 
     def __init__(
-        self, disk: Disk, directory: str, hour: int, lengths: SegmentLengths, chunks: Sequence[Chunk] | None
+        self,
+        disk: Disk,
+        directory: str,
+        hour: int,
+        lengths: SegmentLengths,
+        chunks: Sequence[Chunk] | None,
+        bundles: Bundles,
+        taken: TakenChunks | None = None,
     ) -> None:
+        """`taken`: the chunks that were taken over; absent: all of the hour."""
         self._disk = disk
         self._directory = hour_directory(directory, hour)
         self.hour = hour
         self.lengths = lengths
+        self._taken = bundles.of(hour) if taken is None else taken
+        self._overlays = bundles.overlays_of(self._taken) if len(self._taken) else {}
         self._chunks = None if chunks is None else tuple(chunks)
         self._segments: dict[int, Segment] = {}
 
+    @property
+    def taken(self) -> int:
+        """How many of its chunks were taken over."""
+        return len(self._taken)
+
     def chunks(self) -> Sequence[Chunk]:
+        """By rising first index, which is the order of their records too. `seq` is 0, or the number of a bundle."""
         if self._chunks is None:
-            self._chunks = tuple(self.segment(0).chunks(self.lengths.heads_bytes)) if self.lengths.heads_bytes else ()
+            own = self.segment(0).chunks(self.lengths.heads_bytes) if self.lengths.heads_bytes else []
+            for row in self._taken:
+                overlay = self._overlays[int(row["bundle"])]
+                own.append(overlay.chunk(self._bundle(overlay.number), row))
+            self._chunks = tuple(sorted(own, key=lambda chunk: chunk.first_index))
         return self._chunks
 
-    def segment(self, seq: int) -> Segment:
-        segment = self._segments.get(seq)
+    def _bundle(self, number: int) -> BundleSegment:
+        segment = self._segments.get(number)
         if segment is None:
-            segment = self._segments[seq] = Segment(self._disk, self._directory, seq)
+            segment = self._segments[number] = self._overlays[number].segment(self._disk)
+        assert isinstance(segment, BundleSegment)
         return segment
+
+    def segment(self, seq: int) -> Segment:
+        """What a chunk lies in."""
+        if seq:
+            return self._bundle(seq)
+        segment = self._segments.get(0)
+        if segment is None:
+            segment = self._segments[0] = Segment(self._disk, self._directory, 0)
+        return segment
+
+    def units(self, chunk: Chunk, first: int, count: int) -> Units:
+        """Units of some rows of a chunk, checked."""
+        raw = self.segment(chunk.seq).rows(chunk.first_row + first, count)
+        overlay = self._overlays.get(chunk.seq)
+        return units_from(raw) if overlay is None else overlay.units(raw, chunk)
 
     def close(self) -> None:
         for segment in self._segments.values():
@@ -199,7 +262,7 @@ class HourChunks:
         for chunk in self.chunks():
             low, high = chunk.rows_between(tick_min, tick_max)
             if high > low:
-                units = units_from(self.segment(chunk.seq).rows(chunk.first_row + low, high - low))
+                units = self.units(chunk, low, high - low)
                 found.append(Block(np.ascontiguousarray(units["due_ms"]), units))
         return found
 
@@ -259,3 +322,31 @@ class LoadJob:
             part = block.between(self.due_min, self.due_max)
             if part is not None:
                 self.found.append(part)
+        if self.found and any(hour.taken for hour in self.hours):
+            # What was taken over may have higher indexes than what the buffers hold.
+            self.found = [ordered_block(self.found)]
+
+
+class AbsorbJob:
+    """Reads what a taken-over bundle brings for the ticks that are loaded, or just being loaded."""
+
+    kind = "absorb"
+
+    def __init__(self, slot_ms: int, due_max: int, hours: list[HourChunks]) -> None:
+        """`hours`: with the new chunks only."""
+        self._slot_ms = slot_ms
+        self.due_max = due_max
+        self.hours = hours
+        self.found: list[Block] = []
+        """One for each hour that has some, sorted."""
+
+    def run(self) -> None:
+        ticks_per_hour = HOUR_MS // self._slot_ms
+        last = -(-self.due_max // self._slot_ms)
+        for hour in self.hours:
+            try:
+                blocks = hour.blocks(0, min(last - hour.hour * ticks_per_hour, ticks_per_hour))
+            finally:
+                hour.close()
+            if blocks:
+                self.found.append(join_blocks(blocks))

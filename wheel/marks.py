@@ -81,7 +81,8 @@ class Marks:
             keys = zip((units["due_ms"] // HOUR_MS).tolist(), units["index"].tolist(), strict=True)
             return np.fromiter((self.has(hour, index) for hour, index in keys), np.bool_, len(units))
         hours = units["due_ms"] // HOUR_MS
-        for hour in np.unique(hours).tolist() if hours[0] != hours[-1] else [int(hours[0])]:
+        first = int(hours[0])
+        for hour in [first] if (hours == first).all() else np.unique(hours).tolist():
             if hour in self._sorted or hour in self._recent:
                 out |= (hours == hour) & np.isin(units["index"], self._fold(hour))
         return out

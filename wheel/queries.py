@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.wheel.buffer import Block, join_blocks
+from tickwheel.wheel.buffer import Block, join_blocks, ordered_block
 from tickwheel.wheel.jobs import HourChunks
 from tickwheel.wheel.slots import cut_at
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units, join_units
@@ -107,7 +107,7 @@ class Schedule:
         found += [part for block in self.blocks if (part := block.between(low_ms, high_ms)) is not None]
         if not found:
             return None
-        joined = join_blocks(found)
+        joined = ordered_block(found) if hour.taken else join_blocks(found)
         cut = cut_at(joined, self.cursor)
         due, units = joined.due_ms[cut:], joined.units[cut:]
         marked = self.marks.get(hour.hour)

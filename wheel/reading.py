@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.wheel.buffer import Buffer
-from tickwheel.wheel.jobs import HourChunks, units_from
+from tickwheel.wheel.jobs import HourChunks
 from tickwheel.wheel.units import UNIT, Ids, Units, ids_of
 
 READ_GAP_BYTES = 16 << 10
@@ -24,6 +24,8 @@ ROW_GAP = 64
 PLACE_GAP = 1024
 
 OpenHour = Callable[[int], HourChunks]
+InFiles = Callable[[int, NDArray[np.int64]], NDArray[np.bool_]]
+"""(hour, indexes): which of them lie in files; the others are in buffers."""
 
 
 def spans(sorted_positions: NDArray[np.int64], gap: int) -> Iterator[tuple[int, int]]:
@@ -51,7 +53,7 @@ class RecordsJob:
         units: Units,
         removed_below: int,
         buffers: Sequence[Buffer],
-        merged_rows: Callable[[int], int],
+        in_files: InFiles,
         open_hour: OpenHour,
     ) -> None:
         self._units = units
@@ -64,7 +66,7 @@ class RecordsJob:
             if hour < removed_below:
                 self.missing = True
                 continue
-            in_segment = units["index"][rows] < merged_rows(hour)
+            in_segment = in_files(hour, units["index"][rows].astype(np.int64))
             if in_segment.any():
                 self._left.append((open_hour(hour), rows[in_segment]))
             self._from_buffers(buffers, ids, rows[~in_segment])
@@ -135,7 +137,7 @@ class LookupJob:
         found: NDArray[np.bool_],
         cancelled: NDArray[np.bool_],
         buffers: Sequence[Buffer],
-        merged_rows: Callable[[int], int],
+        in_files: InFiles,
         open_hour: OpenHour,
     ) -> None:
         self.ids = ids
@@ -150,7 +152,7 @@ class LookupJob:
         hours = (resolved[wanted] >> np.uint64(32)).astype(np.int64)
         for hour, at in _by_hour(hours):
             rows = wanted[at]
-            in_segment = (resolved[rows] & np.uint64(0xFFFF_FFFF)) < np.uint64(merged_rows(hour))
+            in_segment = in_files(hour, (resolved[rows] & np.uint64(0xFFFF_FFFF)).astype(np.int64))
             if in_segment.any():
                 self._left.append((open_hour(hour), rows[in_segment]))
             rows = rows[~in_segment]
@@ -194,7 +196,7 @@ class LookupJob:
             order = np.argsort(at, kind="stable")
             at = at[order]
             for a, b in spans(at, ROW_GAP):
-                read = units_from(segment.rows(chunk.first_row + int(at[a]), int(at[b - 1] - at[a]) + 1))
+                read = hour.units(chunk, int(at[a]), int(at[b - 1] - at[a]) + 1)
                 self.units[rows[low:high][order[a:b]]] = read[at[a:b] - at[a]]
             if not np.array_equal(self.units["index"][rows[low:high]], part):
                 raise segment.corrupt_places(chunk)

@@ -1,6 +1,5 @@
-"""The unit of a delay index: 96 bytes that say where a message lies, when it is due and whose it is.
+"""Units as the wheel handles them: arrays of `UNIT` (storage/unit.py has the layout), their ids, and the cursor's key.
 
-`UNIT` is the layout on disk and in memory, little-endian. A batch of units is a numpy array of it.
 Ids of units are `hour << 32 | global index` in one uint64 (`ids_of`).
 """
 
@@ -12,41 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-HOUR_MS = 3_600_000
-NO_INDEX = 0xFFFF_FFFF
-"""`previous_index` of the first unit of a tick in its segment."""
+from tickwheel.storage.unit import HOUR_MS, NO_INDEX, ONE_TAG, UNIT, UNIT_BYTES
 
-UNIT = np.dtype(
-    [
-        ("offset", "<u8"),  # of the record (meta and payload) in the hour's delay log, given at apply
-        ("due_ms", "<i8"),  # that holds: the requested one, or the cursor's if that was later
-        ("due_requested_ms", "<i8"),
-        ("scheduled_ms", "<i8"),  # stamp of the command that brought it
-        ("tag_mask", "<u8"),
-        ("key_hash", "<u8"),
-        ("size", "<u4"),  # of the record
-        ("index", "<u4"),  # global index
-        ("previous_index", "<u4"),  # previous unit of the same tick, filled at merge; NO_INDEX: none
-        ("local_index", "<u4"),  # units of that tick before it, filled at merge
-        ("run_index", "<u4"),  # place in its run: contiguous units of one tick, filled at merge
-        ("topic_id", "<u4"),
-        (
-            "tag_hash",
-            "<u4",
-        ),  # of its only tag; 0: none, or several (units of the first version: of the first of several)
-        ("target_group", "<u4"),  # 0: all groups; else the one group a retry goes to
-        ("origin_hour", "<u4"),  # id it was first scheduled under; 0, 0: its own
-        ("origin_index", "<u4"),
-        ("crc", "<u4"),  # checksum of the other 92 bytes (segment.row_checksums), filled at merge
-        ("meta_size", "<u2"),  # of the MessageMeta in front of the payload
-        ("attempts", "u1"),
-        ("flags", "u1"),
-    ]
-)
-UNIT_BYTES = 96
-ONE_TAG = 1
-"""In `flags`: the message has one tag only, and `tag_hash` is its hash."""
-assert UNIT.itemsize == UNIT_BYTES
+__all__ = ["HOUR_MS", "NO_INDEX", "ONE_TAG", "UNIT", "UNIT_BYTES", "CursorKey", "Ids", "Units", "ids_of", "join_units"]
 
 Units = NDArray[np.void]
 _RAW = np.dtype((np.void, UNIT_BYTES))

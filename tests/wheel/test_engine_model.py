@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
+from tickwheel.storage import bundle
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.engine import CancelOutcome, Wheel, WheelConfig
 from tickwheel.wheel.sweep import DISPATCHED, DONE, MARKED, UNKNOWN
@@ -22,6 +24,17 @@ OUTCOMES = {
     "NOT_FOUND": UNKNOWN,
 }
 """What a command for many says where one for one says this."""
+
+
+def store(disk: SimulatedDisk, pieces: list[bytes]) -> None:
+    """A bundle as a node has it before it is taken over: synced, under its name."""
+    file = disk.open(bundle.bundle_path(bundle.name_of(pieces)), create=True)
+    file.truncate(0)
+    file.append(b"".join(pieces))
+    file.sync()
+    file.close()
+    disk.sync_dir("")
+    disk.sync_dir(bundle.DIRECTORY)
 
 
 @dataclass
@@ -72,6 +85,61 @@ class History:
         for id, due, record in zip(ids.tolist(), units["due_ms"].tolist(), records, strict=True):
             assert due == max(due, self.wheel.cursor.due_ms)
             self.pending.append(Pending((due, id & 0xFFFF_FFFF), record, id))
+
+    def ingest(self) -> None:
+        """A bundle built outside: the same as the same messages appended, but for their indexes."""
+        units, blob, records = self.batch()
+        pieces = bundle.build(units, blob, slot_ms=self.slot_ms, topics=2)
+        name = bundle.name_of(pieces)
+        store(self.disk, pieces)
+        layout = bundle.check(self.disk, name)
+        self.log.append(("ingest", (name, layout, self.now_ms)))
+        cursor = self.wheel.cursor
+        due = np.maximum(units["due_requested_ms"], cursor.due_ms)
+        next_index = {hour: self.wheel._hours.units(hour) for hour in (due // HOUR_MS).tolist()}
+        before = self.wheel.pending
+        self.wheel.ingest(name, layout, (1, 1), self.now_ms)
+        assert self.wheel.pending == before + len(units)
+        self.absorb()
+        for due_ms, record in zip(due.tolist(), records, strict=True):
+            hour = due_ms // HOUR_MS
+            index, next_index[hour] = next_index[hour], next_index[hour] + 1
+            self.pending.append(Pending((due_ms, index), record, hour << 32 | index))
+
+    def absorb(self) -> None:
+        """What the node does before it applies further."""
+        assert self.wheel.absorbing and self.wheel.lacking is None
+        while self.wheel.absorbing:
+            for job in self.wheel.jobs(self.now_ms):
+                if self.rng.random() < 0.3:
+                    self.wheel.abandon(job)
+                    continue
+                job.run()
+                self.wheel.finish(job)
+
+    def look(self) -> None:
+        """Units and records by id, a page of what is pending, and counts."""
+        if not self.pending:
+            return
+        chosen = self.rng.sample(self.pending, min(5, len(self.pending)))
+        lookup = self.wheel.lookup(np.array([p.id for p in chosen], np.uint64))
+        if not lookup.done:
+            lookup.run()
+        assert lookup.found.all() and (lookup.units["topic_id"] == 1).all()
+        assert [(int(u["due_ms"]), int(u["index"])) for u in lookup.units] == [p.key for p in chosen]
+        records = self.wheel.records(lookup.units)
+        if not records.done:
+            records.run()
+        assert records.records == [p.record for p in chosen]
+        after = CursorKey(*self.rng.choice(self.pending).key) if self.rng.random() < 0.5 else None
+        scan = self.wheel.scan(0, self.now_ms + 200 * HOUR_MS, after, 30)
+        scan.run()
+        near = [p.key for p in self.pending if p.key[0] < self.now_ms + 200 * HOUR_MS]
+        expected = sorted(key for key in near if after is None or key >= tuple(after))[:30]
+        assert [(int(u["due_ms"]), int(u["index"])) for u in scan.units] == expected
+        count = self.wheel.count(0, self.now_ms + 200 * HOUR_MS, HOUR_MS)
+        count.run()
+        assert dict(count.buckets) == Counter(due_ms // HOUR_MS * HOUR_MS for due_ms, _ in near)
 
     def cancel(self) -> None:
         if not self.pending:
@@ -127,6 +195,10 @@ class History:
                 self.wheel.append(units.copy(), blob)  # type: ignore[has-type]
             elif kind == "cancel":
                 self.wheel.cancel(*content)  # type: ignore[misc]
+            elif kind == "ingest":
+                name, layout, stamped_ms = content  # type: ignore[misc]
+                self.wheel.ingest(name, layout, (1, 1), stamped_ms)  # type: ignore[has-type]
+                self.absorb()
             else:
                 assert isinstance(content, CursorKey)
                 self.wheel.dispatch(content)
@@ -138,7 +210,7 @@ def test_wheel_is_a_sorted_list(seed: int) -> None:
     """Whatever is merged, loaded, checkpointed or lost with the power: order, content and digest are the model's."""
     history = History(seed, random.Random(seed).choice([1000, 500, 200, 100]))
     steps = [history.append] * 5 + [history.dispatch] * 3 + [history.cancel, history.pump, history.pump]
-    steps += [history.checkpoint, history.crash]
+    steps += [history.checkpoint, history.crash, history.ingest, history.ingest, history.look]
     for _ in range(150):
         history.rng.choice(steps)()
     history.now_ms += 1000 * HOUR_MS
