@@ -815,7 +815,7 @@ Global___RemoveHours: _TypeAlias = RemoveHours  # noqa: Y015
 
 @_typing.final
 class Ingest(_message.Message):
-    """Takes over segments that were built outside; reserved for the data pipeline."""
+    """Takes over one bundle that was built outside and that a majority holds on stable storage. Alone in its entry."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -824,11 +824,32 @@ class Ingest(_message.Message):
     SEGMENT_SHA256_FIELD_NUMBER: _builtins.int
     UNITS_FIELD_NUMBER: _builtins.int
     LOG_BYTES_FIELD_NUMBER: _builtins.int
+    LOAD_SHA256_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    BUNDLES_FIELD_NUMBER: _builtins.int
+    TOPIC_IDS_FIELD_NUMBER: _builtins.int
+    SLOT_MS_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     hour: _builtins.int
+    """First hour of the bundle, as it was built."""
     segment_sha256: _builtins.str
+    """Names the bundle: the SHA-256 of its bytes, in hexadecimal."""
     units: _builtins.int
     log_bytes: _builtins.int
+    load_sha256: _builtins.str
+    """What the load consists of: SHA-256 of its list of bundles. One job id stands for one load."""
+    sequence: _builtins.int
+    """Place of this bundle in the load, from 1; they are taken over in this order."""
+    bundles: _builtins.int
+    """Bundles of the whole load."""
+    slot_ms: _builtins.int
+    chunks: _builtins.bytes
+    """The bundle's table: 24 bytes a chunk (docs/FORMATS.md)."""
+    @_builtins.property
+    def topic_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids of the topics that the bundle names by their places in this list."""
+
     def __init__(
         self,
         *,
@@ -837,10 +858,16 @@ class Ingest(_message.Message):
         segment_sha256: _builtins.str = ...,
         units: _builtins.int = ...,
         log_bytes: _builtins.int = ...,
+        load_sha256: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        bundles: _builtins.int = ...,
+        topic_ids: _abc.Iterable[_builtins.int] | None = ...,
+        slot_ms: _builtins.int = ...,
+        chunks: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hour", b"hour", "job_id", b"job_id", "log_bytes", b"log_bytes", "segment_sha256", b"segment_sha256", "units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundles", b"bundles", "chunks", b"chunks", "hour", b"hour", "job_id", b"job_id", "load_sha256", b"load_sha256", "log_bytes", b"log_bytes", "segment_sha256", b"segment_sha256", "sequence", b"sequence", "slot_ms", b"slot_ms", "topic_ids", b"topic_ids", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atickwheel/proto/peer.proto\x12\x0ctickwheel.v1\"\x80\x07\n\tPeerFrame\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x13\n\x0breceiver_id\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\x06\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x0c\n\x04term\x18\x06 \x01(\x04\x12\x15\n\rconnection_id\x18\x07 \x01(\x06\x12\x16\n\x0e\x66ormat_version\x18\x08 \x01(\r\x12\x11\n\tdisk_uuid\x18\t \x01(\t\x12\x13\n\x0bwheel_group\x18\n \x01(\r\x12\x35\n\x0e\x61ppend_entries\x18\x14 \x01(\x0b\x32\x1b.tickwheel.v1.AppendEntriesH\x00\x12\x33\n\rappend_result\x18\x15 \x01(\x0b\x32\x1a.tickwheel.v1.AppendResultH\x00\x12\x31\n\x0crequest_vote\x18\x16 \x01(\x0b\x32\x19.tickwheel.v1.RequestVoteH\x00\x12\"\n\x04vote\x18\x17 \x01(\x0b\x32\x12.tickwheel.v1.VoteH\x00\x12/\n\x0btimeout_now\x18\x18 \x01(\x0b\x32\x18.tickwheel.v1.TimeoutNowH\x00\x12\"\n\x04ping\x18\x19 \x01(\x0b\x32\x12.tickwheel.v1.PingH\x00\x12\"\n\x04pong\x18\x1a \x01(\x0b\x32\x12.tickwheel.v1.PongH\x00\x12\"\n\x04sync\x18\x1b \x01(\x0b\x32\x12.tickwheel.v1.SyncH\x00\x12-\n\nsync_reply\x18\x1c \x01(\x0b\x32\x17.tickwheel.v1.SyncReplyH\x00\x12;\n\x11\x63heckpoint_needed\x18\x1d \x01(\x0b\x32\x1e.tickwheel.v1.CheckpointNeededH\x00\x12$\n\x05hello\x18\x1e \x01(\x0b\x32\x13.tickwheel.v1.HelloH\x00\x12(\n\x07refused\x18\x1f \x01(\x0b\x32\x15.tickwheel.v1.RefusedH\x00\x12+\n\x06\x62undle\x18  \x01(\x0b\x32\x19.tickwheel.v1.FrameBundleH\x00\x12+\n\tclock_ask\x18! \x01(\x0b\x32\x16.tickwheel.v1.ClockAskH\x00\x12\x31\n\x0c\x63lock_answer\x18\" \x01(\x0b\x32\x19.tickwheel.v1.ClockAnswerH\x00\x42\x06\n\x04\x62ody\"6\n\x0b\x46rameBundle\x12\'\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x17.tickwheel.v1.PeerFrame\"\x1d\n\x05Hello\x12\x14\n\x0cpeer_address\x18\x01 \x01(\t\"(\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x66inal\x18\x02 \x01(\x08\"5\n\x05\x45ntry\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0f\n\x07\x63ommand\x18\x03 \x01(\x0c\"\xa3\x01\n\rAppendEntries\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x04\x12\x1b\n\x0eprevious_index\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\rprevious_term\x18\x03 \x01(\x04\x12$\n\x07\x65ntries\x18\x04 \x03(\x0b\x32\x13.tickwheel.v1.Entry\x12\x0f\n\x07sent_ns\x18\x05 \x01(\x06\x42\x11\n\x0f_previous_index\"X\n\x0c\x41ppendResult\x12\x12\n\nnext_index\x18\x01 \x01(\x04\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x0f\n\x07success\x18\x03 \x01(\x08\x12\x14\n\x0c\x65\x63ho_sent_ns\x18\x04 \x01(\x06\"N\n\x0bRequestVote\x12\x16\n\x0elast_log_index\x18\x01 \x01(\x04\x12\x15\n\rlast_log_term\x18\x02 \x01(\x04\x12\x10\n\x08transfer\x18\x03 \x01(\x08\"\x17\n\x04Vote\x12\x0f\n\x07granted\x18\x01 \x01(\x08\"\x0c\n\nTimeoutNow\"\x17\n\x04Ping\x12\x0f\n\x07sent_ns\x18\x01 \x01(\x06\"s\n\x04Pong\x12\x14\n\x0c\x65\x63ho_sent_ns\x18\x01 \x01(\x06\x12\x10\n\x08\x63lock_ms\x18\x02 \x01(\x03\x12\x14\n\x0chears_master\x18\x03 \x01(\x08\x12\x16\n\x0elast_log_index\x18\x04 \x01(\x04\x12\x15\n\rlast_log_term\x18\x05 \x01(\x04\"\x98\x01\n\x04Sync\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04tick\x18\x02 \x01(\x03\x12\x13\n\x0blocal_index\x18\x03 \x01(\x04\x12\x10\n\x08\x63lock_ms\x18\x04 \x01(\x03\x12\x0f\n\x07sent_ns\x18\x05 \x01(\x06\x12(\n\x06leases\x18\x06 \x03(\x0b\x32\x18.tickwheel.v1.LeaseRange\x12\x10\n\x08\x63omplete\x18\x07 \x01(\x08\"\x97\x01\n\nLeaseRange\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\x04\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\x0c\x12\x10\n\x08until_ms\x18\x06 \x01(\x03\x12\x0b\n\x03ids\x18\x07 \x01(\x0c\x12\r\n\x05\x65poch\x18\x14 \x01(\r\"\x87\x01\n\tSyncReply\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12\x15\n\rcursor_due_ms\x18\x03 \x01(\x03\x12\x14\n\x0c\x63ursor_index\x18\x04 \x01(\x04\x12\x10\n\x08\x63lock_ms\x18\x05 \x01(\x03\x12\x14\n\x0c\x65\x63ho_sent_ns\x18\x06 \x01(\x06\"\x1b\n\x08\x43lockAsk\x12\x0f\n\x07sent_ns\x18\x01 \x01(\x06\"E\n\x0b\x43lockAnswer\x12\x14\n\x0c\x65\x63ho_sent_ns\x18\x01 \x01(\x06\x12\x0f\n\x07wall_ms\x18\x02 \x01(\x03\x12\x0f\n\x07time_us\x18\x03 \x01(\x03\"?\n\x10\x43heckpointNeeded\x12\x15\n\rapplied_index\x18\x01 \x01(\x04\x12\x14\n\x0c\x61pplied_term\x18\x02 \x01(\x04\"=\n\x16\x46\x65tchCheckpointRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"\x84\x01\n\x0f\x43heckpointChunk\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\r\x12\x12\n\nfile_bytes\x18\x05 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x06 \x01(\x04\x12\x0c\n\x04last\x18\x07 \x01(\x08\x32\xa2\x01\n\x04Peer\x12@\n\x08\x45xchange\x12\x17.tickwheel.v1.PeerFrame\x1a\x17.tickwheel.v1.PeerFrame(\x01\x30\x01\x12X\n\x0f\x46\x65tchCheckpoint\x12$.tickwheel.v1.FetchCheckpointRequest\x1a\x1d.tickwheel.v1.CheckpointChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atickwheel/proto/peer.proto\x12\x0ctickwheel.v1\"\xe2\x07\n\tPeerFrame\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x13\n\x0breceiver_id\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\x06\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x0c\n\x04term\x18\x06 \x01(\x04\x12\x15\n\rconnection_id\x18\x07 \x01(\x06\x12\x16\n\x0e\x66ormat_version\x18\x08 \x01(\r\x12\x11\n\tdisk_uuid\x18\t \x01(\t\x12\x13\n\x0bwheel_group\x18\n \x01(\r\x12\x35\n\x0e\x61ppend_entries\x18\x14 \x01(\x0b\x32\x1b.tickwheel.v1.AppendEntriesH\x00\x12\x33\n\rappend_result\x18\x15 \x01(\x0b\x32\x1a.tickwheel.v1.AppendResultH\x00\x12\x31\n\x0crequest_vote\x18\x16 \x01(\x0b\x32\x19.tickwheel.v1.RequestVoteH\x00\x12\"\n\x04vote\x18\x17 \x01(\x0b\x32\x12.tickwheel.v1.VoteH\x00\x12/\n\x0btimeout_now\x18\x18 \x01(\x0b\x32\x18.tickwheel.v1.TimeoutNowH\x00\x12\"\n\x04ping\x18\x19 \x01(\x0b\x32\x12.tickwheel.v1.PingH\x00\x12\"\n\x04pong\x18\x1a \x01(\x0b\x32\x12.tickwheel.v1.PongH\x00\x12\"\n\x04sync\x18\x1b \x01(\x0b\x32\x12.tickwheel.v1.SyncH\x00\x12-\n\nsync_reply\x18\x1c \x01(\x0b\x32\x17.tickwheel.v1.SyncReplyH\x00\x12;\n\x11\x63heckpoint_needed\x18\x1d \x01(\x0b\x32\x1e.tickwheel.v1.CheckpointNeededH\x00\x12$\n\x05hello\x18\x1e \x01(\x0b\x32\x13.tickwheel.v1.HelloH\x00\x12(\n\x07refused\x18\x1f \x01(\x0b\x32\x15.tickwheel.v1.RefusedH\x00\x12+\n\x06\x62undle\x18  \x01(\x0b\x32\x19.tickwheel.v1.FrameBundleH\x00\x12+\n\tclock_ask\x18! \x01(\x0b\x32\x16.tickwheel.v1.ClockAskH\x00\x12\x31\n\x0c\x63lock_answer\x18\" \x01(\x0b\x32\x19.tickwheel.v1.ClockAnswerH\x00\x12-\n\nbundle_ask\x18( \x01(\x0b\x32\x17.tickwheel.v1.BundleAskH\x00\x12\x31\n\x0c\x62undle_piece\x18) \x01(\x0b\x32\x19.tickwheel.v1.BundlePieceH\x00\x42\x06\n\x04\x62ody\"6\n\x0b\x46rameBundle\x12\'\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x17.tickwheel.v1.PeerFrame\"\x1d\n\x05Hello\x12\x14\n\x0cpeer_address\x18\x01 \x01(\t\"(\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x66inal\x18\x02 \x01(\x08\"5\n\x05\x45ntry\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0f\n\x07\x63ommand\x18\x03 \x01(\x0c\"\xa3\x01\n\rAppendEntries\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x04\x12\x1b\n\x0eprevious_index\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\rprevious_term\x18\x03 \x01(\x04\x12$\n\x07\x65ntries\x18\x04 \x03(\x0b\x32\x13.tickwheel.v1.Entry\x12\x0f\n\x07sent_ns\x18\x05 \x01(\x06\x42\x11\n\x0f_previous_index\"X\n\x0c\x41ppendResult\x12\x12\n\nnext_index\x18\x01 \x01(\x04\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x0f\n\x07success\x18\x03 \x01(\x08\x12\x14\n\x0c\x65\x63ho_sent_ns\x18\x04 \x01(\x06\"N\n\x0bRequestVote\x12\x16\n\x0elast_log_index\x18\x01 \x01(\x04\x12\x15\n\rlast_log_term\x18\x02 \x01(\x04\x12\x10\n\x08transfer\x18\x03 \x01(\x08\"\x17\n\x04Vote\x12\x0f\n\x07granted\x18\x01 \x01(\x08\"\x0c\n\nTimeoutNow\"\x17\n\x04Ping\x12\x0f\n\x07sent_ns\x18\x01 \x01(\x06\"s\n\x04Pong\x12\x14\n\x0c\x65\x63ho_sent_ns\x18\x01 \x01(\x06\x12\x10\n\x08\x63lock_ms\x18\x02 \x01(\x03\x12\x14\n\x0chears_master\x18\x03 \x01(\x08\x12\x16\n\x0elast_log_index\x18\x04 \x01(\x04\x12\x15\n\rlast_log_term\x18\x05 \x01(\x04\"\x98\x01\n\x04Sync\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04tick\x18\x02 \x01(\x03\x12\x13\n\x0blocal_index\x18\x03 \x01(\x04\x12\x10\n\x08\x63lock_ms\x18\x04 \x01(\x03\x12\x0f\n\x07sent_ns\x18\x05 \x01(\x06\x12(\n\x06leases\x18\x06 \x03(\x0b\x32\x18.tickwheel.v1.LeaseRange\x12\x10\n\x08\x63omplete\x18\x07 \x01(\x08\"\x97\x01\n\nLeaseRange\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\x04\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\x0c\x12\x10\n\x08until_ms\x18\x06 \x01(\x03\x12\x0b\n\x03ids\x18\x07 \x01(\x0c\x12\r\n\x05\x65poch\x18\x14 \x01(\r\"\x87\x01\n\tSyncReply\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12\x15\n\rcursor_due_ms\x18\x03 \x01(\x03\x12\x14\n\x0c\x63ursor_index\x18\x04 \x01(\x04\x12\x10\n\x08\x63lock_ms\x18\x05 \x01(\x03\x12\x14\n\x0c\x65\x63ho_sent_ns\x18\x06 \x01(\x06\"\x1b\n\x08\x43lockAsk\x12\x0f\n\x07sent_ns\x18\x01 \x01(\x06\"E\n\x0b\x43lockAnswer\x12\x14\n\x0c\x65\x63ho_sent_ns\x18\x01 \x01(\x06\x12\x0f\n\x07wall_ms\x18\x02 \x01(\x03\x12\x0f\n\x07time_us\x18\x03 \x01(\x03\"<\n\tBundleAsk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\tbytes_max\x18\x03 \x01(\r\"~\n\x0b\x42undlePiece\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04held\x18\x02 \x01(\x08\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x05 \x01(\r\x12\x12\n\nfile_bytes\x18\x06 \x01(\x04\x12\x11\n\theld_only\x18\x07 \x01(\x08\"?\n\x10\x43heckpointNeeded\x12\x15\n\rapplied_index\x18\x01 \x01(\x04\x12\x14\n\x0c\x61pplied_term\x18\x02 \x01(\x04\"=\n\x16\x46\x65tchCheckpointRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"\x84\x01\n\x0f\x43heckpointChunk\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\r\x12\x12\n\nfile_bytes\x18\x05 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x06 \x01(\x04\x12\x0c\n\x04last\x18\x07 \x01(\x08\x32\xa2\x01\n\x04Peer\x12@\n\x08\x45xchange\x12\x17.tickwheel.v1.PeerFrame\x1a\x17.tickwheel.v1.PeerFrame(\x01\x30\x01\x12X\n\x0f\x46\x65tchCheckpoint\x12$.tickwheel.v1.FetchCheckpointRequest\x1a\x1d.tickwheel.v1.CheckpointChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,45 +32,49 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tickwheel.proto.peer_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PEERFRAME']._serialized_start=45
-  _globals['_PEERFRAME']._serialized_end=941
-  _globals['_FRAMEBUNDLE']._serialized_start=943
-  _globals['_FRAMEBUNDLE']._serialized_end=997
-  _globals['_HELLO']._serialized_start=999
-  _globals['_HELLO']._serialized_end=1028
-  _globals['_REFUSED']._serialized_start=1030
-  _globals['_REFUSED']._serialized_end=1070
-  _globals['_ENTRY']._serialized_start=1072
-  _globals['_ENTRY']._serialized_end=1125
-  _globals['_APPENDENTRIES']._serialized_start=1128
-  _globals['_APPENDENTRIES']._serialized_end=1291
-  _globals['_APPENDRESULT']._serialized_start=1293
-  _globals['_APPENDRESULT']._serialized_end=1381
-  _globals['_REQUESTVOTE']._serialized_start=1383
-  _globals['_REQUESTVOTE']._serialized_end=1461
-  _globals['_VOTE']._serialized_start=1463
-  _globals['_VOTE']._serialized_end=1486
-  _globals['_TIMEOUTNOW']._serialized_start=1488
-  _globals['_TIMEOUTNOW']._serialized_end=1500
-  _globals['_PING']._serialized_start=1502
-  _globals['_PING']._serialized_end=1525
-  _globals['_PONG']._serialized_start=1527
-  _globals['_PONG']._serialized_end=1642
-  _globals['_SYNC']._serialized_start=1645
-  _globals['_SYNC']._serialized_end=1797
-  _globals['_LEASERANGE']._serialized_start=1800
-  _globals['_LEASERANGE']._serialized_end=1951
-  _globals['_SYNCREPLY']._serialized_start=1954
-  _globals['_SYNCREPLY']._serialized_end=2089
-  _globals['_CLOCKASK']._serialized_start=2091
-  _globals['_CLOCKASK']._serialized_end=2118
-  _globals['_CLOCKANSWER']._serialized_start=2120
-  _globals['_CLOCKANSWER']._serialized_end=2189
-  _globals['_CHECKPOINTNEEDED']._serialized_start=2191
-  _globals['_CHECKPOINTNEEDED']._serialized_end=2254
-  _globals['_FETCHCHECKPOINTREQUEST']._serialized_start=2256
-  _globals['_FETCHCHECKPOINTREQUEST']._serialized_end=2317
-  _globals['_CHECKPOINTCHUNK']._serialized_start=2320
-  _globals['_CHECKPOINTCHUNK']._serialized_end=2452
-  _globals['_PEER']._serialized_start=2455
-  _globals['_PEER']._serialized_end=2617
+  _globals['_PEERFRAME']._serialized_end=1039
+  _globals['_FRAMEBUNDLE']._serialized_start=1041
+  _globals['_FRAMEBUNDLE']._serialized_end=1095
+  _globals['_HELLO']._serialized_start=1097
+  _globals['_HELLO']._serialized_end=1126
+  _globals['_REFUSED']._serialized_start=1128
+  _globals['_REFUSED']._serialized_end=1168
+  _globals['_ENTRY']._serialized_start=1170
+  _globals['_ENTRY']._serialized_end=1223
+  _globals['_APPENDENTRIES']._serialized_start=1226
+  _globals['_APPENDENTRIES']._serialized_end=1389
+  _globals['_APPENDRESULT']._serialized_start=1391
+  _globals['_APPENDRESULT']._serialized_end=1479
+  _globals['_REQUESTVOTE']._serialized_start=1481
+  _globals['_REQUESTVOTE']._serialized_end=1559
+  _globals['_VOTE']._serialized_start=1561
+  _globals['_VOTE']._serialized_end=1584
+  _globals['_TIMEOUTNOW']._serialized_start=1586
+  _globals['_TIMEOUTNOW']._serialized_end=1598
+  _globals['_PING']._serialized_start=1600
+  _globals['_PING']._serialized_end=1623
+  _globals['_PONG']._serialized_start=1625
+  _globals['_PONG']._serialized_end=1740
+  _globals['_SYNC']._serialized_start=1743
+  _globals['_SYNC']._serialized_end=1895
+  _globals['_LEASERANGE']._serialized_start=1898
+  _globals['_LEASERANGE']._serialized_end=2049
+  _globals['_SYNCREPLY']._serialized_start=2052
+  _globals['_SYNCREPLY']._serialized_end=2187
+  _globals['_CLOCKASK']._serialized_start=2189
+  _globals['_CLOCKASK']._serialized_end=2216
+  _globals['_CLOCKANSWER']._serialized_start=2218
+  _globals['_CLOCKANSWER']._serialized_end=2287
+  _globals['_BUNDLEASK']._serialized_start=2289
+  _globals['_BUNDLEASK']._serialized_end=2349
+  _globals['_BUNDLEPIECE']._serialized_start=2351
+  _globals['_BUNDLEPIECE']._serialized_end=2477
+  _globals['_CHECKPOINTNEEDED']._serialized_start=2479
+  _globals['_CHECKPOINTNEEDED']._serialized_end=2542
+  _globals['_FETCHCHECKPOINTREQUEST']._serialized_start=2544
+  _globals['_FETCHCHECKPOINTREQUEST']._serialized_end=2605
+  _globals['_CHECKPOINTCHUNK']._serialized_start=2608
+  _globals['_CHECKPOINTCHUNK']._serialized_end=2740
+  _globals['_PEER']._serialized_start=2743
+  _globals['_PEER']._serialized_end=2905
 # @@protoc_insertion_point(module_scope)

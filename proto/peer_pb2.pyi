@@ -47,6 +47,8 @@ class PeerFrame(_message.Message):
     BUNDLE_FIELD_NUMBER: _builtins.int
     CLOCK_ASK_FIELD_NUMBER: _builtins.int
     CLOCK_ANSWER_FIELD_NUMBER: _builtins.int
+    BUNDLE_ASK_FIELD_NUMBER: _builtins.int
+    BUNDLE_PIECE_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     sender_id: _builtins.str
     receiver_id: _builtins.str
@@ -91,6 +93,10 @@ class PeerFrame(_message.Message):
     def clock_ask(self) -> Global___ClockAsk: ...
     @_builtins.property
     def clock_answer(self) -> Global___ClockAnswer: ...
+    @_builtins.property
+    def bundle_ask(self) -> Global___BundleAsk: ...
+    @_builtins.property
+    def bundle_piece(self) -> Global___BundlePiece: ...
     def __init__(
         self,
         *,
@@ -119,12 +125,14 @@ class PeerFrame(_message.Message):
         bundle: Global___FrameBundle | None = ...,
         clock_ask: Global___ClockAsk | None = ...,
         clock_answer: Global___ClockAnswer | None = ...,
+        bundle_ask: Global___BundleAsk | None = ...,
+        bundle_piece: Global___BundlePiece | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "bundle", b"bundle", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "hello", b"hello", "ping", b"ping", "pong", b"pong", "refused", b"refused", "request_vote", b"request_vote", "sync", b"sync", "sync_reply", b"sync_reply", "timeout_now", b"timeout_now", "vote", b"vote"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "bundle", b"bundle", "bundle_ask", b"bundle_ask", "bundle_piece", b"bundle_piece", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "hello", b"hello", "ping", b"ping", "pong", b"pong", "refused", b"refused", "request_vote", b"request_vote", "sync", b"sync", "sync_reply", b"sync_reply", "timeout_now", b"timeout_now", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "boot_id", b"boot_id", "bundle", b"bundle", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "cluster_id", b"cluster_id", "connection_id", b"connection_id", "disk_uuid", b"disk_uuid", "format_version", b"format_version", "hello", b"hello", "ping", b"ping", "pong", b"pong", "receiver_id", b"receiver_id", "refused", b"refused", "request_vote", b"request_vote", "sender_id", b"sender_id", "sequence", b"sequence", "sync", b"sync", "sync_reply", b"sync_reply", "term", b"term", "timeout_now", b"timeout_now", "vote", b"vote", "wheel_group", b"wheel_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "boot_id", b"boot_id", "bundle", b"bundle", "bundle_ask", b"bundle_ask", "bundle_piece", b"bundle_piece", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "cluster_id", b"cluster_id", "connection_id", b"connection_id", "disk_uuid", b"disk_uuid", "format_version", b"format_version", "hello", b"hello", "ping", b"ping", "pong", b"pong", "receiver_id", b"receiver_id", "refused", b"refused", "request_vote", b"request_vote", "sender_id", b"sender_id", "sequence", b"sequence", "sync", b"sync", "sync_reply", b"sync_reply", "term", b"term", "timeout_now", b"timeout_now", "vote", b"vote", "wheel_group", b"wheel_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["append_entries", "append_result", "request_vote", "vote", "timeout_now", "ping", "pong", "sync", "sync_reply", "checkpoint_needed", "hello", "refused", "bundle", "clock_ask", "clock_answer"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["append_entries", "append_result", "request_vote", "vote", "timeout_now", "ping", "pong", "sync", "sync_reply", "checkpoint_needed", "hello", "refused", "bundle", "clock_ask", "clock_answer", "bundle_ask", "bundle_piece"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -573,6 +581,73 @@ class ClockAnswer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClockAnswer: _TypeAlias = ClockAnswer  # noqa: Y015
+
+@_typing.final
+class BundleAsk(_message.Message):
+    """Beside the log: does the receiver hold a bundle, and what stands in it from `offset` on?"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    offset: _builtins.int
+    bytes_max: _builtins.int
+    """0: only whether it is held."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        bytes_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "name", b"name", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BundleAsk: _TypeAlias = BundleAsk  # noqa: Y015
+
+@_typing.final
+class BundlePiece(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    FILE_BYTES_FIELD_NUMBER: _builtins.int
+    HELD_ONLY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    held: _builtins.bool
+    """Whole, checked and on stable storage."""
+    offset: _builtins.int
+    data: _builtins.bytes
+    crc32c: _builtins.int
+    file_bytes: _builtins.int
+    held_only: _builtins.bool
+    """It was only asked whether it is held."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        held: _builtins.bool = ...,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        crc32c: _builtins.int = ...,
+        file_bytes: _builtins.int = ...,
+        held_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "data", b"data", "file_bytes", b"file_bytes", "held", b"held", "held_only", b"held_only", "name", b"name", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BundlePiece: _TypeAlias = BundlePiece  # noqa: Y015
 
 @_typing.final
 class CheckpointNeeded(_message.Message):

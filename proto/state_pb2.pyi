@@ -43,6 +43,7 @@ class StateSnapshot(_message.Message):
     UNSETTLED_REMOVED_FIELD_NUMBER: _builtins.int
     WINDOWS_PATH_FIELD_NUMBER: _builtins.int
     SWEEPS_FIELD_NUMBER: _builtins.int
+    LOADS_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     applied_index: _builtins.int
     applied_term: _builtins.int
@@ -71,6 +72,10 @@ class StateSnapshot(_message.Message):
     def sweeps(self) -> _containers.RepeatedCompositeFieldContainer[_scheduler_pb2.Sweep]:
         """In the order they began."""
 
+    @_builtins.property
+    def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoadSnapshot]:
+        """Least recently used first."""
+
     def __init__(
         self,
         *,
@@ -90,10 +95,11 @@ class StateSnapshot(_message.Message):
         unsettled_removed: _builtins.int = ...,
         windows_path: _builtins.str = ...,
         sweeps: _abc.Iterable[_scheduler_pb2.Sweep] | None = ...,
+        loads: _abc.Iterable[Global___LoadSnapshot] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "applied_term", b"applied_term", "cluster_id", b"cluster_id", "format_version", b"format_version", "groups", b"groups", "hour_min_kept", b"hour_min_kept", "last_group_id", b"last_group_id", "last_topic_id", b"last_topic_id", "lead_term", b"lead_term", "members", b"members", "removed_ids", b"removed_ids", "settings", b"settings", "sweeps", b"sweeps", "topics", b"topics", "unsettled_removed", b"unsettled_removed", "windows_path", b"windows_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "applied_term", b"applied_term", "cluster_id", b"cluster_id", "format_version", b"format_version", "groups", b"groups", "hour_min_kept", b"hour_min_kept", "last_group_id", b"last_group_id", "last_topic_id", b"last_topic_id", "lead_term", b"lead_term", "loads", b"loads", "members", b"members", "removed_ids", b"removed_ids", "settings", b"settings", "sweeps", b"sweeps", "topics", b"topics", "unsettled_removed", b"unsettled_removed", "windows_path", b"windows_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -277,6 +283,39 @@ class SubscriptionSnapshot(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__checked) -> _WhichOneofReturnType__checked | None: ...
 
 Global___SubscriptionSnapshot: _TypeAlias = SubscriptionSnapshot  # noqa: Y015
+
+@_typing.final
+class LoadSnapshot(_message.Message):
+    """How far a bulk load has been taken over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    LOAD_SHA256_FIELD_NUMBER: _builtins.int
+    BUNDLES_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    load_sha256: _builtins.str
+    bundles: _builtins.int
+    taken: _builtins.int
+    units: _builtins.int
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        load_sha256: _builtins.str = ...,
+        bundles: _builtins.int = ...,
+        taken: _builtins.int = ...,
+        units: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundles", b"bundles", "job_id", b"job_id", "load_sha256", b"load_sha256", "taken", b"taken", "units", b"units"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadSnapshot: _TypeAlias = LoadSnapshot  # noqa: Y015
 
 @_typing.final
 class StateWindows(_message.Message):

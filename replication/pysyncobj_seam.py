@@ -339,6 +339,8 @@ class Engine(SyncObj):  # type: ignore[misc]
                 self._SyncObj__raftLastApplied = index
                 self.host.applied(index, term, value)
                 count += 1
+                if not self.host.may_apply():
+                    return False
                 spent_ns = self.clock.monotonic_ns() - started_ns
                 if sliced and (
                     spent_ns >= self._config.apply_slice_ms * NS_PER_MS or count >= self._config.apply_entries_max

@@ -264,6 +264,11 @@ class Wheel:
         return self._fresh[0].name, self._fresh[0].bytes
 
     @property
+    def loaded_units(self) -> int:
+        """Units in the second wheel."""
+        return self._second.units
+
+    @property
     def bundle_chunks(self) -> int:
         """Chunks of hours that lie in bundles."""
         return self._bundles.chunks
@@ -549,12 +554,13 @@ class Wheel:
                 self._removed_below,
             )
             wanted.append(self._merging)
+        if self._fresh is not None:
+            # The file of its chunks may be missing yet: nothing else looks into them.
+            absorbing = self._wanted_absorb(*self._fresh)
+            return wanted if absorbing is None else [*wanted, absorbing]
         mapping = self._wanted_map()
         if mapping is not None:
             wanted.append(mapping)
-        if self._fresh is not None:
-            absorbing = self._wanted_absorb(*self._fresh)
-            return wanted if absorbing is None else [*wanted, absorbing]
         loading = self._wanted_load(now_ms)
         if loading is not None:
             wanted.append(loading)

@@ -11,7 +11,7 @@ meanwhile gets the same one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Manifest
 from tickwheel.replication.log import Member, ReplicatedLog
+from tickwheel.storage.bundle import DIRECTORY, SUFFIX
 from tickwheel.storage.disk import Disk, DiskFullError
 from tickwheel.storage.manifest import FILE_NAME, read_manifest, restore_files, write_manifest
 from tickwheel.wheel.engine import Wheel, WheelConfig
@@ -54,6 +55,13 @@ class Restored:
     applied_index: int
     applied_term: int
     members: Sequence[Member]
+    bundle_names: set[str]
+    """Bundles that the checkpoint needs."""
+
+
+def bundles_in(paths: Iterable[str]) -> set[str]:
+    """Names of the bundles among some files."""
+    return {path.removeprefix(f"{DIRECTORY}/").removesuffix(SUFFIX) for path in paths if path.startswith(DIRECTORY)}
 
 
 def restore(disk: Disk, config: CoreConfig, slot_ms: int, wheel_group: int) -> Restored:
@@ -70,12 +78,13 @@ def restore(disk: Disk, config: CoreConfig, slot_ms: int, wheel_group: int) -> R
         disk.remove(WHEEL_DIRECTORY)
         disk.remove(STATE_DIRECTORY)
         wheel = Wheel(disk, WHEEL_DIRECTORY, wheel_config)
-        return Restored(wheel, StateMachine(disk, STATE_DIRECTORY, wheel, config=state_config), 0, 0, ())
+        return Restored(wheel, StateMachine(disk, STATE_DIRECTORY, wheel, config=state_config), 0, 0, (), set())
     restore_files(disk, manifest)
     wheel = Wheel(disk, WHEEL_DIRECTORY, wheel_config, manifest.wheel)
     state = StateMachine(disk, STATE_DIRECTORY, wheel, manifest.state, state_config)
+    names = bundles_in(f.path for f in manifest.files)
     members = [Member(m.node_id, m.peer_address, m.client_address, m.disk_uuid) for m in manifest.members]
-    return Restored(wheel, state, manifest.applied_index, manifest.applied_term, members)
+    return Restored(wheel, state, manifest.applied_index, manifest.applied_term, members, names)
 
 
 class Checkpointer:
@@ -90,6 +99,7 @@ class Checkpointer:
         applied: Callable[[], tuple[int, int]],
         fatal: Callable[[str], None],
         covered_index: int,
+        bundle_names: set[str],
     ) -> None:
         self._config = config
         self._ports = ports
@@ -109,6 +119,8 @@ class Checkpointer:
         self.covered_index = covered_index
         """What the newest durable checkpoint covers."""
         self.written = 0
+        self.bundle_names = bundle_names
+        """Bundles that the newest durable checkpoint needs."""
 
     @property
     def running(self) -> bool:
@@ -196,6 +208,7 @@ class Checkpointer:
             return
         self.written += 1
         self.covered_index = index
+        self.bundle_names = bundles_in(f.path for f in manifest.files)
         self._log.checkpointed(index, term)
         self._state.checkpoint_durable(checkpoint)
         files = [BackupFile(f.path, f.bytes) for f in manifest.files]

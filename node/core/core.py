@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tickwheel.node.core.bulk import BulkDesk
+from tickwheel.node.core.bundle_store import BundleStore
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.consumers import ConsumerDesk
@@ -108,6 +110,9 @@ class NodeCore:
         self.wheel = self._restored.wheel
         self.applied_index = self._restored.applied_index
         self.applied_term = self._restored.applied_term
+        self.executor = ports.executor
+        store = BundleStore(ports.disk, ports.executor, self.steady_ms, self._fatal)
+        self.bulk = BulkDesk(self, ports.disk, store)
         self.background = Background(ports.executor, self.wheel, self._fatal)
         self.proposer = Proposer(config, identity.wheel_group, self.clock.now_ms)
         self.publisher = Publisher(config, self.state, self.proposer, self.clock.now_ms)
@@ -161,6 +166,7 @@ class NodeCore:
             lambda: (self.applied_index, self.applied_term),
             self._fatal,
             self._restored.applied_index,
+            self._restored.bundle_names,
         )
         self.retention = Retention(
             self.state, self.proposer, lambda: self.wheel.cursor.due_ms, config.retention_period_ms
@@ -202,6 +208,7 @@ class NodeCore:
             return
         self._step_down()
         self._stopped = True
+        self.bulk.store.stop()
         self.log.stop()
 
     @property
@@ -250,6 +257,7 @@ class NodeCore:
             self.proposer.flush()
             log_wants_ns = min(log_wants_ns, self.log.tick())
         self.consumers.tick(steady_ms)
+        self.bulk.tick(steady_ms)
         self.background.pump(now_ms, self.applied_index)
         if steady_ms >= self._next_upkeep_ms:
             self._next_upkeep_ms = steady_ms + UPKEEP_PERIOD_MS
@@ -262,14 +270,15 @@ class NodeCore:
                 self.flow.prune()
                 if self.clock.known:
                     self.retention.tick(now_ms)
-        self.checkpointer.tick(steady_ms)
+        if not self.wheel.absorbing:
+            self.checkpointer.tick(steady_ms)
         return self._wake_at(now_ms, steady_ms, may_dispatch, log_wants_ns)
 
     def _wake_at(self, now_ms: int, steady_ms: int, may_dispatch: bool, log_wants_ns: int) -> int:
         wait_ms = min(IDLE_MS_MAX, self._next_upkeep_ms - steady_ms)
-        pull_ms = self.consumers.wanted_ms()
-        if pull_ms is not None:
-            wait_ms = min(wait_ms, pull_ms - steady_ms)
+        for until_ms in (self.consumers.wanted_ms(), self.bulk.wanted_ms()):
+            if until_ms is not None:
+                wait_ms = min(wait_ms, until_ms - steady_ms)
         wanted_ms = self.background.wanted_ms(now_ms)
         if wanted_ms is not None:
             wait_ms = min(wait_ms, wanted_ms - now_ms)
@@ -401,6 +410,7 @@ class NodeCore:
         self.staging.lose(failure)
         self.members.lose(failure)
         self.sweeper.lose()
+        self.bulk.lose(failure)
         self.delivery.end(failure)
         self.consumers.end(failure)
 
@@ -414,7 +424,13 @@ class NodeCore:
         return self.sync.incoming(frame)
 
     def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
-        """See LogListener: a question for this machine's clock, or the answer to one."""
+        """See LogListener: about this machine's clock, or about bundles."""
+        kind = frame.WhichOneof("body")
+        if kind == "bundle_ask":
+            return self.bulk.ask_in(peer_id, frame.bundle_ask)
+        if kind == "bundle_piece":
+            self.bulk.piece_in(peer_id, frame.bundle_piece)
+            return None
         return self.clock.receive(peer_id, frame)
 
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
@@ -423,8 +439,9 @@ class NodeCore:
         self.clock.sync_answered(peer_id, frame.sync_reply.echo_sent_ns, frame.sync_reply.clock_ms)
 
     def may_apply(self) -> bool:
-        """See LogListener: arrivals that the disk is too slow to take in wait in the journal, not in memory."""
-        return self.wheel.buffer_bytes < BUFFERS_APPLIED_MAX * self.config.buffer_bytes_max
+        """See LogListener: arrivals that the disk is too slow to take in wait in the journal, not in memory; and what
+        follows a bundle waits until it is here and read as far as it is due."""
+        return not self.wheel.absorbing and self.wheel.buffer_bytes < BUFFERS_APPLIED_MAX * self.config.buffer_bytes_max
 
     def _arrivals_full(self) -> bool:
         return self.wheel.buffer_bytes >= BUFFERS_ACCEPTED_MAX * self.config.buffer_bytes_max

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tickwheel.node.core.bulk import BulkDesk
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.core import NodeCore
@@ -96,6 +97,11 @@ class CoreFace:
     def settings(self) -> Settings:
         """Replicated settings."""
         return self.core.state.settings
+
+    @property
+    def bulk(self) -> BulkDesk:
+        """Bulk load."""
+        return self.core.bulk
 
     def schedule(self, batch: IncomingBatch, done: Callable[[BatchOutcome | Failure], None]) -> None:
         """Schedule a checked batch."""

@@ -2,9 +2,9 @@
 
 Steps, each safe to die in: chunks go to `staging/`, every file is synced, then the marker
 `staging/complete` is written. Only with the marker does a start (or this process) go on: own wheel, state
-and manifest are replaced by the staged ones, and once that is durable the marker is removed. Before, every step can be
-repeated in any state that a crash leaves. The journal is brought in line when the node is built again
-(`Journal.reset_to`).
+and manifest are replaced by the staged ones, staged bundles join the own, and once that is durable the marker is
+removed. Before, every step can be repeated in any state that a crash leaves. The journal is brought in line when the
+node is built again (`Journal.reset_to`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import google_crc32c
 
 from tickwheel.node.core.checkpoint import MANIFEST_PATH, STATE_DIRECTORY, WHEEL_DIRECTORY
 from tickwheel.proto.peer_pb2 import CheckpointChunk
+from tickwheel.storage.bundle import DIRECTORY
 from tickwheel.storage.disk import Disk, DiskError, File
 from tickwheel.storage.manifest import read_manifest
 from tickwheel.storage.whole_file import read_whole, write_whole
 
 STAGING = "staging"
 COMPLETE = f"{STAGING}/complete"
-_ALLOWED = (f"{WHEEL_DIRECTORY}/", f"{STATE_DIRECTORY}/")
+_ALLOWED = (f"{WHEEL_DIRECTORY}/", f"{STATE_DIRECTORY}/", f"{DIRECTORY}/")
 
 
 class CopyError(Exception):
@@ -102,6 +103,12 @@ def install_if_complete(disk: Disk) -> bool:
         elif disk.exists(staged):
             # Either already moved by an interrupted installation, or the checkpoint has none.
             disk.make_dir(directory)
+    # Bundles never change: those that are here already stay, and so do others, which the log may still claim.
+    for name in disk.list(f"{STAGING}/{DIRECTORY}"):
+        disk.make_dir(DIRECTORY)
+        disk.rename(f"{STAGING}/{DIRECTORY}/{name}", f"{DIRECTORY}/{name}")
+    if disk.exists(DIRECTORY):
+        disk.sync_dir(DIRECTORY)
     if disk.exists(staged):
         disk.rename(staged, MANIFEST_PATH)
     disk.sync_dir("")

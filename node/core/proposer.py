@@ -109,12 +109,14 @@ class Proposer:
         self._waiting_bytes += size
         self._urgent = self._urgent or not may_gather
 
-    def submit_alone(self, command: Command, done: Done, voters: Sequence[str]) -> None:
-        """Propose at once, in an entry of its own, what changes the members that count to `voters`."""
+    def submit_alone(self, command: Command, done: Done, voters: Sequence[str] | None = None) -> None:
+        """Propose at once, in an entry of its own. `voters`: who counts from then on, if it changes that."""
         if self._log is None or self.term == 0:
             done(outcome_unknown())
             return
-        self._propose(self._log, self._entry_of([command], self._now_ms()), [done], NO_CHANGE, voters)
+        entry = self._entry_of([command], self._now_ms())
+        changes_from_ms = NO_CHANGE if voters is not None else _changes_from_ms(command)
+        self._propose(self._log, entry, [done], changes_from_ms, voters)
 
     def may_change_from_ms(self) -> int:
         """First due time at which something under way can still change what is pending; NO_CHANGE: nothing can."""

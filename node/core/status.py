@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tickwheel.node.core.counters import LATE_BOUNDS_MS
 from tickwheel.node.core.dispatcher import Phase
 from tickwheel.node.metrics import HistogramValue, MetricValue
+from tickwheel.node.state.loads import IngestResult
 from tickwheel.node.state.results import CancelResult, DispatchResult, PublishResult, SettleResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.scheduler_pb2 import CANCELLED
@@ -54,6 +55,8 @@ class Totals:
         """Count one result of apply."""
         if isinstance(result, PublishResult):
             self.scheduled += sum(len(r.ids) for r in result.requests if not r.repeated)
+        elif isinstance(result, IngestResult):
+            self.scheduled += result.units
         elif isinstance(result, DispatchResult):
             self.dispatched += result.dispatched
         elif isinstance(result, SettleResult):
@@ -98,6 +101,8 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         return admin_pb2.NODE_STOPPING, "handing the master role over"
     if core.recovering:
         return admin_pb2.NODE_RECOVERING, f"replayed {core.applied_index} of {core.recover_to} entries"
+    if core.bulk.waiting:
+        return admin_pb2.NODE_RECOVERING, core.bulk.waiting
     if core.leading and not core.clock.may_dispatch():
         return admin_pb2.NODE_WITHOUT_TIME, "dispatch waits: " + clock_reason(core.clock)
     if core.leading and core.dispatcher.blocked:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from tickwheel.node.core.bundle_store import Held
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import IncomingBatch
@@ -16,7 +17,7 @@ from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.settings import Settings
-from tickwheel.proto import admin_pb2, consumer_pb2, scheduler_pb2, staging_pb2
+from tickwheel.proto import admin_pb2, bulk_pb2, consumer_pb2, scheduler_pb2, staging_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 
 
@@ -44,12 +45,33 @@ class ConsumerSession(Protocol):
         ...
 
 
+class BulkPort(Protocol):
+    """Bulk load, as BulkDesk offers it."""
+
+    def offer(self, name: str, total_bytes: int) -> Held | Failure: ...
+
+    def take(
+        self, name: str, total_bytes: int, offset: int, data: bytes, crc32c: int, done: Callable[[Held | Failure], None]
+    ) -> None: ...
+
+    def take_over(
+        self, request: bulk_pb2.TakeOverRequest, done: Callable[[bulk_pb2.LoadState | Failure], None]
+    ) -> None: ...
+
+    def load(self, job_id: str) -> bulk_pb2.LoadState: ...
+
+
 class CorePort(Protocol):
     """The client face of NodeCore."""
 
     @property
     def settings(self) -> Settings:
         """Replicated settings, for checks of what clients send."""
+        ...
+
+    @property
+    def bulk(self) -> BulkPort:
+        """Bulk load."""
         ...
 
     def schedule(self, batch: IncomingBatch, done: Callable[[BatchOutcome | Failure], None]) -> None: ...

@@ -30,6 +30,7 @@ from tickwheel.node.logs import RateLimit, logger, set_up_logs
 from tickwheel.node.metrics import HistogramValue, MetricValue, registry_of
 from tickwheel.node.server.access import Access
 from tickwheel.node.server.admin_service import AdminService
+from tickwheel.node.server.bulk_service import BulkService
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.clock_watch import ClockWatch
 from tickwheel.node.server.consumer_service import ConsumerService
@@ -44,6 +45,8 @@ from tickwheel.node.tls import NodeTls, is_member_certificate, read_tls
 from tickwheel.proto import (
     admin_pb2,
     admin_pb2_grpc,
+    bulk_pb2,
+    bulk_pb2_grpc,
     consumer_pb2,
     consumer_pb2_grpc,
     peer_pb2_grpc,
@@ -156,7 +159,9 @@ class NodeProcess:
         consumer = ConsumerService(calls, config.core.batch_bytes_max * 4)
         admin = AdminService(calls, config.limits.status_streams_max, disk, reads)
         health = HealthReporter()
-        clients = self._client_server(tls, scheduler, consumer, admin, StagingService(calls), health)
+        clients = self._client_server(
+            tls, scheduler, consumer, admin, StagingService(calls), BulkService(calls), health
+        )
         peers = self._peer_server(tls, host, network, disk, driver.wake)
         metrics = MetricsServer(
             registry_of(lambda: self._metrics(host, driver, scheduler, consumer, {"read": reads, "sync": syncs}))
@@ -227,6 +232,7 @@ class NodeProcess:
         consumer: ConsumerService,
         admin: AdminService,
         staging: StagingService,
+        bulk: BulkService,
         health: HealthReporter,
     ) -> grpc.aio.Server:
         limits = self._config.limits
@@ -242,6 +248,7 @@ class NodeProcess:
         consumer_pb2_grpc.add_ConsumerServicer_to_server(consumer, server)
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
         staging_pb2_grpc.add_StagingServicer_to_server(staging, server)
+        bulk_pb2_grpc.add_BulkServicer_to_server(bulk, server)
         health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
         names = [
             module.DESCRIPTOR.services_by_name[name].full_name
@@ -250,6 +257,7 @@ class NodeProcess:
                 (consumer_pb2, "Consumer"),
                 (admin_pb2, "Admin"),
                 (staging_pb2, "Staging"),
+                (bulk_pb2, "Bulk"),
                 (health_pb2, "Health"),
             )
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tickwheel.node.state.groups import Groups
+from tickwheel.node.state.loads import Loads
 from tickwheel.node.state.producers import Producers
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.settings import Settings
@@ -34,6 +35,7 @@ class ClusterState:
     groups: Groups = field(default_factory=Groups)
     producers: Producers = field(default_factory=Producers)
     sweeps: Sweeps = field(default_factory=Sweeps)
+    loads: Loads = field(default_factory=Loads)
     hour_min_kept: int = 0
     unsettled_removed: int = 0
     """Messages that retention removed although a group had not settled them (once per group) or no group ever had its

@@ -62,5 +62,8 @@ def digest(state: ClusterState, wheel: WheelPort) -> StateDigest:
         "sweeps": _of(*state.sweeps.digest_parts()),
         "removed": _of(state.hour_min_kept, state.unsettled_removed),
     }
+    loads = state.loads.facts()
+    if loads:
+        parts["loads"] = _of(loads)
     whole = _of(*(item for name in sorted(parts) for item in (name, parts[name])))
     return StateDigest(applied_index=state.applied_index, digest=whole, parts=parts)

@@ -27,6 +27,7 @@ from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.control import filter_refusal
 from tickwheel.node.state.digest import digest
+from tickwheel.node.state.loads import Ingesting, IngestResult, Load
 from tickwheel.node.state.membership import Members, after
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.publishing import DUE_MS_MAX, META_BYTES_MAX, Publishing
@@ -60,6 +61,7 @@ from tickwheel.proto.log_pb2 import (
     Command,
     Dispatch,
     Filtered,
+    Ingest,
     Lead,
     LogEntry,
     Reschedule,
@@ -109,6 +111,7 @@ class StateMachine:
         else:
             disk.make_dir(directory)
         self._admin = Administration(self._state, wheel, self._config.slot_ms)
+        self._ingesting = Ingesting(wheel, self._state.topics, self._state.loads)
         self._publishing = Publishing(wheel, self._state.topics, self._state.producers)
         self.retrying = Retrying(self._state, wheel)
         self._levels: tuple[str, NDArray[np.int64]] = ("", np.zeros(0, np.int64))
@@ -152,6 +155,8 @@ class StateMachine:
             return published
         if kind == "dispatch":
             return self._dispatch(command.dispatch)
+        if kind == "ingest":
+            return self._ingest(command.ingest, entry)
         if kind == "settle":
             return self._settle(command.settle, entry.stamped_ms)
         if kind == "cancel":
@@ -215,6 +220,14 @@ class StateMachine:
         if self.on_dispatched is not None:
             self.on_dispatched(topic_id, first, units)
         return 0
+
+    def _ingest(self, ingest: Ingest, entry: LogEntry) -> IngestResult | Refused:
+        alone = len(entry.commands) == 1
+        result = self._ingesting.apply(ingest, entry.stamped_ms, self._state.settings.slot_ms, alone=alone)
+        if isinstance(result, Failure):
+            return Refused(result)
+        self.scheduled += result.units
+        return result
 
     def _settle(self, settle: Settle, stamped_ms: int) -> SettleResult:
         budget = Budget()
@@ -354,6 +367,10 @@ class StateMachine:
     def members_after(self, command: AdminCommand) -> Members | Failure:
         """What this command about members would make of them now."""
         return after(command, self._state.members, self._state.removed_ids)
+
+    def load(self, job_id: str) -> Load | None:
+        """A bulk load, by its job id."""
+        return self._state.loads.get(job_id)
 
     def topic_id(self, name: str) -> int | None:
         """Id of a topic."""

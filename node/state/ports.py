@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.proto.log_pb2 import ManifestFile
+from tickwheel.storage.bundle import Layout
 from tickwheel.wheel.units import CursorKey, Ids, Units
 
 
@@ -51,6 +52,12 @@ class WheelPort(Protocol):
     def append(self, units: Units, records: bytes | memoryview) -> Ids: ...
 
     def fetch(self, ids: Ids, bytes_max: int) -> tuple[Units, list[bytes]]: ...
+    def ingest(self, name: str, layout: Layout, topic_ids: tuple[int, ...], stamped_ms: int) -> int: ...
+
+    @property
+    def bundle_chunks(self) -> int: ...
+
+    def covers(self, hour_max: int) -> bool: ...
 
     def dispatch(self, to: CursorKey) -> Dispatched: ...
 

@@ -220,6 +220,7 @@ def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
         unsettled_removed=state.unsettled_removed,
         sweeps=state.sweeps.dump(),
         windows_path=path,
+        loads=state.loads.messages(),
     )
     sequences = state.sequences()
     dropped = [(sequence, paths) for sequence in sequences if (paths := sequence.dropped_paths())]
@@ -288,6 +289,7 @@ def restore(state: ClusterState, data: bytes) -> None:
     state.hour_min_kept = snapshot.hour_min_kept
     state.sweeps.load(snapshot.sweeps)
     state.unsettled_removed = snapshot.unsettled_removed
+    state.loads.restore(list(snapshot.loads))
     for message in snapshot.topics:
         state.topics.add(_restore_topic(state, message))
     state.topics.last_id = snapshot.last_topic_id

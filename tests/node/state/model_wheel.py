@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.proto.log_pb2 import ManifestFile
+from tickwheel.storage.bundle import Layout
 from tickwheel.wheel.sweep import DISPATCHED, DONE, MARKED, UNKNOWN
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Ids, Units, ids_of
 
@@ -101,6 +102,16 @@ class ModelWheel:
     def _key(self, number: int) -> CursorKey:
         unit = np.frombuffer(self.units[number], UNIT)[0]
         return CursorKey(int(unit["due_ms"]), int(unit["index"]))
+
+    bundle_chunks = 0
+
+    def ingest(self, name: str, layout: Layout, topic_ids: tuple[int, ...], stamped_ms: int) -> int:
+        """Not modelled: it reads no files."""
+        raise NotImplementedError
+
+    def covers(self, hour_max: int) -> bool:
+        """Any hour."""
+        return True
 
     def dispatch(self, to: CursorKey) -> Dispatched:
         """Move the cursor."""

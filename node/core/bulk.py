@@ -1,0 +1,340 @@
+"""Bulk load on a node: takes bundles in, has them taken over, and fetches those it lacks from its peers.
+
+A load's bundles come to every node that can be reached. The master takes one over when it has checked it and a
+majority of the members says that it holds it on stable storage; then the `Ingest` command goes into the log, alone in
+its entry. A node that applies it without having the bundle fetches it, and applies nothing further until it has:
+some member of that majority is always among those that can elect a master.
+
+Bounded: one bundle is taken over at a time, one piece is asked for at a time, questions end after ASK_MS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import numpy as np
+
+from tickwheel.node.core.bundle_store import BundleStore, Held
+from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.state.loads import IngestResult, problem_of
+from tickwheel.proto import bulk_pb2, common_pb2
+from tickwheel.proto.log_pb2 import Command, Ingest
+from tickwheel.proto.peer_pb2 import BundleAsk, BundlePiece, PeerFrame
+from tickwheel.storage import bundle as bundles
+from tickwheel.storage.bundle import BadBundleError, Layout
+from tickwheel.storage.disk import Disk, DiskError
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+ASK_MS = 3_000
+"""How long peers are asked whether they hold a bundle."""
+PIECE_MS = 1_000
+"""How long a piece is waited for before another peer is asked."""
+PIECE_BYTES = 512 << 10
+AGAIN_MS = 100
+"""Between two rounds of asking when no peer had it."""
+LOADED_UNITS_MAX = 1_000_000
+"""Above so many due or nearly due messages in memory a bundle waits: late ones must be dispatched first."""
+CHECKED_MAX = 1_024
+
+LoadAnswer = Callable[[bulk_pb2.LoadState | Failure], None]
+
+
+@dataclass(slots=True, eq=False)
+class _TakeOver:
+    """The bundle that is being taken over."""
+
+    request: bulk_pb2.TakeOverRequest
+    done: LoadAnswer
+    until_ms: int
+    holders: set[str] = field(default_factory=set)
+    layout: Layout | None = None
+    proposed: bool = False
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """A bundle that this node lacks."""
+
+    name: str
+    total_bytes: int
+    peer: int = -1
+    """Place in the list of peers of the one that was asked."""
+    asked_until_ms: int = 0
+    bytes: int = 0
+
+
+class BulkDesk:
+    """One per node. See the module."""
+
+    def __init__(self, core: NodeCore, disk: Disk, store: BundleStore) -> None:
+        self._core = core
+        self._disk = disk
+        self.store = store
+        self._checked: dict[str, Layout] = {}
+        self._current: _TakeOver | None = None
+        self._fetch: _Fetch | None = None
+        self.units = 0
+        """Messages taken over since the start, replayed ones included."""
+        self.fetched = 0
+        """Bundles fetched from peers."""
+
+    # -- clients
+
+    def offer(self, name: str, total_bytes: int) -> Held | Failure:
+        """See BundleStore."""
+        return self.store.offer(name, total_bytes)
+
+    def take(
+        self, name: str, total_bytes: int, offset: int, data: bytes, crc32c: int, done: Callable[[Held | Failure], None]
+    ) -> None:
+        """See BundleStore."""
+        self.store.take(name, total_bytes, offset, data, crc32c, done)
+
+    def load(self, job_id: str) -> bulk_pb2.LoadState:
+        """How far a load has been taken over here."""
+        load = self._core.state.load(job_id)
+        return bulk_pb2.LoadState(job_id=job_id) if load is None else load.message()
+
+    def take_over(self, request: bulk_pb2.TakeOverRequest, done: LoadAnswer) -> None:
+        """Take a bundle of a load over; on the master."""
+        core = self._core
+        failure = core.refusal()
+        if failure is not None:
+            done(failure)
+            return
+        known = core.state.load(request.job_id)
+        if (
+            known is not None
+            and (known.sha256, known.bundles) == (request.load_sha256, request.bundles)
+            and 1 <= request.sequence <= known.taken
+        ):
+            done(known.message())
+            return
+        if not bundles.is_name(request.name):
+            done(invalid("name", request.name, "64 digits of [0-9a-f]").failure)
+            return
+        if self._current is not None:
+            done(limit_reached("bundles_taken_over_at_once", 1, 50))
+            return
+        if core.wheel.loaded_units > LOADED_UNITS_MAX:
+            done(limit_reached("messages_nearly_due", LOADED_UNITS_MAX, 200))
+            return
+        if not self.store.held(request.name):
+            text = f"the master does not hold bundle {request.name}; send it to every node, then try again"
+            done(Failure(common_pb2.WRONG_STATE, text, {"field": "name", "retry_after_ms": "200"}))
+            return
+        current = self._current = _TakeOver(request, done, core.steady_ms() + ASK_MS)
+        current.layout = self._checked.get(request.name)
+        if current.layout is None:
+            self._check(current)
+        for peer_id in self._voters():
+            core.log.send_beside(peer_id, PeerFrame(bundle_ask=BundleAsk(name=request.name)))
+        self._go_on()
+
+    def lose(self, failure: Failure) -> None:
+        """This node is master no longer."""
+        current = self._current
+        if current is not None and not current.proposed:
+            self._end(current, failure)
+
+    def _end(self, current: _TakeOver, answer: bulk_pb2.LoadState | Failure) -> None:
+        if self._current is current:
+            self._current = None
+            current.done(answer)
+
+    def _check(self, current: _TakeOver) -> None:
+        name = current.request.name
+
+        def ended(layout: Layout | None, error: BaseException | None) -> None:
+            if layout is not None:
+                while len(self._checked) >= CHECKED_MAX:
+                    del self._checked[next(iter(self._checked))]
+                self._checked[name] = current.layout = layout
+                self._go_on()
+            elif isinstance(error, BadBundleError | DiskError):
+                self._end(current, invalid("name", name, f"a whole bundle ({error})").failure)
+            elif error is not None:
+                self._core.fatal(f"bundle {name} could not be checked: {error}")
+
+        self._core.executor.submit(lambda: bundles.check(self._disk, name), ended)
+
+    def _voters(self) -> list[str]:
+        own_id = self._core.identity.node_id
+        return [m.node_id for m in self._core.log.members() if not m.learner and m.node_id != own_id]
+
+    def _go_on(self) -> None:
+        """Propose it if it has been checked and a majority holds it."""
+        current = self._current
+        if current is None or current.proposed or current.layout is None:
+            return
+        voters = self._voters()
+        if 2 * (1 + len(current.holders & set(voters))) <= 1 + len(voters):
+            return
+        command = self._command(current.request, current.layout)
+        if isinstance(command, Failure):
+            self._end(current, command)
+            return
+        current.proposed = True
+        self._core.proposer.submit_alone(Command(ingest=command), lambda result: self._applied(current, result))
+
+    def _command(self, request: bulk_pb2.TakeOverRequest, layout: Layout) -> Ingest | Failure:
+        state = self._core.state
+        if len(request.topics) != layout.topics:
+            return invalid("topics", len(request.topics), f"{layout.topics}, as the bundle has").failure
+        topic_ids: list[int] = []
+        for name in request.topics:
+            topic_id = state.topic_id(name)
+            if topic_id is None:
+                text = f"topics: {name}: there is no such topic; create it first"
+                return Failure(common_pb2.UNKNOWN_NAME, text, {"field": "topics", "value": name})
+            topic_ids.append(topic_id)
+        command = Ingest(
+            job_id=request.job_id,
+            hour=int(layout.table["hour"][0]),
+            segment_sha256=request.name,
+            units=layout.units,
+            log_bytes=int(layout.table["log_bytes"].sum(dtype=np.int64)),
+            load_sha256=request.load_sha256,
+            sequence=request.sequence,
+            bundles=request.bundles,
+            topic_ids=topic_ids,
+            slot_ms=layout.slot_ms,
+            chunks=layout.table.tobytes(),
+        )
+        return problem_of(command, state.settings.slot_ms) or command
+
+    def _applied(self, current: _TakeOver, result: object) -> None:
+        if isinstance(result, IngestResult):
+            self._end(current, result.load)
+        elif isinstance(result, Failure):
+            self._end(current, result)
+        else:
+            raise AssertionError(f"an ingest was answered by {result!r}")
+
+    # -- peers
+
+    def ask_in(self, peer_id: str, ask: BundleAsk) -> PeerFrame | None:
+        """A peer asks for a piece, or whether a bundle is here."""
+        held = self.store.held(ask.name)
+        if not ask.bytes_max or not held:
+            return PeerFrame(bundle_piece=BundlePiece(name=ask.name, held=held, held_only=not ask.bytes_max))
+        name, offset, size = ask.name, ask.offset, min(ask.bytes_max, PIECE_BYTES)
+
+        def read() -> tuple[bytes, int]:
+            file = self._disk.open(bundles.bundle_path(name))
+            try:
+                return file.read_at(offset, size), file.size()
+            finally:
+                file.close()
+
+        def ended(found: tuple[bytes, int] | None, error: BaseException | None) -> None:
+            if found is None:
+                return  # the asking node asks another
+            data, file_bytes = found
+            piece = BundlePiece(
+                name=name,
+                held=True,
+                offset=offset,
+                data=data,
+                crc32c=google_crc32c.value(data),
+                file_bytes=file_bytes,
+            )
+            self._core.log.send_beside(peer_id, PeerFrame(bundle_piece=piece))
+
+        self._core.executor.submit(read, ended)
+        return None
+
+    def piece_in(self, peer_id: str, piece: BundlePiece) -> None:
+        """A peer's answer."""
+        if piece.held_only:
+            current = self._current
+            if piece.held and current is not None and current.request.name == piece.name:
+                current.holders.add(peer_id)
+                self._go_on()
+            return
+        fetch = self._fetch
+        if fetch is None or fetch.name != piece.name:
+            return
+        if not piece.held or not piece.data:
+            fetch.asked_until_ms = min(fetch.asked_until_ms, self._core.steady_ms() + AGAIN_MS)
+            return
+
+        def taken(answer: Held | Failure) -> None:
+            if self._fetch is not fetch:
+                return
+            if isinstance(answer, Failure):
+                fetch.bytes = 0
+                fetch.asked_until_ms = self._core.steady_ms() + PIECE_MS
+                return
+            fetch.bytes = answer.bytes
+            if answer.held:
+                self._fetch = None
+                self.fetched += 1
+            else:
+                self._ask(fetch)
+
+        self.store.take(piece.name, fetch.total_bytes, piece.offset, piece.data, piece.crc32c, taken)
+
+    # -- time
+
+    def tick(self, now_ms: int) -> None:
+        """Give up questions that took too long, fetch what is lacking, clean up. `now_ms`: steady."""
+        core = self._core
+        current = self._current
+        if current is not None and not current.proposed and now_ms >= current.until_ms:
+            count, voters = 1 + len(current.holders), 1 + len(self._voters())
+            text = f"{count} of {voters} members hold bundle {current.request.name}, a majority must; send it to them"
+            facts = {"field": "name", "value": str(count), "retry_after_ms": "500"}
+            self._end(current, Failure(common_pb2.WRONG_STATE, text, facts))
+        self._fetch_lacking(now_ms)
+        self.store.tick(now_ms, self._claimed, lambda: core.applied_index >= core.log.status().last_index)
+
+    def _claimed(self) -> set[str]:
+        return self._core.wheel.bundle_names() | self._core.checkpointer.bundle_names
+
+    def _fetch_lacking(self, now_ms: int) -> None:
+        lacking = self._core.wheel.lacking if self._core.wheel.absorbing else None
+        if lacking is None:
+            self._fetch = None
+            return
+        fetch = self._fetch
+        if fetch is None or fetch.name != lacking[0]:
+            fetch = self._fetch = _Fetch(*lacking)
+        elif now_ms < fetch.asked_until_ms:
+            return
+        state = self.store.offer(fetch.name, fetch.total_bytes)
+        fetch.bytes = 0 if isinstance(state, Failure) else state.bytes
+        fetch.peer += 1
+        self._ask(fetch)
+
+    def _ask(self, fetch: _Fetch) -> None:
+        peers = self._voters()
+        fetch.asked_until_ms = self._core.steady_ms() + PIECE_MS
+        if peers:
+            ask = BundleAsk(name=fetch.name, offset=fetch.bytes, bytes_max=PIECE_BYTES)
+            if not self._core.log.send_beside(peers[fetch.peer % len(peers)], PeerFrame(bundle_ask=ask)):
+                fetch.asked_until_ms = self._core.steady_ms() + AGAIN_MS
+
+    def wanted_ms(self) -> int | None:
+        """When `tick` is needed at the latest; steady."""
+        times = [fetch.asked_until_ms for fetch in (self._fetch,) if fetch is not None]
+        if self._current is not None and not self._current.proposed:
+            times.append(self._current.until_ms)
+        return min(times, default=None)
+
+    @property
+    def waiting(self) -> str:
+        """What this node waits for before it applies further, in words; empty if nothing."""
+        fetch = self._fetch
+        if fetch is None:
+            return ""
+        return (
+            f"fetching bundle {fetch.name} from its peers before it applies further: "
+            f"{fetch.bytes} of {fetch.total_bytes} bytes; if no peer has it, restore one that had it, or let this "
+            "node copy the checkpoint of another member"
+        )

@@ -1,0 +1,186 @@
+"""Bulk loads: applies the taking over of bundles, and remembers how far each load has got.
+
+A load is a list of bundles, named by the checksum of that list; its bundles are taken over in order, each exactly once.
+So all that has to be remembered of a load is one number, and a repeat at any time is known by it.
+
+Invariants: `taken` of a load only grows, by one. At most LOADS_MAX loads are remembered; a new one beyond makes the one
+forgotten that was used least recently, complete ones first. Which, follows from the log alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.state.names import check_topic_name
+from tickwheel.node.state.ports import WheelPort
+from tickwheel.node.state.topics import Topics
+from tickwheel.proto import bulk_pb2, state_pb2
+from tickwheel.proto import common_pb2 as pb
+from tickwheel.proto.log_pb2 import Ingest
+from tickwheel.storage.bundle import TABLE, Layout, is_name, problem_of_table
+
+LOADS_MAX = 1_000
+"""Loads remembered; 150 bytes each."""
+BUNDLES_MAX = 1_000_000
+"""Of one load."""
+CHUNKS_MAX = 400_000
+"""Chunks of hours that may lie in bundles, of all loads together: 48 bytes each. They go with their hours."""
+
+
+@dataclass(slots=True)
+class Load:
+    """How far one load has been taken over."""
+
+    job_id: str
+    sha256: str
+    bundles: int
+    taken: int = 0
+    units: int = 0
+
+    def message(self) -> bulk_pb2.LoadState:
+        """As clients see it."""
+        return bulk_pb2.LoadState(
+            job_id=self.job_id, load_sha256=self.sha256, bundles=self.bundles, taken=self.taken, units=self.units
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IngestResult:
+    """`units` messages were taken over; 0 if they had been before."""
+
+    load: bulk_pb2.LoadState
+    units: int = 0
+    late: int = 0
+    """Of those, messages of hours that were over."""
+
+
+class Loads:
+    """Those that are remembered."""
+
+    def __init__(self) -> None:
+        self._loads: OrderedDict[str, Load] = OrderedDict()
+
+    def get(self, job_id: str) -> Load | None:
+        """By job id."""
+        return self._loads.get(job_id)
+
+    def __iter__(self) -> Iterator[Load]:
+        """Least recently used first."""
+        return iter(self._loads.values())
+
+    def used(self, load: Load) -> None:
+        """It is the one used last; others may have to be forgotten for it."""
+        self._loads[load.job_id] = load
+        self._loads.move_to_end(load.job_id)
+        while len(self._loads) > LOADS_MAX:
+            complete = (known.job_id for known in self._loads.values() if known.taken == known.bundles)
+            del self._loads[next(complete, next(iter(self._loads)))]
+
+    def messages(self) -> list[state_pb2.LoadSnapshot]:
+        """For a checkpoint."""
+        return [
+            state_pb2.LoadSnapshot(
+                job_id=load.job_id, load_sha256=load.sha256, bundles=load.bundles, taken=load.taken, units=load.units
+            )
+            for load in self
+        ]
+
+    def restore(self, messages: list[state_pb2.LoadSnapshot]) -> None:
+        """From a checkpoint."""
+        for m in messages:
+            self._loads[m.job_id] = Load(m.job_id, m.load_sha256, m.bundles, m.taken, m.units)
+
+    def facts(self) -> list[tuple[object, ...]]:
+        """For the digest."""
+        return [(load.job_id, load.sha256, load.bundles, load.taken, load.units) for load in self]
+
+
+class Ingesting:
+    """Applies `Ingest` commands. One per state machine."""
+
+    def __init__(self, wheel: WheelPort, topics: Topics, loads: Loads) -> None:
+        self._wheel = wheel
+        self._topics = topics
+        self._loads = loads
+
+    def apply(self, ingest: Ingest, stamped_ms: int, slot_ms: int, *, alone: bool) -> IngestResult | Failure:
+        """Take a bundle over, unless it was before."""
+        if not alone:
+            # What follows in the entry would meet a wheel that has not yet read what is due now.
+            return Failure(pb.WRONG_STATE, "a bundle is taken over in an entry of the log of its own")
+        known = self._loads.get(ingest.job_id)
+        failure = problem_of(ingest, slot_ms) or self._order(ingest, known)
+        if failure is not None:
+            return failure
+        if known is not None and ingest.sequence <= known.taken:
+            self._loads.used(known)
+            return IngestResult(known.message())
+        failure = self._room(ingest)
+        if failure is not None:
+            return failure
+        layout = layout_of(ingest)
+        load = known or Load(ingest.job_id, ingest.load_sha256, ingest.bundles)
+        late = self._wheel.ingest(ingest.segment_sha256, layout, tuple(ingest.topic_ids), stamped_ms)
+        load.taken = ingest.sequence
+        load.units += layout.units
+        self._loads.used(load)
+        return IngestResult(load.message(), layout.units, late)
+
+    def _order(self, ingest: Ingest, known: Load | None) -> Failure | None:
+        if known is not None and (known.sha256, known.bundles) != (ingest.load_sha256, ingest.bundles):
+            text = f"job_id: {ingest.job_id}: it has loaded something else; name this load otherwise"
+            return Failure(pb.NAME_TAKEN, text, {"field": "job_id", "value": ingest.job_id})
+        taken = 0 if known is None else known.taken
+        if ingest.sequence > taken + 1:
+            text = f"sequence {ingest.sequence} of load {ingest.job_id}: expected {taken + 1}"
+            facts = {"field": "sequence", "value": str(ingest.sequence), "expected": str(taken + 1)}
+            return Failure(pb.SEQUENCE_GAP, text, facts)
+        return None
+
+    def _room(self, ingest: Ingest) -> Failure | None:
+        table = np.frombuffer(ingest.chunks, TABLE)
+        for topic_id in ingest.topic_ids:
+            if self._topics.get(topic_id) is None:
+                facts = {"field": "topic_ids", "value": str(topic_id)}
+                return Failure(pb.UNKNOWN_NAME, f"no topic has the id {topic_id}", facts)
+        if self._wheel.bundle_chunks + len(table) > CHUNKS_MAX:
+            return limit_reached("chunks_of_bundles", CHUNKS_MAX, 60_000)
+        if not self._wheel.covers(int(table["hour"].max())):
+            hour = int(table["hour"].max())
+            return invalid("chunks", f"hour {hour}", "within the hours that a wheel can span").failure
+        return None
+
+
+def layout_of(ingest: Ingest) -> Layout:
+    """Where the parts of the bundle lie."""
+    return Layout(ingest.slot_ms, len(ingest.topic_ids), np.frombuffer(ingest.chunks, TABLE))
+
+
+def problem_of(ingest: Ingest, slot_ms: int) -> Failure | None:
+    """What is wrong with a command, whatever the state; None if nothing is."""
+    rule = check_topic_name(ingest.job_id)
+    if rule:
+        return invalid("job_id", ingest.job_id, rule).failure
+    for name, value in (("load_sha256", ingest.load_sha256), ("segment_sha256", ingest.segment_sha256)):
+        if not is_name(value):
+            return invalid(name, value, "64 digits of [0-9a-f]").failure
+    if not 1 <= ingest.bundles <= BUNDLES_MAX:
+        return invalid("bundles", ingest.bundles, f"1 to {BUNDLES_MAX}").failure
+    if not 1 <= ingest.sequence <= ingest.bundles:
+        return invalid("sequence", ingest.sequence, f"1 to {ingest.bundles}").failure
+    if ingest.slot_ms != slot_ms:
+        return invalid("slot_ms", ingest.slot_ms, f"{slot_ms}, as this cluster was created").failure
+    if len(ingest.chunks) % TABLE.itemsize:
+        return invalid("chunks", f"{len(ingest.chunks)} bytes", f"rows of {TABLE.itemsize} bytes").failure
+    layout = layout_of(ingest)
+    problem = problem_of_table(layout.table, layout.topics)
+    if problem:
+        return invalid("chunks", ingest.segment_sha256, problem).failure
+    if layout.units != ingest.units:
+        return invalid("units", ingest.units, f"{layout.units}, as its chunks say").failure
+    return None

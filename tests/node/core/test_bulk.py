@@ -1,0 +1,433 @@
+"""Bulk load into three nodes: bundles come in, are taken over exactly once, and are fetched by who lacks them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from tests.node.core.trio import EPOCH_MS, MS, Client, Node, World, digests
+from tickwheel.node.core import bundle_store
+from tickwheel.node.core.bundle_store import Held
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.state.results import AdminResult
+from tickwheel.proto import bulk_pb2, common_pb2
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
+from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.storage import bundle
+from tickwheel.storage.unit import UNIT
+from tickwheel.wheel.units import HOUR_MS
+
+PIECE_BYTES = 1_000
+
+
+def bundle_of(due_ms: list[int], tag: str = "x") -> tuple[bytes, dict[bytes, int]]:
+    """A bundle for topic `t`, and what it brings: record -> due time."""
+    due = sorted(due_ms)
+    records = [b"%s%d" % (tag.encode(), number) for number in range(len(due))]
+    units = np.zeros(len(due), UNIT)
+    units["due_requested_ms"] = due
+    units["size"] = [len(record) for record in records]
+    pieces = bundle.build(units, b"".join(records), slot_ms=1_000, topics=1)
+    return b"".join(pieces), dict(zip(records, due, strict=True))
+
+
+def name_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Loader:
+    """Loads bundles as the command does: to every node that it reaches, then taken over one by one."""
+
+    def __init__(self, world: World, datas: list[bytes], job_id: str = "job") -> None:
+        self.world = world
+        self.datas = datas
+        self.job_id = job_id
+        self.sha = hashlib.sha256("".join(map(name_of, datas)).encode()).hexdigest()
+        self.failures: list[Failure] = []
+        self.taken = 0
+        self.units = 0
+
+    def send(self, node: Node, data: bytes) -> None:
+        """All pieces of one bundle, each after the answer to the one before."""
+        assert node.host is not None
+        bulk, name = node.host.face.bulk, name_of(data)
+        boot = node.boot
+
+        def go_on(state: Held | Failure) -> None:
+            if isinstance(state, Failure):
+                self.failures.append(state)
+            elif not state.held and boot == node.boot:
+                piece = data[state.bytes : state.bytes + PIECE_BYTES]
+                bulk.take(name, len(data), state.bytes, piece, google_crc32c.value(piece), go_on)
+
+        go_on(bulk.offer(name, len(data)))
+
+    def send_all(self, names: str = "abc") -> None:
+        """To the nodes of these names that are up, and wait."""
+        for data in self.datas:
+            for name in names:
+                if self.world.nodes[name].host is not None:
+                    self.send(self.world.nodes[name], data)
+            self.world.run(5 + len(data) / PIECE_BYTES * 2)
+
+    def request(self, place: int) -> bulk_pb2.TakeOverRequest:
+        return bulk_pb2.TakeOverRequest(
+            job_id=self.job_id,
+            load_sha256=self.sha,
+            sequence=place + 1,
+            bundles=len(self.datas),
+            name=name_of(self.datas[place]),
+            topics=["t"],
+        )
+
+    def ask(self, place: int) -> list[bulk_pb2.LoadState | Failure]:
+        """Ask the master to take one over; the list gets the answer."""
+        answers: list[bulk_pb2.LoadState | Failure] = []
+        master = self.world.elect()
+        assert master.host is not None
+        master.host.face.bulk.take_over(self.request(place), answers.append)
+        master.wake()
+        return answers
+
+    def take_over(self, place: int) -> bulk_pb2.LoadState:
+        """Until it is done, however often the master changes."""
+        limit_ns = self.world.now_ns + 60_000 * MS
+        while self.world.now_ns < limit_ns:
+            answers = self.ask(place)
+            self.world.run_until(lambda answers=answers: bool(answers))  # type: ignore[misc]
+            if isinstance(answers[0], bulk_pb2.LoadState):
+                return answers[0]
+            self.failures.append(answers[0])
+            self.world.run(100)
+        raise AssertionError(f"not taken over: {self.failures[-1]}")
+
+    def load(self, names: str = "abc") -> bulk_pb2.LoadState:
+        self.send_all(names)
+        for place in range(len(self.datas)):
+            state = self.take_over(place)
+        return state
+
+
+def admin(world: World, command: AdminCommand) -> None:
+    """Have a command carried out."""
+    answers: list[AdminResult | Failure] = []
+    master = world.elect()
+    assert master.host is not None
+    master.host.face.admin(command, answers.append)
+    master.wake()
+    world.run_until(lambda: bool(answers))
+    assert isinstance(answers[0], AdminResult)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Three nodes with the topic and a group."""
+    made = World()
+    begin(made)
+    yield made
+    assert not any(node.fatal for node in made.nodes.values())
+
+
+def begin(world: World) -> None:
+    world.elect()
+    admin(world, AdminCommand(create_topic=CreateTopicRequest(name="t")))
+    admin(world, AdminCommand(create_group=CreateGroupRequest(name="g", topics=["t"])))
+
+
+def settle_down(world: World) -> None:
+    """Until all nodes have applied the same."""
+    world.run_until(lambda: len({d[0] for d in digests(world)}) == 1, 20_000)
+    assert len(digests(world)) == 1
+
+
+def check(client: Client, wanted: dict[bytes, int]) -> None:
+    """Everything once, nothing early, nothing else."""
+    assert client.got.keys() == wanted.keys() | client.acked.keys()
+    assert not client.repeated()
+    for record, seen in client.got.items():
+        due_ms = wanted.get(record, client.acked.get(record, 0))
+        assert all(when >= due_ms for when, _, _ in seen)
+
+
+def test_loaded_messages_are_delivered_like_others(world: World) -> None:
+    """Of hours with messages and without, near and far; exactly once though every bundle is taken over twice."""
+    client = Client(world)
+    client.consume()
+    now_ms = world.now_ms
+    client.schedule([2_000, 3_000, 3_000, 7_000])
+    world.run(50)
+    one, wanted = bundle_of([now_ms + d for d in (1_500, 2_000, 3_000, 3_000, 12_000)], "a")
+    two, more = bundle_of([now_ms + 2_500 + 10 * n for n in range(100)], "b")
+    loader = Loader(world, [one, two])
+    assert loader.load().units == len(wanted) + len(more)
+    client.schedule([1_000, 3_000])
+    assert Loader(world, [one, two]).load().units == len(wanted) + len(more)
+    world.run(15_000)
+    check(client, wanted | more)
+    settle_down(world)
+    late = [when - due for record, due in (wanted | more).items() for when, _, _ in client.got[record]]
+    assert max(late) < 50
+
+
+def test_what_is_late_is_delivered_at_once(world: World) -> None:
+    """Hours that are over come under the hour of the cursor, in the order of their due times."""
+    client = Client(world)
+    client.schedule([10])
+    world.run(500)
+    client.consume()
+    data, wanted = bundle_of([EPOCH_MS - 5 * HOUR_MS + n * HOUR_MS // 4 for n in range(20)] + [EPOCH_MS + 20])
+    Loader(world, [data]).load()
+    world.run(300)
+    check(client, wanted)
+    assert list(client.got)[1:] == sorted(wanted, key=lambda record: wanted[record])
+    settle_down(world)
+
+
+def test_a_slave_that_was_down_fetches_what_it_lacks(world: World) -> None:
+    """It applies nothing beyond the bundle before it has it, says so, and then is equal to the others."""
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    slave.kill()
+    data, _ = bundle_of([world.now_ms + 30_000 + n * 7_000 for n in range(3_000)])
+    state = Loader(world, [data]).load()
+    assert state.units == 3_000
+    slave.start()
+    assert slave.host is not None
+    seen = []
+    for _ in range(400):
+        world.run(1)
+        if slave.host.core.bulk.waiting:
+            seen.append(slave.host.face.status().state_reason)
+    assert seen and name_of(data) in seen[0]
+    assert slave.host.core.bulk.fetched == 1 and not slave.host.core.bulk.waiting
+    settle_down(world)
+    assert slave.disk.exists(bundle.bundle_path(name_of(data)))
+
+
+def test_without_a_majority_nothing_is_taken_over(world: World) -> None:
+    """The refusal says how many hold it; the same request works once another node does."""
+    data, _ = bundle_of([world.now_ms + 60_000])
+    loader = Loader(world, [data])
+    master = world.elect()
+    loader.send_all(master.name)
+    answers = loader.ask(0)
+    world.run(4_000)
+    failure = answers[0]
+    assert isinstance(failure, Failure) and failure.metadata["value"] == "1"
+    other = next(name for name in world.nodes if name != master.name)
+    loader.send_all(other)
+    assert loader.take_over(0).units == 1
+
+
+def _random_loads(seed: int, harm: Callable[[World, Random], None]) -> None:
+    rng = Random(seed)
+    world = World(seed, config=replace(CoreConfig(), segment_bytes=1 << 20, buffer_bytes_max=40_000))
+    begin(world)
+    client = Client(world)
+    client.consume()
+    wanted: dict[bytes, int] = {}
+    datas = []
+    for number in range(4):
+        due = [world.now_ms + rng.choice([500, 2_000, 6_000, 20_000]) + rng.randrange(900) for _ in range(200)]
+        data, brings = bundle_of(due, f"l{number}-")
+        datas.append(data)
+        wanted |= brings
+    loader = Loader(world, datas)
+    for _ in range(8):
+        world.at(world.now_ns + rng.randrange(4_000) * MS, lambda: harm(world, rng))
+        world.at(world.now_ns + rng.randrange(9_000) * MS, lambda: client.schedule([rng.randrange(8_000)] * 3))
+    for place in range(len(datas)):
+        answer: object = None
+        while not isinstance(answer, bulk_pb2.LoadState):
+            world.run_until(lambda: world.master() is not None, 20_000)
+            for name in "abc":
+                if world.nodes[name].host is not None:
+                    loader.send(world.nodes[name], datas[place])
+            answers = loader.ask(place)
+            world.run(rng.choice([1, 3, 10, 40, 100]))
+            answer = answers[0] if answers else None
+    world.run(15_000)
+    for node in world.nodes.values():
+        if node.host is None:
+            node.start()
+    world.run(10_000)
+    settle_down(world)
+    assert client.got.keys() >= wanted.keys() and not client.lost()
+    for record, seen in client.got.items():
+        due_ms = wanted.get(record) or client.acked.get(record) or 0
+        assert all(when >= due_ms for when, _, _ in seen)
+    once = [record for record in wanted if len(client.got[record]) == 1]
+    assert len(once) >= len(wanted) // 2, "most come once; those out with consumers at a failover may come again"
+    for node in world.nodes.values():
+        assert node.host is not None
+        assert node.host.face.bulk.load("job").units == len(wanted)
+        assert node.host.core.wheel.pending == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_power_is_lost_anywhere(seed: int) -> None:
+    """Nodes lose power while bundles come in, while they are taken over and after: each counts once, on every node."""
+
+    def harm(world: World, rng: Random) -> None:
+        up = [node for node in world.nodes.values() if node.host is not None]
+        if len(up) < 3:
+            return
+        victim = rng.choice(up)
+        victim.kill()
+        world.at(world.now_ns + rng.choice([5, 300, 3_000]) * MS, lambda: victim.host or victim.start())
+
+    _random_loads(seed, harm)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_master_is_cut_off(seed: int) -> None:
+    """A master that cannot reach the others takes nothing over; what its client repeats elsewhere counts once."""
+
+    def harm(world: World, rng: Random) -> None:
+        master = world.master()
+        if master is not None and not world.cut:
+            world.cut_off(master.name)
+            world.at(world.now_ns + 2_500 * MS, world.heal)
+
+    _random_loads(seed, harm)
+
+
+@pytest.mark.parametrize("without", ["", "the file", "its directory"])
+def test_what_is_held_outlives_the_power_of_all_nodes(without: str) -> None:
+    """All lose power just after the taking over; each of the two syncs is needed, or the bundle would be gone."""
+    world = World()
+    for node in world.nodes.values():
+        node.disk.ignore_sync(lambda path: without == "the file" and path.startswith("bulk/"))
+        node.disk.ignore_sync_dir(lambda path: without == "its directory" and path in ("bulk", ""))
+    begin(world)
+    data, wanted = bundle_of([world.now_ms + 3_000 + n for n in range(300)])
+    Loader(world, [data]).load()
+    for node in world.nodes.values():
+        node.kill()
+    for node in world.nodes.values():
+        node.start()
+    client = Client(world)
+    client.consume()
+    world.run(6_000)
+    harmed = any(node.fatal for node in world.nodes.values()) or client.got.keys() != wanted.keys()
+    assert harmed == bool(without)
+
+
+def test_a_checkpoint_carries_bundles(world: World) -> None:
+    """A node that copies a checkpoint gets the bundles with it, keeps those it had, and reads them."""
+    now_ms = world.now_ms
+    one, wanted = bundle_of([now_ms + 20_000 + n for n in range(500)], "a")
+    two, more = bundle_of([now_ms + 21_000 + n for n in range(500)], "b")
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    Loader(world, [one], "first").load()
+    slave.kill()
+    Loader(world, [two], "second").load()
+    client = Client(world)
+    assert master.host is not None
+    checkpointer = master.host.core.checkpointer
+    for _ in range(40):
+        client.schedule([25_000] * 200)
+        world.run(50)
+    before = checkpointer.written
+    checkpointer.request(lambda _: checkpointer.copied())
+    world.run_until(lambda: checkpointer.written > before)
+    slave.start()
+    world.run(3_000)
+    settle_down(world)
+    assert slave.host is not None
+    if not slave.host.installs:
+        slave.host._checkpoint_needed(master.name)
+        world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
+    for data in (one, two):
+        assert slave.host.core.bulk.store.held(name_of(data))
+    for name in ("first", "second"):
+        assert slave.host.face.bulk.load(name).units == 500
+    assert slave.disk.exists(bundle.bundle_path(name_of(one)))
+    client.consume()
+    world.run(25_000)
+    check(client, wanted | more)
+
+
+def test_bundles_that_nobody_claims_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that failed leaves nothing behind for long; what was taken over stays."""
+    monkeypatch.setattr(bundle_store, "UNCLAIMED_MS", 4_000)
+    monkeypatch.setattr(bundle_store, "PART_IDLE_MS", 3_000)
+    monkeypatch.setattr(bundle_store, "CHECK_PERIOD_MS", 500)
+    left, _ = bundle_of([world.now_ms + 10 * HOUR_MS], "left")
+    kept, _ = bundle_of([world.now_ms + 10 * HOUR_MS], "kept")
+    Loader(world, [kept]).load()
+    Loader(world, [left], "other").send_all()
+    part = Loader(world, [left + b"more"], "part")
+    node = world.elect()
+    assert node.host is not None
+    store = node.host.core.bulk.store
+    part_name = "0" * 64
+    node.host.face.bulk.take(part_name, 9_000, 0, left[:100], google_crc32c.value(left[:100]), lambda _: None)
+    world.run(100)
+    assert part.datas and node.disk.exists(f"bulk/{part_name}.part")
+    world.run(40_000)
+    for other in world.nodes.values():
+        assert other.disk.list("bulk") == [f"{name_of(kept)}.bundle"]
+    assert store.removed == 1
+
+
+def test_what_is_no_bundle_is_refused(world: World) -> None:
+    """Wrong bytes, wrong names, wrong claims: a typed error, and the nodes go on."""
+    good, _ = bundle_of([world.now_ms + HOUR_MS + n * 1_000 for n in range(50)])
+    units = np.zeros(3, UNIT)
+    units["due_requested_ms"] = world.now_ms + HOUR_MS
+    units["size"] = 1
+    raw = bytearray(b"".join(bundle.build(units, b"abc", slot_ms=1_000, topics=1)))
+    raw[bundle.HEADER_BYTES + 30 : bundle.HEADER_BYTES + 40] = bytes(10)
+    other_slots = b"".join(bundle.build(units, b"abc", slot_ms=500, topics=1))
+    node = world.elect()
+    assert node.host is not None
+    bulk = node.host.face.bulk
+    answers: list[object] = []
+    bulk.take(name_of(good), len(good), 0, good[:50], 1, answers.append)
+    wrong_name = "f" * 64
+    bulk.take(wrong_name, 50, 0, good[:50], google_crc32c.value(good[:50]), answers.append)
+    bulk.take("../../etc", 50, 0, b"x", 0, answers.append)
+    bulk.take(wrong_name[:-1] + "e", 1 << 40, 0, b"x", 0, answers.append)
+    world.run(50)
+    assert len(answers) == 4
+    for answer in answers:
+        assert isinstance(answer, Failure) and answer.reason == common_pb2.INVALID_FIELD, answer
+    assert not node.disk.list("bulk")
+    for number, data in enumerate([bytes(raw), b"no bundle at all", other_slots]):
+        loader = Loader(world, [data], f"bad{number}")
+        loader.send_all()
+        refusal = loader.ask(0)
+        world.run_until(lambda refusal=refusal: bool(refusal))  # type: ignore[misc]
+        assert isinstance(refusal[0], Failure) and refusal[0].reason == common_pb2.INVALID_FIELD, refusal
+    loader = Loader(world, [good, good], "order")
+    loader.send_all()
+    for place, changes, reason in [
+        (1, {}, common_pb2.SEQUENCE_GAP),
+        (0, {"topics": ["nobody"]}, common_pb2.UNKNOWN_NAME),
+        (0, {"topics": ["t", "t"]}, common_pb2.INVALID_FIELD),
+        (0, {"job_id": "a b"}, common_pb2.INVALID_FIELD),
+        (0, {"bundles": 0}, common_pb2.INVALID_FIELD),
+    ]:
+        request = loader.request(place)
+        request.ClearField("topics") if "topics" in changes else None
+        request.MergeFrom(bulk_pb2.TakeOverRequest(**changes))  # type: ignore[arg-type]
+        if "bundles" in changes:
+            request.bundles = 0
+        refusal = []
+        bulk.take_over(request, refusal.append)
+        world.run_until(lambda refusal=refusal: bool(refusal))  # type: ignore[misc]
+        assert isinstance(refusal[0], Failure) and refusal[0].reason == reason, refusal
+    assert loader.take_over(0).taken == 1
+    reused = Loader(world, [good], "order")
+    assert isinstance(reused.ask(0), list)
+    world.run(50)
+    settle_down(world)
