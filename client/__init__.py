@@ -3,6 +3,7 @@
 from tickwheel.client.async_client import AsyncClient, Bucket, Message, PendingCount
 from tickwheel.client.cluster import TlsFiles
 from tickwheel.client.consumer import Consumer
+from tickwheel.client.dead import DeadLetter
 from tickwheel.client.delivery import DeliveredBatch, Delivery
 from tickwheel.client.errors import (
     ClusterUnavailable,
@@ -27,6 +28,7 @@ __all__ = [
     "Client",
     "ClusterUnavailable",
     "Consumer",
+    "DeadLetter",
     "DeliveredBatch",
     "Delivery",
     "FilterDiffers",

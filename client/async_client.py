@@ -16,6 +16,7 @@ import grpc
 from tickwheel.client.admin import AdminClient
 from tickwheel.client.cluster import Cluster, TlsFiles
 from tickwheel.client.consumer import CREDITS, UNAVAILABLE_S_MAX, Consumer, open_request
+from tickwheel.client.dead import DeadClient
 from tickwheel.client.errors import OutcomeUnknown, TickwheelError
 from tickwheel.client.ids import parse_id, text_of
 from tickwheel.client.messages import KIND_DELAY, KIND_DUE, Receipt, meta_of, refused, row_of, when_of
@@ -119,6 +120,7 @@ class AsyncClient:
         self.cluster = Cluster(addresses, tls)
         self.timeout_s = timeout_s
         self.admin = AdminClient(self.cluster, timeout_s)
+        self.dead = DeadClient(self.cluster, timeout_s)
         self.staging = StagingClient(self.cluster, timeout_s)
         self.sweeps = SweepClient(self.cluster, timeout_s)
         self._lanes: list[_Lane] = []

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from tickwheel.client.async_client import TIMEOUT_S, AsyncClient, Message, PendingCount
 from tickwheel.client.cluster import TlsFiles
 from tickwheel.client.consumer import Consumer
+from tickwheel.client.dead import Changed, DeadLetter
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.messages import Receipt
 from tickwheel.client.sweeps import Selection, Sweep
@@ -61,8 +62,16 @@ class SyncDelivery:
 
         self._client.wait(settle())
 
+    def dead(self, reason: str = "") -> None:
+        """To the dead letters, without further attempts."""
+
+        async def settle() -> None:
+            await self.inner.dead(reason)
+
+        self._client.wait(settle())
+
     def nack(self, *, delay: timedelta | None = None, level: int = 0, reason: str = "") -> None:
-        """Deliver again."""
+        """Deliver again: by the group's policy, after `delay`, or at a delay level."""
 
         async def settle() -> None:
             await self.inner.nack(delay=delay, level=level, reason=reason)
@@ -305,6 +314,28 @@ class Client:
 
         while (message := self.wait(one())) is not None:
             yield message
+
+    def dead_letters(self, group: str) -> Iterator[DeadLetter]:
+        """See DeadClient.list."""
+        letters = self._client.dead.list(group)
+
+        async def one() -> DeadLetter | None:
+            return await anext(letters, None)
+
+        while (letter := self.wait(one())) is not None:
+            yield letter
+
+    def dead_letter(self, group: str, number: int) -> DeadLetter:
+        """See DeadClient.get."""
+        return self.wait(self._client.dead.get(group, number))
+
+    def replay_dead(self, group: str, numbers: Sequence[int] | None = None) -> Changed:
+        """See DeadClient.replay."""
+        return self.wait(self._client.dead.replay(group, numbers))
+
+    def purge_dead(self, group: str, numbers: Sequence[int] | None = None) -> Changed:
+        """See DeadClient.purge."""
+        return self.wait(self._client.dead.purge(group, numbers))
 
     def count_pending(
         self,

@@ -19,6 +19,7 @@ import typer
 from tickwheel.client.errors import ClusterUnavailable, OutcomeUnknown, PermissionRefused, TickwheelError
 from tickwheel.node import cli_control  # noqa: F401  # its commands hang below those of cli_cluster
 from tickwheel.node.cli_cluster import cluster_app
+from tickwheel.node.cli_dead import dead_app
 from tickwheel.node.cli_local import local_app
 from tickwheel.node.cli_messages import messages_app
 from tickwheel.node.cli_node import node_app
@@ -41,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (messages_app, plain_app, local_app, cluster_app, recovery_app, node_app):
+for part in (messages_app, plain_app, local_app, cluster_app, recovery_app, dead_app, node_app):
     app.add_typer(part)
 add_sweeps(pending_app)
 app.add_typer(pending_app, name="pending")

@@ -165,10 +165,13 @@ class ReplayDeadRequest(_message.Message):
 
     GROUP_FIELD_NUMBER: _builtins.int
     NUMBERS_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
     BELOW_FIELD_NUMBER: _builtins.int
     group: _builtins.str
+    first: _builtins.int
+    """Without numbers: from this one on."""
     below: _builtins.int
-    """Only those with a lower number; 0: all there are now. The answer of the first call says which, for the next ones."""
+    """Without numbers: only lower ones; 0: all there are now. The answer of the first call says which, for the next ones."""
     @_builtins.property
     def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """At most 1,000; empty: all up to `below`."""
@@ -178,11 +181,12 @@ class ReplayDeadRequest(_message.Message):
         *,
         group: _builtins.str = ...,
         numbers: _abc.Iterable[_builtins.int] | None = ...,
+        first: _builtins.int = ...,
         below: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "group", b"group", "numbers", b"numbers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "first", b"first", "group", b"group", "numbers", b"numbers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -219,25 +223,32 @@ class ChangeDeadResponse(_message.Message):
 
     CHANGED_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
     BELOW_FIELD_NUMBER: _builtins.int
     changed: _builtins.int
     missing: _builtins.int
     """Named, but not there (any more)."""
+    kept: _builtins.int
+    """They stay: their topic is gone, or none of the group's any more."""
     more: _builtins.bool
-    """Not everything is done yet: call again with `below`."""
+    """Not everything is done yet: call again with these as `first` and `below`."""
+    next: _builtins.int
     below: _builtins.int
     def __init__(
         self,
         *,
         changed: _builtins.int = ...,
         missing: _builtins.int = ...,
+        kept: _builtins.int = ...,
         more: _builtins.bool = ...,
+        next: _builtins.int = ...,
         below: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "changed", b"changed", "missing", b"missing", "more", b"more"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "changed", b"changed", "kept", b"kept", "missing", b"missing", "more", b"more", "next", b"next"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -499,7 +499,7 @@ class PendingMessage(_message.Message):
     payload_bytes: _builtins.int
     payload: _builtins.bytes
     scheduled_ms: _builtins.int
-    """Stamp of the command that brought it here: scheduled, moved, or sent back for a retry."""
+    """Stamp of the command that brought it here: scheduled or moved; of a retry, when it was due first."""
     attempts: _builtins.int
     """Deliveries that failed so far."""
     group: _builtins.str

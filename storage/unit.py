@@ -17,7 +17,7 @@ UNIT = np.dtype(
         ("offset", "<u8"),  # of the record (meta and payload) in the hour's delay log, given at apply
         ("due_ms", "<i8"),  # that holds: the requested one, or the cursor's if that was later
         ("due_requested_ms", "<i8"),
-        ("scheduled_ms", "<i8"),  # stamp of the command that brought it
+        ("scheduled_ms", "<i8"),  # stamp of the command that brought it; of a retry: when it was due first
         ("tag_mask", "<u8"),
         ("key_hash", "<u8"),
         ("size", "<u4"),  # of the record

@@ -18,6 +18,7 @@ from tickwheel.node.core.bundle_store import BundleStore
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.consumers import ConsumerDesk
+from tickwheel.node.core.dead import DeadDesk
 from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.failure import Failure, not_master
@@ -180,6 +181,7 @@ class NodeCore:
         self.stamped_ms = 0
         """Latest stamp of an entry that this process applied."""
         self.proposer.stamp_floor_ms = lambda: self.state.sweeps.stamp_floor_ms
+        self.dead = DeadDesk(self)
         self.members = MemberDesk(self)
         self.staging = StagingDesk(self)
         self.consumers = ConsumerDesk(self)

@@ -126,6 +126,7 @@ class Delivery:
         """Mastership is gone: stop at once, clear everything, tell the consumers."""
         self._reign += 1
         self.reigning = False
+        self.settlements.retries.lose(failure)
         self._channels.clear()
         self._recent.clear()
         self._leases.clear()

@@ -22,7 +22,7 @@ from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.membership import message_of
 from tickwheel.node.state.results import AdminResult, SettleResult
 from tickwheel.node.state.settings import Settings
-from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2, staging_pb2
+from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, dead_pb2, scheduler_pb2, staging_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 
 WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
@@ -238,6 +238,28 @@ class CoreFace:
     ) -> None:
         """Extend leases without a stream."""
         self.core.consumers.extend(batch, done)
+
+    def list_dead(
+        self, request: dead_pb2.ListDeadRequest, done: Callable[[dead_pb2.ListDeadResponse | Failure], None]
+    ) -> None:
+        """A page of dead letters."""
+        self.core.dead.list(request, done)
+
+    def get_dead(self, request: dead_pb2.GetDeadRequest, done: Callable[[dead_pb2.DeadLetter | Failure], None]) -> None:
+        """One dead letter."""
+        self.core.dead.get(request, done)
+
+    def replay_dead(
+        self, request: dead_pb2.ReplayDeadRequest, done: Callable[[dead_pb2.ChangeDeadResponse | Failure], None]
+    ) -> None:
+        """Deliver dead letters again."""
+        self.core.dead.replay(request, done)
+
+    def purge_dead(
+        self, request: dead_pb2.PurgeDeadRequest, done: Callable[[dead_pb2.ChangeDeadResponse | Failure], None]
+    ) -> None:
+        """Throw dead letters away."""
+        self.core.dead.purge(request, done)
 
     def admin(self, command: AdminCommand, done: Callable[[AdminResult | Failure], None]) -> None:
         """Put an administrative command into the log."""

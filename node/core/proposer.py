@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, outcome_unknown
 from tickwheel.node.state.results import Ignored, Refused
@@ -251,9 +253,13 @@ def _changes_from_ms(command: Command) -> int:
         # Sorted by due time: the first is the least.
         due: int = _FIRST_DUE.unpack_from(command.publish.due_ms)[0]
         return due
+    if kind == "settle":
+        # Retries enter the wheel.
+        retries = (int(np.frombuffer(batch.due_ms, "<i8").min()) for batch in command.settle.batches if batch.due_ms)
+        return min(retries, default=NO_CHANGE)
     if kind == "staging" and command.staging.WhichOneof("body") != "publish":
         return NO_CHANGE
-    return NO_CHANGE if kind in ("settle", "dispatch", "lead") else 0
+    return NO_CHANGE if kind in ("dispatch", "lead") else 0
 
 
 def _answer_of(value: object) -> object:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.failure import Failure, limit_reached
+from tickwheel.node.core.failure import Failure, limit_reached, outcome_unknown
 from tickwheel.node.core.leases import Attempts, ChannelKey
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.state.results import SettleResult
@@ -82,6 +82,7 @@ class RetryQueue:
         self._rows = 0
         self._proposed: list[Leaving] = []
         """Of the command under way."""
+        self._reign = 0
 
     @property
     def rows(self) -> int:
@@ -109,14 +110,20 @@ class RetryQueue:
             batches.append(leaving.columns(count))
             self._proposed.append(leaving)
             room -= count
-        self._proposer.submit(Command(settle=Settle(batches=batches)), self._answered, may_gather=True)
+        reign = self._reign
+        command = Command(settle=Settle(batches=batches))
+        self._proposer.submit(command, lambda result: self._answered(result, reign), may_gather=True)
 
-    def _answered(self, result: object) -> None:
+    def lose(self, failure: Failure) -> None:
+        """Mastership is gone: what waits is another reign's business. What is under way has its answer to come."""
+        self._reign += 1
+        for leaving in [leaving for leaving in self._waiting if leaving not in self._proposed]:
+            self._end(leaving, failure)
+
+    def _answered(self, result: object, reign: int) -> None:
         proposed, self._proposed = self._proposed, []
         if isinstance(result, Failure):
-            # Mastership gone: nothing of the rest can be proposed either.
-            failed = proposed if self._proposer.term else list(self._waiting)
-            for leaving in failed:
+            for leaving in proposed:
                 self._end(leaving, result)
         else:
             assert isinstance(result, SettleResult) and len(result.parts) == len(proposed)
@@ -126,6 +133,8 @@ class RetryQueue:
                 self._rows -= part.taken
                 if part.failure is not None or not leaving.left:
                     self._end(leaving, leaving.result)
+                elif reign != self._reign:
+                    self._end(leaving, outcome_unknown())
         self._propose()
 
     def _end(self, leaving: Leaving, result: SettleResult | Failure) -> None:

@@ -17,7 +17,7 @@ from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.settings import Settings
-from tickwheel.proto import admin_pb2, bulk_pb2, consumer_pb2, scheduler_pb2, staging_pb2
+from tickwheel.proto import admin_pb2, bulk_pb2, consumer_pb2, dead_pb2, scheduler_pb2, staging_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 
 
@@ -148,6 +148,22 @@ class CorePort(Protocol):
 
     def extend(
         self, batch: consumer_pb2.ExtendBatch, done: Callable[[consumer_pb2.ExtendReceipt | Failure], None]
+    ) -> None: ...
+
+    def list_dead(
+        self, request: dead_pb2.ListDeadRequest, done: Callable[[dead_pb2.ListDeadResponse | Failure], None]
+    ) -> None: ...
+
+    def get_dead(
+        self, request: dead_pb2.GetDeadRequest, done: Callable[[dead_pb2.DeadLetter | Failure], None]
+    ) -> None: ...
+
+    def replay_dead(
+        self, request: dead_pb2.ReplayDeadRequest, done: Callable[[dead_pb2.ChangeDeadResponse | Failure], None]
+    ) -> None: ...
+
+    def purge_dead(
+        self, request: dead_pb2.PurgeDeadRequest, done: Callable[[dead_pb2.ChangeDeadResponse | Failure], None]
     ) -> None: ...
 
     def admin(self, command: AdminCommand, done: Callable[[AdminResult | Failure], None]) -> None: ...

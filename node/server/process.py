@@ -34,6 +34,7 @@ from tickwheel.node.server.bulk_service import BulkService
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.clock_watch import ClockWatch
 from tickwheel.node.server.consumer_service import ConsumerService
+from tickwheel.node.server.dead_service import DeadService
 from tickwheel.node.server.driver import LAG_BOUNDS_MS, LoopDriver
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.identity import IdentityError, open_identity
@@ -49,6 +50,8 @@ from tickwheel.proto import (
     bulk_pb2_grpc,
     consumer_pb2,
     consumer_pb2_grpc,
+    dead_pb2,
+    dead_pb2_grpc,
     peer_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
@@ -160,7 +163,7 @@ class NodeProcess:
         admin = AdminService(calls, config.limits.status_streams_max, disk, reads)
         health = HealthReporter()
         clients = self._client_server(
-            tls, scheduler, consumer, admin, StagingService(calls), BulkService(calls), health
+            tls, scheduler, consumer, admin, StagingService(calls), BulkService(calls), DeadService(calls), health
         )
         peers = self._peer_server(tls, host, network, disk, driver.wake)
         metrics = MetricsServer(
@@ -233,6 +236,7 @@ class NodeProcess:
         admin: AdminService,
         staging: StagingService,
         bulk: BulkService,
+        dead: DeadService,
         health: HealthReporter,
     ) -> grpc.aio.Server:
         limits = self._config.limits
@@ -249,6 +253,7 @@ class NodeProcess:
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
         staging_pb2_grpc.add_StagingServicer_to_server(staging, server)
         bulk_pb2_grpc.add_BulkServicer_to_server(bulk, server)
+        dead_pb2_grpc.add_DeadLettersServicer_to_server(dead, server)
         health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
         names = [
             module.DESCRIPTOR.services_by_name[name].full_name
@@ -258,6 +263,7 @@ class NodeProcess:
                 (admin_pb2, "Admin"),
                 (staging_pb2, "Staging"),
                 (bulk_pb2, "Bulk"),
+                (dead_pb2, "DeadLetters"),
                 (health_pb2, "Health"),
             )
         ]

@@ -36,7 +36,7 @@ LETTER = np.dtype(
         ("tag_hash", "<u4"),
         ("attempts", "<u4"),
         ("cause", "<u4"),
-        ("reserved", "<u4"),
+        ("flags", "<u4"),
     ]
 )
 BYTE = np.dtype("u1")
@@ -88,6 +88,11 @@ class DeadLetters:
     def has(self, number: int) -> bool:
         """Whether a letter is kept."""
         return self.rows.first <= number < self.rows.count and number not in self._gone
+
+    def row(self, number: int) -> Letters:
+        """Row of a letter that is kept."""
+        row: Letters = self.rows.read(number, 1)[0]
+        return row
 
     def page(self, first: int, limit: int, below: int | None = None) -> list[tuple[int, Letters]]:
         """Up to `limit` letters from a number on: (number, row)."""

@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 from tickwheel.node.core.failure import Failure, invalid
 from tickwheel.node.state import filtering, snapshot
 from tickwheel.node.state.administration import Administration
+from tickwheel.node.state.burial import Burial
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.control import filter_refusal
+from tickwheel.node.state.dead_letters import DeadLetters
 from tickwheel.node.state.digest import digest
 from tickwheel.node.state.loads import Ingesting, IngestResult, Load
 from tickwheel.node.state.membership import Members, after
@@ -114,6 +116,7 @@ class StateMachine:
         self._ingesting = Ingesting(wheel, self._state.topics, self._state.loads)
         self._publishing = Publishing(wheel, self._state.topics, self._state.producers)
         self.retrying = Retrying(self._state, wheel)
+        self.burial = Burial(self._state, self.retrying)
         self._levels: tuple[str, NDArray[np.int64]] = ("", np.zeros(0, np.int64))
         self._checkpoint: StateCheckpoint | None = None
         self.scheduled = self.dispatched = self.settled = self.cancelled = self.filtered = 0
@@ -159,6 +162,10 @@ class StateMachine:
             return self._ingest(command.ingest, entry)
         if kind == "settle":
             return self._settle(command.settle, entry.stamped_ms)
+        if kind == "replay_dead":
+            return self.burial.replay(command.replay_dead)
+        if kind == "purge_dead":
+            return self.burial.purge(command.purge_dead)
         if kind == "cancel":
             return self._cancel(command.cancel)
         if kind == "reschedule":
@@ -451,6 +458,11 @@ class StateMachine:
         """Dead letters of a group that are kept."""
         group = self._state.groups.get(group_id)
         return 0 if group is None else group.dead.count
+
+    def dead_letters(self, group_id: int) -> DeadLetters | None:
+        """Dead letters of a group, to read."""
+        group = self._state.groups.get(group_id)
+        return None if group is None else group.dead
 
     def retry_policy(self, group_id: int) -> RetryPolicy:
         """How messages of a group come again."""

@@ -100,6 +100,17 @@ class SettleResult:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadResult:
+    """Of a replay or purge of dead letters: gone from there now, not there, and not to be replayed (any more)."""
+
+    changed: int = 0
+    missing: int = 0
+    kept: int = 0
+    taken: int = 0
+    """Numbers that the command came to."""
+
+
+@dataclass(frozen=True, slots=True)
 class CancelResult:
     """`outcome`: CancelOutcome of scheduler.proto."""
 

@@ -153,7 +153,7 @@ class Retrying:
         letters["origin"] = _names_of(units)
         letters["first_due_ms"] = _first_due_ms(units)
         letters["died_ms"], letters["cause"], letters["attempts"] = stamped_ms, batch.cause, deliveries
-        for name in ("topic_id", "tag_hash", "tag_mask", "key_hash", "meta_size"):
+        for name in ("topic_id", "tag_hash", "tag_mask", "key_hash", "meta_size", "flags"):
             letters[name] = units[name]
         text = batch.reason[:ERROR_TEXT_MAX].encode()
         group.dead.bury(letters, [text] * len(units), records)
@@ -169,22 +169,26 @@ class Retrying:
         copies["origin_index"] = (names & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
         copies["target_group"] = group.group_id
         copies["attempts"] = np.minimum(deliveries, DELIVERIES_MAX)
-        ids, copies = self.append(copies, records, due_ms)
-        rows = np.zeros(len(copies), WAITING)
-        rows["origin"], rows["id"], rows["due_ms"] = origins_of(copies), ids, copies["due_ms"]
-        rows["topic_id"], rows["attempts"] = copies["topic_id"], copies["attempts"]
-        group.waiting.add(rows, self._wheel.cursor)
+        self._wait(group, copies, records, due_ms)
         self.retried += len(copies)
 
-    def append(self, copies: Units, records: list[bytes], due_ms: NDArray[np.int64]) -> tuple[Ids, Units]:
-        """Copies enter the wheel; ids and units in the order of their due times."""
+    def revive(self, group: Group, units: Units, records: list[bytes], due_ms: int) -> None:
+        """Dead letters become messages again."""
+        self._wait(group, units, records, np.full(len(units), due_ms, np.int64))
+
+    def _wait(self, group: Group, copies: Units, records: list[bytes], due_ms: NDArray[np.int64]) -> None:
+        """Copies enter the wheel."""
         copies["due_requested_ms"] = due_ms
         for name in ("previous_index", "local_index", "run_index", "crc"):
             # Filled at merge, so that they depend on where the message lay.
             copies[name] = 0
         order = np.argsort(due_ms, kind="stable")
         copies = copies[order]
-        return self._wheel.append(copies, b"".join(records[place] for place in order.tolist())), copies
+        ids = self._wheel.append(copies, b"".join(records[place] for place in order.tolist()))
+        rows = np.zeros(len(copies), WAITING)
+        rows["origin"], rows["id"], rows["due_ms"] = origins_of(copies), ids, copies["due_ms"]
+        rows["topic_id"], rows["attempts"] = copies["topic_id"], copies["attempts"]
+        group.waiting.add(rows, self._wheel.cursor)
 
 
 def _names_of(units: Units) -> Ids:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from tests.node.core.trio import MS, Client, World, digests
+from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.face import Session
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -113,27 +114,30 @@ def pauses_of(client: Client, record: bytes) -> list[int]:
     return [after - before - 1 for before, after in itertools.pairwise(times)]
 
 
-@pytest.mark.parametrize("positions", [True, False])
-def test_retry_until_success_counts_exact_tries(positions: bool) -> None:
-    """Message n succeeds at try n: each is tried exactly so often, under one id, at the levels from the third on."""
+def test_retry_until_success_counts_exact_tries() -> None:
+    """Message n succeeds at try n: each is tried exactly so often, under one id, at the levels from the third on.
+
+    One group hands positions back with its settlements, one does not, and a third that succeeds at once sees nothing.
+    """
     world = World(1)
-    client = Picky(
-        world,
-        lambda record, attempt: ACK if attempt > int(record[1:]) else verdict(consumer_pb2.RETRY),
-        positions=positions,
-    )
+
+    def judge(record: bytes, attempt: int) -> consumer_pb2.SettleBatch:
+        return ACK if attempt > int(record[1:]) else verdict(consumer_pb2.RETRY)
+
+    client, without = Picky(world, judge), Picky(world, judge, group="h", positions=False)
     other = Picky(world, lambda record, attempt: ACK, group="other")
     world.elect()
-    client.consume()
-    other.consume()
-    client.schedule([50] * 4)
-    world.run(150_000)
-    assert attempts_of(client) == {b"m%d" % n: list(range(1, n + 2)) for n in range(4)}
-    assert all(len(ids) == 1 for ids in client.ids.values())
-    assert all(seen == [1] for seen in attempts_of(other).values()) and len(other.got) == 4, "the other group: once"
-    for level_ms, pause in zip((10_000, 30_000, 60_000), pauses_of(client, b"m3"), strict=True):
-        assert level_ms <= pause <= level_ms + 200
-    assert all(receipt.settled == 1 for receipt in client.receipts)
+    for each in (client, without, other):
+        each.consume()
+    client.schedule([50] * 3)
+    world.run(42_000)
+    for each in (client, without):
+        assert attempts_of(each) == {b"m%d" % n: list(range(1, n + 2)) for n in range(3)}
+        assert all(len(ids) == 1 for ids in each.ids.values())
+        assert [receipt.settled for receipt in each.receipts] == [1] * 6
+        for level_ms, pause in zip((10_000, 30_000), pauses_of(each, b"m2"), strict=True):
+            assert level_ms <= pause <= level_ms + 200
+    assert attempts_of(other) == {b"m%d" % n: [1] for n in range(3)}, "the other group: once"
     assert len(digests(world)) == 1
 
 
@@ -172,9 +176,9 @@ def test_the_master_dies_between_nack_and_retry() -> None:
     client = Picky(world, lambda record, attempt: ACK if attempt == 2 else verdict(consumer_pb2.RETRY))
     master = world.elect()
     client.consume()
-    client.schedule([100] * 200)
+    client.schedule([100] * 50)
     world.run(120)
-    assert len(client.got) == 200
+    assert len(client.got) == 50
     master.kill()
     world.elect()
     world.run(9_000)
@@ -184,7 +188,7 @@ def test_the_master_dies_between_nack_and_retry() -> None:
     following.kill()
     world.elect()
     following.start()
-    world.run(40_000)
+    world.run(11_000)
     assert not client.lost()
     tries = [attempts[-1] for attempts in attempts_of(client).values()]
     assert set(tries) == {2}
@@ -279,4 +283,19 @@ def test_a_group_s_own_backoff() -> None:
     assert 500 <= min(drawn) < 900 and 1_100 < max(drawn) <= 1_700
     master = world.elect()
     assert master.host is not None and master.host.core.state.dead_count(1) == 2
+    assert len(digests(world)) == 1
+
+
+def test_a_retry_at_once_and_a_dispatch_ahead_of_its_commit() -> None:
+    """Push-first: a retry that is due within a dispatch under way changes what it brings; the node must have known."""
+    world = World(8, config=replace(CoreConfig(), delivery_order=DeliveryOrder.PUSH_FIRST))
+    client = Picky(world, lambda record, attempt: ACK if attempt > 3 else verdict(consumer_pb2.RETRY, delay_ms=attempt))
+    world.elect()
+    client.consume()
+    for _ in range(15):
+        client.schedule([world.rng.randrange(1, 100) for _ in range(10)])
+        world.run(20)
+    world.run(500)
+    assert not [node.fatal for node in world.nodes.values() if node.fatal]
+    assert len(client.acked) > 100 and {tuple(seen) for seen in attempts_of(client).values()} == {(1, 2, 3, 4)}
     assert len(digests(world)) == 1

@@ -1,0 +1,138 @@
+"""Dead letters of consumer groups: look, replay, purge.
+
+Changes are repeated after a lost answer: a letter that was replayed or purged by the first try is no longer there, so
+nothing happens twice; only the counts then leave out what the first try did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from tickwheel.client.cluster import Cluster
+from tickwheel.client.ids import text_of
+from tickwheel.proto import common_pb2, dead_pb2
+from tickwheel.proto.dead_pb2_grpc import DeadLettersStub
+from tickwheel.proto.log_pb2 import DeadCause
+
+PAGE = 500
+TRY_TIMEOUT_S = 10.0
+"""Of a change: up to 2,048 letters go through the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One message that its group could not digest."""
+
+    number: int
+    """Its place in the queue; what `replay` and `purge` take."""
+    id: str
+    """As `schedule` returned it."""
+    topic: str
+    """Empty: it was deleted."""
+    cause: str
+    """`refused`, `declared_dead` or `lease_expired`."""
+    error: str
+    """What the consumer said last."""
+    attempts: int
+    first_due_ms: int
+    died_ms: int
+    payload_bytes: int
+    meta: common_pb2.MessageMeta
+    payload: bytes | None = None
+    """None in a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """How many letters were replayed or purged, how many that were named are not there, and how many had to stay
+    because their topic is gone or no longer one of the group's."""
+
+    changed: int = 0
+    missing: int = 0
+    kept: int = 0
+
+
+def _letter(wire: dead_pb2.DeadLetter, payload: bytes | None) -> DeadLetter:
+    return DeadLetter(
+        number=wire.number,
+        id=text_of(wire.id),
+        topic=wire.topic,
+        cause=DeadCause.Name(wire.cause).lower(),
+        error=wire.error,
+        attempts=wire.attempts,
+        first_due_ms=wire.first_due_ms,
+        died_ms=wire.died_ms,
+        payload_bytes=wire.payload_bytes,
+        meta=wire.meta,
+        payload=payload,
+    )
+
+
+class DeadClient:
+    """`AsyncClient.dead`."""
+
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+
+    async def page(self, group: str, token: str = "", size: int = PAGE) -> dead_pb2.ListDeadResponse:
+        """One page, as it comes over the wire."""
+        request = dead_pb2.ListDeadRequest(group=group, page_size=size, page_token=token)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.ListDeadResponse:
+            return await DeadLettersStub(channel).ListDead(request, timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s)
+
+    async def list(self, group: str) -> AsyncIterator[DeadLetter]:
+        """All of a group, oldest first, without payloads."""
+        token = ""
+        while True:
+            page = await self.page(group, token)
+            for letter in page.letters:
+                yield _letter(letter, None)
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def get(self, group: str, number: int) -> DeadLetter:
+        """One with its payload."""
+        request = dead_pb2.GetDeadRequest(group=group, number=number)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.DeadLetter:
+            return await DeadLettersStub(channel).GetDead(request, timeout=try_s)
+
+        wire = await self._cluster.call(invoke, self._timeout_s)
+        return _letter(wire, wire.payload)
+
+    async def replay(self, group: str, numbers: Sequence[int] | None = None) -> Changed:
+        """Deliver some, or with None all there are now, to their group once more, with attempts from 1."""
+        if numbers is not None and not numbers:
+            return Changed()
+        request = dead_pb2.ReplayDeadRequest(group=group, numbers=numbers or ())
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.ChangeDeadResponse:
+            return await DeadLettersStub(channel).ReplayDead(request, timeout=try_s)
+
+        total = Changed()
+        while True:
+            answer = await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S)
+            total = Changed(total.changed + answer.changed, total.missing + answer.missing, total.kept + answer.kept)
+            if not answer.more:
+                return total
+            request.first, request.below = answer.next, answer.below
+
+    async def purge(self, group: str, numbers: Sequence[int] | None = None) -> Changed:
+        """Throw some, or with None all there are now, away."""
+        if numbers is not None and not numbers:
+            return Changed()
+        request = dead_pb2.PurgeDeadRequest(group=group, numbers=numbers or ())
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.ChangeDeadResponse:
+            return await DeadLettersStub(channel).PurgeDead(request, timeout=try_s)
+
+        answer = await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S)
+        return Changed(answer.changed, answer.missing, answer.kept)

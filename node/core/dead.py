@@ -1,0 +1,190 @@
+"""Questions about dead letters and what operators do with them; on the master.
+
+Reads are answered from the state at once: rows of a page, and one payload at a time. Changes go through the log in
+bounded commands, several to a request; a request over many letters says how far it came, and is asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tickwheel.node.core.failure import Failure, RequestError, invalid
+from tickwheel.node.state.dead_letters import DeadLetters, Letters
+from tickwheel.node.state.results import DeadResult
+from tickwheel.node.state.retrying import COPIES_MAX
+from tickwheel.proto import common_pb2, dead_pb2
+from tickwheel.proto.log_pb2 import Command, PurgeDead, ReplayDead
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+PAGE_DEFAULT = 100
+PAGE_MAX = 1_000
+NUMBERS_MAX = 1_000
+"""That a request names."""
+COMMANDS_MAX = 16
+"""Of one request that is for all; then the caller hears how far it came."""
+QUEUE_PREFIX = "%DLQ%"
+
+Changed = Callable[[dead_pb2.ChangeDeadResponse | Failure], None]
+
+
+class DeadDesk:
+    """One per node."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+
+    def list(
+        self, request: dead_pb2.ListDeadRequest, done: Callable[[dead_pb2.ListDeadResponse | Failure], None]
+    ) -> None:
+        """A page, oldest first."""
+        try:
+            _, dead = self._letters(request.group)
+            if request.page_size > PAGE_MAX:
+                raise invalid("page_size", request.page_size, f"1 to {PAGE_MAX}")
+            if request.page_token and not (request.page_token.isdecimal() and len(request.page_token) < 20):
+                raise invalid("page_token", request.page_token, "the next_page_token of an earlier answer")
+        except RequestError as error:
+            done(error.failure)
+            return
+        limit = request.page_size or PAGE_DEFAULT
+        found = dead.page(int(request.page_token or 0), limit + 1)
+        response = dead_pb2.ListDeadResponse(queue=QUEUE_PREFIX + request.group, total=dead.count)
+        for number, row in found[:limit]:
+            self._describe(response.letters.add(), dead, number, row)
+        if len(found) > limit:
+            response.next_page_token = str(found[limit][0])
+        done(response)
+
+    def get(self, request: dead_pb2.GetDeadRequest, done: Callable[[dead_pb2.DeadLetter | Failure], None]) -> None:
+        """One with its payload."""
+        try:
+            _, dead = self._letters(request.group)
+        except RequestError as error:
+            done(error.failure)
+            return
+        if not dead.has(request.number):
+            text = f"{QUEUE_PREFIX}{request.group} has no letter {request.number}"
+            facts = {"field": "number", "value": str(request.number)}
+            done(Failure(common_pb2.UNKNOWN_NAME, text, facts))
+            return
+        row = dead.row(request.number)
+        letter = dead_pb2.DeadLetter()
+        self._describe(letter, dead, request.number, row)
+        letter.payload = dead.content(row)[1][int(row["meta_size"]) :]
+        done(letter)
+
+    def replay(self, request: dead_pb2.ReplayDeadRequest, done: Changed) -> None:
+        """Deliver them again."""
+        try:
+            group_id, dead = self._letters(request.group)
+            self._check_numbers(request.numbers)
+        except RequestError as error:
+            done(error.failure)
+            return
+        _Replay(self._core, group_id, dead, request, done).go_on()
+
+    def purge(self, request: dead_pb2.PurgeDeadRequest, done: Changed) -> None:
+        """Throw them away."""
+        try:
+            group_id, dead = self._letters(request.group)
+            self._check_numbers(request.numbers)
+        except RequestError as error:
+            done(error.failure)
+            return
+        below = 0 if request.numbers else dead.next_number
+        command = PurgeDead(group_id=group_id, numbers=_column(request.numbers), below=below)
+
+        def purged(result: object) -> None:
+            if isinstance(result, Failure):
+                done(result)
+                return
+            assert isinstance(result, DeadResult)
+            done(dead_pb2.ChangeDeadResponse(changed=result.changed, missing=result.missing))
+
+        self._core.proposer.submit(Command(purge_dead=command), purged)
+
+    def _letters(self, group: str) -> tuple[int, DeadLetters]:
+        failure = self._core.refusal()
+        if failure is not None:
+            raise RequestError(failure)
+        group_id = self._core.state.group_id(group)
+        dead = None if group_id is None else self._core.state.dead_letters(group_id)
+        if group_id is None or dead is None:
+            facts = {"field": "group", "value": group}
+            raise RequestError(Failure(common_pb2.UNKNOWN_NAME, f"group {group} does not exist", facts))
+        return group_id, dead
+
+    @staticmethod
+    def _check_numbers(numbers: Sequence[int]) -> None:
+        if len(numbers) > NUMBERS_MAX:
+            raise invalid("numbers", len(numbers), f"at most {NUMBERS_MAX}")
+
+    def _describe(self, letter: dead_pb2.DeadLetter, dead: DeadLetters, number: int, row: Letters) -> None:
+        origin = int(row["origin"])
+        letter.number = number
+        letter.id.wheel_group = self._core.identity.wheel_group
+        letter.id.hour, letter.id.index = origin >> 32, origin & 0xFFFF_FFFF
+        letter.topic = self._core.state.topic_name(int(row["topic_id"]))
+        letter.cause = int(row["cause"])  # type: ignore[assignment]  # a number of the enum
+        letter.error = dead.text(row).decode()
+        letter.attempts = int(row["attempts"])
+        letter.first_due_ms, letter.died_ms = int(row["first_due_ms"]), int(row["died_ms"])
+        letter.payload_bytes = int(row["size"]) - int(row["meta_size"])
+        letter.meta.ParseFromString(dead.meta(row))
+
+
+class _Replay:
+    """One request, command by command."""
+
+    def __init__(
+        self, core: NodeCore, group_id: int, dead: DeadLetters, request: dead_pb2.ReplayDeadRequest, done: Changed
+    ) -> None:
+        self._core = core
+        self._group_id = group_id
+        self._dead = dead
+        self._named = sorted(set(request.numbers))
+        self._all = not self._named
+        self._done = done
+        self._below = min(request.below or dead.next_number, dead.next_number)
+        self._next = request.first
+        self._commands = 0
+        self._sum = DeadResult()
+
+    def go_on(self) -> None:
+        """Propose the next command, or answer."""
+        numbers = self._named[:COPIES_MAX]
+        if self._all:
+            numbers = [number for number, _ in self._dead.page(self._next, COPIES_MAX, self._below)]
+        if not numbers or self._commands >= COMMANDS_MAX:
+            total = self._sum
+            response = dead_pb2.ChangeDeadResponse(changed=total.changed, missing=total.missing, kept=total.kept)
+            if numbers:
+                response.more, response.next, response.below = True, numbers[0], self._below
+            self._done(response)
+            return
+        self._commands += self._all
+        command = ReplayDead(group_id=self._group_id, numbers=_column(numbers), due_ms=self._core.clock.now_ms())
+
+        def replayed(result: object) -> None:
+            if isinstance(result, Failure):
+                self._done(result)
+                return
+            assert isinstance(result, DeadResult)
+            total = self._sum
+            self._sum = DeadResult(
+                total.changed + result.changed, total.missing + result.missing, total.kept + result.kept
+            )
+            self._named = self._named[result.taken :]
+            self._next = numbers[result.taken - 1] + 1
+            self.go_on()
+
+        self._core.proposer.submit(Command(replay_dead=command), replayed)
+
+
+def _column(numbers: Sequence[int]) -> bytes:
+    return np.array(numbers, "<u8").tobytes()

@@ -1,0 +1,91 @@
+"""Applies what becomes of dead letters: replayed to their group, or thrown away.
+
+A replay copies from the letters themselves, bounded like a retry (retrying.py): a unit for this group alone, with
+attempts from 1 and the first id. A letter whose topic is gone, or no longer one of the group's, stays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.dead_letters import LETTER, Letters
+from tickwheel.node.state.groups import Group
+from tickwheel.node.state.publishing import DUE_MS_MAX
+from tickwheel.node.state.results import DeadResult, Refused
+from tickwheel.node.state.retrying import COPIES_MAX, COPY_BYTES_MAX, Retrying
+from tickwheel.proto import common_pb2 as pb
+from tickwheel.proto.log_pb2 import PurgeDead, ReplayDead
+from tickwheel.wheel.units import UNIT, Units
+
+
+class Burial:
+    """See the module. One per state machine."""
+
+    def __init__(self, state: ClusterState, retrying: Retrying) -> None:
+        self._state = state
+        self._retrying = retrying
+
+    def replay(self, command: ReplayDead) -> DeadResult | Refused:
+        """Letters become messages again."""
+        group = self._group(command.group_id, command.numbers)
+        if isinstance(group, Refused):
+            return group
+        if not 0 <= command.due_ms <= DUE_MS_MAX:
+            return Refused(invalid("due_ms", command.due_ms, f"0 to {DUE_MS_MAX}").failure)
+        numbers: list[int] = []
+        rows: list[Letters] = []
+        records: list[bytes] = []
+        missing = kept = taken = size = 0
+        for number in np.frombuffer(command.numbers, "<u8").tolist():
+            if len(numbers) >= COPIES_MAX:
+                break
+            if number in numbers or not group.dead.has(number):
+                missing += 1
+            else:
+                row = group.dead.row(number)
+                if int(row["topic_id"]) not in group.subscriptions:
+                    kept += 1
+                elif numbers and size + int(row["size"]) > COPY_BYTES_MAX:
+                    break
+                else:
+                    numbers.append(number)
+                    rows.append(row)
+                    records.append(group.dead.content(row)[1])
+                    size += len(records[-1])
+            taken += 1
+        if numbers:
+            self._retrying.revive(group, _units_of(np.array(rows, LETTER), group), records, command.due_ms)
+            group.dead.remove(numbers)
+        return DeadResult(len(numbers), missing, kept, taken)
+
+    def purge(self, command: PurgeDead) -> DeadResult | Refused:
+        """Letters go for good."""
+        group = self._group(command.group_id, command.numbers)
+        if isinstance(group, Refused):
+            return group
+        numbers = np.frombuffer(command.numbers, "<u8").tolist()
+        changed = group.dead.remove(numbers)
+        missing = len(numbers) - changed
+        return DeadResult(changed + group.dead.remove_below(command.below), missing, taken=len(numbers))
+
+    def _group(self, group_id: int, numbers: bytes) -> Group | Refused:
+        if len(numbers) % 8:
+            return Refused(invalid("numbers", f"{len(numbers)} bytes", "elements of 8 bytes").failure)
+        group = self._state.groups.get(group_id)
+        if group is None:
+            facts = {"field": "group", "value": str(group_id)}
+            return Refused(Failure(pb.UNKNOWN_NAME, f"group {group_id} does not exist", facts))
+        return group
+
+
+def _units_of(letters: Letters, group: Group) -> Units:
+    units: Units = np.zeros(len(letters), UNIT)
+    for name in ("topic_id", "tag_hash", "tag_mask", "key_hash", "size", "meta_size", "flags"):
+        units[name] = letters[name]
+    units["scheduled_ms"] = letters["first_due_ms"]
+    units["target_group"] = group.group_id
+    units["origin_hour"] = (letters["origin"] >> np.uint64(32)).astype(np.uint32)
+    units["origin_index"] = (letters["origin"] & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
+    return units
