@@ -21,7 +21,8 @@ from rich.table import Table
 
 from tickwheel.chaos.cli_live import failover, run
 from tickwheel.chaos.cli_mutants import mutants
-from tickwheel.chaos.sim.faults import DEFAULT_KINDS, KINDS, Tally
+from tickwheel.chaos.sim.fault import Tally
+from tickwheel.chaos.sim.faults import DEFAULT_KINDS, KINDS
 from tickwheel.chaos.sim.run import shrink, simulate
 from tickwheel.chaos.sim.setup import Level, RunResult, SimulationConfig
 from tickwheel.chaos.sim.world import SECOND
@@ -98,13 +99,14 @@ class _Summary:
                 kind: {"injected": t.injected, "effective": t.effective, "evidence": t.evidence, "unit": t.unit}
                 for kind, t in sorted(self.tallies.items())
             },
+            "catch_ups": int(self.facts.get("CheckpointTaken", 0)),
             "without_effect": self.without_effect(),
             "facts": {name: round(value, 3) for name, value in sorted(self.facts.items())},
             "failed": [{"seed": r.seed, "promise": r.promise, "what": r.broken} for r in self.failed],
         }
 
 
-def _fault_table(tallies: dict[str, Tally]) -> Table:
+def _fault_table(tallies: dict[str, Tally], catch_ups: float) -> Table:
     table = Table(title="Faults", title_justify="left")
     table.add_column("fault")
     table.add_column("injected", justify="right")
@@ -117,6 +119,7 @@ def _fault_table(tallies: dict[str, Tally]) -> Table:
             style = "" if tally.effective else "bold red"
             cells = [kind, f"{tally.injected:,}", f"{tally.effective:,}", f"{tally.evidence:,}", tally.unit]
             table.add_row(*cells, style=style)
+    table.add_row("catch-up", "", "", f"{catch_ups:,.0f}", "checkpoints taken from a peer", style="dim")
     return table
 
 
@@ -200,7 +203,7 @@ def _run_many(seeds: range, config: SimulationConfig, jobs: int, summary: _Summa
 
 def _report(summary: _Summary, console: Console) -> None:
     if summary.tallies:
-        console.print(_fault_table(summary.tallies))
+        console.print(_fault_table(summary.tallies, summary.facts.get("CheckpointTaken", 0)))
     for kind in summary.without_effect():
         console.print(f"[bold red]{kind} was injected and never had an effect[/bold red]")
     console.print(

@@ -451,6 +451,11 @@ class RaftLog:
     def _announce_members(self) -> None:
         self._network.set_peers({m.node_id: m.peer_address for m in self._members if m.node_id != self._node_id})
 
+    @property
+    def voters(self) -> tuple[str, ...]:
+        """Ids of the members that count, by what stands in this log, committed or not."""
+        return self._voters.ids
+
     def members(self) -> Sequence[Member]:
         """See ReplicatedLog."""
         return self._members

@@ -79,6 +79,6 @@ class Wires:
 
     def redirect(self, failure: Failure, target: int) -> int:
         """Whom to ask next after a refusal."""
-        names = list(self._stage.names)
+        names = [machine.name for machine in self._stage.machines]
         master = failure.metadata.get("master_id", "")
         return names.index(master) if master in names else target + 1

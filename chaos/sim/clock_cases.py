@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tickwheel.chaos.sim.core_process import CoreProcess, small_config
-from tickwheel.chaos.sim.faults import Injector, PlannedFault
+from tickwheel.chaos.sim.fault import PlannedFault
+from tickwheel.chaos.sim.faults import Injector
 from tickwheel.chaos.sim.history import FaultBegan, FaultEnded
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.node_load import NodeLoad
@@ -33,7 +34,7 @@ class _Load(NodeLoad):
     def build(self, machine: Machine) -> CoreProcess:
         stage = self._cluster
         config = replace(small_config(stage.world.seed), **self._changes)
-        return CoreProcess(machine, stage.names, stage.config.guards, config, stage.shape, self._census)
+        return CoreProcess(machine, stage.founders, stage.config.guards, config, stage.shape, self._census)
 
 
 @dataclass(slots=True)

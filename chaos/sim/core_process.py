@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import google_crc32c
 
-from tickwheel.chaos.sim.history import ContentSeen, CursorSeen, DigestSeen, SizesSeen, SyncedSeen
+from tickwheel.chaos.sim.history import CheckpointTaken, ContentSeen, CursorSeen, DigestSeen, SizesSeen, SyncedSeen
 from tickwheel.chaos.sim.log_process import CLUSTER_ID, SIZES_EVERY_NS, members_of, note_sync, with_shape
 from tickwheel.chaos.sim.log_watch import Census, LogWatch
 from tickwheel.chaos.sim.node import Machine
@@ -60,7 +60,7 @@ class _ObservedHost(NodeHost):
             return sync_in(peer_id, frame)
 
         def observed_role_changed(status: LogStatus) -> None:
-            watch.role(status.role.value, status.term)
+            watch.role(status.role.value, status.term, raft_of(core).voters)
             role_changed(status)
 
         core.role_changed = observed_role_changed  # type: ignore[method-assign]
@@ -125,6 +125,7 @@ class CoreProcess:
         self._synced = (-1, -1, -1)
         self._heard_ns = 0
         self._next_sizes_ns = 0
+        self._installs = 0
         ports = Ports(
             disk=machine.disk,
             clock=machine.clock,
@@ -145,7 +146,8 @@ class CoreProcess:
             NodeIdentity(CLUSTER_ID, machine.name),
             ports,
             seed=None,
-            members=members_of(names),
+            members=[] if machine.joining else members_of(names),
+            joining=machine.joining,
             on_fatal=machine.fatal,
             source=self,
             guards=guards,
@@ -160,7 +162,7 @@ class CoreProcess:
 
     def start(self) -> None:
         status = self.host.core.log.status()
-        self.watch.role(status.role.value, status.term)
+        self.watch.role(status.role.value, status.term, self.log.voters)
         self.host.start()
 
     def tick(self) -> int:
@@ -178,6 +180,9 @@ class CoreProcess:
     def stop(self) -> None:
         self.host.stop()
 
+    def refuses(self, peer_id: str) -> bool:
+        return self.host.core.members.refuses(peer_id, "") is not None
+
     def observe(self) -> None:
         core, machine = self.host.core, self.machine
         self.watch.observe(raft_of(core))
@@ -194,6 +199,9 @@ class CoreProcess:
             if synced != self._synced:
                 self._synced = synced
                 machine.history.add(SyncedSeen(machine.world.now_ns, machine.name, machine.boot, *synced))
+        if self.host.installs != self._installs:
+            self._installs = self.host.installs
+            machine.history.add(CheckpointTaken(machine.world.now_ns, machine.name, machine.boot))
         if machine.world.now_ns >= self._next_sizes_ns:
             self._next_sizes_ns = machine.world.now_ns + SIZES_EVERY_NS
             machine.history.add(SizesSeen(machine.world.now_ns, machine.name, self._sizes()))

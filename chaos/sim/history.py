@@ -51,6 +51,15 @@ class RoleSeen(Record):
     boot: int
     role: str
     term: int
+    voters: tuple[str, ...] = ()
+    """Who counts, by the node's log; empty: not said."""
+
+
+@dataclass(slots=True)
+class MemberRemoved(Record):
+    """Whoever asked for it was told that a member is removed."""
+
+    node: str
 
 
 @dataclass(slots=True)
@@ -114,6 +123,14 @@ class SizesSeen(Record):
 
     node: str
     sizes: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(slots=True)
+class CheckpointTaken(Record):
+    """A node has put a peer's checkpoint in place: it was too far behind, or new."""
+
+    node: str
+    boot: int
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ class LogLoad:
         stage = self._stage
         shape = stage.shape
         config = with_shape(RaftConfig(), shape)
-        return LogProcess(machine, stage.names, config, stage.config.guards, shape.checkpoint_every, self._census)
+        return LogProcess(machine, stage.founders, config, stage.config.guards, shape.checkpoint_every, self._census)
 
     def start(self) -> None:
         for _ in range(CLIENTS):
@@ -61,6 +61,11 @@ class LogLoad:
         if self._probes_left:
             return "the last probe"
         return "" if len(set(applied.values())) == 1 else f"equal applied indexes: {applied}"
+
+    @property
+    def operators(self) -> None:
+        """Nobody: the log alone has no members to change."""
+        return
 
     def finish(self) -> None:
         """Nothing to look up."""

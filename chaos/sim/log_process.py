@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tickwheel.chaos.sim.history import Applied, SizesSeen, SyncHeard
+from tickwheel.chaos.sim.history import Applied, CheckpointTaken, SizesSeen, SyncHeard
 from tickwheel.chaos.sim.log_watch import Census, LogWatch
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.shape import Shape
@@ -109,6 +109,9 @@ class LogProcess:
     def stop(self) -> None:
         self.log.stop()
 
+    def refuses(self, peer_id: str) -> bool:
+        return False
+
     def observe(self) -> None:
         self.watch.observe(self.log)
         now_ns = self.machine.world.now_ns
@@ -143,7 +146,7 @@ class LogProcess:
         return number
 
     def role_changed(self, status: LogStatus) -> None:
-        self.watch.role(status.role.value, status.term)
+        self.watch.role(status.role.value, status.term, self.log.voters)
 
     def sync_out(self, peer_id: str) -> PeerFrame | None:
         self._sync_number += 1
@@ -182,6 +185,7 @@ class LogProcess:
         if _parse(data)[0] <= self._applied[0]:
             return
         self._write_checkpoint(data)
+        self.machine.history.add(CheckpointTaken(self.machine.world.now_ns, self.machine.name, self.machine.boot))
         self.machine.fatal(f"{RESTART_FROM_CHECKPOINT} of {peer_id}")
 
     def fatal(self, reason: str) -> None:

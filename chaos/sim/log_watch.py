@@ -111,12 +111,12 @@ class LogWatch:
 
     # -- roles, votes, leases
 
-    def role(self, role: str, term: int) -> None:
+    def role(self, role: str, term: int, voters: tuple[str, ...]) -> None:
         """As the log says."""
         if (role, term) != self._standing:
             self._standing = (role, term)
             machine = self._machine
-            self._add(RoleSeen(self._now_ns, machine.name, machine.boot, role, term))
+            self._add(RoleSeen(self._now_ns, machine.name, machine.boot, role, term, voters))
             machine.world.tell(machine.name, f"is {role} in term {term}")
 
     def lease(self, term: int, until_ns: int, others: tuple[str, ...]) -> None:

@@ -157,7 +157,8 @@ class Link:
         back = self._fabric.links[self.receiver, self.sender]
         if sender.process is None:
             return
-        if self.blocked or back.blocked or receiver.process is None or receiver.frozen or sender.frozen:
+        called = None if receiver.frozen or sender.frozen or self.blocked or back.blocked else receiver.process
+        if called is None or called.refuses(self.sender):
             self.dialling = True
             self._world.after(self._rng.randrange(MS, REDIAL_NS_MOST), self._dial)
             return
@@ -167,6 +168,7 @@ class Link:
         self.receiver_boot = receiver.boot
         self._latest_ns = self._world.now_ns
         sender.peer_up(self.receiver)
+        receiver.network.learn(self.sender)
 
     def _arrive(self, epoch: int, segment: list[bytes]) -> None:
         if epoch != self.epoch:
@@ -253,6 +255,12 @@ class NetworkPort:
             return False
         self.sent(peer_id, frame)
         return True
+
+    def learn(self, peer_id: str) -> None:
+        """A peer that may speak has called, and said where it is: call back."""
+        if peer_id not in self.peers:
+            self.peers.add(peer_id)
+            self._fabric.links[self._name, peer_id].want(True)
 
     def set_peers(self, addresses: dict[str, str]) -> None:
         """Dial those named that exist, drop the others."""

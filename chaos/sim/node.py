@@ -49,6 +49,10 @@ class Process(Protocol):
 
     def stop(self) -> None: ...
 
+    def refuses(self, peer_id: str) -> bool:
+        """Whether a peer that dials is turned away: it is no member."""
+        ...
+
     def observe(self) -> None:
         """Write to the history what a bystander could see now."""
         ...
@@ -66,6 +70,10 @@ class Machine:
         self.history = history
         self.fabric = fabric
         self.boot = 0
+        self.joining = False
+        """It came later: its process starts without knowing the others, and waits to be added."""
+        self.retired = False
+        """Its node was removed: it never starts again."""
         self.process: Process | None = None
         self.frozen = False
         self.disk_slowness = 1.0
@@ -114,7 +122,7 @@ class Machine:
 
     def start(self) -> None:
         """Boot; no effect while a process runs."""
-        if self.process is not None:
+        if self.process is not None or self.retired:
             return
         self.boot += 1
         self.fatal_reason = None
@@ -150,6 +158,14 @@ class Machine:
         if self.process is not None:
             self.process.stop()
             self._end("stop", silent=False)
+
+    def retire(self) -> None:
+        """Its node is no member any more: whoever runs it stops it for good."""
+        self.retired = True
+        if self.frozen:
+            self.kill()
+        else:
+            self.stop()
 
     def freeze(self) -> None:
         """SIGSTOP: clocks go on, connections stay, nothing runs."""

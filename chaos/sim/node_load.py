@@ -12,6 +12,7 @@ from tickwheel.chaos.sim.core_process import CoreProcess, note_digest, small_con
 from tickwheel.chaos.sim.history import Looked
 from tickwheel.chaos.sim.log_watch import Census
 from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.operators import Operators
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.world import MS
@@ -33,17 +34,19 @@ class NodeLoad:
         self._census = Census()
         self._wires = Wires(stage)
         self._producers = Producers(self._wires)
+        self._operators = Operators(self._wires, stage)
         self.parts: list[Clients] = [
             self._producers,
             Consumers(self._wires),
             Changes(self._wires, self._producers.known),
+            self._operators,
         ]
 
     def build(self, machine: Machine) -> CoreProcess:
         """A whole node."""
         config = small_config(self._stage.world.seed)
         stage = self._stage
-        return CoreProcess(machine, stage.names, stage.config.guards, config, stage.shape, self._census)
+        return CoreProcess(machine, stage.founders, stage.config.guards, config, stage.shape, self._census)
 
     def start(self) -> None:
         for part in self.parts:
@@ -95,6 +98,11 @@ class NodeLoad:
         process = machine.process
         assert isinstance(process, CoreProcess)
         machine.deliver(process.host.face.get, id64, False, told)
+
+    @property
+    def operators(self) -> Operators:
+        """Who adds and removes members."""
+        return self._operators
 
     def hand_over(self, machine: Machine, target: str, done: Callable[[bool], None]) -> None:
         """Planned handover from this machine."""

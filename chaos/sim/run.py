@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tickwheel.chaos.sim.checkers import ALL, BrokenPromise, Checker, attach
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
@@ -19,7 +20,7 @@ from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p10_live import Live
 from tickwheel.chaos.sim.clock_faults import DRIFT_ALLOWANCE_MS
 from tickwheel.chaos.sim.core_process import pushes_first
-from tickwheel.chaos.sim.faults import Injector, plan
+from tickwheel.chaos.sim.faults import KINDS, Injector, plan
 from tickwheel.chaos.sim.history import Drained, HandoverEnded, Healed, History, Record, RoleSeen, RunBegan, Stopped
 from tickwheel.chaos.sim.log_load import LogLoad
 from tickwheel.chaos.sim.network import Fabric
@@ -27,6 +28,9 @@ from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Level, Load, RunResult, SimulationConfig
 from tickwheel.chaos.sim.shape import draw
 from tickwheel.chaos.sim.world import MS, SECOND, Story, World
+
+if TYPE_CHECKING:
+    from tickwheel.chaos.sim.operators import Operators
 
 WARM_UP_NS = 2 * SECOND
 DRAIN_NS_LEAST = 2 * SECOND
@@ -44,17 +48,21 @@ class Cluster:
         self.fabric = Fabric(self.world)
         fixed = config.shape if not config.nodes else (*config.shape, ("nodes", config.nodes))
         self.shape = draw(self.world, fixed)
-        self.names = tuple(f"n{number}" for number in range(1, self.shape.nodes + 1))
+        self.founders = tuple(f"n{number}" for number in range(1, self.shape.nodes + 1))
         self._masters: dict[str, int] = {}
         self.history.subscribe((RoleSeen, Stopped), self._standing)
         self.checkers: list[Checker] = attach(self.history, ALL)
         self.load: Load = self._make_load()
         self._machines: list[Machine] = []
-        for name in self.names:
-            machine = Machine(self.world, self.fabric, self.history, name, self.load.build)
-            machine.turn_ns = self.shape.loop_gap_ns
-            self._machines.append(machine)
-            self.fabric.add(machine)
+        for name in self.founders:
+            self._machine(name)
+
+    def _machine(self, name: str) -> Machine:
+        machine = Machine(self.world, self.fabric, self.history, name, self.load.build)
+        machine.turn_ns = self.shape.loop_gap_ns
+        self._machines.append(machine)
+        self.fabric.add(machine)
+        return machine
 
     def _make_load(self) -> Load:
         if self.config.level is Level.LOG:
@@ -73,13 +81,31 @@ class Cluster:
         best = max(self._masters.items(), key=lambda item: (item[1], item[0]), default=None)
         return self.fabric.machines[best[0]] if best else None
 
+    @property
+    def operators(self) -> Operators | None:
+        return self.load.operators
+
+    def join(self) -> Machine:
+        """A new machine with an empty disk, which boots and waits to be added."""
+        machine = self._machine(f"n{len(self.fabric.machines) + 1}")
+        machine.joining = True
+        machine.start()
+        return machine
+
+    def leave(self, machine: Machine) -> None:
+        """It is no member any more: no fault strikes it, nobody waits for it."""
+        self._machines.remove(machine)
+
+    def _counts(self, machine: Machine) -> bool:
+        return self.operators is not None and machine.name in self.operators.promoted
+
     def hand_over(self, done: Callable[[bool], None]) -> None:
         """Ask the master to hand over to any other."""
         master = self.master()
         if master is None or not master.running:
             done(False)
             return
-        others = [name for name in self.names if name != master.name]
+        others = [m.name for m in self._machines if m is not master and not (m.joining and not self._counts(m))]
         asked_ns = self.world.now_ns
 
         def ended(came_about: bool) -> None:
@@ -104,7 +130,7 @@ class Cluster:
         push_first = self.config.level is Level.NODE and pushes_first(world.seed)
         allowance_ms = DRIFT_ALLOWANCE_MS if "drift" in kinds else 0
         history.add(
-            RunBegan(0, world.start_wall_ms, kinds, self.load.groups, allowance_ms, push_first, len(self.names))
+            RunBegan(0, world.start_wall_ms, kinds, self.load.groups, allowance_ms, push_first, len(self.founders))
         )
         rng = world.stream("boot")
         for machine in self._machines:
@@ -151,7 +177,8 @@ def _simulate(seed: int, config: SimulationConfig, story: Story | None) -> RunRe
     started_s = time.process_time()
     cluster = Cluster(seed, config, story)
     world = cluster.world
-    planned = plan(world, config.faults, cluster.names, WARM_UP_NS, WARM_UP_NS + config.seconds * SECOND)
+    kinds = [k for k in config.faults if config.level is Level.NODE or not KINDS[k].node_only]
+    planned = plan(world, kinds, cluster.founders, WARM_UP_NS, WARM_UP_NS + config.seconds * SECOND)
     result.planned = tuple(planned)
     if config.only is not None:
         planned = [fault for fault in planned if fault.number in config.only]

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from tickwheel.chaos.sim.faults import DEFAULT_KINDS, PlannedFault, Tally
+from tickwheel.chaos.sim.fault import PlannedFault, Tally
+from tickwheel.chaos.sim.faults import DEFAULT_KINDS
 from tickwheel.chaos.sim.history import History
 from tickwheel.chaos.sim.node import Machine, Process
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import World
 from tickwheel.replication.guards import Guards
+
+if TYPE_CHECKING:
+    from tickwheel.chaos.sim.operators import Operators
 
 
 class Level(Enum):
@@ -70,12 +74,17 @@ class Stage(Protocol):
 
     world: World
     history: History
-    names: tuple[str, ...]
+    founders: tuple[str, ...]
+    """The members that the cluster was founded with."""
     config: SimulationConfig
     shape: Shape
 
     @property
     def machines(self) -> Sequence[Machine]: ...
+
+    def leave(self, machine: Machine) -> None:
+        """Its node is no member any more."""
+        ...
 
 
 class Load(Protocol):
@@ -101,6 +110,11 @@ class Load(Protocol):
 
     def finish(self) -> None:
         """Everything is drained: last look-ups into the history."""
+        ...
+
+    @property
+    def operators(self) -> Operators | None:
+        """Who adds and removes members."""
         ...
 
     def hand_over(self, machine: Machine, target: str, done: Callable[[bool], None]) -> None:

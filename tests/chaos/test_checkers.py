@@ -32,6 +32,7 @@ from tickwheel.chaos.sim.history import (
     Healed,
     LeaseSeen,
     Looked,
+    MemberRemoved,
     ProposalEnded,
     Proposed,
     Record,
@@ -48,6 +49,7 @@ from tickwheel.chaos.sim.history import (
     SizesSeen,
     SyncedSeen,
     SyncHeard,
+    VoteSeen,
 )
 from tickwheel.chaos.sim.world import MS, SECOND
 
@@ -296,6 +298,15 @@ BAD: dict[str, tuple[type[Checker], list[Record]]] = {
         Monotone,
         [CursorSeen(0, "n1", 1, 1, WALL_MS + 9, 0, False), sent(1, 1, 5), acknowledged(2, 1, 5)],
     ),
+    "a master that does not count": (
+        OneMaster,
+        [VoteSeen(0, "n4", 1, 1, "n4"), VoteSeen(0, "n2", 1, 1, "n4"), RoleSeen(1, "n4", 1, "master", 1, ("n1", "n2"))],
+    ),
+    "votes of learners": (
+        OneMaster,
+        [VoteSeen(0, "n1", 1, 1, "n1"), VoteSeen(0, "n4", 1, 1, "n1"), RoleSeen(1, "n1", 1, "master", 1, ("n1", "n2"))],
+    ),
+    "a lease of a removed member": (OneMaster, [*ONE_MASTER_START, MemberRemoved(1, "n1"), lease(2, "n1", 1, 300)]),
     "two masters": (OneMaster, [*ONE_MASTER_START, RoleSeen(1, "n2", 1, "master", 1)]),
     "two leases": (
         OneMaster,

@@ -8,15 +8,16 @@ from __future__ import annotations
 import pytest
 
 from tickwheel.chaos.sim.run import simulate
-from tickwheel.chaos.sim.setup import Level, SimulationConfig
+from tickwheel.chaos.sim.setup import Level, RunResult, SimulationConfig
 
 
-def verdict(seed: int, config: SimulationConfig) -> None:
+def verdict(seed: int, config: SimulationConfig) -> RunResult:
     result = simulate(seed, config)
     command = (
         f"tickwheel chaos sim --level {config.level.value} --seeds 1 --from {seed} --seconds {config.seconds} --trace"
     )
     assert not result.failed, f"{result.broken}\n{result.where}\nreplay: {command}"
+    return result
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -25,7 +26,17 @@ def test_log_under_faults(seed: int) -> None:
     verdict(seed, SimulationConfig(level=Level.LOG, seconds=3))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(20))
 def test_node_under_faults(seed: int) -> None:
     """Whole nodes with clients that repeat, cancel, move, nack and die: no promise is broken."""
     verdict(seed, SimulationConfig(level=Level.NODE, seconds=4))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_members_come_and_go(seed: int) -> None:
+    """Newcomers come to count, members are removed, the master too, while nodes die: nothing is lost, nobody leads who
+    does not count, and each change had an effect."""
+    config = SimulationConfig(level=Level.NODE, seconds=8, nodes=3, faults=("newcomer", "replace", "kill"))
+    result = verdict(seed, config)
+    changes = [result.tallies[kind] for kind in ("newcomer", "replace") if kind in result.tallies]
+    assert any(tally.effective for tally in changes)

@@ -58,6 +58,9 @@ class Greeter:
 
     def stop(self) -> None: ...
 
+    def refuses(self, peer_id: str) -> bool:
+        return False
+
     def observe(self) -> None: ...
 
 

@@ -1,7 +1,8 @@
 """P7: at most one master per term, one lease at a time, and no delivery without it.
 
-And what these rest on: one vote a node and term, a master that a majority voted for, a lease that ends before a
-majority may vote for another, and no node that goes on in a term after it has heard of a higher one.
+And what these rest on: one vote a node and term, a master that a majority of those that count voted for, a lease that
+ends before a majority may vote for another, none for a member that was removed, and no node that goes on in a term
+after it has heard of a higher one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tickwheel.chaos.sim.history import (
     Booted,
     Delivered,
     LeaseSeen,
+    MemberRemoved,
     Record,
     RoleSeen,
     RunBegan,
@@ -32,6 +34,7 @@ class OneMaster(Checker):
         LeaseSeen,
         VoteSeen,
         TermIgnored,
+        MemberRemoved,
         Delivered,
         Booted,
         Stopped,
@@ -44,6 +47,7 @@ class OneMaster(Checker):
         self._terms_seen: dict[str, int] = {}
         self._nodes = 0
         self._votes: dict[tuple[str, int], str] = {}  # (voter, term) -> for whom
+        self._removed: set[str] = set()
 
     @property
     def elections(self) -> int:
@@ -57,6 +61,8 @@ class OneMaster(Checker):
                 self._role(record)
             case Delivered():
                 self._delivered(record)
+            case MemberRemoved():
+                self._removed.add(record.node)
             case RunBegan():
                 self._nodes = record.nodes
             case VoteSeen():
@@ -83,11 +89,19 @@ class OneMaster(Checker):
         self._terms_seen[record.node] = record.term
         if record.role != "master":
             return
-        votes = sum(1 for (_, term), name in self._votes.items() if term == record.term and name == record.node)
-        if self._nodes > 1 and votes <= self._nodes // 2:
+        voters = record.voters
+        votes = sum(
+            1
+            for (voter, term), name in self._votes.items()
+            if term == record.term and name == record.node and (voter in voters or not voters)
+        )
+        nodes = len(voters) or self._nodes
+        if nodes > 1 and votes <= nodes // 2:
             self.broken(
-                record.at_ns, f"{record.node} is master of term {record.term} by {votes} votes of {self._nodes} nodes"
+                record.at_ns, f"{record.node} is master of term {record.term} by {votes} votes of {nodes} nodes"
             )
+        if voters and record.node not in voters:
+            self.broken(record.at_ns, f"{record.node} is master of term {record.term} and does not count")
         holder = self._masters.setdefault(record.term, (record.node, record.boot))
         if holder != (record.node, record.boot):
             self.broken(
@@ -100,6 +114,8 @@ class OneMaster(Checker):
         self._lease[record.node] = (record.term, record.until_ns)
         if record.until_ns <= record.at_ns:
             return
+        if record.node in self._removed:
+            self.broken(record.at_ns, f"{record.node} holds a lease (term {record.term}) after it was removed")
         if record.until_ns > record.refused_until_ns:
             self.broken(
                 record.at_ns,

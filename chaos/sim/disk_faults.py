@@ -1,0 +1,70 @@
+"""What can go wrong with disks, for `faults.KINDS`."""
+
+from __future__ import annotations
+
+import random
+
+from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, PlannedFault, Scene, excuse_over, nothing
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.world import MS
+
+
+def slow_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    factor = rng.choice((5.0, 20.0, 60.0))
+    before = machine.disk.counters().syncs
+    machine.disk_slowness *= factor
+
+    def end() -> None:
+        machine.disk_slowness /= factor
+
+    return Active(end, lambda: machine.disk.counters().syncs - before)
+
+
+def failed_sync(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    before = machine.disk.counters().syncs_failed
+    machine.excuses += 1
+    machine.disk.fail_sync(1)
+
+    def end() -> None:
+        machine.disk.fail_sync(0)
+        scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+
+    return Active(end, lambda: machine.disk.counters().syncs_failed - before)
+
+
+def disk_full(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    before = machine.disk.counters().writes_refused
+    machine.excuses += 1
+    machine.disk.fill(rng.choice((0, 4_096, 100_000)))
+
+    def end() -> None:
+        machine.disk.make_room()
+        scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+
+    return Active(end, lambda: machine.disk.counters().writes_refused - before)
+
+
+def hung_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """No work of the disk returns until the end, without an error."""
+    before = machine.works_hung
+    machine.hangs_until_ns = max(machine.hangs_until_ns, scene.world.now_ns + planned.length_ns)
+    return Active(nothing, lambda: machine.works_hung - before)
+
+
+def read_error(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """Some of the files there are cannot be read; half of the time the process starts anew and must read them."""
+    before = machine.disk.counters().reads_failed
+    machine.excuses += 1
+    paths = machine.disk.paths()
+    for path in rng.sample(paths, rng.randint(1, len(paths)) if rng.random() < 0.5 else 1) if paths else []:
+        machine.disk.read_error(path)
+    if rng.random() < 0.5:
+        machine.kill()
+        scene.world.after(rng.randrange(1, 100 * MS), machine.start)
+
+    def end() -> None:
+        machine.disk.heal_reads()
+        scene.world.after(1, machine.start)
+        scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+
+    return Active(end, lambda: machine.disk.counters().reads_failed - before)

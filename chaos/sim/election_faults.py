@@ -1,0 +1,104 @@
+"""Faults that wait for a moment of an election or a handover and strike then, for `faults.KINDS`."""
+
+from __future__ import annotations
+
+import random
+
+from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene, nothing
+from tickwheel.chaos.sim.history import Record, RoleSeen, VoteSeen
+from tickwheel.chaos.sim.network_faults import bridge, links_of
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.world import MS
+
+
+def handover(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    done = {"yes": 0}
+
+    def ended(came_about: bool) -> None:
+        done["yes"] += int(came_about)
+
+    scene.hand_over(ended)
+    return Active(nothing, lambda: done["yes"])
+
+
+def kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """Whoever votes for another dies a moment later and comes back soon: a vote must outlive its voter."""
+    hit = {"voters": 0, "over": 0}
+    machines = scene.fabric.machines
+
+    def voted(record: Record) -> None:
+        assert isinstance(record, VoteSeen)
+        voter = machines[record.node]
+        if hit["over"] or record.voted_for == record.node or rng.random() < 0.2:
+            return
+        scene.world.after(rng.randrange(0, 20 * MS), strike, voter, voter.boot)
+
+    def strike(voter: Machine, boot: int) -> None:
+        if voter.boot != boot or voter.process is None or hit["over"]:
+            return
+        hit["voters"] += 1
+        if rng.random() < 0.5:
+            voter.kill()
+        else:
+            voter.lose_power()
+        scene.world.after(rng.randrange(10 * MS, 400 * MS), voter.start)
+
+    def end() -> None:
+        hit["over"] = 1
+        for one in scene.machines:
+            one.start()
+
+    scene.history.subscribe((VoteSeen,), voted)
+    if machine.process is not None:
+        machine.kill()  # else there would be no election
+    return Active(end, lambda: hit["voters"])
+
+
+def cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """The connections of whoever stands for election break at once: its requests for votes are lost."""
+    hit = {"candidates": 0, "over": 0}
+    machines = scene.fabric.machines
+
+    def stands(record: Record) -> None:
+        assert isinstance(record, RoleSeen)
+        if not hit["over"] and record.role == "candidate":
+            scene.world.after(0, strike, machines[record.node])
+
+    def strike(candidate: Machine) -> None:
+        hit["candidates"] += 1
+        for link in links_of(scene, candidate):
+            if rng.random() < 0.8:
+                link.reset()
+
+    def end() -> None:
+        hit["over"] = 1
+        machine.start()
+
+    scene.history.subscribe((RoleSeen,), stands)
+    if machine.process is not None:
+        machine.kill()
+    return Active(end, lambda: hit["candidates"])
+
+
+def restart_bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """Only the target sees both sides of a cut, and it restarts in a moment, now and then: what it had promised to
+    one side it must not forget towards the other."""
+    cut = bridge(scene, machine, planned, rng)
+    state = {"restarts": 0, "over": 0}
+
+    def again() -> None:
+        if state["over"]:
+            return
+        if machine.process is not None and not machine.frozen:
+            state["restarts"] += 1
+            machine.kill()
+            scene.world.after(rng.randrange(5 * MS, 100 * MS), machine.start)
+        scene.world.after(rng.randrange(300 * MS, 1_500 * MS), again)
+
+    def end() -> None:
+        state["over"] = 1
+        cut.end()
+        machine.start()
+
+    scene.world.after(rng.randrange(600 * MS, 1_200 * MS), again)
+    return Active(end, lambda: state["restarts"])

@@ -1,0 +1,108 @@
+"""What a fault is: planned by dice, begun on a machine, ended, and asked what it did. The kinds are in *_faults.py."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from tickwheel.chaos.sim.history import History
+from tickwheel.chaos.sim.network import Fabric
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.world import SECOND, World
+
+if TYPE_CHECKING:
+    from tickwheel.chaos.sim.operators import Operators
+
+EXCUSE_ECHO_NS = 3 * SECOND
+"""A process may stop itself because of a fault this long after the fault has ended."""
+
+
+class Scene(Protocol):
+    """What faults act on."""
+
+    world: World
+    fabric: Fabric
+    history: History
+
+    @property
+    def machines(self) -> Sequence[Machine]: ...
+
+    def master(self) -> Machine | None:
+        """Who is master now, by the highest term."""
+        ...
+
+    @property
+    def operators(self) -> Operators | None:
+        """Who adds and removes members; None where there is nobody (the log alone)."""
+        ...
+
+    def join(self) -> Machine:
+        """A new machine with an empty disk, which boots and waits to be added."""
+        ...
+
+    def hand_over(self, done: Callable[[bool], None]) -> None:
+        """Ask the master for a planned handover; `done` tells whether it came about."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """One throw of the dice."""
+
+    number: int
+    kind: str
+    at_ns: int
+    length_ns: int
+    target: str
+    seed: int
+
+
+@dataclass(slots=True)
+class Active:
+    """A fault that has begun. `effect` counts its evidence, read at its end."""
+
+    end: Callable[[], None]
+    effect: Callable[[], int]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of all faults of a kind, over one run or many."""
+
+    injected: int = 0
+    effective: int = 0
+    evidence: int = 0
+    unit: str = ""
+
+    def add(self, other: Tally) -> None:
+        self.injected += other.injected
+        self.effective += other.effective
+        self.evidence += other.evidence
+        self.unit = self.unit or other.unit
+
+
+Begin = Callable[[Scene, Machine, PlannedFault, random.Random], Active]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of fault: how it begins, how long it lasts, what its evidence counts."""
+
+    begin: Begin
+    length_ms: tuple[int, int]
+    unit: str
+    default: bool = True
+    """In the default set."""
+    node_only: bool = False
+    """Needs whole nodes: the log alone has nothing that it could hit."""
+
+
+def nothing() -> None:
+    """The end of a fault that ends by itself."""
+
+
+def excuse_over(machine: Machine) -> None:
+    """The echo of a fault that makes a process stop itself is over."""
+    machine.excuses -= 1

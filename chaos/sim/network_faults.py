@@ -1,0 +1,128 @@
+"""What can go wrong between machines, for `faults.KINDS`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene, nothing
+from tickwheel.chaos.sim.network import Link
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.world import MS
+
+
+def links_of(scene: Scene, machine: Machine) -> list[Link]:
+    return scene.fabric.of(machine.name)
+
+
+def frames_hit(links: Sequence[Link]) -> Callable[[], int]:
+    before = sum(link.lost + link.held_back for link in links)
+    epochs = sum(link.epoch for link in links)
+    return lambda: (
+        sum(link.lost + link.held_back for link in links) - before + sum(link.epoch for link in links) - epochs
+    )
+
+
+def block(links: Sequence[Link]) -> Active:
+    for link in links:
+        link.block()
+
+    def end() -> None:
+        for link in links:
+            link.unblock()
+
+    return Active(end, frames_hit(links))
+
+
+def reset(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    links = links_of(scene, machine)
+    hit = rng.sample(links, rng.randint(1, len(links)))
+    effect = frames_hit(hit)
+    for link in hit:
+        link.reset()
+    return Active(nothing, effect)
+
+
+def delay(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    links = [link for link in links_of(scene, machine) if rng.random() < 0.7] or links_of(scene, machine)[:1]
+    extra_ns = rng.randrange(5 * MS, 300 * MS)
+    before = sum(link.delivered for link in links)
+    for link in links:
+        link.extra_delay_ns += extra_ns
+
+    def end() -> None:
+        for link in links:
+            link.extra_delay_ns -= extra_ns
+
+    return Active(end, lambda: sum(link.delivered for link in links) - before)
+
+
+def replay(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    links = links_of(scene, machine)
+    before = sum(link.replayed for link in links)
+    rate = rng.uniform(0.05, 0.5)
+    for link in links:
+        link.replay_rate += rate
+
+    def end() -> None:
+        for link in links:
+            link.replay_rate = max(0.0, link.replay_rate - rate)
+            if link.replay_rate < 1e-9:
+                link.replay_rate = 0.0
+
+    return Active(end, lambda: sum(link.replayed for link in links) - before)
+
+
+def one_way(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    outward = rng.random() < 0.5
+    ends = [link for link in links_of(scene, machine) if (link.sender == machine.name) == outward]
+    return block(rng.sample(ends, rng.randint(1, len(ends))))
+
+
+def partition(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    names = [m.name for m in scene.machines if m is not machine]
+    side = {machine.name, *rng.sample(names, rng.randint(0, len(names) - 1))}
+    links = [link for _, link in sorted(scene.fabric.links.items()) if (link.sender in side) != (link.receiver in side)]
+    return block(links)
+
+
+def isolate(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    return block(links_of(scene, machine))
+
+
+def bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """All others see the target and not each other across a cut: it connects two sides."""
+    names = [m.name for m in scene.machines if m is not machine]
+    side = set(rng.sample(names, max(1, len(names) // 2)))
+    links = [
+        link
+        for _, link in sorted(scene.fabric.links.items())
+        if machine.name not in (link.sender, link.receiver) and (link.sender in side) != (link.receiver in side)
+    ]
+    return block(links)
+
+
+def flap(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    links = links_of(scene, machine)
+    effect = frames_hit(links)
+    state = {"blocked": False, "over": False}
+
+    def turn() -> None:
+        if state["over"]:
+            return
+        for link in links:
+            if state["blocked"]:
+                link.unblock()
+            else:
+                link.block()
+        state["blocked"] = not state["blocked"]
+        scene.world.after(rng.randrange(20 * MS, 600 * MS), turn)
+
+    def end() -> None:
+        if state["blocked"]:
+            for link in links:
+                link.unblock()
+        state["over"] = True
+
+    turn()
+    return Active(end, effect)

@@ -1,0 +1,117 @@
+"""Who runs the cluster: adds members and removes them, over the same calls as `tickwheel member`.
+
+A change that was asked for is asked for again until it has a definite answer, of whatever master; a newcomer counts
+before the run is over. What was removed is stopped a moment later: until then it may not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.core_process import CoreProcess
+from tickwheel.chaos.sim.history import MemberRemoved
+from tickwheel.chaos.sim.log_process import members_of
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.setup import Stage
+from tickwheel.chaos.sim.world import MS
+from tickwheel.node.core.failure import Failure
+from tickwheel.proto import common_pb2
+from tickwheel.proto.admin_pb2 import Member, RemoveMemberRequest
+from tickwheel.proto.log_pb2 import AdminCommand
+
+PAUSE_NS = 150 * MS
+LOOK_NS = 100 * MS
+STOPPED_NS_MOST = 1_500 * MS
+
+
+class Operators:
+    """`clients.Clients`. `promoted` and `removed` are evidence for the faults that ask for changes."""
+
+    def __init__(self, wires: Wires, stage: Stage) -> None:
+        self._wires = wires
+        self._stage = stage
+        self._asked: dict[str, str] = {}
+        """Member to what is asked for it and not answered yet."""
+        self._learning: set[str] = set()
+        self.promoted: set[str] = set()
+        self.removed: set[str] = set()
+
+    def start(self) -> None:
+        """See Clients: faults ask."""
+
+    def unfinished(self) -> str:
+        """See Clients."""
+        for name, what in sorted(self._asked.items()):
+            return f"an answer to: {what} {name}"
+        return f"that {', '.join(sorted(self._learning))} counts" if self._learning else ""
+
+    def add(self, machine: Machine) -> None:
+        """Make a machine that runs a member; it counts some time later."""
+        [member] = members_of([machine.name])
+        asked = Member(node_id=member.node_id, peer_address=member.peer_address, client_address=member.client_address)
+        self._learning.add(machine.name)
+        self._ask("add", machine.name, AdminCommand(add_member=asked), lambda: self._look(machine))
+
+    def remove(self, machine: Machine) -> None:
+        """Remove a member, and stop its machine once that is certain."""
+        command = AdminCommand(remove_member=RemoveMemberRequest(node_id=machine.name))
+
+        def gone() -> None:
+            self.removed.add(machine.name)
+            self._learning.discard(machine.name)
+            self._wires.history.add(MemberRemoved(self._wires.world.now_ns, machine.name))
+            self._wires.world.after(self._wires.rng.randrange(STOPPED_NS_MOST), machine.retire)
+            self._stage.leave(machine)
+
+        self._ask("remove", machine.name, command, gone)
+
+    def _look(self, machine: Machine) -> None:
+        """Until the newcomer counts, by its own log."""
+        process = machine.process
+        if machine.name not in self._learning:
+            return
+        if isinstance(process, CoreProcess) and machine.name in process.log.voters:
+            self._learning.discard(machine.name)
+            self.promoted.add(machine.name)
+            self._wires.world.tell(machine.name, "counts")
+            return
+        self._wires.world.after(LOOK_NS, self._look, machine)
+
+    def _ask(self, what: str, name: str, command: AdminCommand, then: Callable[[], None]) -> None:
+        self._asked[name] = what
+        self._wires.world.tell("run", f"asks to {what} {name}")
+        tries = [0]
+
+        def again(target: int) -> None:
+            tries[0] += 1
+            number = tries[0]
+
+            def answered(answer: object) -> None:
+                self._wires.back(take, answer)
+
+            def take(answer: object) -> None:
+                if name not in self._asked or tries[0] != number:
+                    return
+                if isinstance(answer, Failure):
+                    if what == "remove" and answer.reason == common_pb2.UNKNOWN_NAME:
+                        done()  # the answer before was lost
+                        return
+                    tries[0] += 1  # its time-out no longer counts
+                    self._wires.world.after(PAUSE_NS, again, self._wires.redirect(answer, target))
+                    return
+                done()
+
+            def timed_out() -> None:
+                if name in self._asked and tries[0] == number:
+                    again(target + 1)
+
+            self._wires.call(self._wires.machine(target), lambda face: face.admin(command, answered))
+            self._wires.world.after(TIMEOUT_NS, timed_out)
+
+        def done() -> None:
+            if self._asked.pop(name, ""):
+                self._wires.world.tell("run", f"{name}: {what} is done")
+                then()
+
+        again(self._wires.rng.randrange(3))

@@ -1,0 +1,128 @@
+"""What can happen to processes and to the power of machines, for `faults.KINDS`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, PlannedFault, Scene, excuse_over, nothing
+from tickwheel.chaos.sim.network_faults import block, links_of
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.world import MS
+from tickwheel.replication.pysyncobj_seam import REGULAR
+from tickwheel.replication.raft import RaftLog
+
+UNPROPOSED = (1 << 63).to_bytes(8, "little")
+"""A command that no client ever sent."""
+
+
+def kill(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    was_running = machine.process is not None
+    machine.kill()
+    return Active(machine.start, lambda: int(was_running))
+
+
+def power(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    before = machine.disk.counters()
+    machine.lose_power()
+    after = machine.disk.counters()
+    lost = after.pages_lost + after.dir_changes_lost - before.pages_lost - before.dir_changes_lost
+    return Active(machine.start, lambda: lost)
+
+
+def kill_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    running = [m for m in scene.machines if m.process is not None]
+    for one in running:
+        scene.world.after(rng.randrange(1, 50 * MS), one.kill)
+    return Active(start_all(scene, rng), lambda: len(running))
+
+
+def power_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    before = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in scene.machines)
+    for one in scene.machines:
+        one.lose_power()
+    lost = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in scene.machines) - before
+    return Active(start_all(scene, rng), lambda: lost)
+
+
+def power_slaves(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """All but the master lose power and come back to elect one of themselves: the master is cut off and dies."""
+    isolation = block(links_of(scene, machine))
+    slaves = [one for one in scene.machines if one is not machine]
+    before = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in slaves)
+    for one in slaves:
+        one.lose_power()
+        scene.world.after(rng.randrange(1, 200 * MS), one.start)
+    lost = sum(m.disk.counters().pages_lost + m.disk.counters().dir_changes_lost for m in slaves) - before
+
+    def end() -> None:
+        machine.lose_power()
+        isolation.end()
+        scene.world.after(rng.randrange(1, 200 * MS), machine.start)
+
+    return Active(end, lambda: lost)
+
+
+def start_all(scene: Scene, rng: random.Random) -> Callable[[], None]:
+    def start() -> None:
+        for one in scene.machines:
+            scene.world.after(rng.randrange(1, 400 * MS), one.start)
+
+    return start
+
+
+def restart(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    was_running = machine.process is not None
+    machine.stop()
+    return Active(machine.start, lambda: int(was_running))
+
+
+def freeze(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    if machine.process is None or machine.frozen:
+        return Active(nothing, lambda: 0)
+    turns, boot = machine.turns, machine.boot
+    waited = {"inputs": 0}
+    machine.freeze()
+
+    def end() -> None:
+        if machine.boot == boot and machine.frozen:
+            waited["inputs"] = machine.waiting + int(machine.turns == turns)
+            machine.thaw()
+
+    return Active(end, lambda: waited["inputs"])
+
+
+def failed_apply(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """A bug of ours: what a log entry does to the state raises. The process must stop, once."""
+    before = machine.applies_failed
+    machine.excuses += 1
+    machine.fail_applies = 1
+
+    def end() -> None:
+        machine.fail_applies = 0
+        scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+
+    return Active(end, lambda: machine.applies_failed - before)
+
+
+def library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """pysyncobj is told to write a dump, and to take a command into its own queue: both must come to nothing."""
+    called = {"times": 0}
+    over = {"yes": False}
+
+    def call() -> None:
+        log = getattr(machine.process, "log", None)
+        if over["yes"]:
+            return
+        if isinstance(log, RaftLog):
+            called["times"] += 1
+            engine = log._engine
+            machine.deliver(engine.forceLogCompaction)
+            machine.deliver(engine._applyCommand, REGULAR + UNPROPOSED, None)
+        scene.world.after(rng.randrange(50 * MS, 500 * MS), call)
+
+    def end() -> None:
+        over["yes"] = True
+
+    call()
+    return Active(end, lambda: called["times"])
