@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tickwheel.client import AsyncClient
-from tickwheel.node.cli_cluster import Name, as_dict, group_app, topic_app
+from tickwheel.node.cli_cluster import Name, as_dict, cluster_app, group_app, topic_app
 from tickwheel.node.cli_output import (
     ADDRESS_DEFAULT,
     Addresses,
@@ -18,10 +18,13 @@ from tickwheel.node.cli_output import (
     open_client,
     out,
     print_json,
+    table,
     time_text,
     use_json,
 )
 from tickwheel.proto import admin_pb2
+
+HOUR_MS = 3_600_000
 
 
 def _change_group(
@@ -104,3 +107,55 @@ def topic_pause(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJso
 def topic_resume(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Go on after a pause."""
     _pause_topic(name, False, address, as_json)
+
+
+@cluster_app.command("disk")
+def disk(
+    topics: Annotated[bool, typer.Option("--topics", help="Also by topic: reads the indexes of the hours.")] = False,
+    hours: Annotated[int, typer.Option(min=0, help="So many of the largest hours.")] = 10,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """What the data directory of each node at the given addresses holds: by part, hour and topic."""
+    use_json(as_json)
+
+    async def go() -> list[admin_pb2.DiskUse]:
+        async with open_client(address, timeout_s=60.0) as client:
+            return [await _disk_use(client, one, topics) for one in list(client.cluster.addresses)]
+
+    uses = asyncio.run(go())
+    if as_json:
+        print_json([as_dict(use) for use in uses])
+        return
+    for use in uses:
+        used = 100 * (1 - use.bytes_free / use.bytes_total) if use.bytes_total else 0.0
+        mark = f", mark {use.high_water_percent} %" if use.high_water_percent else ""
+        above = " [red]schedules are refused[/]" if use.above_high_water else ""
+        out.print(f"[bold]{use.node_id}[/]  {_size(use.bytes_free)} free, {used:.0f} % used{mark}{above}")
+        out.print(table("", ("part", "bytes"), [(part.name, f"{part.bytes:,}") for part in use.parts], right=(1,)))
+        largest = sorted(sorted(use.hours, key=lambda hour: -hour.bytes)[:hours], key=lambda hour: hour.hour)
+        rows = [(time_text(hour.hour * HOUR_MS)[:16], f"{hour.bytes:,}") for hour in largest]
+        out.print(table("", ("hour (UTC)", "bytes"), rows, right=(1,)))
+        if topics:
+            by_topic = [(item.topic or "(deleted)", f"{item.messages:,}", f"{item.bytes:,}") for item in use.topics]
+            out.print(table("", ("topic", "messages", "bytes"), by_topic, right=(1, 2)))
+
+
+async def _disk_use(client: AsyncClient, address: str, topics: bool) -> admin_pb2.DiskUse:
+    use = await client.admin.disk_use(address, by_topic=topics)
+    sums = {item.topic: item for item in use.topics}
+    while use.next_hour:
+        more = await client.admin.disk_use(address, by_topic=True, hour_min=use.next_hour)
+        for item in more.topics:
+            known = sums.get(item.topic)
+            if known is None:
+                sums[item.topic] = use.topics.add(topic=item.topic, messages=item.messages, bytes=item.bytes)
+            else:
+                known.messages += item.messages
+                known.bytes += item.bytes
+        use.next_hour = more.next_hour
+    return use
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):,.1f} GiB"

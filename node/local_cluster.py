@@ -222,6 +222,8 @@ class LocalCluster:
                 "metrics_bind": node.metrics_address,
             },
             "log": {"level": "info", "format": "json"},
+            # A developer's disk may well be nearly full.
+            "storage": {"high_water_percent": 0},
         }
         for name in ("peer_advertised", "client_advertised"):
             if getattr(node, name):

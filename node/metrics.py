@@ -122,6 +122,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("checkpoints", "counter", "Checkpoints written."),
     MetricSpec("synced_write_failures", "counter", "Times the file with the newest synced tick could not be written."),
     MetricSpec("disk_free_bytes", "gauge", "Bytes the data directory can still take above the reserve."),
+    MetricSpec("disk_used_ratio", "gauge", "Share of the disk that is used."),
+    MetricSpec("disk_above_mark", "gauge", "1 while the disk is above storage.high_water_percent."),
     # The loop
     MetricSpec("loop_lag_seconds", "histogram", "How late the loop ran what was due."),
     MetricSpec("loop_stalls", "counter", "Times the loop was late by more than 20 ms."),

@@ -191,6 +191,9 @@ class NodeStatus(_message.Message):
     CLOCK_RATE_PPM_FIELD_NUMBER: _builtins.int
     CLOCK_AGREED_AGE_MS_FIELD_NUMBER: _builtins.int
     CLOCK_REASON_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    DISK_ABOVE_MARK_FIELD_NUMBER: _builtins.int
+    UNSETTLED_REMOVED_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     node_id: _builtins.str
     role: Global___Role.ValueType
@@ -245,6 +248,11 @@ class NodeStatus(_message.Message):
     """Since a majority agreed last; 0 if it never did."""
     clock_reason: _builtins.str
     """What is wrong with clocks, in words; empty if nothing."""
+    disk_bytes_total: _builtins.int
+    disk_above_mark: _builtins.bool
+    """This node's disk is above storage.high_water_percent: as master it refuses schedules."""
+    unsettled_removed: _builtins.int
+    """Messages that retention removed and a group had not settled (once a group), or that no group ever saw."""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerStatus]: ...
     def __init__(
@@ -292,10 +300,13 @@ class NodeStatus(_message.Message):
         clock_rate_ppm: _builtins.float = ...,
         clock_agreed_age_ms: _builtins.int = ...,
         clock_reason: _builtins.str = ...,
+        disk_bytes_total: _builtins.int = ...,
+        disk_above_mark: _builtins.bool = ...,
+        unsettled_removed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_agreed_age_ms", b"clock_agreed_age_ms", "clock_error_ms", b"clock_error_ms", "clock_ms", b"clock_ms", "clock_offset_ms", b"clock_offset_ms", "clock_rate_ppm", b"clock_rate_ppm", "clock_reason", b"clock_reason", "clock_slew_ms", b"clock_slew_ms", "clock_state", b"clock_state", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_bytes_free", b"disk_bytes_free", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_agreed_age_ms", b"clock_agreed_age_ms", "clock_error_ms", b"clock_error_ms", "clock_ms", b"clock_ms", "clock_offset_ms", b"clock_offset_ms", "clock_rate_ppm", b"clock_rate_ppm", "clock_reason", b"clock_reason", "clock_slew_ms", b"clock_slew_ms", "clock_state", b"clock_state", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_above_mark", b"disk_above_mark", "disk_bytes_free", b"disk_bytes_free", "disk_bytes_total", b"disk_bytes_total", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "unsettled_removed", b"unsettled_removed", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1163,6 +1174,149 @@ class Settings(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__window_messages_max) -> _WhichOneofReturnType__window_messages_max | None: ...
 
 Global___Settings: _TypeAlias = Settings  # noqa: Y015
+
+@_typing.final
+class GetDiskUseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BY_TOPIC_FIELD_NUMBER: _builtins.int
+    HOUR_MIN_FIELD_NUMBER: _builtins.int
+    HOUR_MAX_FIELD_NUMBER: _builtins.int
+    by_topic: _builtins.bool
+    """Also by topic: reads the indexes of the hours from hour_min to hour_max (0: no end), a bounded part a call."""
+    hour_min: _builtins.int
+    hour_max: _builtins.int
+    def __init__(
+        self,
+        *,
+        by_topic: _builtins.bool = ...,
+        hour_min: _builtins.int = ...,
+        hour_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_topic", b"by_topic", "hour_max", b"hour_max", "hour_min", b"hour_min"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDiskUseRequest: _TypeAlias = GetDiskUseRequest  # noqa: Y015
+
+@_typing.final
+class DiskUse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Part(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        BYTES_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        """journal, wheel/hours, state/ready, ..."""
+        bytes: _builtins.int
+        def __init__(
+            self,
+            *,
+            name: _builtins.str = ...,
+            bytes: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "name", b"name"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Hour(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        HOUR_FIELD_NUMBER: _builtins.int
+        BYTES_FIELD_NUMBER: _builtins.int
+        hour: _builtins.int
+        """Hours since the Unix epoch of the due times."""
+        bytes: _builtins.int
+        def __init__(
+            self,
+            *,
+            hour: _builtins.int = ...,
+            bytes: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "hour", b"hour"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class Topic(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        TOPIC_FIELD_NUMBER: _builtins.int
+        MESSAGES_FIELD_NUMBER: _builtins.int
+        BYTES_FIELD_NUMBER: _builtins.int
+        topic: _builtins.str
+        """Empty: of topics that were deleted."""
+        messages: _builtins.int
+        bytes: _builtins.int
+        def __init__(
+            self,
+            *,
+            topic: _builtins.str = ...,
+            messages: _builtins.int = ...,
+            bytes: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "messages", b"messages", "topic", b"topic"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    BYTES_FREE_FIELD_NUMBER: _builtins.int
+    HIGH_WATER_PERCENT_FIELD_NUMBER: _builtins.int
+    ABOVE_HIGH_WATER_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    HOURS_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    NEXT_HOUR_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    bytes_total: _builtins.int
+    """Of the file system."""
+    bytes_free: _builtins.int
+    high_water_percent: _builtins.int
+    """Above this share schedules are refused; 0: no mark."""
+    above_high_water: _builtins.bool
+    next_hour: _builtins.int
+    """With by_topic: hours from here on were not read; 0: all were."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DiskUse.Part]: ...
+    @_builtins.property
+    def hours(self) -> _containers.RepeatedCompositeFieldContainer[Global___DiskUse.Hour]:
+        """By hour, without what is not merged into hour files yet."""
+
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___DiskUse.Topic]: ...
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        bytes_total: _builtins.int = ...,
+        bytes_free: _builtins.int = ...,
+        high_water_percent: _builtins.int = ...,
+        above_high_water: _builtins.bool = ...,
+        parts: _abc.Iterable[Global___DiskUse.Part] | None = ...,
+        hours: _abc.Iterable[Global___DiskUse.Hour] | None = ...,
+        topics: _abc.Iterable[Global___DiskUse.Topic] | None = ...,
+        next_hour: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above_high_water", b"above_high_water", "bytes_free", b"bytes_free", "bytes_total", b"bytes_total", "high_water_percent", b"high_water_percent", "hours", b"hours", "next_hour", b"next_hour", "node_id", b"node_id", "parts", b"parts", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiskUse: _TypeAlias = DiskUse  # noqa: Y015
 
 @_typing.final
 class BackupRequest(_message.Message):

@@ -124,6 +124,11 @@ class AdminStub:
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.Settings.SerializeToString,
                 response_deserializer=tickwheel_dot_proto_dot_admin__pb2.Settings.FromString,
                 _registered_method=True)
+        self.GetDiskUse = channel.unary_unary(
+                '/tickwheel.v1.Admin/GetDiskUse',
+                request_serializer=tickwheel_dot_proto_dot_admin__pb2.GetDiskUseRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_admin__pb2.DiskUse.FromString,
+                _registered_method=True)
         self.Backup = channel.unary_stream(
                 '/tickwheel.v1.Admin/Backup',
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.BackupRequest.SerializeToString,
@@ -256,6 +261,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetDiskUse(self, request, context):
+        """What the data directory of this node holds, by hour and topic; any node answers for itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Backup(self, request, context):
         """Writes a checkpoint now and streams its files and the log after it: a consistent copy of this node's state.
         """
@@ -362,6 +374,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.UpdateSettings,
                     request_deserializer=tickwheel_dot_proto_dot_admin__pb2.Settings.FromString,
                     response_serializer=tickwheel_dot_proto_dot_admin__pb2.Settings.SerializeToString,
+            ),
+            'GetDiskUse': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDiskUse,
+                    request_deserializer=tickwheel_dot_proto_dot_admin__pb2.GetDiskUseRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_admin__pb2.DiskUse.SerializeToString,
             ),
             'Backup': grpc.unary_stream_rpc_method_handler(
                     servicer.Backup,
@@ -860,6 +877,33 @@ class Admin:
             '/tickwheel.v1.Admin/UpdateSettings',
             tickwheel_dot_proto_dot_admin__pb2.Settings.SerializeToString,
             tickwheel_dot_proto_dot_admin__pb2.Settings.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDiskUse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Admin/GetDiskUse',
+            tickwheel_dot_proto_dot_admin__pb2.GetDiskUseRequest.SerializeToString,
+            tickwheel_dot_proto_dot_admin__pb2.DiskUse.FromString,
             options,
             channel_credentials,
             insecure,

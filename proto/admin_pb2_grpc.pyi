@@ -59,6 +59,8 @@ class AdminStub:
     GetSettings: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSettingsRequest, _admin_pb2.Settings]
     UpdateSettings: _grpc.UnaryUnaryMultiCallable[_admin_pb2.Settings, _admin_pb2.Settings]
     """Replaces the named settings in the replicated log."""
+    GetDiskUse: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetDiskUseRequest, _admin_pb2.DiskUse]
+    """What the data directory of this node holds, by hour and topic; any node answers for itself."""
     Backup: _grpc.UnaryStreamMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupChunk]
     """Writes a checkpoint now and streams its files and the log after it: a consistent copy of this node's state."""
     GetDigest: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetDigestRequest, _admin_pb2.StateDigest]
@@ -95,6 +97,8 @@ class AdminAsyncStub(AdminStub):
     GetSettings: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSettingsRequest, _admin_pb2.Settings]  # type: ignore[assignment]
     UpdateSettings: _aio.UnaryUnaryMultiCallable[_admin_pb2.Settings, _admin_pb2.Settings]  # type: ignore[assignment]
     """Replaces the named settings in the replicated log."""
+    GetDiskUse: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetDiskUseRequest, _admin_pb2.DiskUse]  # type: ignore[assignment]
+    """What the data directory of this node holds, by hour and topic; any node answers for itself."""
     Backup: _aio.UnaryStreamMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupChunk]  # type: ignore[assignment]
     """Writes a checkpoint now and streams its files and the log after it: a consistent copy of this node's state."""
     GetDigest: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetDigestRequest, _admin_pb2.StateDigest]  # type: ignore[assignment]
@@ -236,6 +240,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.Settings, _abc.Awaitable[_admin_pb2.Settings]]:
         """Replaces the named settings in the replicated log."""
+
+    @_abc_1.abstractmethod
+    def GetDiskUse(
+        self,
+        request: _admin_pb2.GetDiskUseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DiskUse, _abc.Awaitable[_admin_pb2.DiskUse]]:
+        """What the data directory of this node holds, by hour and topic; any node answers for itself."""
 
     @_abc_1.abstractmethod
     def Backup(

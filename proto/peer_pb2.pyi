@@ -508,6 +508,7 @@ class SyncReply(_message.Message):
     CURSOR_INDEX_FIELD_NUMBER: _builtins.int
     CLOCK_MS_FIELD_NUMBER: _builtins.int
     ECHO_SENT_NS_FIELD_NUMBER: _builtins.int
+    DISK_ABOVE_MARK_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     applied_index: _builtins.int
     cursor_due_ms: _builtins.int
@@ -515,6 +516,8 @@ class SyncReply(_message.Message):
     clock_ms: _builtins.int
     """The slave's wall clock."""
     echo_sent_ns: _builtins.int
+    disk_above_mark: _builtins.bool
+    """The slave's disk is above its high-water mark."""
     def __init__(
         self,
         *,
@@ -524,10 +527,11 @@ class SyncReply(_message.Message):
         cursor_index: _builtins.int = ...,
         clock_ms: _builtins.int = ...,
         echo_sent_ns: _builtins.int = ...,
+        disk_above_mark: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_ms", b"clock_ms", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "echo_sent_ns", b"echo_sent_ns", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_ms", b"clock_ms", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "disk_above_mark", b"disk_above_mark", "echo_sent_ns", b"echo_sent_ns", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

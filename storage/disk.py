@@ -114,6 +114,10 @@ class Disk(Protocol):
         """Bytes that can still be written."""
         ...
 
+    def space_total(self) -> int:
+        """Bytes that it holds in all, written or not."""
+        ...
+
     def lock(self) -> None:
         """Take the directory for this process until it ends. Raises DiskError if another has it."""
         ...

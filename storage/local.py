@@ -276,6 +276,14 @@ class LocalDisk:
             raise _translated(error, "examine", str(self._root)) from error
         return max(0, state.f_bavail * state.f_frsize - self._space_reserve_bytes)
 
+    def space_total(self) -> int:
+        try:
+            state = os.statvfs(self._root)
+        except OSError as error:
+            raise _translated(error, "examine", str(self._root)) from error
+        # What only the administrator may fill belongs to nobody here.
+        return (state.f_blocks - state.f_bfree + state.f_bavail) * state.f_frsize
+
     def lock(self) -> None:
         if self._lock_descriptor >= 0:
             return

@@ -265,6 +265,9 @@ class SimulatedDisk:
     def space_left(self) -> int:
         return max(0, self._capacity_bytes - self._used_bytes)
 
+    def space_total(self) -> int:
+        return self._capacity_bytes
+
     def lock(self) -> None:
         if self._locked:
             raise DiskError("the simulated disk is in use by another process")

@@ -44,6 +44,7 @@ from tickwheel.wheel.reading import LookupJob, RecordsJob
 from tickwheel.wheel.slots import SecondWheel, cut_at
 from tickwheel.wheel.sweep import Outcomes
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Ids, Units, join_units
+from tickwheel.wheel.usage import UsageJob
 
 HOURS_AHEAD = 2
 """Hours after the cursor's whose chunk directories are kept in memory; hours older than this are let go."""
@@ -507,6 +508,10 @@ class Wheel:
             blocks=[block for buffer in self._buffers() for block in buffer.snapshot()],
             marks=self._marks.copy(hours),
         )
+
+    def usage(self, hours: list[int]) -> UsageJob:
+        """What hours take on disk, by topic."""
+        return UsageJob([self._open_hour(hour) for hour in hours])
 
     def _buffers(self) -> list[Buffer]:
         """Buffers, older first."""

@@ -236,6 +236,14 @@ class StorageSection:
     checkpoint_period_ms: int = fields.core_number(
         "checkpoint_period_ms", 1_000, 86_400_000, "Longest time between checkpoints while the log grows."
     )
+    high_water_percent: int = fields.number(
+        85,
+        0,
+        99,
+        "While so much of the disk is used the master refuses new schedules and goes on with all else, until 5 % less "
+        "is used; likewise while half of the members or more say so of theirs. 0: no mark.",
+        core="disk_high_percent",
+    )
     space_reserve_bytes: int = fields.number(
         256 * MIB, 0, 1024 * GIB, "With less free space than this the node serves reads only."
     )

@@ -100,6 +100,9 @@ class CoreConfig:
     checkpoint_period_ms: int = 300_000
     """And at least this often while the log grows."""
 
+    disk_high_percent: int = 0
+    """Schedules are refused while so much of the disk is used, and until 5 % less is; 0: never."""
+
     retention_period_ms: int = 60_000
     """How often the master looks for hours that can be removed."""
 
@@ -203,4 +206,6 @@ class CoreConfig:
         return problems + [message for holds, message in relations if not holds]
 
 
-_MAY_BE_ZERO = frozenset({"dispatch_ahead_ms", "dispatch_period_ms", "gather_ms", "delivery_period_ms"})
+_MAY_BE_ZERO = frozenset(
+    {"disk_high_percent", "dispatch_ahead_ms", "dispatch_period_ms", "gather_ms", "delivery_period_ms"}
+)

@@ -20,8 +20,10 @@ from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.consumers import ConsumerDesk
 from tickwheel.node.core.dead import DeadDesk
 from tickwheel.node.core.delivery import Delivery
+from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.failure import Failure, not_master
+from tickwheel.node.core.filter_sweep import FilterSweep
 from tickwheel.node.core.flow import FlowControl
 from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.pending import PendingDesk
@@ -32,7 +34,6 @@ from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.retention import Retention
 from tickwheel.node.core.staging import StagingDesk
 from tickwheel.node.core.status import Rates, Totals
-from tickwheel.node.core.sweep import FilterSweep
 from tickwheel.node.core.sweeper import Sweeper
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.synced import SyncedFile, read_synced
@@ -128,6 +129,10 @@ class NodeCore:
             ports.random.getrandbits,
         )
         self.publisher.admit = self.flow.admit
+        self.disk_room = DiskRoom(
+            ports.disk, config.disk_high_percent, self._member_ids, lambda: self.sync.full_peers(self._member_ids())
+        )
+        self.publisher.disk_refusal = self.disk_room.refusal
         self.dispatcher = Dispatcher(config, self.wheel, self.proposer)
         self.delivery = Delivery(
             config,
@@ -144,7 +149,9 @@ class NodeCore:
             push = PushAhead(config, self.state, self.wheel, self.proposer, self.delivery.on_pushed)
             self.dispatcher.push = self.delivery.push = push
             self.dispatcher.unpush = self.delivery.unpush
-        self.sweep = FilterSweep(self.state, self.proposer, self.background, self.delivery.wake_group, self._fatal)
+        self.filter_sweep = FilterSweep(
+            self.state, self.proposer, self.background, self.delivery.wake_group, self._fatal
+        )
         self.dispatcher.fatal = self._fatal
         self.sync = SyncState(
             self.wheel,
@@ -245,7 +252,7 @@ class NodeCore:
             if self._may_act():
                 if may_dispatch:
                     self.dispatcher.tick(now_ms)
-                self.sweep.tick(now_ms)
+                self.filter_sweep.tick(now_ms)
                 self.delivery.tick(now_ms)
                 self.staging.tick(now_ms)
                 self.sweeper.tick(steady_ms)
@@ -264,6 +271,8 @@ class NodeCore:
         if steady_ms >= self._next_upkeep_ms:
             self._next_upkeep_ms = steady_ms + UPKEEP_PERIOD_MS
             self.rates.note(self, steady_ms)
+            self.disk_room.look()
+            self.sync.disk_full = self.disk_room.above
             self.synced_file.write(self.sync.newest(self.term if self.leading else 0))
             if self.clock.known:
                 self.delivery.upkeep(now_ms)
@@ -295,7 +304,7 @@ class NodeCore:
                 wanted_ms = self.staging.wanted_ms()
                 if wanted_ms is not None:
                     wait_ms = min(wait_ms, wanted_ms - now_ms)
-                wanted_ms = self.sweep.wanted_ms()
+                wanted_ms = self.filter_sweep.wanted_ms()
                 if wanted_ms is not None:
                     wait_ms = min(wait_ms, wanted_ms - now_ms)
                 wanted_ms = self.dispatcher.wanted_ms(now_ms) if may_dispatch else None
@@ -346,7 +355,7 @@ class NodeCore:
                 if result.members is not None:
                     self.log.set_members(result.members)
                 if self.leading and (result.group is not None or result.topic is not None):
-                    self.sweep.refresh()
+                    self.filter_sweep.refresh()
                     self.delivery.administered()
         return results
 
@@ -393,7 +402,7 @@ class NodeCore:
         self.clock.begin_reign()
         now_ms = self.clock.now_ms()
         self.retention.begin()
-        self.sweep.begin()
+        self.filter_sweep.begin()
         self.delivery.begin(self.term, now_ms)
         self.dispatcher.begin(now_ms)
 
@@ -539,6 +548,11 @@ class NodeCore:
             answer(None if job is None or error is not None else sum(count for _, count in job.buckets))
 
         self.background.count(tick * slot_ms, (tick + 1) * slot_ms, slot_ms, Wanted(), counted)
+
+    @property
+    def disk(self) -> Disk:
+        """The port."""
+        return self._ports.disk
 
     def space_left(self) -> int:
         """Bytes the disk can still take."""

@@ -13,6 +13,7 @@ from tickwheel.node.core.bulk import BulkDesk
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.disk_use import disk_use
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch
 from tickwheel.node.core.publisher import BatchOutcome
@@ -312,6 +313,12 @@ class CoreFace:
     def digest(self) -> admin_pb2.StateDigest:
         """Digest of the logical state."""
         return self.core.state.digest()
+
+    def disk_use(
+        self, request: admin_pb2.GetDiskUseRequest, done: Callable[[admin_pb2.DiskUse | Failure], None]
+    ) -> None:
+        """What this node's data directory holds."""
+        disk_use(self.core, request, done)
 
     def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
         """Write a checkpoint and name what a copy consists of."""

@@ -84,6 +84,8 @@ class Publisher:
         """Set by the core: flow control, asked once for each request with its due times and the time of now."""
         self.random_bits: Callable[[int], int] = lambda bits: 0
         """Set by the core: draws for the jitter window."""
+        self.disk_refusal: Callable[[], Failure | None] = lambda: None
+        """Set by the core: why disks have no room for more schedules."""
         self.arrivals_full: Callable[[], bool] = lambda: False
         """Set by the core: whether so much waits to be merged into hour files that no more is accepted."""
 
@@ -100,6 +102,10 @@ class Publisher:
     def schedule(self, batch: IncomingBatch, answer: Answer) -> None:
         """Accept a request, or refuse it at once when the queue is full."""
         config = self._config
+        refusal = self.disk_refusal()
+        if refusal is not None:
+            answer(refusal)
+            return
         if self.arrivals_full():
             answer(limit_reached("wheel.buffer_bytes_max", config.buffer_bytes_max, MERGE_HINT_MS))
             return

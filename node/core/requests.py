@@ -18,7 +18,7 @@ from tickwheel.node.core.publisher import BatchOutcome, resolve_when
 from tickwheel.node.core.work import Found, RemovedError
 from tickwheel.node.state.membership import KINDS, message_of
 from tickwheel.node.state.results import AdminResult, CancelResult, RescheduleResult
-from tickwheel.node.state.settings import seed_settings
+from tickwheel.node.state.settings import first_settings
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Cancel, Command, CreateCluster, Reschedule
 from tickwheel.replication.log import Member
@@ -230,7 +230,7 @@ class RequestDesk:
         core = self._core
         command = CreateCluster(
             cluster_id=core.identity.cluster_id,
-            settings=settings or seed_settings(),
+            settings=first_settings(settings),
             members=[message_of(member) for member in members],
         )
         core.proposer.submit(Command(admin=AdminCommand(create_cluster=command)), lambda _: None)

@@ -100,6 +100,10 @@ class StagingDesk:
         if known is not None:
             self._answer(request.job_id, request.batch, known, done)
             return
+        refusal = self._core.publisher.disk_refusal()
+        if refusal is not None:
+            done(refusal)
+            return
         if self._queue_bytes + batch.bytes > QUEUE_BYTES_MAX:
             done(limit_reached("staged blocks waiting", QUEUE_BYTES_MAX))
             return

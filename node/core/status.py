@@ -193,6 +193,9 @@ def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
         wheel_group=core.identity.wheel_group,
         version=VERSION,
         disk_bytes_free=core.space_left(),
+        disk_bytes_total=core.disk_room.total_bytes,
+        disk_above_mark=core.disk_room.above,
+        unsettled_removed=core.state.removed_unsettled,
         uptime_s=core.uptime_s(),
         lease_held=log.lease_held,
         slot_ms=core.state.settings.slot_ms,
@@ -282,4 +285,6 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "checkpoints": float(core.checkpointer.written),
         "synced_write_failures": float(core.synced_file.failures),
         "disk_free_bytes": float(status.disk_bytes_free),
+        "disk_used_ratio": core.disk_room.used_ratio,
+        "disk_above_mark": float(core.disk_room.above),
     }

@@ -6,7 +6,7 @@ start from when it becomes master, and to show; the pair it heard is written to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.node.core.delivery import Delivery
@@ -48,6 +48,9 @@ class SyncState:
         self.heard = Heard()
         self._replies: dict[str, tuple[int, int]] = {}
         """Peer to (applied index, when it said so)."""
+        self.disk_full = False
+        """This node's disk is above its high-water mark; set by the core."""
+        self._full: set[str] = set()
         self.enabled = True
         """Switched off by tests that show what the sync is for."""
 
@@ -104,6 +107,7 @@ class SyncState:
                 cursor_index=cursor.index,
                 clock_ms=self._wall_ms(),
                 echo_sent_ns=sync.sent_ns,
+                disk_above_mark=self.disk_full,
             )
         )
 
@@ -111,6 +115,14 @@ class SyncState:
         """A slave acknowledged a sync."""
         self._delivery.feed.acknowledged(peer_id, frame.sync_reply.number)
         self._replies[peer_id] = (frame.sync_reply.applied_index, self._monotonic_ns())
+        if frame.sync_reply.disk_above_mark:
+            self._full.add(peer_id)
+        else:
+            self._full.discard(peer_id)
+
+    def full_peers(self, members: Sequence[str]) -> set[str]:
+        """Slaves that said last that their disk is above its mark."""
+        return self._full.intersection(members) if self._full else self._full
 
     def applied_of(self, peer_id: str) -> int:
         """What a slave last said it has applied."""

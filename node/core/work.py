@@ -114,6 +114,10 @@ class Background:
 
     # -- reads
 
+    def submit(self, work: Callable[[], T], answer: Answer[T]) -> None:
+        """Anything else that only reads."""
+        self._executor.submit(work, answer)
+
     def _read(self, job: Read, answer: Answer[T], value: Callable[[], T]) -> None:
         if job.done:
             answer(value(), None)

@@ -88,6 +88,10 @@ class AdminService(AdminServicer):
         await self._calls.allow(context, Permission.CLIENT)
         return self._calls.core.digest()
 
+    async def GetDiskUse(self, request: admin_pb2.GetDiskUseRequest, context: Context) -> admin_pb2.DiskUse:
+        await self._calls.allow(context, Permission.CLIENT)
+        return await self._calls.answer(context, lambda done: self._calls.core.disk_use(request, done))
+
     # -- changes
 
     async def _change(self, context: Context, command: AdminCommand) -> AdminResult:

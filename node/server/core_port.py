@@ -182,6 +182,10 @@ class CorePort(Protocol):
 
     def digest(self) -> admin_pb2.StateDigest: ...
 
+    def disk_use(
+        self, request: admin_pb2.GetDiskUseRequest, done: Callable[[admin_pb2.DiskUse | Failure], None]
+    ) -> None: ...
+
     def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
         """Write a checkpoint and name what a copy consists of."""
         ...

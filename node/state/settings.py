@@ -17,6 +17,8 @@ from tickwheel.proto import admin_pb2
 
 DAY_MS = 86_400_000
 LEVELS_MAX = 64
+RETENTION_MS = 3 * DAY_MS
+"""Of a new cluster."""
 SLOT_MS_ALLOWED = (100, 200, 500, 1000)
 """They divide a second, so that an hour has a whole number of slots."""
 
@@ -43,7 +45,8 @@ class Settings:
     """A batch is applied in one piece: this many stay well under a slice of the loop."""
 
     retention_ms: int = 7 * DAY_MS
-    """How long dispatched messages that no group has settled are kept."""
+    """How long dispatched messages that no group has settled are kept. Of clusters whose first command does not say;
+    new ones say (`first_settings`)."""
 
     topics_auto_create: bool = True
     groups_auto_create: bool = True
@@ -115,9 +118,14 @@ BOUNDS: dict[str, tuple[int, int]] = {
 }
 
 
-def seed_settings() -> admin_pb2.Settings:
-    """First settings of a cluster for which nothing was said."""
-    return Settings().message()
+def first_settings(seed: admin_pb2.Settings | None) -> admin_pb2.Settings:
+    """What the first command of a new cluster says: what was asked for, and the defaults of this version for the rest.
+
+    All of it is said, so that versions with other defaults read the same."""
+    settings = replace(Settings(), retention_ms=RETENTION_MS).message()
+    if seed is not None:
+        settings.MergeFrom(seed)
+    return settings
 
 
 def parse_levels(text: str) -> tuple[int, ...] | None:

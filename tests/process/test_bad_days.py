@@ -120,7 +120,8 @@ def small_disks(tmp_path: Path) -> Iterator[list[Path]]:
 async def test_a_full_disk_halts_a_node_and_it_recovers(tmp_path: Path, small_disks: list[Path], whose: str) -> None:
     """It takes no part and says why, the others go on; with room it is a member again, and nothing is lost."""
     assert len(small_disks) == 3
-    config = {"storage": {"journal_segment_bytes": 1 << 20, "space_reserve_bytes": 0}}
+    # Without a mark: this is about what happens when there is none, or when others fill the disk.
+    config = {"storage": {"journal_segment_bytes": 1 << 20, "space_reserve_bytes": 0, "high_water_percent": 0}}
     async with LocalCluster(tmp_path, 3, config=config) as cluster, cluster.client() as client:
         sent = [await client.schedule("t", b"before", delay_ms=3_600_000)]
         master = await cluster.master()

@@ -1,0 +1,94 @@
+"""What a node's data directory holds: bytes by part, by hour, and by topic of some hours. Any node answers for itself.
+
+Files are measured and indexes read in a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tickwheel.node.core.checkpoint import STATE_DIRECTORY, WHEEL_DIRECTORY
+from tickwheel.node.core.failure import Failure
+from tickwheel.proto import admin_pb2, common_pb2
+from tickwheel.storage.disk import Disk, DiskError
+from tickwheel.wheel.usage import UsageJob
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+Answer = Callable[[admin_pb2.DiskUse | Failure], None]
+HOURS = f"{WHEEL_DIRECTORY}/hours"
+
+
+def measure(disk: Disk, path: str = "") -> dict[str, int]:
+    """Bytes of each file below a directory; what goes meanwhile does not count."""
+    try:
+        names = disk.list(path)
+    except DiskError:
+        return {path: _size(disk, path)}  # it is a file
+    found: dict[str, int] = {}
+    for name in names:
+        found.update(measure(disk, f"{path}/{name}" if path else name))
+    return found
+
+
+def _size(disk: Disk, path: str) -> int:
+    try:
+        return disk.size(path)
+    except DiskError:
+        return 0  # removed since it was listed
+
+
+def describe(files: dict[str, int]) -> admin_pb2.DiskUse:
+    """The answer without topics: parts are the first two names of a path below state and wheel, else the first."""
+    parts: dict[str, int] = {}
+    hours: dict[int, int] = {}
+    for path, size in files.items():
+        names = path.split("/")
+        deep = names[0] in (STATE_DIRECTORY, WHEEL_DIRECTORY) and len(names) > 2
+        part = "/".join(names[: 2 if deep else 1])
+        parts[part] = parts.get(part, 0) + size
+        if part == HOURS and names[2].isdecimal():
+            hours[int(names[2])] = hours.get(int(names[2]), 0) + size
+    use = admin_pb2.DiskUse()
+    for part, size in sorted(parts.items()):
+        use.parts.add(name=part, bytes=size)
+    for hour, size in sorted(hours.items()):
+        use.hours.add(hour=hour, bytes=size)
+    return use
+
+
+def disk_use(core: NodeCore, request: admin_pb2.GetDiskUseRequest, done: Answer) -> None:
+    """Answer one question."""
+    disk = core.disk
+    room = core.disk_room
+    room.look()
+    last = request.hour_max or (1 << 32) - 1
+    wanted = [hour for hour in core.wheel.hours() if request.hour_min <= hour <= last] if request.by_topic else []
+    job = core.wheel.usage(wanted)
+
+    def work() -> admin_pb2.DiskUse:
+        use = describe(measure(disk))
+        job.run()
+        return use
+
+    def measured(use: admin_pb2.DiskUse | None, error: BaseException | None) -> None:
+        if use is None:
+            done(Failure(common_pb2.WRONG_STATE, f"the data directory cannot be read: {error}; try again"))
+            return
+        use.node_id = core.identity.node_id
+        use.bytes_total, use.bytes_free = room.total_bytes, room.free_bytes
+        use.high_water_percent, use.above_high_water = room.high_percent, room.above
+        add_topics(core, use, job)
+        done(use)
+
+    core.background.submit(work, measured)
+
+
+def add_topics(core: NodeCore, use: admin_pb2.DiskUse, job: UsageJob) -> None:
+    """What the job found, by name; topics that were deleted have none."""
+    for topic_id, (messages, size) in sorted(job.topics.items(), key=lambda item: -item[1][1]):
+        use.topics.add(topic=core.state.topic_name(topic_id), messages=messages, bytes=size)
+    if job.next_hour is not None:
+        use.next_hour = job.next_hour

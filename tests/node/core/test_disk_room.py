@@ -1,0 +1,114 @@
+"""The high-water mark of the disk, and what a data directory holds, on three simulated nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tests.node.core.test_flow import batch, refusal, tick_of
+from tests.node.core.test_when import schedule
+from tests.node.core.trio import Client, Node, World
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.disk_room import DiskRoom
+from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.proto import admin_pb2
+from tickwheel.storage.simulated import SimulatedDisk
+
+CONFIG = replace(
+    CoreConfig(), disk_high_percent=85, segment_bytes=1 << 20, buffer_bytes_max=1 << 14, checkpoint_log_bytes=1 << 14
+)
+
+BALLAST_BYTES = 32 << 20
+"""So that what a node writes meanwhile is little beside it."""
+
+
+def fill(node: Node, percent: float) -> None:
+    """Make the disk so small, or so large, that so much of it is used; the node has looked after that."""
+    if not node.disk.exists("ballast"):
+        node.disk.open("ballast", create=True).append(bytes(BALLAST_BYTES))
+    used = node.disk.space_total() - node.disk.space_left()
+    node.disk.fill(int(used * (100 / percent - 1)))
+    node.world.run(1_200)
+
+
+def test_the_mark_has_hysteresis() -> None:
+    """At 85 % no more, at 82 % neither, below 80 % again; without a mark never."""
+    disk = SimulatedDisk(Random(1), capacity_bytes=100_000)
+    file = disk.open("ballast", create=True)
+    room = DiskRoom(disk, 85, list, set)
+    unmarked = DiskRoom(disk, 0, list, set)
+    seen = []
+    for size in (84_000, 86_000, 82_000, 81_000, 79_000, 84_000, 99_000):
+        file.truncate(0)
+        file.append(bytes(size))
+        for each in (room, unmarked):
+            each.look()
+        seen.append(room.above)
+        assert not unmarked.above and unmarked.refusal() is None
+        assert (room.refusal() is not None) == room.above
+    assert seen == [False, True, True, True, False, False, True]
+
+
+def test_above_the_mark_only_schedules_are_refused() -> None:
+    """What was accepted is dispatched, delivered and settled; with room again schedules are taken."""
+    world = World(71, config=CONFIG)
+    client = Client(world)
+    master = world.elect()
+    client.consume()
+    client.schedule([2_500] * 50)
+    world.run(100)
+    fill(master, 86)
+    refused = refusal(schedule(master, batch(1, tick_of(world))), "storage.high_water_percent")
+    assert refused.metadata["limit"] == "85 %"
+    assert master.host is not None
+    assert master.host.face.status().disk_above_mark
+    world.run_until(lambda: len(client.got) == 50, 5_000)
+    world.run(500)
+    assert master.host.core.state.ready_messages() == 0
+    fill(master, 50)
+    assert isinstance(schedule(master, batch(1, tick_of(world))), BatchOutcome)
+
+
+@pytest.mark.parametrize("full", [1, 2])
+def test_a_majority_of_disks_needs_room(full: int) -> None:
+    """One slave above its mark is its own trouble; two of three would stop the cluster, so the master refuses first."""
+    world = World(72, config=CONFIG)
+    client = Client(world)
+    master = world.elect()
+    client.schedule([60_000])
+    for slave in [node for node in world.nodes.values() if node is not master][:full]:
+        fill(slave, 90)
+    world.run(1_200)
+    answer = schedule(master, batch(1, tick_of(world)))
+    if full == 1:
+        assert isinstance(answer, BatchOutcome)
+    else:
+        assert refusal(answer, "storage.high_water_percent").metadata["value"].count(",") == 1
+
+
+def test_disk_use_by_part_hour_and_topic() -> None:
+    """Each byte is told once; hours and topics are those of the messages; a slave answers for itself."""
+    world = World(73, config=CONFIG)
+    master = world.elect()
+    hour = world.now_ms // 3_600_000 + 2
+    for topic, count in (("u", 100), ("t", 300)):
+        assert isinstance(schedule(master, batch(count, hour * 3_600_000, topic=topic)), BatchOutcome)
+    world.run(3_000)
+    for node in world.nodes.values():
+        assert node.host is not None
+        answers: list[object] = []
+        node.host.face.disk_use(admin_pb2.GetDiskUseRequest(by_topic=True), answers.append)
+        node.wake()
+        world.run_until(lambda answers=answers: bool(answers))  # type: ignore[misc]
+        use = answers[0]
+        assert isinstance(use, admin_pb2.DiskUse), use
+        assert use.node_id == node.name
+        assert {"journal", "wheel/hours"} <= {part.name for part in use.parts}
+        assert sum(part.bytes for part in use.parts) > 0
+        assert {item.hour for item in use.hours} == {hour}
+        assert next(part.bytes for part in use.parts if part.name == "wheel/hours") == sum(h.bytes for h in use.hours)
+        assert {item.topic: item.messages for item in use.topics} == {"t": 300, "u": 100}
+        assert all(item.bytes == 97 * item.messages for item in use.topics)
+        assert use.next_hour == 0
