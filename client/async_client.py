@@ -29,6 +29,7 @@ from tickwheel.client.producer import (
     Producer,
     new_producer_id,
 )
+from tickwheel.client.snapshot import SnapshotClient
 from tickwheel.client.staging import StagingClient
 from tickwheel.client.sweeps import SweepClient
 from tickwheel.proto import consumer_pb2, scheduler_pb2
@@ -122,6 +123,7 @@ class AsyncClient:
         self.admin = AdminClient(self.cluster, timeout_s)
         self.dead = DeadClient(self.cluster, timeout_s)
         self.staging = StagingClient(self.cluster, timeout_s)
+        self.snapshot = SnapshotClient(self.cluster, timeout_s)
         self.sweeps = SweepClient(self.cluster, timeout_s)
         self._lanes: list[_Lane] = []
         self._name = new_producer_id()

@@ -6,10 +6,10 @@ Everything behind it is imported when it is asked for.
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
-from tickwheel.pipeline import sink
+from tickwheel.pipeline import sink, source_pending
 from tickwheel.pipeline.options import Options
 
 
@@ -41,6 +41,19 @@ class TickwheelSource(DataSource):
     - `connect_timeout_s`: seconds after which a cluster that does not answer fails the write; default 10.
     - `commit_timeout_s`: seconds the commit may take to schedule all rows; default 3600.
 
+    **Reading** what is pending: `spark.read.format("tickwheel").options(...).load()`, one partition per due hour, all
+    of it as of one applied index, which stands in the column `applied_index`; from a slave, if one serves.
+
+    Columns: `id`, `topic`, `due_ms`, `due_requested_ms`, `scheduled_ms` (bigint), `target_group` (int: the group that a
+    retry goes to; 0: all), `applied_index`; with content also `payload`, `key`, `tags`, `properties`.
+
+    - `topic`: one or more, separated by commas; default: all.
+    - `due_ms_min`, `due_ms_max`: milliseconds since 1970, from and below; default 0: no limit.
+    - `content`: `false` leaves payload, key, tags and properties out (and is much faster); default `true`.
+    - `read_from`: `slave` (default; the master if no slave serves) or `master`.
+    - `pushdown`: `true` also takes filters on `topic` and `due_ms` from the query itself; needs
+      `spark.sql.python.filterPushdown.enabled=true`, without which Spark refuses to read; default `false`.
+
     **Writing** a stream: `df.writeStream.format("tickwheel")`, the same columns and options, exactly once by query and
     micro-batch: keep the checkpoint location.
     """
@@ -49,6 +62,14 @@ class TickwheelSource(DataSource):
     def name(cls) -> str:
         """What `format(...)` takes."""
         return "tickwheel"
+
+    def schema(self) -> str:
+        """Columns of what is read."""
+        return source_pending.schema_of(Options(self.options, source_pending.OPTIONS))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """See the class."""
+        return source_pending.reader_of(Options(self.options, source_pending.OPTIONS))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """See the class."""

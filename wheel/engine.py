@@ -38,6 +38,7 @@ from tickwheel.wheel.checkpoint import CheckpointJob, WheelState, read_run, run_
 from tickwheel.wheel.hours import HourTable
 from tickwheel.wheel.jobs import AbsorbJob, HourChunks, Job, LoadJob, MapJob, MergeJob
 from tickwheel.wheel.marks import Marks
+from tickwheel.wheel.pinned import Pinned
 from tickwheel.wheel.queries import HOURS_MAX as QUERY_HOURS_MAX
 from tickwheel.wheel.queries import CountJob, ScanJob, Schedule, Wanted
 from tickwheel.wheel.reading import LookupJob, RecordsJob
@@ -492,6 +493,30 @@ class Wheel:
     def count(self, due_min: int, due_max: int, bucket_ms: int, wanted: Wanted | None = None) -> CountJob:
         """How many units are pending, by bucket; see CountJob."""
         return CountJob(self._schedule(due_min, due_max), bucket_ms, wanted or Wanted())
+
+    def pin(self, due_min: int, due_max: int) -> Pinned:
+        """What is pending now with due_min <= due_ms < due_max, for `scan_pinned` at any time later."""
+        due_min = max(due_min, self.cursor.due_ms)
+        hours = self._hours.used(due_min // HOUR_MS, -(-due_max // HOUR_MS))
+        bounds = np.array([self._hours.units(hour) for hour in hours.tolist()], dtype=np.int64)
+        return Pinned(self.cursor, hours, bounds, self._marks.copy(hours.tolist()))
+
+    def scan_pinned(
+        self, pinned: Pinned, hour: int, start: CursorKey | None, due_min: int, due_max: int, limit: int
+    ) -> ScanJob:
+        """One hour's units that a pin may mean, from `start` on: `Pinned.known` says which it does."""
+        due_min = max(due_min, pinned.cursor.due_ms, hour * HOUR_MS, 0 if start is None else start.due_ms)
+        schedule = Schedule(
+            slot_ms=self._slot_ms,
+            due_min=due_min,
+            due_max=min(due_max, (hour + 1) * HOUR_MS),
+            cursor=pinned.cursor,
+            hours=[self._open_hour(hour)] if pinned.bound(hour) else [],
+            hours_end_ms=None,
+            blocks=[block for buffer in self._buffers() for block in buffer.snapshot()],
+            marks=pinned.marks,
+        )
+        return ScanJob(schedule, start, limit)
 
     def _schedule(self, due_min: int, due_max: int) -> Schedule:
         due_min = max(due_min, self.cursor.due_ms)

@@ -27,6 +27,7 @@ from tickwheel.node.core.filter_sweep import FilterSweep
 from tickwheel.node.core.flow import FlowControl
 from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.pending import PendingDesk
+from tickwheel.node.core.pins import PinDesk
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.publisher import Publisher
 from tickwheel.node.core.push import PushAhead
@@ -191,6 +192,8 @@ class NodeCore:
         self.dead = DeadDesk(self)
         self.members = MemberDesk(self)
         self.staging = StagingDesk(self)
+        self.pins = PinDesk(self)
+        self.random_bits = ports.random.getrandbits
         self.consumers = ConsumerDesk(self)
         self.term = 0
         self._leading = False

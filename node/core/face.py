@@ -23,7 +23,7 @@ from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.membership import message_of
 from tickwheel.node.state.results import AdminResult, SettleResult
 from tickwheel.node.state.settings import Settings
-from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, dead_pb2, scheduler_pb2, staging_pb2
+from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, dead_pb2, scheduler_pb2, snapshot_pb2, staging_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 
 WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
@@ -209,6 +209,20 @@ class CoreFace:
     def stop_sweep(self, job_id: str, done: Callable[[scheduler_pb2.Sweep | Failure], None]) -> None:
         """End a sweep where it stands."""
         self.core.sweeper.stop(job_id, done)
+
+    def pin(self, request: snapshot_pb2.PinRequest, done: Callable[[snapshot_pb2.PinResponse | Failure], None]) -> None:
+        """Remember what is pending now, for a reader that takes its time."""
+        self.core.pins.pin(request, done)
+
+    def read_pinned(
+        self, request: snapshot_pb2.ReadPinnedRequest, done: Callable[[snapshot_pb2.PinnedPage | Failure], None]
+    ) -> None:
+        """A page of what a pin means."""
+        self.core.pins.read(request, done)
+
+    def unpin(self, pin_id: int) -> None:
+        """Nobody reads it any more."""
+        self.core.pins.unpin(pin_id)
 
     def open_consumer(
         self,

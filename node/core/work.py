@@ -17,6 +17,7 @@ from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
 from tickwheel.storage.segment import CorruptSegmentError
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.jobs import Job
+from tickwheel.wheel.pinned import Pinned
 from tickwheel.wheel.queries import CountJob, ScanJob, Wanted
 from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of
 
@@ -207,6 +208,20 @@ class Background:
     ) -> None:
         """Pending units of a time range in delivery order, as far as one job goes."""
         job = self._wheel.scan(due_min, due_max, start, limit, wanted)
+        self._read(job, answer, lambda: job)
+
+    def scan_pinned(
+        self,
+        pinned: Pinned,
+        hour: int,
+        start: CursorKey | None,
+        due_min: int,
+        due_max: int,
+        limit: int,
+        answer: Answer[ScanJob],
+    ) -> None:
+        """Units of one hour as of a pin, as far as one job goes."""
+        job = self._wheel.scan_pinned(pinned, hour, start, due_min, due_max, limit)
         self._read(job, answer, lambda: job)
 
     def count(self, due_min: int, due_max: int, bucket_ms: int, wanted: Wanted, answer: Answer[CountJob]) -> None:

@@ -17,7 +17,7 @@ from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.settings import Settings
-from tickwheel.proto import admin_pb2, bulk_pb2, consumer_pb2, dead_pb2, scheduler_pb2, staging_pb2
+from tickwheel.proto import admin_pb2, bulk_pb2, consumer_pb2, dead_pb2, scheduler_pb2, snapshot_pb2, staging_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 
 
@@ -125,6 +125,16 @@ class CorePort(Protocol):
     def list_sweeps(self, done: Callable[[scheduler_pb2.ListSweepsResponse | Failure], None]) -> None: ...
 
     def stop_sweep(self, job_id: str, done: Callable[[scheduler_pb2.Sweep | Failure], None]) -> None: ...
+
+    def pin(
+        self, request: snapshot_pb2.PinRequest, done: Callable[[snapshot_pb2.PinResponse | Failure], None]
+    ) -> None: ...
+
+    def read_pinned(
+        self, request: snapshot_pb2.ReadPinnedRequest, done: Callable[[snapshot_pb2.PinnedPage | Failure], None]
+    ) -> None: ...
+
+    def unpin(self, pin_id: int) -> None: ...
 
     def open_consumer(
         self,

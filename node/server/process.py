@@ -41,6 +41,7 @@ from tickwheel.node.server.identity import IdentityError, open_identity
 from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
 from tickwheel.node.server.scheduler_service import SchedulerService
+from tickwheel.node.server.snapshot_service import SnapshotService
 from tickwheel.node.server.staging_service import StagingService
 from tickwheel.node.tls import NodeTls, is_member_certificate, read_tls
 from tickwheel.proto import (
@@ -55,6 +56,8 @@ from tickwheel.proto import (
     peer_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
+    snapshot_pb2,
+    snapshot_pb2_grpc,
     staging_pb2,
     staging_pb2_grpc,
 )
@@ -162,9 +165,7 @@ class NodeProcess:
         consumer = ConsumerService(calls, config.core.batch_bytes_max * 4)
         admin = AdminService(calls, config.limits.status_streams_max, disk, reads)
         health = HealthReporter()
-        clients = self._client_server(
-            tls, scheduler, consumer, admin, StagingService(calls), BulkService(calls), DeadService(calls), health
-        )
+        clients = self._client_server(tls, scheduler, consumer, admin, calls, health)
         peers = self._peer_server(tls, host, network, disk, driver.wake)
         metrics = MetricsServer(
             registry_of(lambda: self._metrics(host, driver, scheduler, consumer, {"read": reads, "sync": syncs}))
@@ -234,9 +235,7 @@ class NodeProcess:
         scheduler: SchedulerService,
         consumer: ConsumerService,
         admin: AdminService,
-        staging: StagingService,
-        bulk: BulkService,
-        dead: DeadService,
+        calls: Calls,
         health: HealthReporter,
     ) -> grpc.aio.Server:
         limits = self._config.limits
@@ -251,9 +250,10 @@ class NodeProcess:
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, server)
         consumer_pb2_grpc.add_ConsumerServicer_to_server(consumer, server)
         admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
-        staging_pb2_grpc.add_StagingServicer_to_server(staging, server)
-        bulk_pb2_grpc.add_BulkServicer_to_server(bulk, server)
-        dead_pb2_grpc.add_DeadLettersServicer_to_server(dead, server)
+        staging_pb2_grpc.add_StagingServicer_to_server(StagingService(calls), server)
+        snapshot_pb2_grpc.add_SnapshotServicer_to_server(SnapshotService(calls), server)
+        bulk_pb2_grpc.add_BulkServicer_to_server(BulkService(calls), server)
+        dead_pb2_grpc.add_DeadLettersServicer_to_server(DeadService(calls), server)
         health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
         names = [
             module.DESCRIPTOR.services_by_name[name].full_name
@@ -264,6 +264,7 @@ class NodeProcess:
                 (staging_pb2, "Staging"),
                 (bulk_pb2, "Bulk"),
                 (dead_pb2, "DeadLetters"),
+                (snapshot_pb2, "Snapshot"),
                 (health_pb2, "Health"),
             )
         ]

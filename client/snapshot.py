@@ -1,0 +1,125 @@
+"""Reading everything that is pending, as of one applied index, from one node in parts.
+
+Owns the choice of the node: a slave if there is one that serves, so that deliveries go on undisturbed. Whoever reads
+parts elsewhere needs no more than address and pin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+
+from tickwheel.client.backoff import Backoff, Deadline
+from tickwheel.client.cluster import Cluster
+from tickwheel.client.errors import ClusterUnavailable, Fault, error_of, fault_of_call
+from tickwheel.proto import admin_pb2, snapshot_pb2
+from tickwheel.proto.snapshot_pb2_grpc import SnapshotStub
+
+READ_TIMEOUT_S = 60.0
+READERS = ("slave", "master")
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What is pending on one node after one entry of the log."""
+
+    address: str
+    pin_id: int
+    node_id: str
+    applied_index: int
+    cursor_due_ms: int
+    hours: tuple[int, ...]
+    """Hours since 1970 that may hold something."""
+    topics: dict[int, str]
+
+
+class SnapshotClient:
+    """The snapshot calls of one cluster."""
+
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+
+    async def pin(
+        self, topics: Sequence[str] = (), *, due_ms_min: int = 0, due_ms_max: int = 0, reader: str = "slave"
+    ) -> Pin:
+        """Pin what is pending: everything that was acknowledged before this call and has not been delivered.
+
+        ClusterUnavailable names the addresses that were asked."""
+        deadline = Deadline(self._timeout_s)
+        backoff = Backoff()
+        request = snapshot_pb2.PinRequest(topics=topics, due_ms_min=due_ms_min, due_ms_max=due_ms_max)
+        while True:
+            # The master's position now is at or behind everything that anybody was told of.
+            master = await self._cluster.master(deadline)
+            statuses = await self._cluster.statuses()
+            leader = statuses.get(master)
+            fault: Fault | None = leader if isinstance(leader, Fault) else None
+            if isinstance(leader, admin_pb2.NodeStatus):
+                request.applied_index_min = leader.applied_index
+                address = _reader(statuses, master) if reader == "slave" else master
+                try:
+                    answer = await SnapshotStub(self._cluster.channel(address)).Pin(request, timeout=deadline.left_s)
+                except grpc.aio.AioRpcError as error:
+                    fault = fault_of_call(error)
+                    if not (fault.elsewhere or fault.later):
+                        raise error_of(fault) from None
+                else:
+                    return Pin(
+                        address,
+                        answer.pin_id,
+                        answer.node_id,
+                        answer.applied_index,
+                        answer.cursor_due_ms,
+                        tuple(np.frombuffer(answer.hours, "<u4").tolist()),
+                        dict(answer.topics),
+                    )
+            else:
+                self._cluster.forget(master)
+            if deadline.over:
+                asked = ", ".join(self._cluster.addresses)
+                said = fault.message if fault is not None else "no status"
+                raise ClusterUnavailable(f"no node could be read from; asked {asked}: {said}", "NO_MASTER")
+            await backoff.pause(deadline, fault.retry_after_s if fault is not None else 0.0)
+
+    async def unpin(self, address: str, pin_id: int) -> None:
+        """Nobody reads it any more. A node that cannot be reached forgets it by itself."""
+        try:
+            await SnapshotStub(self._cluster.channel(address)).Unpin(
+                snapshot_pb2.UnpinRequest(pin_id=pin_id), timeout=self._timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            fault = fault_of_call(error)
+            if not fault.elsewhere:
+                raise error_of(fault) from None
+
+    async def pages(
+        self, address: str, pin_id: int, hour: int, *, content: bool
+    ) -> AsyncIterator[snapshot_pb2.PinnedPage]:
+        """All pages of one hour. RequestRefused: the pin is gone, or the hour; pin anew."""
+        request = snapshot_pb2.ReadPinnedRequest(pin_id=pin_id, hour=hour, content=content)
+        stub = SnapshotStub(self._cluster.channel(address))
+        while True:
+            try:
+                page = await stub.ReadPinned(request, timeout=READ_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                raise error_of(fault_of_call(error)) from None
+            yield page
+            if not page.HasField("next_due_ms"):
+                return
+            request.start_due_ms, request.start_index = page.next_due_ms, page.next_index
+
+
+def _reader(statuses: dict[str, admin_pb2.NodeStatus | Fault], master: str) -> str:
+    """The slave that is furthest, if one serves; else the master."""
+    slaves = [
+        (status.applied_index, address)
+        for address, status in statuses.items()
+        if isinstance(status, admin_pb2.NodeStatus)
+        and status.role != admin_pb2.MASTER
+        and status.state == admin_pb2.NODE_SERVING
+    ]
+    return max(slaves)[1] if slaves else master

@@ -1,0 +1,192 @@
+"""Readers of everything that is pending: what they see is that of one applied index, however long they take.
+
+Owns the pins of this node, master or slave. A pin holds no file and no checkpoint back (wheel/pinned.py); it is
+forgotten when its reader says so or has not been heard of for PIN_HOLD_MS. Pages are read by workers; a page is bounded
+by units and bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.intake import DUE_MS_LIMIT
+from tickwheel.node.core.work import RemovedError
+from tickwheel.proto import common_pb2
+from tickwheel.proto.snapshot_pb2 import PinnedPage, PinRequest, PinResponse, ReadPinnedRequest
+from tickwheel.wheel.pinned import Pinned
+from tickwheel.wheel.queries import ScanJob
+from tickwheel.wheel.units import CursorKey, Units, ids_of
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+PINS_MAX = 32
+PIN_HOLD_MS = 600_000
+"""A reader may be busy with other hours for so long."""
+PAGE_UNITS_MAX = 8_192
+PAGE_BYTES_MAX = 4 << 20
+"""Of records; one that is larger makes a page of its own."""
+TOPICS_MAX = 1_000
+RETRY_HINT_MS = 20
+
+
+@dataclass(slots=True)
+class _Pin:
+    pinned: Pinned
+    topic_ids: frozenset[int] | None
+    due_min: int
+    due_max: int
+    used_ms: int
+
+
+class PinDesk:
+    """One per node."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        self._pins: dict[int, _Pin] = {}
+
+    @property
+    def count(self) -> int:
+        """Pins that are held."""
+        return len(self._pins)
+
+    def pin(self, request: PinRequest, done: Callable[[PinResponse | Failure], None]) -> None:
+        """Remember what is pending now."""
+        core = self._core
+        failure = self._refusal(request)
+        if failure is not None:
+            done(failure)
+            return
+        state = core.state
+        names = {topic.topic_id: topic.name for topic in state.topic_messages()}
+        topic_ids = None
+        if request.topics:
+            wanted = set(request.topics)
+            topic_ids = frozenset(number for number, name in names.items() if name in wanted)
+        due_min, due_max = request.due_ms_min, request.due_ms_max or DUE_MS_LIMIT
+        pinned = core.wheel.pin(due_min, due_max)
+        now_ms = core.steady_ms()
+        self._forget_unused(now_ms)
+        if len(self._pins) >= PINS_MAX:
+            done(limit_reached("pins", PINS_MAX, 1_000))
+            return
+        # By chance: a number of an earlier life of this node must name nothing.
+        pin_id = core.random_bits(63) | 1
+        self._pins[pin_id] = _Pin(pinned, topic_ids, due_min, due_max, now_ms)
+        done(
+            PinResponse(
+                pin_id=pin_id,
+                applied_index=core.applied_index,
+                node_id=core.identity.node_id,
+                cursor_due_ms=pinned.cursor.due_ms,
+                hours=pinned.hours.astype("<u4").tobytes(),
+                topics=names if topic_ids is None else {number: names[number] for number in topic_ids},
+            )
+        )
+
+    def _refusal(self, request: PinRequest) -> Failure | None:
+        core = self._core
+        if core.recovering or core.applied_index < request.applied_index_min:
+            text = f"applied {core.applied_index} of {max(core.recover_to, request.applied_index_min)}"
+            return Failure(common_pb2.RECOVERING, text, {"retry_after_ms": str(RETRY_HINT_MS)})
+        if len(request.topics) > TOPICS_MAX:
+            return invalid("topics", len(request.topics), f"at most {TOPICS_MAX}").failure
+        for name, value in (("due_ms_min", request.due_ms_min), ("due_ms_max", request.due_ms_max)):
+            if not 0 <= value <= DUE_MS_LIMIT:
+                return invalid(name, value, "a time in milliseconds since 1970, or 0").failure
+        return None
+
+    def _forget_unused(self, now_ms: int) -> None:
+        for pin_id in [n for n, pin in self._pins.items() if now_ms - pin.used_ms > PIN_HOLD_MS]:
+            del self._pins[pin_id]
+
+    def unpin(self, pin_id: int) -> None:
+        """Nobody reads it any more. Idempotent."""
+        self._pins.pop(pin_id, None)
+
+    def read(self, request: ReadPinnedRequest, done: Callable[[PinnedPage | Failure], None]) -> None:
+        """A page of one hour."""
+        core = self._core
+        pin = self._pins.get(request.pin_id)
+        if pin is None:
+            text = f"pin {request.pin_id} is not known: nobody read it for {PIN_HOLD_MS} ms, or the node was restarted"
+            done(Failure(common_pb2.WRONG_STATE, text, {"field": "pin_id", "value": str(request.pin_id)}))
+            return
+        if not 0 <= request.start_due_ms <= DUE_MS_LIMIT:
+            done(invalid("start_due_ms", request.start_due_ms, "next_due_ms of the page before, or 0").failure)
+            return
+        pin.used_ms = core.steady_ms()
+        hour = request.hour
+        if core.wheel.removed(np.array([hour << 32], np.uint64)):
+            done(_overtaken(hour))
+            return
+        start = CursorKey(request.start_due_ms, request.start_index) if request.start_due_ms else None
+
+        def scanned(job: ScanJob | None, error: BaseException | None) -> None:
+            if error is not None or job is None:
+                removed = core.wheel.removed(np.array([hour << 32], np.uint64))
+                done(_overtaken(hour) if removed else _unreadable(error))
+                return
+            units, next_key = _page(pin.pinned.known(hour, job.units), job.next_key)
+            if pin.topic_ids is not None:
+                units = units[np.isin(units["topic_id"], list(pin.topic_ids))]
+            self._describe(units, next_key, request.content, done)
+
+        core.background.scan_pinned(pin.pinned, hour, start, pin.due_min, pin.due_max, PAGE_UNITS_MAX, scanned)
+
+    def _describe(
+        self, units: Units, next_key: CursorKey | None, content: bool, done: Callable[[PinnedPage | Failure], None]
+    ) -> None:
+        page = PinnedPage(
+            ids=ids_of(units).astype("<u8").tobytes(),
+            topic_ids=units["topic_id"].tobytes(),
+            due_ms=units["due_ms"].tobytes(),
+            due_requested_ms=units["due_requested_ms"].tobytes(),
+            scheduled_ms=units["scheduled_ms"].tobytes(),
+            sizes=units["size"].tobytes(),
+            meta_sizes=units["meta_size"].astype("<u4").tobytes(),
+            target_groups=units["target_group"].tobytes(),
+        )
+        if next_key is not None:
+            page.next_due_ms, page.next_index = next_key
+        if not content or not len(units):
+            done(page)
+            return
+
+        def read(records: list[bytes] | None, error: BaseException | None) -> None:
+            if isinstance(error, RemovedError):
+                done(_overtaken(int(units["due_ms"][0]) // 3_600_000))
+            elif error is not None or records is None:
+                done(_unreadable(error))
+            else:
+                page.records = b"".join(records)
+                done(page)
+
+        self._core.background.read_records(units, read)
+
+
+def _page(units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
+    """As many as fit into a page, and where the next one begins."""
+    ends = np.cumsum(units["size"], dtype=np.int64)
+    fit = max(1, int(np.searchsorted(ends, PAGE_BYTES_MAX, side="right")))
+    if fit >= len(units):
+        return units, next_key
+    following = units[fit]
+    return units[:fit], CursorKey(int(following["due_ms"]), int(following["index"]))
+
+
+def _overtaken(hour: int) -> Failure:
+    text = (
+        f"hour {hour} was removed while it was being read: all of it was delivered and settled, or retention was over"
+    )
+    return Failure(common_pb2.WRONG_STATE, text, {"field": "hour", "value": str(hour)})
+
+
+def _unreadable(error: BaseException | None) -> Failure:
+    return Failure(common_pb2.WRONG_STATE, f"the schedule cannot be read: {error}")

@@ -1,0 +1,121 @@
+"""What is pending as a frame: complete, of one applied index, filtered where the messages are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from tests.pipeline.running import RunningCluster
+from tickwheel.node.local_cluster import free_ports
+
+HOUR_MS = 3_600_000
+FIRST_MS = (time.time_ns() // 1_000_000 // HOUR_MS + 100) * HOUR_MS
+"""The start of an hour that no other test schedules for."""
+COUNT = 600
+
+
+def read(spark: SparkSession, cluster: RunningCluster, **options: object) -> DataFrame:
+    """What is pending."""
+    reader = spark.read.format("tickwheel").option("endpoints", cluster.endpoints)
+    for name, value in options.items():
+        reader = reader.option(name, str(value))
+    return reader.load()
+
+
+@pytest.fixture(scope="module")
+def scheduled(cluster: RunningCluster) -> dict[str, int]:
+    """Payload to due time, in three hours of two topics; every tenth one is cancelled."""
+
+    async def go() -> dict[str, int]:
+        client = cluster.client
+        kept: dict[str, int] = {}
+        asked = []
+        for number in range(COUNT):
+            due_ms = FIRST_MS + (number % 3) * HOUR_MS + number
+            kept[f"p-{number}"] = due_ms
+            meta = {"key": f"k{number}", "tags": ["a", "b"], "headers": {"n": str(number)}} if number % 2 else {}
+            topic = "pending-a" if number % 2 else "pending-b"
+            asked.append(client.schedule(topic, f"p-{number}", due_ms=due_ms, **meta))  # type: ignore[arg-type]
+        receipts = await asyncio.gather(*asked)
+        for number in range(0, COUNT, 10):
+            assert await client.cancel(receipts[number].id) == "CANCELLED"
+            del kept[f"p-{number}"]
+        return kept
+
+    return cluster.wait(go())
+
+
+def test_everything_that_is_pending_is_there_once(
+    spark: SparkSession, cluster: RunningCluster, scheduled: dict[str, int]
+) -> None:
+    """By hour a partition, with content, all of one applied index; cancelled ones are not there."""
+    frame = read(spark, cluster, topic="pending-a,pending-b")
+    assert frame.rdd.getNumPartitions() >= 3
+    rows = frame.collect()
+    assert {bytes(row.payload).decode(): row.due_ms for row in rows} == scheduled
+    assert len(rows) == len(scheduled)
+    assert len({row.applied_index for row in rows}) == 1
+    row = next(row for row in rows if bytes(row.payload) == b"p-1")
+    assert (row.topic, row.key, row.tags, row.properties) == ("pending-a", "k1", ["a", "b"], {"n": "1"})
+    assert row.id in {message.id for message in cluster.messages("pending-a")}
+
+
+def test_without_content_only_the_times_are_read(
+    spark: SparkSession, cluster: RunningCluster, scheduled: dict[str, int]
+) -> None:
+    """What a forecast needs."""
+    frame = read(spark, cluster, topic="pending-b", content="false")
+    assert "payload" not in frame.columns
+    assert frame.count() == sum(int(name[2:]) % 2 == 0 for name in scheduled)
+
+
+def test_times_are_sorted_out_by_the_node(
+    spark: SparkSession, cluster: RunningCluster, scheduled: dict[str, int]
+) -> None:
+    """From and below; hours outside are no partitions."""
+    low, high = FIRST_MS + HOUR_MS + 10, FIRST_MS + HOUR_MS + 300
+    frame = read(spark, cluster, due_ms_min=low, due_ms_max=high)
+    assert frame.rdd.getNumPartitions() == 1
+    wanted = {name for name, due_ms in scheduled.items() if low <= due_ms < high}
+    assert {bytes(row.payload).decode() for row in frame.collect()} == wanted
+    read_from_master = read(spark, cluster, due_ms_min=low, due_ms_max=high, read_from="master")
+    assert read_from_master.count() == len(wanted)
+
+
+def test_filters_of_the_query_reach_the_node(
+    spark: SparkSession, cluster: RunningCluster, scheduled: dict[str, int]
+) -> None:
+    """And give what Spark would have kept."""
+    frame = read(spark, cluster, pushdown="true", content="false")
+    low = FIRST_MS + 2 * HOUR_MS
+    kept = frame.where((f.col("topic") == "pending-a") & (f.col("due_ms") >= low) & (f.col("due_ms") <= low + 400))
+    assert kept.rdd.getNumPartitions() == 1
+    wanted = sum(low <= due_ms <= low + 400 and int(name[2:]) % 2 == 1 for name, due_ms in scheduled.items())
+    assert kept.count() == wanted
+    assert frame.where(f.col("topic").isin("pending-a", "nowhere") & (f.col("due_ms") < 0)).count() == 0
+
+
+def test_a_read_sees_everything_that_was_acknowledged_before_it(spark: SparkSession, cluster: RunningCluster) -> None:
+    """Although it reads from a slave."""
+    for number in range(3):
+        cluster.wait(cluster.client.schedule("pending-fresh", f"x{number}", due_ms=FIRST_MS))
+        rows = read(spark, cluster, topic="pending-fresh").collect()
+        assert Counter(bytes(row.payload) for row in rows) == Counter(b"x%d" % n for n in range(number + 1))
+
+
+def test_an_unknown_topic_is_empty(spark: SparkSession, cluster: RunningCluster) -> None:
+    """No error: it may come into being."""
+    assert read(spark, cluster, topic="pending-none").count() == 0
+
+
+def test_an_unreachable_cluster_is_named(spark: SparkSession) -> None:
+    """With its address, soon."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    frame = spark.read.format("tickwheel").option("endpoints", address).option("timeout_s", "1")
+    with pytest.raises(Exception, match=address):
+        frame.load().count()
