@@ -5,14 +5,18 @@ Answers are the proto messages themselves: they are the reference. Changes go to
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
 from tickwheel.client.cluster import STATUS_TIMEOUT_S, Cluster
 from tickwheel.client.errors import Fault, error_of, fault_of_call
+from tickwheel.client.ids import parse_id
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
+
+Traced = admin_pb2.TraceResponse | Fault
 
 
 class AdminClient:
@@ -21,6 +25,35 @@ class AdminClient:
     def __init__(self, cluster: Cluster, timeout_s: float) -> None:
         self._cluster = cluster
         self._timeout_s = timeout_s
+
+    async def know_all(self) -> dict[str, admin_pb2.NodeStatus | Fault]:
+        """Learn of every node from those that are known, and what they say: one address is enough to see all."""
+        answers = await self.statuses()
+        while True:
+            for answer in answers.values():
+                if isinstance(answer, Fault):
+                    continue
+                self._cluster.learn(answer.master_address, answer.term)
+                for peer in answer.peers:
+                    if peer.client_address:
+                        self._cluster.add(peer.client_address)
+            if len(self._cluster.addresses) <= len(answers):
+                return answers
+            answers = await self.statuses()
+
+    async def trace(self, message_ids: Sequence[str], timeout_s: float = 10.0) -> dict[str, Traced]:
+        """What every known node has noted about messages, by address; a Fault for one that does not answer."""
+        request = admin_pb2.TraceRequest(ids=[parse_id(message_id) for message_id in message_ids])
+
+        async def one(address: str) -> Traced:
+            try:
+                return await AdminStub(self._cluster.channel(address)).Trace(request, timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                return fault_of_call(error)
+
+        addresses = self._cluster.addresses
+        answers = await asyncio.gather(*map(one, addresses))
+        return dict(zip(addresses, answers, strict=True))
 
     async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, admin_pb2.NodeStatus | Fault]:
         """What every known node says, by address; a Fault for one that does not answer."""

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from tickwheel.proto import common_pb2 as _common_pb2
 from tickwheel.proto import consumer_pb2 as _consumer_pb2
 import builtins as _builtins
 import sys
@@ -109,6 +110,175 @@ CLOCK_HOLDOVER: ClockState.ValueType  # 4
 CLOCK_EXPIRED: ClockState.ValueType  # 5
 """The same for longer than clock.holdover_ms_max."""
 Global___ClockState: _TypeAlias = ClockState  # noqa: Y015
+
+@_typing.final
+class TraceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.MessageId]:
+        """1 to 100. A message that was moved has several: MOVED events name them."""
+
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_common_pb2.MessageId] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceRequest: _TypeAlias = TraceRequest  # noqa: Y015
+
+@_typing.final
+class TraceEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[TraceEvent._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: TraceEvent._Kind.ValueType  # 0
+        SCHEDULED: TraceEvent._Kind.ValueType  # 1
+        """In the log: proposed at stamped_ms, committed and applied here at at_ms."""
+        DISPATCHED: TraceEvent._Kind.ValueType  # 2
+        """Entered the ready queue."""
+        DELIVERED: TraceEvent._Kind.ValueType  # 3
+        """Handed to a consumer; noted by the master only."""
+        SETTLED: TraceEvent._Kind.ValueType  # 4
+        """A delivery was settled: `settle` says how."""
+        CANCELLED: TraceEvent._Kind.ValueType  # 5
+        MOVED: TraceEvent._Kind.ValueType  # 6
+        """To new_id, due at due_ms."""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
+    KIND_UNSPECIFIED: TraceEvent.Kind.ValueType  # 0
+    SCHEDULED: TraceEvent.Kind.ValueType  # 1
+    """In the log: proposed at stamped_ms, committed and applied here at at_ms."""
+    DISPATCHED: TraceEvent.Kind.ValueType  # 2
+    """Entered the ready queue."""
+    DELIVERED: TraceEvent.Kind.ValueType  # 3
+    """Handed to a consumer; noted by the master only."""
+    SETTLED: TraceEvent.Kind.ValueType  # 4
+    """A delivery was settled: `settle` says how."""
+    CANCELLED: TraceEvent.Kind.ValueType  # 5
+    MOVED: TraceEvent.Kind.ValueType  # 6
+    """To new_id, due at due_ms."""
+
+    KIND_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    AT_MS_FIELD_NUMBER: _builtins.int
+    STAMPED_MS_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    LOG_INDEX_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    CONSUMER_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    NEW_ID_FIELD_NUMBER: _builtins.int
+    SETTLE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    kind: Global___TraceEvent.Kind.ValueType
+    at_ms: _builtins.int
+    """Cluster time on the node that noted it,"""
+    stamped_ms: _builtins.int
+    """and on the master that proposed it; 0: was not proposed."""
+    term: _builtins.int
+    log_index: _builtins.int
+    """Of the entry; 0: does not apply."""
+    topic: _builtins.str
+    group: _builtins.str
+    consumer: _builtins.str
+    """Name of the consumer, as it gave it."""
+    attempt: _builtins.int
+    due_ms: _builtins.int
+    settle: _builtins.str
+    """ACK, RETRY, DEAD, SKIP or RETURN (its lease ran out)."""
+    reason: _builtins.str
+    @_builtins.property
+    def id(self) -> _common_pb2.MessageId: ...
+    @_builtins.property
+    def new_id(self) -> _common_pb2.MessageId: ...
+    @_builtins.property
+    def unit(self) -> _common_pb2.MessageId:
+        """DISPATCHED, SETTLED: the unit that left the wheel; of a retry it differs from id. The attempts of SETTLED count anew
+        with each unit, those of DELIVERED go on.
+        """
+
+    def __init__(
+        self,
+        *,
+        kind: Global___TraceEvent.Kind.ValueType = ...,
+        id: _common_pb2.MessageId | None = ...,
+        at_ms: _builtins.int = ...,
+        stamped_ms: _builtins.int = ...,
+        term: _builtins.int = ...,
+        log_index: _builtins.int = ...,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        consumer: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        due_ms: _builtins.int = ...,
+        new_id: _common_pb2.MessageId | None = ...,
+        settle: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        unit: _common_pb2.MessageId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "new_id", b"new_id", "unit", b"unit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "attempt", b"attempt", "consumer", b"consumer", "due_ms", b"due_ms", "group", b"group", "id", b"id", "kind", b"kind", "log_index", b"log_index", "new_id", b"new_id", "reason", b"reason", "settle", b"settle", "stamped_ms", b"stamped_ms", "term", b"term", "topic", b"topic", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceEvent: _TypeAlias = TraceEvent  # noqa: Y015
+
+@_typing.final
+class TraceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    OLDEST_MS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    ENABLED_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    oldest_ms: _builtins.int
+    """How far back this node's notes reach; 0: it has none."""
+    lost: _builtins.int
+    """Batches that were not noted, in all its files, because they came faster than they could be written."""
+    complete: _builtins.bool
+    """False: there was more."""
+    enabled: _builtins.bool
+    """Whether this node notes events (storage.events_bytes_max)."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___TraceEvent]:
+        """In the order they were noted; at most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        events: _abc.Iterable[Global___TraceEvent] | None = ...,
+        oldest_ms: _builtins.int = ...,
+        lost: _builtins.int = ...,
+        complete: _builtins.bool = ...,
+        enabled: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "enabled", b"enabled", "events", b"events", "lost", b"lost", "node_id", b"node_id", "oldest_ms", b"oldest_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceResponse: _TypeAlias = TraceResponse  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):

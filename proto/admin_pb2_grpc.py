@@ -134,6 +134,11 @@ class AdminStub:
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.BackupRequest.SerializeToString,
                 response_deserializer=tickwheel_dot_proto_dot_admin__pb2.BackupChunk.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_unary(
+                '/tickwheel.v1.Admin/Trace',
+                request_serializer=tickwheel_dot_proto_dot_admin__pb2.TraceRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_admin__pb2.TraceResponse.FromString,
+                _registered_method=True)
         self.GetDigest = channel.unary_unary(
                 '/tickwheel.v1.Admin/GetDigest',
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.GetDigestRequest.SerializeToString,
@@ -275,6 +280,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """What this node has noted about messages; any node answers, for itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetDigest(self, request, context):
         """Digest of the logical state at the applied index.
         """
@@ -384,6 +396,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Backup,
                     request_deserializer=tickwheel_dot_proto_dot_admin__pb2.BackupRequest.FromString,
                     response_serializer=tickwheel_dot_proto_dot_admin__pb2.BackupChunk.SerializeToString,
+            ),
+            'Trace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=tickwheel_dot_proto_dot_admin__pb2.TraceRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_admin__pb2.TraceResponse.SerializeToString,
             ),
             'GetDigest': grpc.unary_unary_rpc_method_handler(
                     servicer.GetDigest,
@@ -931,6 +948,33 @@ class Admin:
             '/tickwheel.v1.Admin/Backup',
             tickwheel_dot_proto_dot_admin__pb2.BackupRequest.SerializeToString,
             tickwheel_dot_proto_dot_admin__pb2.BackupChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Admin/Trace',
+            tickwheel_dot_proto_dot_admin__pb2.TraceRequest.SerializeToString,
+            tickwheel_dot_proto_dot_admin__pb2.TraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

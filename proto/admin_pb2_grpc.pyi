@@ -63,6 +63,8 @@ class AdminStub:
     """What the data directory of this node holds, by hour and topic; any node answers for itself."""
     Backup: _grpc.UnaryStreamMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupChunk]
     """Writes a checkpoint now and streams its files and the log after it: a consistent copy of this node's state."""
+    Trace: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TraceRequest, _admin_pb2.TraceResponse]
+    """What this node has noted about messages; any node answers, for itself."""
     GetDigest: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetDigestRequest, _admin_pb2.StateDigest]
     """Digest of the logical state at the applied index."""
 
@@ -101,6 +103,8 @@ class AdminAsyncStub(AdminStub):
     """What the data directory of this node holds, by hour and topic; any node answers for itself."""
     Backup: _aio.UnaryStreamMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupChunk]  # type: ignore[assignment]
     """Writes a checkpoint now and streams its files and the log after it: a consistent copy of this node's state."""
+    Trace: _aio.UnaryUnaryMultiCallable[_admin_pb2.TraceRequest, _admin_pb2.TraceResponse]  # type: ignore[assignment]
+    """What this node has noted about messages; any node answers, for itself."""
     GetDigest: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetDigestRequest, _admin_pb2.StateDigest]  # type: ignore[assignment]
     """Digest of the logical state at the applied index."""
 
@@ -256,6 +260,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.BackupChunk], _abc.AsyncIterator[_admin_pb2.BackupChunk]]:
         """Writes a checkpoint now and streams its files and the log after it: a consistent copy of this node's state."""
+
+    @_abc_1.abstractmethod
+    def Trace(
+        self,
+        request: _admin_pb2.TraceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.TraceResponse, _abc.Awaitable[_admin_pb2.TraceResponse]]:
+        """What this node has noted about messages; any node answers, for itself."""
 
     @_abc_1.abstractmethod
     def GetDigest(

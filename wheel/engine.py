@@ -346,18 +346,21 @@ class Wheel:
         self.pending -= int(np.count_nonzero(outcomes == sweep.DONE))
         return outcomes
 
-    def move_many(self, ids: Ids, due_ms: NDArray[np.int64], units: Units, records: bytes) -> Outcomes:
-        """As `move`, for many: `units` and `records` of their successors, sorted by due_requested_ms."""
+    def move_many(
+        self, ids: Ids, due_ms: NDArray[np.int64], units: Units, records: bytes
+    ) -> tuple[Outcomes, Ids, NDArray[np.int64]]:
+        """As `move`, for many: `units` and `records` of their successors, sorted by due_requested_ms. Also returns ids
+        and due times of those that were moved, in their order."""
         newest, outcomes = sweep.mark(ids, due_ms, self._marks, self._hours, self._removed_below, self.cursor)
         done = outcomes == sweep.DONE
         if not done.all():
             records = sweep.cut_records(records, units["size"], done)
             units, newest = units[done], newest[done]
-        if len(units):
-            self.pending -= len(units)
-            new_ids = self.append(units, records)
-            self._marks.moves.add_many(newest, new_ids, units["due_ms"])
-        return outcomes
+        self.pending -= len(units)
+        new_ids = self.append(units, records)
+        moved_ms: NDArray[np.int64] = units["due_ms"].copy()
+        self._marks.moves.add_many(newest, new_ids, moved_ms)
+        return outcomes, new_ids, moved_ms
 
     def resolve(self, id: int) -> int:
         """Id of the newest unit of a message."""

@@ -244,6 +244,14 @@ class StorageSection:
         "is used; likewise while half of the members or more say so of theirs. 0: no mark.",
         core="disk_high_percent",
     )
+    events_bytes_max: int = fields.number(
+        256 * MIB,
+        0,
+        1024 * GIB,
+        "Bytes of event files kept for `tickwheel trace` and audits; the oldest go first. 0: none are written, which "
+        "saves about 2 % of a core at 10,000 messages a second.",
+        core="events_bytes_max",
+    )
     space_reserve_bytes: int = fields.number(
         256 * MIB, 0, 1024 * GIB, "With less free space than this the node serves reads only."
     )

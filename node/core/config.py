@@ -140,6 +140,10 @@ class CoreConfig:
     apply_slice_ms: int = 10
     """Longest time that apply may hold the loop before other work gets its turn."""
 
+    events_bytes_max: int = 0
+    """Bytes of event files that a node keeps for traces and audits; 0: it writes none. A node's configuration has its
+    own default."""
+
     @property
     def clock(self) -> ClockSettings:
         """What the cluster clock is told."""
@@ -207,5 +211,12 @@ class CoreConfig:
 
 
 _MAY_BE_ZERO = frozenset(
-    {"disk_high_percent", "dispatch_ahead_ms", "dispatch_period_ms", "gather_ms", "delivery_period_ms"}
+    {
+        "disk_high_percent",
+        "events_bytes_max",
+        "dispatch_ahead_ms",
+        "dispatch_period_ms",
+        "gather_ms",
+        "delivery_period_ms",
+    }
 )

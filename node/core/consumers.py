@@ -110,6 +110,7 @@ class ConsumerDesk:
             except RequestError as error:
                 opened(error.failure)
                 return
+            session.name = request.consumer_name
             # Opened before anything is delivered; a delivery never comes from inside `credit`.
             core.delivery.sessions.credit(session, request.credits)
             opened(ConsumerHandle(self, session, core.term))

@@ -22,6 +22,7 @@ from tickwheel.node.core.dead import DeadDesk
 from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
+from tickwheel.node.core.events import Events
 from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.filter_sweep import FilterSweep
 from tickwheel.node.core.flow import FlowControl
@@ -38,6 +39,7 @@ from tickwheel.node.core.status import Rates, Totals
 from tickwheel.node.core.sweeper import Sweeper
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.synced import SyncedFile, read_synced
+from tickwheel.node.core.trace import Tracer
 from tickwheel.node.core.work import Background
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2
@@ -48,6 +50,7 @@ from tickwheel.replication.log import LogStatus, Member, ReplicatedLog, Role
 from tickwheel.replication.ports import Clock, Executor, Network, Random
 from tickwheel.storage.disk import Disk
 from tickwheel.wheel.queries import CountJob, Wanted
+from tickwheel.wheel.units import Units
 
 UPKEEP_PERIOD_MS = 1_000
 BUFFERS_ACCEPTED_MAX = 2
@@ -145,7 +148,10 @@ class NodeCore:
             self._fatal,
             ports.random.random,
         )
-        self.state.on_dispatched = self.delivery.on_dispatched
+        self.events = Events(ports.disk, ports.executor, self.state, identity.node_id, config.events_bytes_max)
+        self.state.on_dispatched = self._on_dispatched if self.events.enabled else self.delivery.on_dispatched
+        if self.events.enabled:
+            self.delivery.on_delivered = self.events.delivered
         if config.delivery_order is DeliveryOrder.PUSH_FIRST:
             push = PushAhead(config, self.state, self.wheel, self.proposer, self.delivery.on_pushed)
             self.dispatcher.push = self.delivery.push = push
@@ -186,6 +192,7 @@ class NodeCore:
         self.requests = RequestDesk(self)
         self.pending = PendingDesk(self)
         self.sweeper = Sweeper(self)
+        self.tracer = Tracer(self.events, identity)
         self.stamped_ms = 0
         """Latest stamp of an entry that this process applied."""
         self.proposer.stamp_floor_ms = lambda: self.state.sweeps.stamp_floor_ms
@@ -221,6 +228,7 @@ class NodeCore:
         self._step_down()
         self._stopped = True
         self.bulk.store.stop()
+        self.events.flush()
         self.log.stop()
 
     @property
@@ -270,6 +278,8 @@ class NodeCore:
             log_wants_ns = min(log_wants_ns, self.log.tick())
         self.consumers.tick(steady_ms)
         self.bulk.tick(steady_ms)
+        if self.events.enabled:
+            self.events.tick(steady_ms)
         self.background.pump(now_ms, self.applied_index)
         if steady_ms >= self._next_upkeep_ms:
             self._next_upkeep_ms = steady_ms + UPKEEP_PERIOD_MS
@@ -346,10 +356,15 @@ class NodeCore:
             self._fatal(f"log entry {index} cannot be read ({error}): was it written by a newer version?")
             return []
         self.stamped_ms = max(self.stamped_ms, entry.stamped_ms)
+        # What is replayed after a start was noted before.
+        noted = self.events.enabled and index > self.recover_to
+        now_ms = self.clock.now_ms() if noted else 0
         results = self.state.apply(index, term, entry)
         for command_, result in zip(entry.commands, results, strict=True):
             kind = command_.WhichOneof("body")
             self.totals.note(result)
+            if noted:
+                self.events.applied(index, now_ms, entry, command_, kind or "", result)
             if kind == "dispatch":
                 self.clock.judge_cursor(command_.dispatch.due_ms)
             elif kind == "lead":
@@ -361,6 +376,11 @@ class NodeCore:
                     self.filter_sweep.refresh()
                     self.delivery.administered()
         return results
+
+    def _on_dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
+        if self.applied_index > self.recover_to:
+            self.events.dispatched(self.clock.now_ms(), self.applied_term, topic_id, units)
+        self.delivery.on_dispatched(topic_id, first_position, units)
 
     def role_changed(self, status: LogStatus) -> None:
         """See LogListener."""

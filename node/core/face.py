@@ -324,6 +324,10 @@ class CoreFace:
         """What this node knows."""
         return node_status(self.core)
 
+    def trace(self, request: admin_pb2.TraceRequest, done: Callable[[admin_pb2.TraceResponse | Failure], None]) -> None:
+        """What this node has noted about messages."""
+        self.core.tracer.trace(request, done)
+
     def digest(self) -> admin_pb2.StateDigest:
         """Digest of the logical state."""
         return self.core.state.digest()

@@ -34,6 +34,8 @@ class Session:
     """Only from this topic; empty: all of the group."""
     filter: str = ""
     """As the consumer stated it; empty: it takes what the group takes."""
+    name: str = ""
+    """What the consumer calls itself; for people."""
     credits: int = 0
     open: bool = True
     delivered: int = 0

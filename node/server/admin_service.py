@@ -84,6 +84,11 @@ class AdminService(AdminServicer):
         await self._calls.allow(context, Permission.CLIENT)
         return self._calls.core.settings_message()
 
+    async def Trace(self, request: admin_pb2.TraceRequest, context: Context) -> admin_pb2.TraceResponse:
+        await self._calls.allow(context, Permission.CLIENT)
+        core = self._calls.core
+        return await self._calls.answer(context, lambda done: core.trace(request, done))
+
     async def GetDigest(self, request: admin_pb2.GetDigestRequest, context: Context) -> admin_pb2.StateDigest:
         await self._calls.allow(context, Permission.CLIENT)
         return self._calls.core.digest()

@@ -190,6 +190,10 @@ class CorePort(Protocol):
 
     def status(self) -> admin_pb2.NodeStatus: ...
 
+    def trace(
+        self, request: admin_pb2.TraceRequest, done: Callable[[admin_pb2.TraceResponse | Failure], None]
+    ) -> None: ...
+
     def digest(self) -> admin_pb2.StateDigest: ...
 
     def disk_use(

@@ -127,7 +127,7 @@ class RescheduleResult:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SweepResult:
     """Where a sweep stands after the command. `stale`: it was not this step's turn, nothing was done."""
 
@@ -135,7 +135,12 @@ class SweepResult:
     failure: Failure | None = None
     stale: bool = False
     done: int = 0
-    """Messages cancelled or moved by the command."""
+    """Messages cancelled or moved by the command:"""
+    ids: Ids = field(default_factory=lambda: NO_IDS)
+    """which they are,"""
+    new_ids: Ids = field(default_factory=lambda: NO_IDS)
+    due_ms: NDArray[np.int64] = field(default_factory=lambda: NO_DUE)
+    """and of moved ones the ids and times that hold now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.state.names import check_producer_id
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.publishing import read_units
-from tickwheel.node.state.results import SweepResult
+from tickwheel.node.state.results import NO_DUE, NO_IDS, SweepResult
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import SweepCommand, SweepStep
 from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, SWEEP_STOPPED, Sweep, SweepState
@@ -104,7 +104,7 @@ class Sweeps:
         count = len(step.ids) // 8
         if len(step.ids) != 8 * count or len(step.due_ms) != 8 * count:
             return SweepResult(_copy(job), invalid("ids", f"{len(step.ids)} bytes", "8 an id, as due_ms").failure)
-        done = 0
+        done_ids, new_ids, due = NO_IDS, NO_IDS, NO_DUE
         if count:
             ids, due_ms = np.frombuffer(step.ids, "<u8"), np.frombuffer(step.due_ms, "<i8")
             if job.WhichOneof("action") == "cancel":
@@ -116,19 +116,19 @@ class Sweeps:
                 units, records = successors
                 if len(units) != count:
                     return SweepResult(_copy(job), invalid("moved", len(units), f"{count} successors").failure)
-                outcomes = wheel.move_many(ids, due_ms, units, records)
-            done = int(np.count_nonzero(outcomes == DONE))
+                outcomes, new_ids, due = wheel.move_many(ids, due_ms, units, records)
+            done_ids = ids[outcomes == DONE]
             too_late = int(np.count_nonzero(outcomes == DISPATCHED))
-            job.done += done
+            job.done += len(done_ids)
             job.too_late += too_late
-            job.gone += count - done - too_late
+            job.gone += count - len(done_ids) - too_late
         job.steps += 1
         job.examined += step.examined
         job.too_far += step.too_far
         job.next_due_ms, job.next_index = step.next_due_ms, step.next_index
         if step.last:
             self._end(job, SWEEP_FINISHED, stamped_ms)
-        return SweepResult(_copy(job), done=done)
+        return SweepResult(_copy(job), done=len(done_ids), ids=done_ids, new_ids=new_ids, due_ms=due)
 
     def _end(self, job: Sweep, state: SweepState.ValueType, stamped_ms: int) -> None:
         job.state = state

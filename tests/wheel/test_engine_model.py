@@ -303,7 +303,9 @@ def test_many_at_once_are_one_after_the_other(seed: int, moving: bool) -> None:
             outcome = one.cancel(number, int(due_ms[row]))
         expected.append(MARKED if was_marked else OUTCOMES[outcome.name])
     if moving:
-        got = many.move_many(ids, due_ms, successors.copy(), b"".join(records))
+        got, new_ids, _ = many.move_many(ids, due_ms, successors.copy(), b"".join(records))
+        moved_ids = ids[np.array(got) == DONE].tolist()
+        assert [many.resolve(number) for number in moved_ids] == new_ids.tolist()
         # What was moved by this very command is moved again when it comes one by one.
         doubled = [row for row, number in enumerate(ids.tolist()) if number in ids[:row].tolist()]
         got, expected = np.delete(got, doubled), np.delete(expected, doubled).tolist()

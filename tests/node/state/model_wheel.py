@@ -162,17 +162,22 @@ class ModelWheel:
             self.cancel(number, due)
         return np.array(outcomes, np.uint8)
 
-    def move_many(self, ids: Ids, due_ms: NDArray[np.int64], units: Units, records: bytes) -> NDArray[np.uint8]:
+    def move_many(
+        self, ids: Ids, due_ms: NDArray[np.int64], units: Units, records: bytes
+    ) -> tuple[NDArray[np.uint8], Ids, NDArray[np.int64]]:
         """One after the other."""
-        outcomes = []
+        outcomes, new_ids = [], []
         at = 0
         for row, number in enumerate(ids.tolist()):
             _, before = self._state_of(number)
             outcomes.append(OUTCOMES[before])
             size = int(units["size"][row])
-            self.move(number, int(due_ms[row]), units[row : row + 1], records[at : at + size])
+            _, new_id = self.move(number, int(due_ms[row]), units[row : row + 1], records[at : at + size])
             at += size
-        return np.array(outcomes, np.uint8)
+            if before is None:
+                new_ids.append(new_id)
+        due = [self._key(new_id).due_ms for new_id in new_ids]
+        return np.array(outcomes, np.uint8), np.array(new_ids, np.uint64), np.array(due, np.int64)
 
     def remove_hours(self, below: int) -> None:
         """Forget units of hours below."""

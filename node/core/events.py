@@ -1,0 +1,301 @@
+"""Notes what happened to messages, for `tickwheel trace` and audits: in bounded files, by a worker.
+
+The loop only puts references to what it has in hand into a queue (arrays of a result, columns of a command or of a
+delivered batch), once a batch; a worker makes columns of them and writes them (storage/events.py). When the queue is
+full records are left out and counted, so that writing never holds the node up. Nothing depends on these files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tickwheel.node.state.results import CancelResult, PublishResult, RescheduleResult, SettleResult, SweepResult
+from tickwheel.node.state.targets import origins_of
+from tickwheel.proto.consumer_pb2 import DeliverBatch
+from tickwheel.proto.log_pb2 import Command, LogEntry, Publish, SettleColumns
+from tickwheel.proto.scheduler_pb2 import CANCELLED, RESCHEDULED
+from tickwheel.replication.ports import Executor
+from tickwheel.storage.disk import Disk
+from tickwheel.storage.events import COLUMNS, Column, EventKind, EventRecord, EventWriter, paths, read_events
+from tickwheel.wheel.units import Units, ids_of
+
+DIRECTORY = "events"
+QUEUE_BYTES_MAX = 32 << 20
+"""What waits to be written is bounded by about this."""
+WRITE_BYTES = 1 << 20
+"""So much is written at once,"""
+WRITE_PERIOD_MS = 500
+"""and what there is at the latest after this."""
+FOUND_MAX = 1_000
+"""Events that a trace answers at most."""
+UNITS_MAX = 1_000
+"""Units (retries of a message are units of their own) that a trace follows."""
+
+Make = Callable[[], EventRecord | None]
+"""Makes a record of what was put aside, in a worker."""
+
+
+def _column(data: bytes, dtype: str) -> Column:
+    return np.frombuffer(data, dtype).astype(np.uint64)
+
+
+class Names(Protocol):
+    """Who knows the names of topics and groups: the state machine."""
+
+    def topic_name(self, topic_id: int) -> str: ...
+
+    def group_name(self, group_id: int) -> str: ...
+
+
+class Events:
+    """One per node. Without `bytes_max` it does nothing."""
+
+    def __init__(self, disk: Disk, executor: Executor, names: Names, node_id: str, bytes_max: int) -> None:
+        self._disk = disk
+        self._executor = executor
+        self._names = names
+        self._node_id = node_id
+        self.enabled = bytes_max > 0
+        self._writer = EventWriter(disk, DIRECTORY, bytes_max)
+        self._queue: list[Make] = []
+        self._queue_bytes = 0
+        self._writing = False
+        self._write_at_ms = 0
+        self._left_out = 0
+        self.lost = 0
+        """Records left out since the start."""
+        self.written_bytes = 0
+        self.failures = 0
+
+    def _put(self, make: Make, size: int) -> None:
+        if self._queue_bytes + size > QUEUE_BYTES_MAX:
+            self.lost += 1
+            self._left_out += 1
+            return
+        self._queue.append(make)
+        self._queue_bytes += size
+
+    # -- what the core tells
+
+    def applied(self, index: int, now_ms: int, entry: LogEntry, command: Command, kind: str, result: object) -> None:
+        """A command was applied."""
+        facts: dict[str, Any] = {
+            "at_ms": now_ms,
+            "stamped_ms": entry.stamped_ms,
+            "term": entry.term,
+            "log_index": index,
+        }
+        if isinstance(result, PublishResult):
+            publish = command.publish
+            topics = np.unique(np.frombuffer(publish.topic_ids, "<u4")).tolist()
+            texts = [f"{number}={self._names.topic_name(number)}" for number in topics]
+            self._put(lambda: _scheduled(publish, result, facts, texts), 3 * len(publish.due_ms) + 512)
+        elif isinstance(result, SettleResult):
+            for batch, part in zip(command.settle.batches, result.parts, strict=False):
+                if part.settled:
+                    self._settled(batch, part.taken, facts)
+        elif isinstance(result, CancelResult):
+            if result.outcome == CANCELLED:
+                self._ids(EventKind.CANCELLED, np.array([command.cancel.id], np.uint64), facts)
+        elif isinstance(result, RescheduleResult):
+            if result.outcome == RESCHEDULED:
+                old, new = command.reschedule.id, result.new_id
+                self._moved(np.array([old], np.uint64), np.array([new], np.uint64), np.array([result.due_ms]), facts)
+        elif isinstance(result, SweepResult):
+            if len(result.new_ids):
+                self._moved(result.ids, result.new_ids, result.due_ms, facts)
+            elif len(result.ids):
+                self._ids(EventKind.CANCELLED, result.ids, facts)
+        elif kind == "lead" and command.lead.node_id == self._node_id:
+            record = EventRecord(EventKind.LEADS, **facts, texts=(self._node_id,))
+            self._put(lambda: record, 128)
+
+    def _settled(self, batch: SettleColumns, taken: int, facts: Mapping[str, Any]) -> None:
+        ids, attempts, kind = batch.ids[: 8 * taken], batch.attempts[: 4 * taken], batch.kind
+        texts = (self._names.topic_name(batch.topic_id), self._names.group_name(batch.group_id), batch.reason)
+
+        def make() -> EventRecord:
+            columns = {"unit": _column(ids, "<u8"), "attempt": _column(attempts, "<u4")}
+            return EventRecord(
+                EventKind.SETTLED, **facts, detail=kind, count=len(ids) // 8, texts=texts, columns=columns
+            )
+
+        self._put(make, 3 * len(ids) + 512)
+
+    def _ids(self, kind: EventKind, ids: np.ndarray, facts: Mapping[str, Any]) -> None:
+        record = EventRecord(kind, **facts, count=len(ids), columns={"id": ids.astype(np.uint64)})
+        self._put(lambda: record, ids.nbytes + 512)
+
+    def _moved(self, ids: np.ndarray, new_ids: np.ndarray, due_ms: np.ndarray, facts: Mapping[str, Any]) -> None:
+        columns = {"id": ids.astype(np.uint64), "new_id": new_ids.astype(np.uint64), "due_ms": due_ms.astype(np.uint64)}
+        record = EventRecord(EventKind.MOVED, **facts, count=len(ids), columns=columns)
+        self._put(lambda: record, 3 * ids.nbytes + 512)
+
+    def dispatched(self, now_ms: int, term: int, topic_id: int, units: Units) -> None:
+        """Units of a topic became ready."""
+        topic = self._names.topic_name(topic_id)
+
+        def make() -> EventRecord:
+            ids, origins = ids_of(units), origins_of(units)
+            columns = {"id": np.where(origins != 0, origins, ids), "unit": ids}
+            return EventRecord(EventKind.DISPATCHED, now_ms, term=term, count=len(ids), texts=(topic,), columns=columns)
+
+        self._put(make, units.nbytes + 512)
+
+    def delivered(self, now_ms: int, consumer: str, batch: DeliverBatch) -> None:
+        """A batch was handed to a consumer."""
+        term, texts = batch.term, (batch.topic, batch.group, consumer)
+        ids, due_ms, attempts = batch.ids, batch.due_ms, batch.attempts
+
+        def make() -> EventRecord:
+            columns = {"id": _column(ids, "<u8"), "due_ms": _column(due_ms, "<i8"), "attempt": _column(attempts, "<u4")}
+            return EventRecord(
+                EventKind.DELIVERED, now_ms, term=term, count=len(ids) // 8, texts=texts, columns=columns
+            )
+
+        self._put(make, 3 * len(ids) + 512)
+
+    # -- writing
+
+    def tick(self, steady_ms: int) -> None:
+        """Have what waits written, when it is time."""
+        if not self._queue or (self._queue_bytes < WRITE_BYTES and steady_ms < self._write_at_ms):
+            return
+        self._write_at_ms = steady_ms + WRITE_PERIOD_MS
+        self.flush()
+
+    def flush(self) -> None:
+        """Have what waits written now, if no write is under way."""
+        if not self._queue or self._writing:
+            return
+        self._writing = True
+        work = self._take()
+
+        def done(size: int | None, error: BaseException | None) -> None:
+            self._writing = False
+            if error is None:
+                self.written_bytes += size or 0
+            else:
+                # A full or failing disk is the journal's to notice; these can be missed.
+                self.failures += 1
+
+        self._executor.submit(work, done)
+
+    def _take(self) -> Callable[[], int]:
+        queue, self._queue, self._queue_bytes = self._queue, [], 0
+        left_out, self._left_out = self._left_out, 0
+
+        def work() -> int:
+            records = [record for make in queue if (record := make()) is not None]
+            if left_out and records:
+                records.append(EventRecord(EventKind.LOST, records[-1].at_ms, count=left_out))
+            return self._writer.append(records) if records else 0
+
+        return work
+
+    # -- reading
+
+    def find(self, ids: np.ndarray, done: Callable[[FindJob | None, BaseException | None], None]) -> None:
+        """What the files tell of some ids. What waits is written first, unless a write is under way just now."""
+        job = FindJob(self._disk, ids.astype(np.uint64))
+        write = None
+        if self._queue and not self._writing:
+            self._writing = True
+            write = self._take()
+
+        def work() -> None:
+            if write is not None:
+                self.written_bytes += write()
+            job.run()
+
+        def found(_: object, error: BaseException | None) -> None:
+            if write is not None:
+                self._writing = False
+            done(None if error is not None else job, error)
+
+        self._executor.submit(work, found)
+
+
+class FindJob:
+    """Looks through the event files, newest first, in a worker. After `run`: `found` of (record, row), oldest first."""
+
+    def __init__(self, disk: Disk, ids: Column) -> None:
+        self._disk = disk
+        self._ids = ids
+        self.found: list[tuple[EventRecord, int]] = []
+        self.oldest_ms = 0
+        """How far back the files reach; 0: there are none."""
+        self.lost = 0
+        """Records that were left out, in all files."""
+        self.complete = True
+        """False: there was more than FOUND_MAX."""
+
+    def run(self) -> None:
+        """Read every file; and again if that named units of these messages that were not known before."""
+        known = -1
+        while known < len(self._ids) <= UNITS_MAX:
+            known = len(self._ids)
+            self._pass()
+            units = [record.columns["unit"][row] for record, row in self.found if record.kind is EventKind.DISPATCHED]
+            self._ids = np.unique(np.concatenate([self._ids, np.array(units, np.uint64)]))
+
+    def _pass(self) -> None:
+        self.found, self.lost, self.complete, self.oldest_ms = [], 0, True, 0
+        for path in reversed(paths(self._disk, DIRECTORY)):
+            here: list[tuple[EventRecord, int]] = []
+            first_ms = 0
+            for record in read_events(self._disk, path):
+                first_ms = first_ms or record.at_ms
+                if record.kind is EventKind.LOST:
+                    self.lost += record.count
+                here += [(record, row) for row in self._rows(record)]
+            self.oldest_ms = first_ms or self.oldest_ms
+            room = FOUND_MAX - len(self.found)
+            if len(here) > room:
+                self.complete = False
+                here = here[-room:] if room else []
+            self.found = here + self.found
+
+    @property
+    def message_of(self) -> dict[int, int]:
+        """Id of the message of each unit that was dispatched."""
+        return {
+            int(record.columns["unit"][row]): int(record.columns["id"][row])
+            for record, row in self.found
+            if record.kind is EventKind.DISPATCHED
+        }
+
+    def _rows(self, record: EventRecord) -> list[int]:
+        rows: set[int] = set()
+        for name in ("id", "new_id", "unit"):
+            if name in COLUMNS[record.kind]:
+                rows.update(np.flatnonzero(np.isin(record.columns[name], self._ids)).tolist())
+        return sorted(rows)
+
+
+def _scheduled(
+    publish: Publish, result: PublishResult, facts: Mapping[str, Any], texts: Sequence[str]
+) -> EventRecord | None:
+    outcomes = [outcome for outcome in result.requests if len(outcome.ids) and not outcome.repeated]
+    if not outcomes:
+        return None
+    topics = np.frombuffer(publish.topic_ids, "<u4")
+    count = sum(request.count for request in publish.requests)
+    by_row = np.zeros(count, np.uint32)
+    if publish.rows:
+        by_row[np.frombuffer(publish.rows, "<u4")] = topics
+    else:
+        by_row[:] = topics
+    taken = np.repeat(
+        [len(outcome.ids) > 0 and not outcome.repeated for outcome in result.requests],
+        [request.count for request in publish.requests],
+    )
+    columns = {
+        "id": np.concatenate([outcome.ids for outcome in outcomes]).astype(np.uint64),
+        "due_ms": np.concatenate([outcome.due_ms for outcome in outcomes]).astype(np.uint64),
+        "topic_id": by_row[taken].astype(np.uint64),
+    }
+    return EventRecord(EventKind.SCHEDULED, **facts, count=len(columns["id"]), texts=texts, columns=columns)

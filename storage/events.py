@@ -1,0 +1,243 @@
+"""Event files: what happened to messages on one node, as columns by batch; bounded, and not synced.
+
+Owns the bytes of `<directory>/<seq>.events` (docs/FORMATS.md), their writer and their reader. A node writes them beside
+its work for `tickwheel trace`; audits read them without knowing node/. They are a record for people, not a source of
+truth: after a crash the last moment is missing, and the oldest files go when the bound is reached.
+
+Invariants: a record is written whole and carries its CRC32C; a file is never appended to by a second writer; what does
+not check ends its file for the reader, never his reading.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.storage.disk import Disk, DiskError, File
+
+FORMAT_VERSION = 1
+FILE_BYTES = 16 << 20
+"""A file is left for the next one when it has grown to this."""
+TEXT_BYTES_MAX = 0xFFFF
+SUFFIX = ".events"
+
+_MAGIC = b"TWEV"
+_HEADER = struct.Struct("<4sBBBBIIqqQQHHI")
+"""Magic, version, kind, columns, detail, count, body bytes, at_ms, stamped_ms, term, log index, text bytes, reserved,
+CRC32C of the header up to here, text and body."""
+_COLUMN = struct.Struct("<BxxxxxxxQq")
+"""Width in bytes of the offsets that follow (0: none, each value is the one before plus the step), base, step."""
+
+
+class EventKind(enum.IntEnum):
+    """What a record tells, and its columns in their order."""
+
+    SCHEDULED = 1
+    """id, due_ms, topic_id: proposed at stamped_ms, applied here (so committed) at at_ms. Texts: `id=name` of each."""
+    DISPATCHED = 2
+    """id, unit: entered the ready queue. Texts: topic. `unit` is the id of the unit that left the wheel: for a retry,
+    and after a move, not the id of the message."""
+    DELIVERED = 3
+    """id, due_ms, attempt: handed to a consumer. Texts: topic, group, name of the consumer."""
+    SETTLED = 4
+    """unit, attempt: `detail` is the SettleKind of log.proto. Texts: topic, group, reason. Which message the unit is,
+    the DISPATCHED record of the unit says; attempts count anew with each unit."""
+    CANCELLED = 5
+    """id"""
+    MOVED = 6
+    """id, new_id, due_ms"""
+    LEADS = 7
+    """No columns. This node became master of `term`. Texts: its id."""
+    LOST = 8
+    """No columns; `count` records of this node were left out, because they came faster than they could be written."""
+
+
+COLUMNS: Mapping[EventKind, tuple[str, ...]] = {
+    EventKind.SCHEDULED: ("id", "due_ms", "topic_id"),
+    EventKind.DISPATCHED: ("id", "unit"),
+    EventKind.DELIVERED: ("id", "due_ms", "attempt"),
+    EventKind.SETTLED: ("unit", "attempt"),
+    EventKind.CANCELLED: ("id",),
+    EventKind.MOVED: ("id", "new_id", "due_ms"),
+    EventKind.LEADS: (),
+    EventKind.LOST: (),
+}
+
+Column = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventRecord:
+    """One batch of events. Columns are uint64[count]; due times are never below 0."""
+
+    kind: EventKind
+    at_ms: int
+    """By the cluster's time on the node that wrote it;"""
+    stamped_ms: int = 0
+    """by the master's when it proposed it; 0: does not apply."""
+    term: int = 0
+    log_index: int = 0
+    detail: int = 0
+    count: int = 0
+    texts: Sequence[str] = ()
+    columns: Mapping[str, Column] = field(default_factory=dict)
+
+
+# -- bytes
+
+
+def _encode_column(values: Column) -> bytes:
+    count = len(values)
+    base = int(values[0]) if count else 0
+    if count:
+        steps = np.diff(values.view(np.int64))
+        step = int(steps[0]) if count > 1 else 0
+        if count == 1 or bool((steps == step).all()):
+            return _COLUMN.pack(0, base, step)
+        base = int(values.min())
+    span = int(values.max()) - base if count else 0
+    width = next(width for width in (1, 2, 4, 8) if span < 1 << 8 * width)
+    return _COLUMN.pack(width, base, 0) + (values - np.uint64(base)).astype(f"<u{width}").tobytes()
+
+
+def _decode_column(body: bytes, at: int, count: int) -> tuple[Column, int]:
+    width, base, step = _COLUMN.unpack_from(body, at)
+    at += _COLUMN.size
+    if width == 0:
+        run = np.arange(count, dtype=np.int64) * step
+        return run.view(np.uint64) + np.uint64(base), at
+    offsets = np.frombuffer(body, f"<u{width}", count, at)
+    return offsets.astype(np.uint64) + np.uint64(base), at + width * count
+
+
+def encode(record: EventRecord) -> bytes:
+    """One record as bytes."""
+    names = COLUMNS[record.kind]
+    body = b"".join(_encode_column(record.columns[name]) for name in names)
+    text = "\0".join(record.texts).encode()[:TEXT_BYTES_MAX]
+    header = _HEADER.pack(
+        _MAGIC,
+        FORMAT_VERSION,
+        record.kind,
+        len(names),
+        record.detail,
+        record.count,
+        len(body),
+        record.at_ms,
+        record.stamped_ms,
+        record.term,
+        record.log_index,
+        len(text),
+        0,
+        0,
+    )[:-4]
+    crc = google_crc32c.value(header + text + body)
+    return b"".join((header, struct.pack("<I", crc), text, body))
+
+
+def decode(data: bytes, at: int) -> tuple[EventRecord, int] | None:
+    """The record that begins at `at`, and where the next one does; None: nothing whole and right is there."""
+    if at + _HEADER.size > len(data):
+        return None
+    magic, version, kind, columns, detail, count, body_bytes, at_ms, stamped_ms, term, index, text_bytes, _, crc = (
+        _HEADER.unpack_from(data, at)
+    )
+    text_at = at + _HEADER.size
+    body_at = text_at + text_bytes
+    end = body_at + body_bytes
+    if magic != _MAGIC or version > FORMAT_VERSION or end > len(data):
+        return None
+    if google_crc32c.value(data[at : text_at - 4] + data[text_at:end]) != crc:
+        return None
+    if kind not in EventKind.__members__.values():
+        return EventRecord(EventKind.LOST, at_ms), end  # of a kind that a later version added: passed over
+    known = EventKind(kind)
+    values: dict[str, Column] = {}
+    place = body_at
+    for name in COLUMNS[known][:columns]:
+        values[name], place = _decode_column(data, place, count)
+    texts = data[text_at:body_at].decode(errors="replace").split("\0") if text_bytes else []
+    return EventRecord(known, at_ms, stamped_ms, term, index, detail, count, texts, values), end
+
+
+# -- files
+
+
+def paths(disk: Disk, directory: str) -> list[str]:
+    """Event files, oldest first."""
+    names = [name for name in disk.list(directory) if name.endswith(SUFFIX) and name[: -len(SUFFIX)].isdecimal()]
+    return [f"{directory}/{name}" for name in sorted(names, key=lambda name: int(name[: -len(SUFFIX)]))]
+
+
+def read_events(disk: Disk, path: str) -> Iterator[EventRecord]:
+    """Records of one file, in order; ends at its end, or where it is torn or damaged. Empty if it is gone."""
+    try:
+        file = disk.open(path)
+        try:
+            data = file.read_at(0, file.size())
+        finally:
+            file.close()
+    except DiskError:
+        return
+    at = 0
+    while (found := decode(data, at)) is not None:
+        record, at = found
+        yield record
+
+
+class EventWriter:
+    """Appends records and keeps the files bounded. One at a time; used by workers, one call after the other."""
+
+    def __init__(self, disk: Disk, directory: str, bytes_max: int) -> None:
+        """Old files stay, and count towards `bytes_max`."""
+        self._disk = disk
+        self._directory = directory
+        self._bytes_max = bytes_max
+        self._file: File | None = None
+        self._path = ""
+        self._file_bytes = 0
+        self._sizes: dict[str, int] | None = None
+        self._next = 0
+
+    def append(self, records: Sequence[EventRecord]) -> int:
+        """Write records; how many bytes that were. Raises DiskError; what was written stays readable."""
+        data = b"".join(map(encode, records))
+        if self._file is None or self._file_bytes + len(data) > min(FILE_BYTES, max(1, self._bytes_max // 4)):
+            self._begin_file()
+        assert self._file is not None and self._sizes is not None
+        self._file.append(data)
+        self._file_bytes += len(data)
+        self._sizes[self._path] = self._file_bytes
+        self._remove_old()
+        return len(data)
+
+    def _begin_file(self) -> None:
+        self.close()
+        if self._sizes is None:
+            found = paths(self._disk, self._directory)
+            self._sizes = {path: self._disk.size(path) for path in found}
+            self._next = 1 + max((int(path.rpartition("/")[2][: -len(SUFFIX)]) for path in found), default=0)
+        self._path = f"{self._directory}/{self._next}{SUFFIX}"
+        self._file = self._disk.open(self._path, create=True)
+        self._next += 1
+        self._file_bytes = 0
+
+    def _remove_old(self) -> None:
+        sizes = self._sizes
+        assert sizes is not None
+        while len(sizes) > 1 and sum(sizes.values()) > self._bytes_max:
+            oldest = next(iter(sizes))
+            self._disk.remove(oldest)
+            del sizes[oldest]
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

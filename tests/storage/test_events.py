@@ -1,0 +1,112 @@
+"""Event files: what was written is read, bounded in size, and a torn or damaged end is only an end."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tickwheel.storage.events import COLUMNS, EventKind, EventRecord, EventWriter, decode, encode, paths, read_events
+from tickwheel.storage.simulated import SimulatedDisk
+
+VALUES = st.one_of(st.integers(0, 300), st.integers(0, 1 << 33), st.integers(0, (1 << 64) - 1))
+
+
+@st.composite
+def records(draw: st.DrawFn) -> EventRecord:
+    """Any record: columns that are constant, runs, near each other, or wild."""
+    kind = draw(st.sampled_from(EventKind))
+    count = draw(st.integers(0, 20)) if COLUMNS[kind] else draw(st.integers(0, 1 << 31))
+    columns = {}
+    for name in COLUMNS[kind]:
+        base, step = draw(VALUES), draw(st.integers(-3, 3))
+        run = np.array([(base + step * row) % (1 << 64) for row in range(count)], np.uint64)
+        wild = np.array(draw(st.lists(VALUES, min_size=count, max_size=count)), np.uint64)
+        columns[name] = draw(st.sampled_from([run, wild]))
+    number = st.integers(0, (1 << 63) - 1)
+    texts = draw(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=3))
+    return EventRecord(
+        *(
+            kind,
+            draw(number),
+            draw(number),
+            draw(number),
+            draw(number),
+            draw(st.integers(0, 255)),
+            count,
+            texts,
+            columns,
+        )
+    )
+
+
+def same(one: EventRecord, other: EventRecord) -> bool:
+    """Equal in all that is stored."""
+    facts = [
+        (r.kind, r.at_ms, r.stamped_ms, r.term, r.log_index, r.detail, r.count, "\0".join(r.texts))
+        for r in (one, other)
+    ]
+    return facts[0] == facts[1] and all(np.array_equal(one.columns[n], other.columns[n]) for n in COLUMNS[one.kind])
+
+
+@given(st.lists(records(), min_size=1, max_size=5), st.data())
+@settings(max_examples=60)
+def test_what_was_written_is_read_until_it_is_damaged(written: list[EventRecord], data: st.DataObject) -> None:
+    """All records, in order; with one bit turned over, those before it."""
+    parts = [encode(record) for record in written]
+    blob = b"".join(parts)
+    at, seen = 0, []
+    while (found := decode(blob, at)) is not None:
+        record, at = found
+        seen.append(record)
+    assert at == len(blob)
+    assert len(seen) == len(written) and all(map(same, seen, written))
+    place = data.draw(st.integers(0, len(blob) - 1))
+    broken = bytearray(blob)
+    broken[place] ^= 1 << data.draw(st.integers(0, 7))
+    at, whole = 0, 0
+    while (found := decode(bytes(broken), at)) is not None:
+        whole += 1
+        at = found[1]
+    assert whole == next(number for number in range(len(parts)) if place < sum(map(len, parts[: number + 1])))
+
+
+def record(number: int) -> EventRecord:
+    """A thousand ids of a number's own."""
+    ids = np.random.default_rng(number).integers(0, 1 << 40, 1_000).astype(np.uint64)
+    return EventRecord(EventKind.CANCELLED, number, count=1_000, columns={"id": ids})
+
+
+def test_files_are_bounded_and_the_oldest_go() -> None:
+    """Whatever is written, the directory stays below its bound; what is left is the newest, without a gap; another
+    process goes on in a file of its own and counts the old ones."""
+    disk = SimulatedDisk(random.Random(1))
+    bytes_max = 100_000
+    number = 0
+    for _ in range(3):
+        writer = EventWriter(disk, "events", bytes_max)
+        for _ in range(40):
+            writer.append([record(number)])
+            number += 1
+            assert sum(disk.size(path) for path in paths(disk, "events")) <= bytes_max
+        writer.close()
+    seen = [found.at_ms for path in paths(disk, "events") for found in read_events(disk, path)]
+    assert seen == list(range(number - len(seen), number))
+    assert len(seen) >= 8
+
+
+def test_a_torn_end_ends_one_file_only() -> None:
+    """A crash in the middle of a write: the records before it are read, and those of later files."""
+    disk = SimulatedDisk(random.Random(1))
+    for number in range(2):
+        writer = EventWriter(disk, "events", 1 << 20)
+        writer.append([record(2 * number), record(2 * number + 1)])
+        writer.close()
+    first = paths(disk, "events")[0]
+    file = disk.open(first)
+    file.truncate(file.size() - 10)
+    file.close()
+    assert [[found.at_ms for found in read_events(disk, path)] for path in paths(disk, "events")] == [[0], [2, 3]]
+    assert list(read_events(disk, "events/99.events")) == []
