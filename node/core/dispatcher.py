@@ -60,6 +60,8 @@ class Dispatcher:
         self._failures = 0
         self._paused_until_ms = 0
         self._last_proposed_ms = 0
+        self._now_ms = 0
+        """At the last tick."""
         self._reign = 0
         self.dispatches_proposed = 0
         self.push: PushAhead | None = None
@@ -87,6 +89,7 @@ class Dispatcher:
         self._proposed = self._wheel.cursor
         self._in_flight = 0
         self._failures = 0
+        self._now_ms = now_ms
         self._paused_until_ms = 0
         if self.push is not None:
             self.push.reset()
@@ -104,6 +107,7 @@ class Dispatcher:
     def tick(self, now_ms: int) -> None:
         """Propose every dispatch that is due and allowed."""
         config = self._config
+        self._now_ms = now_ms
         if self.phase is Phase.IDLE:
             return
         until_ms = now_ms + config.dispatch_ahead_ms
@@ -154,10 +158,11 @@ class Dispatcher:
             self._in_flight -= 1
             if isinstance(result, Failure):
                 self.unpush()
-                self._failures += 1
-                pause_ms = min(RETRY_STEP_MS * self._failures, RETRY_MS_MAX)
-                self._paused_until_ms = max(self._paused_until_ms, now_ms + pause_ms)
                 self._proposed = min(self._proposed, before)
+                if self._now_ms >= self._paused_until_ms:
+                    # Those in flight beside it fail of the same cause: they are one failure.
+                    self._failures += 1
+                    self._paused_until_ms = self._now_ms + min(RETRY_STEP_MS * self._failures, RETRY_MS_MAX)
             else:
                 self._failures = 0
                 if self.push is not None and not self.push.applied():
