@@ -29,6 +29,7 @@ from tickwheel.client.producer import (
     Producer,
     new_producer_id,
 )
+from tickwheel.client.pulling import PullClient
 from tickwheel.client.snapshot import SnapshotClient
 from tickwheel.client.staging import StagingClient
 from tickwheel.client.sweeps import SweepClient
@@ -124,6 +125,7 @@ class AsyncClient:
         self.dead = DeadClient(self.cluster, timeout_s)
         self.staging = StagingClient(self.cluster, timeout_s)
         self.snapshot = SnapshotClient(self.cluster, timeout_s)
+        self.pulling = PullClient(self.cluster, timeout_s)
         self.sweeps = SweepClient(self.cluster, timeout_s)
         self._lanes: list[_Lane] = []
         self._name = new_producer_id()

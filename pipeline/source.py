@@ -6,10 +6,16 @@ Everything behind it is imported when it is asked for.
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+)
 from pyspark.sql.types import StructType
 
-from tickwheel.pipeline import sink, source_pending
+from tickwheel.pipeline import sink, source_pending, source_stream
 from tickwheel.pipeline.options import Options
 
 
@@ -54,6 +60,21 @@ class TickwheelSource(DataSource):
     - `pushdown`: `true` also takes filters on `topic` and `due_ms` from the query itself; needs
       `spark.sql.python.filterPushdown.enabled=true`, without which Spark refuses to read; default `false`.
 
+    **Reading** a stream of delivered messages: `spark.readStream.format("tickwheel").options(...).load()`, as a
+    consumer group: at least once. What a micro-batch brought is acknowledged after Spark has committed it; one that
+    was never finished is given back and comes again later.
+
+    Columns: `id`, `topic`, `due_ms`, `attempt` (int), `payload`, `key`, `tags`, `properties`.
+
+    - `group`: the consumer group; needed. It is made if there is none.
+    - `topic`: one or more, separated by commas; needed if the group is new.
+    - `start_from`: where a new group starts: `earliest` (default) or `latest`.
+    - `max_messages`: messages a micro-batch; default 10000.
+    - `lease_ms`: milliseconds for which a message is this stream's; longer than a micro-batch takes; default 300000.
+    - `wait_ms`: milliseconds a micro-batch waits for its first message; default 200.
+
+    With `trigger(availableNow=True)` it ends once what was due when it began has come.
+
     **Writing** a stream: `df.writeStream.format("tickwheel")`, the same columns and options, exactly once by query and
     micro-batch: keep the checkpoint location.
     """
@@ -65,11 +86,19 @@ class TickwheelSource(DataSource):
 
     def schema(self) -> str:
         """Columns of what is read."""
+        if "group" in self.options:
+            return source_stream.SCHEMA
         return source_pending.schema_of(Options(self.options, source_pending.OPTIONS))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """See the class."""
         return source_pending.reader_of(Options(self.options, source_pending.OPTIONS))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """See the class."""
+        return source_stream.TickwheelStreamReader(
+            source_stream.stream_config(Options(self.options, source_stream.OPTIONS))
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """See the class."""

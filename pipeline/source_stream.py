@@ -1,0 +1,262 @@
+"""The streaming source: messages delivered to a consumer group, micro-batch by micro-batch, at least once.
+
+The driver pulls messages under a lease and plans them into a micro-batch; the tasks get them with their partitions. An
+offset carries what settles the micro-batch that ends there, so that also the next process can do it.
+
+Invariants:
+- Deliveries are acknowledged when Spark says that their micro-batch is committed, or when a stream goes on from its
+  end: never before.
+- A micro-batch that is planned again by another process than the one that pulled it has no rows any more: its
+  deliveries are given back first (a later attempt: acknowledging the old one has no effect), and come in a later one.
+- What is pulled and never planned goes back when its lease is over.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from tickwheel.client import Client
+from tickwheel.client.pulling import handle_of
+from tickwheel.pipeline.options import TOPIC, Connection, OptionError, Options, connection_of
+from tickwheel.proto.common_pb2 import MessageMeta
+from tickwheel.proto.consumer_pb2 import ACK, EARLIEST, LATEST, RETRY, DeliverBatch, PullRequest, SettleBatch
+
+OPTIONS = frozenset({"group", "topic", "start_from", "max_messages", "lease_ms", "wait_ms"})
+SCHEMA = (
+    "id string, topic string, due_ms bigint, attempt int, payload binary, key string, tags array<string>, "
+    "properties map<string,string>"
+)
+_ARROW = pa.schema(
+    [
+        pa.field("id", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("due_ms", pa.int64()),
+        pa.field("attempt", pa.int32()),
+        pa.field("payload", pa.binary()),
+        pa.field("key", pa.string()),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("properties", pa.map_(pa.string(), pa.string())),
+    ]
+)
+PULL_MESSAGES_MAX = 1_024
+PARTITION_MESSAGES = 4_096
+ALL_MESSAGES_MAX = 100_000
+"""Of a micro-batch that Spark wants without a limit."""
+GIVE_BACK_DELAY_MS = 1
+"""At once; 0 would be the group's policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """The source's options, checked."""
+
+    connection: Connection
+    group: str
+    topics: tuple[str, ...]
+    latest: bool
+    max_messages: int
+    lease_ms: int
+    wait_ms: int
+
+
+def stream_config(options: Options) -> StreamConfig:
+    """Raises OptionError."""
+    group = options.matching("group", TOPIC, "", "1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot")
+    if not group:
+        raise OptionError("group", "", "the name of a consumer group")
+    topics = tuple(part.strip() for part in options.text("topic").split(",") if part.strip())
+    for name in topics:
+        if TOPIC.fullmatch(name) is None:
+            raise OptionError("topic", name, "1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot")
+    return StreamConfig(
+        connection_of(options, timeout_s=60.0),
+        group,
+        topics,
+        options.choice("start_from", "earliest", ("earliest", "latest")) == "latest",
+        options.number("max_messages", 10_000, 1, ALL_MESSAGES_MAX),
+        options.number("lease_ms", 300_000, 1_000, 43_200_000),
+        options.number("wait_ms", 200, 0, 20_000),
+    )
+
+
+@dataclass
+class Delivered(InputPartition):
+    """Some deliveries, as they came over the wire."""
+
+    batches: list[bytes]
+
+
+class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """See the module. One lives as long as its query, on the driver; tasks use `read` of copies."""
+
+    def __init__(self, config: StreamConfig) -> None:
+        self._config = config
+        self._client: Client | None = None
+        self._pulled: dict[int, list[DeliverBatch]] = {}
+        """By the sequence that their micro-batch ends with."""
+        self._settled_through = 0
+        self._until_ms: int | None = None
+        self._came_to_until = False
+
+    # -- planning, on the driver
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Of a new query."""
+        return {"seq": 0, "settle": ""}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """`max_messages`."""
+        return ReadMaxRows(self._config.max_messages)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """This query ends once what is due now has come."""
+        self._until_ms = time.time_ns() // 1_000_000
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Pull the next micro-batch; `start` itself if there is nothing."""
+        # Spark goes on from here, so what ends here is committed.
+        self._settle(start)
+        ready = [seq for seq in self._pulled if seq > start["seq"]]
+        if ready:
+            return _offset(min(ready), self._pulled[min(ready)])
+        if self._came_to_until:
+            return start
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else ALL_MESSAGES_MAX
+        batches = self._pull(most)
+        if not batches:
+            self._came_to_until = self._until_ms is not None
+            return start
+        seq = start["seq"] + sum(len(batch.ids) // 8 for batch in batches)
+        self._pulled[seq] = batches
+        return _offset(seq, batches)
+
+    def _pull(self, most: int) -> list[DeliverBatch]:
+        config, client = self._config, self._open()
+        found: list[DeliverBatch] = []
+        while most > 0 and not self._came_to_until:
+            request = PullRequest(
+                group=config.group,
+                topics=config.topics,
+                messages_max=min(most, PULL_MESSAGES_MAX),
+                wait_ms=0 if found else config.wait_ms,
+                lease_ms=config.lease_ms,
+                start_from=LATEST if config.latest else EARLIEST,
+            )
+            batch = client.wait(client.asynchronous.pulling.pull(request))
+            if not batch.ids:
+                break
+            found.append(batch)
+            most -= len(batch.ids) // 8
+            if self._until_ms is not None:
+                self._came_to_until = int(np.frombuffer(batch.due_ms, "<i8").max()) > self._until_ms
+        return found
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The micro-batch between two offsets; without rows if another process pulled it (see the module)."""
+        if start["seq"] == end["seq"]:
+            return []
+        batches = self._pulled.get(end["seq"])
+        if batches is None:
+            client = self._open()
+            client.wait(client.asynchronous.pulling.settle(_handles(end), RETRY, GIVE_BACK_DELAY_MS))
+            self._settled_through = max(self._settled_through, end["seq"])
+            return []
+        planned: list[InputPartition] = []
+        rows = PARTITION_MESSAGES
+        for batch in batches:
+            if rows >= PARTITION_MESSAGES:
+                planned.append(Delivered([]))
+                rows = 0
+            part = planned[-1]
+            assert isinstance(part, Delivered)
+            part.batches.append(batch.SerializeToString())
+            rows += len(batch.ids) // 8
+        return planned
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark has committed everything up to `end`: acknowledge it."""
+        self._settle(end)
+
+    def _settle(self, offset: dict[str, Any]) -> None:
+        seq = offset["seq"]
+        if seq <= self._settled_through:
+            return
+        handles = _handles(offset)
+        for number in sorted(number for number in self._pulled if number < seq):
+            handles += [handle_of(batch) for batch in self._pulled[number]]
+        if handles:
+            client = self._open()
+            client.wait(client.asynchronous.pulling.settle(handles, ACK))
+        self._settled_through = seq
+        self._pulled = {number: batches for number, batches in self._pulled.items() if number > seq}
+
+    def _open(self) -> Client:
+        if self._client is None:
+            self._client = self._config.connection.open()
+        return self._client
+
+    def stop(self) -> None:
+        """The query has ended; what was not committed comes again."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    # -- reading, in tasks
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A task: rows of what came with its partition."""
+        if isinstance(partition, Delivered):
+            for data in partition.batches:
+                yield _rows(DeliverBatch.FromString(data))
+
+
+def _offset(seq: int, batches: Sequence[DeliverBatch]) -> dict[str, Any]:
+    handles = b"".join(
+        len(data).to_bytes(4, "little") + data for data in (handle_of(b).SerializeToString() for b in batches)
+    )
+    return {"seq": seq, "settle": base64.b64encode(zlib.compress(handles)).decode()}
+
+
+def _handles(offset: dict[str, Any]) -> list[SettleBatch]:
+    found: list[SettleBatch] = []
+    data = zlib.decompress(base64.b64decode(offset["settle"])) if offset["settle"] else b""
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "little")
+        found.append(SettleBatch.FromString(data[at + 4 : at + 4 + size]))
+        at += 4 + size
+    return found
+
+
+def _rows(batch: DeliverBatch) -> pa.RecordBatch:
+    ids = np.frombuffer(batch.ids, "<u8").tolist()
+    sizes = np.frombuffer(batch.sizes, "<u4").tolist()
+    meta_sizes = np.frombuffer(batch.meta_sizes, "<u4").tolist() if batch.meta_sizes else [0] * len(ids)
+    payloads: list[bytes] = []
+    metas: list[MessageMeta] = []
+    at = 0
+    for size, meta_size in zip(sizes, meta_sizes, strict=True):
+        metas.append(MessageMeta.FromString(batch.records[at : at + meta_size]))
+        payloads.append(batch.records[at + meta_size : at + size])
+        at += size
+    columns = [
+        pa.array([f"0-{number >> 32}-{number & 0xFFFF_FFFF}" for number in ids], pa.string()),
+        pa.array([batch.topic] * len(ids), pa.string()),
+        pa.array(np.frombuffer(batch.due_ms, "<i8")),
+        pa.array(np.frombuffer(batch.attempts, "<i4")),
+        pa.array(payloads, pa.binary()),
+        pa.array([meta.key or None for meta in metas], pa.string()),
+        pa.array([list(meta.tags) or None for meta in metas], pa.list_(pa.string())),
+        pa.array([list(meta.headers.items()) or None for meta in metas], pa.map_(pa.string(), pa.string())),
+    ]
+    return pa.record_batch(columns, schema=_ARROW)

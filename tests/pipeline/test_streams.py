@@ -1,0 +1,141 @@
+"""Streams in and out: the sink writes a micro-batch once however often it is replayed, the source loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from tests.pipeline.running import RunningCluster
+
+FILES = 2
+ROWS = 200
+
+
+def run_sink(spark: SparkSession, cluster: RunningCluster, folder: Path, topic: str) -> None:
+    """All files that are there, one a micro-batch."""
+    rows = (
+        spark.readStream.schema("due_ms long, payload string")
+        .option("maxFilesPerTrigger", "1")
+        .parquet(str(folder / "in"))
+    )
+    query = (
+        rows.writeStream.format("tickwheel")
+        .options(endpoints=cluster.endpoints, topic=topic, bad_rows="fail")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def add_files(spark: SparkSession, folder: Path, first: int) -> None:
+    """FILES more of ROWS rows."""
+    due_ms = time.time_ns() // 1_000_000 + 3_600_000
+    for number in range(first, first + FILES):
+        rows = spark.range(number * ROWS, (number + 1) * ROWS, 1, 2).select(
+            (f.lit(due_ms) + f.col("id")).alias("due_ms"),
+            f.concat(f.lit("s-"), f.col("id").cast("string")).alias("payload"),
+        )
+        rows.coalesce(1).write.mode("append").parquet(str(folder / "in"))
+
+
+def test_a_replayed_micro_batch_is_written_once(spark: SparkSession, cluster: RunningCluster, tmp_path: Path) -> None:
+    """A query that dies between the sink's commit and its own log replays the batch under the same number."""
+    add_files(spark, tmp_path, 0)
+    run_sink(spark, cluster, tmp_path, "stream-sink")
+    expected = Counter(f"s-{n}" for n in range(FILES * ROWS))
+    assert cluster.payloads("stream-sink") == expected
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
+    for path in (commits / str(last), commits / f".{last}.crc"):
+        path.unlink(missing_ok=True)
+    add_files(spark, tmp_path, FILES)
+    run_sink(spark, cluster, tmp_path, "stream-sink")
+    assert cluster.payloads("stream-sink") == Counter(f"s-{n}" for n in range(2 * FILES * ROWS))
+
+
+def schedule(cluster: RunningCluster, topic: str, count: int) -> None:
+    """Messages that are due now."""
+
+    async def go() -> None:
+        due_ms = time.time_ns() // 1_000_000
+        asked = [
+            cluster.client.schedule(topic, f"m-{n}", due_ms=due_ms, key=f"k-{n}", tags=["a"]) for n in range(count)
+        ]
+        await asyncio.gather(*asked)
+
+    cluster.wait(go())
+
+
+class Collected:
+    """What a stream brought."""
+
+    def __init__(self) -> None:
+        self.payloads: list[str] = []
+        self.rows: list[object] = []
+        self.fails = False
+
+    def take(self, batch: DataFrame, number: int) -> None:
+        """As foreachBatch calls it."""
+        rows = batch.collect()
+        if self.fails and rows:
+            raise RuntimeError("planned")
+        self.rows += rows
+        self.payloads += [bytes(row.payload).decode() for row in rows]
+
+
+def run_source(
+    spark: SparkSession, cluster: RunningCluster, folder: Path, into: Collected, topic: str, **options: object
+) -> None:
+    """All that is there now."""
+    reader = spark.readStream.format("tickwheel").option("endpoints", cluster.endpoints)
+    for name, value in {"group": topic, "topic": topic, "wait_ms": 1_500, **options}.items():
+        reader = reader.option(name, str(value))
+    query = (
+        reader.load()
+        .writeStream.foreachBatch(into.take)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def unsettled(cluster: RunningCluster, group: str) -> int:
+    """Messages of a group that are not settled."""
+    groups = cluster.wait(cluster.client.admin.groups())
+    return next(int(g.backlog) for g in groups if g.name == group)
+
+
+def test_messages_come_in_limited_micro_batches_and_are_settled(
+    spark: SparkSession, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    """All once without faults, and the group has nothing left, the last micro-batch included."""
+    schedule(cluster, "stream-in", 250)
+    got = Collected()
+    run_source(spark, cluster, tmp_path, got, "stream-in", max_messages=100)
+    assert Counter(got.payloads) == Counter(f"m-{n}" for n in range(250))
+    offsets = [path for path in (tmp_path / "checkpoint" / "offsets").iterdir() if path.name.isdecimal()]
+    assert len(offsets) >= 3
+    assert unsettled(cluster, "stream-in") == 0
+
+
+def test_a_micro_batch_that_failed_comes_again(spark: SparkSession, cluster: RunningCluster, tmp_path: Path) -> None:
+    """Its offset is in the log, its rows are not done: the next run gives them back and gets them again, soon."""
+    schedule(cluster, "stream-fail", 120)
+    got = Collected()
+    got.fails = True
+    with pytest.raises(Exception, match="planned"):
+        run_source(spark, cluster, tmp_path, got, "stream-fail", max_messages=50)
+    assert not got.payloads
+    got.fails = False
+    run_source(spark, cluster, tmp_path, got, "stream-fail", max_messages=50)
+    run_source(spark, cluster, tmp_path, got, "stream-fail", max_messages=50)
+    assert set(got.payloads) == {f"m-{n}" for n in range(120)}
+    assert unsettled(cluster, "stream-fail") == 0
