@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.proto import state_pb2
 from tickwheel.storage.disk import Disk
+from tickwheel.wheel.units import Ids
 
 LETTER = np.dtype(
     [
@@ -93,6 +94,13 @@ class DeadLetters:
         """Row of a letter that is kept."""
         row: Letters = self.rows.read(number, 1)[0]
         return row
+
+    def newest_origins(self, limit: int) -> Ids:
+        """The messages of the last `limit` letters that are kept, by the ids they were scheduled under."""
+        first = max(self.rows.first, self.rows.count - limit)
+        origins: Ids = self.rows.read(first, self.rows.count - first)["origin"]
+        gone = [number - first for number in self._gone if number >= first]
+        return np.delete(origins, gone) if gone else origins
 
     def page(self, first: int, limit: int, below: int | None = None) -> list[tuple[int, Letters]]:
         """Up to `limit` letters from a number on: (number, row)."""

@@ -29,6 +29,7 @@ from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.control import filter_refusal
 from tickwheel.node.state.dead_letters import DeadLetters
 from tickwheel.node.state.digest import digest
+from tickwheel.node.state.left import count_left
 from tickwheel.node.state.loads import Ingesting, IngestResult, Load
 from tickwheel.node.state.membership import Members, after
 from tickwheel.node.state.ports import WheelPort
@@ -271,8 +272,9 @@ class StateMachine:
         if batch.kind == SETTLE_DEAD or (batch.kind == SETTLE_RETRY and batch.due_ms):
             columns = (ids, attempts, positions)
             return self.retrying.settle(batch, group, subscription, columns, stamped_ms, budget)
+        left = count_left(group, subscription, ids, positions, self.wheel.cursor) if batch.kind in SETTLING else 0
         result, _ = subscription.settle(batch.kind, ids, attempts, positions)
-        return replace(result, taken=count)
+        return replace(result, settled=result.settled - left, stale=result.stale + left, taken=count)
 
     def _filter(self, command: Filtered) -> FilteredResult:
         group = self._state.groups.get(command.group_id)

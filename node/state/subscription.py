@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,6 +213,21 @@ class Subscription:
         attempts = attempts.copy()
         attempts[hits] += rows["attempts"]
         return attempts
+
+    def newest_targets(self, limit: int) -> NDArray[Any]:
+        """The last `limit` rows of the topic's targets, those that are for this group (see targets.py)."""
+        rows = self._ready.targets.newest(limit)
+        found: NDArray[Any] = rows[rows["group"] == self.group_id]
+        return found
+
+    def settled_before(self, ids: Ids, positions: Positions | None) -> tuple[Places, Ids]:
+        """Positions of a batch's rows that are settled, and the ids that consumers know their messages by."""
+        places, known = self._places(ids, positions)
+        known[known] = self._at(places[known]) == 0
+        places, names = places[known], ids[known]
+        hits, rows = self._ready.targets.of(places)
+        names[hits] = rows["origin"]
+        return places, names
 
     # -- what the log says
 

@@ -60,6 +60,12 @@ class Targets:
         found: Rows = self.rows.read(low, high - low) if high > low else _NONE
         return found
 
+    def newest(self, limit: int) -> Rows:
+        """The last `limit` rows."""
+        count = min(limit, self.rows.count - self.rows.first)
+        found: Rows = self.rows.read(self.rows.count - count, count) if count else _NONE
+        return found
+
     def of(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
         """Which of some positions have a row (places in `positions`, any order), and those rows."""
         none = np.zeros(0, np.int64)

@@ -62,6 +62,12 @@ class WaitingRetries:
             return None
         return int(row["id"]), int(row["due_ms"]), int(row["attempts"])
 
+    def newest(self, limit: int, cursor: CursorKey) -> Ids:
+        """Messages whose retry waits, by the ids they were first scheduled under; of the last `limit` rows."""
+        rows = self._rows[max(0, self._count - limit) : self._count]
+        found: Ids = rows["origin"][_is_waiting(rows, cursor)]
+        return found
+
     def count(self, cursor: CursorKey) -> int:
         """How many wait."""
         return len(self._waiting(cursor))

@@ -76,7 +76,7 @@ class Model:
                 unknown += 1
                 continue
             place = self.ready.index(number)
-            final = kind in (SETTLE_ACK, SETTLE_SKIP, SETTLE_DEAD)
+            final = kind == SETTLE_DEAD or (kind in (SETTLE_ACK, SETTLE_SKIP) and number not in self.dead)
             if place in self.settled:
                 settled += final
                 stale += not final

@@ -86,6 +86,36 @@ def test_a_repeated_nack_is_stale_not_a_second_retry(solo: Solo) -> None:
     assert solo.wheel.pending == 2
 
 
+@pytest.mark.parametrize("positions", [[0], None])
+def test_a_late_acknowledgement_of_what_left_is_stale(solo: Solo, positions: list[int] | None) -> None:
+    """Its lease ended and it comes again: nobody may be told that it is done."""
+
+    def late() -> tuple[int, int]:
+        result = settle(solo, SETTLE_ACK, solo.ready[:1], [1], positions)
+        return result.settled, result.stale
+
+    def repeat() -> tuple[int, int]:
+        result = settle(solo, SETTLE_ACK, solo.ready[6:7], [1], [6])
+        return result.settled, result.stale
+
+    settle(solo, SETTLE_ACK, solo.ready[1:3], [1, 1], [1, 2])
+    settle(solo, SETTLE_RETRY, solo.ready[:1], [1], [0], due_ms=[solo.now_ms + 1_000])
+    assert late() == (0, 1), "it waits in the wheel"
+    again = settle(solo, SETTLE_ACK, solo.ready[:3], [1, 1, 1], [0, 1, 2])
+    assert (again.settled, again.stale) == (2, 1), "repeats of acknowledgements are what they were"
+    solo.dispatch(solo.now_ms + 2_000)
+    assert late() == (0, 1), "it has come again"
+    assert repeat() == (1, 0) and late() == (0, 1), "and is done there, not here"
+    assert repeat() == (1, 0)
+
+
+def test_a_late_acknowledgement_of_a_dead_letter_is_stale(solo: Solo) -> None:
+    """It was settled otherwise: it lies among the dead letters."""
+    settle(solo, SETTLE_DEAD, solo.ready[:1], [1], [0])
+    result = settle(solo, SETTLE_ACK, solo.ready[:2], [1, 1], [0, 1])
+    assert (result.settled, result.stale) == (1, 1)
+
+
 def test_a_mass_expiry_is_taken_in_bounded_pieces(solo: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command copies so many messages and bytes at most; what it did not come to is as it was, and it says so."""
     ids, due = solo.ready, [solo.now_ms + 1_000] * 6
