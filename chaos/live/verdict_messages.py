@@ -61,8 +61,8 @@ class Message:
     first_ms: dict[str, float] = field(default_factory=dict)
     """Group to its first delivery."""
     last: dict[str, Delivered] = field(default_factory=dict)
-    nacked: dict[str, int] = field(default_factory=dict)
-    """Group to the newest attempt that was handed back."""
+    nacked: dict[str, set[int]] = field(default_factory=dict)
+    """Group to the attempts that were handed back, in whatever order consumers said so."""
     settled_ms: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -241,7 +241,7 @@ class Messages:
         if settled_ms is not None and now.at_ms > settled_ms + CROSSING_MS:
             self._broken("P5", now.at_ms, f"{what}: its acknowledgement was committed")
             return "no reason"
-        if message.nacked.get(group) == before.attempt:
+        if before.attempt in message.nacked.get(group, ()):
             return "handed back"
         if now.at_ms >= before.until_ms - SESSION_MS:
             return "lease over"
@@ -263,7 +263,7 @@ class Messages:
             for row in record["rows"]:
                 message = self._messages.get(got.uids[row])
                 if message is not None:
-                    message.nacked[got.group] = got.attempts[row]
+                    message.nacked.setdefault(got.group, set()).add(got.attempts[row])
 
     def _on_settled(self, record: Record) -> None:
         got, what, rows = self._settles.pop(record["s"])

@@ -254,6 +254,21 @@ def test_an_allowed_duplicate_is_counted_with_its_reason(spoil: Callable[[Story]
     assert verdict.duplicates == {reason: 1}
 
 
+def test_who_refuses_late_does_not_hide_who_refused_before() -> None:
+    """The first holder says once more that it refuses, after the second one did: both deliveries were handed back."""
+    story = good()
+    story.ack(1_010, story.send(1_000, 1_100, NEW), NEW)
+    story.got(1_105, "moody", NEW)
+    first = story.got(1_105, "steady", NEW)
+    story.settle(1_200, first, [0], "retry")
+    story.settle(1_400, story.got(1_300, "steady", NEW, attempt=2), [0], "retry")
+    story.settle(1_450, first, [0], "retry")
+    story.got(1_500, "steady", NEW, attempt=3)
+    verdict = judged(story)
+    assert verdict.broken == []
+    assert verdict.duplicates == {"handed back": 2}
+
+
 def test_a_message_whose_outcome_is_unknown_may_come_or_not() -> None:
     """A lost answer is nobody's broken promise; neither is a cancel without one."""
     story = good()
