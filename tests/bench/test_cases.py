@@ -12,7 +12,7 @@ from tickwheel.bench import __main__ as bench
 from tickwheel.bench.cases import LINES, Figure
 
 
-@pytest.mark.parametrize("case", ["T2", "T4", "T9", "T10"])
+@pytest.mark.parametrize("case", ["T2", "T4", "T9", "T10", "T11", "T12", "T13"])
 async def test_a_case_runs(case: str) -> None:
     """Against three real nodes, for seconds: every figure is a number, nothing was early, what can be plotted is."""
     LINES.clear()
@@ -26,8 +26,8 @@ async def test_a_case_runs(case: str) -> None:
 
 
 def test_every_case_of_the_table_is_there() -> None:
-    """T1 to T10, each described by what it does."""
-    assert list(bench.ALL) == [f"T{number}" for number in range(1, 11)]
+    """T1 to T13, each described by what it does."""
+    assert list(bench.ALL) == [f"T{number}" for number in range(1, 14)]
     assert all(case.__doc__ for case in bench.ALL.values())
 
 
