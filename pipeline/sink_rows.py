@@ -110,7 +110,7 @@ class RowGatherer:
 
     def take(self, batch: pa.RecordBatch) -> Iterator[Rows]:
         """Add a batch; gives the blocks that are full."""
-        batch = self._good_rows(batch)
+        batch = self.good_rows(batch)
         if not batch.num_rows:
             return
         for topic, part in self._by_topic(batch):
@@ -131,7 +131,7 @@ class RowGatherer:
 
     # -- which rows are messages
 
-    def _good_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def good_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         count = batch.num_rows
         reasons = np.full(count, None, dtype=object)
         names = batch.schema.names

@@ -1,0 +1,92 @@
+"""Bulk load: brings bundles to single nodes, and has the master take them over.
+
+Owns repeating: a bundle is sent from where the node is, and taking over may be repeated at will.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+import google_crc32c
+import grpc
+
+from tickwheel.client.cluster import Cluster
+from tickwheel.client.errors import error_of, fault_of_call
+from tickwheel.proto import bulk_pb2
+from tickwheel.proto.bulk_pb2_grpc import BulkStub
+
+PIECE_BYTES = 1 << 20
+SEND_TIMEOUT_S = 60.0
+"""For the rest of one bundle; what has arrived by then stays."""
+TAKE_OVER_TRY_S = 10.0
+
+
+class Readable(Protocol):
+    """A bundle's bytes."""
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes from `offset` on."""
+        ...
+
+
+class BulkClient:
+    """`AsyncClient.bulk`."""
+
+    def __init__(self, cluster: Cluster, timeout_s: float) -> None:
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+
+    async def send(self, address: str, name: str, total_bytes: int, content: Readable) -> int:
+        """Bring a bundle to one node; how many bytes it did not have. Raises a TickwheelError kind if it is not held
+        afterwards."""
+        stub = BulkStub(self._cluster.channel(address))
+        try:
+            state = await stub.OfferBundle(bulk_pb2.BundleOffer(name=name, bytes=total_bytes), timeout=self._timeout_s)
+            sent = 0
+            while not state.held:
+                before = state.bytes
+                state = await stub.SendBundle(_pieces(name, total_bytes, before, content), timeout=SEND_TIMEOUT_S)
+                sent += state.bytes - before
+                if state.bytes == before and not state.held:
+                    break
+        except grpc.aio.AioRpcError as error:
+            raise error_of(fault_of_call(error)) from error
+        return sent
+
+    async def take_over(
+        self,
+        job_id: str,
+        load_sha256: str,
+        sequence: int,
+        bundles: int,
+        name: str,
+        topics: Sequence[str],
+        timeout_s: float | None = None,
+    ) -> bulk_pb2.LoadState:
+        """Have the master take one bundle over, repeating until the deadline while that makes sense."""
+        request = bulk_pb2.TakeOverRequest(
+            job_id=job_id, load_sha256=load_sha256, sequence=sequence, bundles=bundles, name=name, topics=topics
+        )
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> bulk_pb2.LoadState:
+            return await BulkStub(channel).TakeOver(request, timeout=try_s)
+
+        return await self._cluster.call(invoke, timeout_s or self._timeout_s, try_timeout_s=TAKE_OVER_TRY_S)
+
+    async def load(self, job_id: str) -> bulk_pb2.LoadState:
+        """How far a load has been taken over, as the master has applied it."""
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> bulk_pb2.LoadState:
+            return await BulkStub(channel).GetLoad(bulk_pb2.GetLoadRequest(job_id=job_id), timeout=try_s)
+
+        return await self._cluster.call(invoke, self._timeout_s)
+
+
+async def _pieces(name: str, total_bytes: int, offset: int, content: Readable) -> AsyncIterator[bulk_pb2.BundleData]:
+    while offset < total_bytes:
+        data = content.read_at(offset, PIECE_BYTES)
+        yield bulk_pb2.BundleData(
+            name=name, total_bytes=total_bytes, offset=offset, data=data, crc32c=google_crc32c.value(data)
+        )
+        offset += len(data)

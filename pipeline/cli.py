@@ -1,0 +1,158 @@
+"""The commands `tickwheel pipeline ...`: bulk load and what belongs to it. See docs/PIPELINE.md.
+
+Spark, Arrow and the client are imported by the commands that need them, so that the others start at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tickwheel.client.errors import RequestRefused
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tickwheel.pipeline.load import Progress
+
+app = typer.Typer(help="Bulk work on Spark: build and load, generate, forecast.", no_args_is_help=True)
+
+Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
+Memory = Annotated[str, typer.Option(help="Heap of Spark's driver.")]
+Endpoints = Annotated[str, typer.Option(help="Addresses of nodes, host:port, with commas between.")]
+
+
+@contextmanager
+def _spark(master: str, memory: str) -> Iterator[SparkSession]:
+    from tickwheel.pipeline.session import NoJavaError, SessionConfig, build_session
+
+    try:
+        session = build_session(SessionConfig(master=master, driver_memory=memory))
+    except NoJavaError as error:
+        raise _failed(str(error)) from None
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _failed(text: str) -> RequestRefused:
+    return RequestRefused(text, "PIPELINE")
+
+
+@app.command()
+def build(
+    source: Annotated[str, typer.Argument(metavar="IN.parquet", help="Parquet file or folder with the messages.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for what is built.")],
+    topic: Annotated[str, typer.Option(help="Topic of all rows, if there is no such column.")] = "",
+    slot_ms: Annotated[int, typer.Option(help="Width of a tick of the cluster: 1000, 500, 200 or 100.")] = 1_000,
+    on_rejected: Annotated[
+        str, typer.Option(help="Rows that cannot be messages: `write` them with reasons to OUT/_rejected, or `fail`.")
+    ] = "write",
+    tasks: Annotated[int, typer.Option(help="Tasks into which the hours are spread.")] = 24,
+    master: Master = "local[*]",
+    memory: Memory = "2g",
+) -> None:
+    """Turn rows into bundles that a cluster takes over as they are."""
+    from pyspark.errors import PySparkException
+
+    from tickwheel.pipeline.build import BuildConfig, BuildError
+    from tickwheel.pipeline.build import build as build_bundles
+    from tickwheel.pipeline.sink_rows import SchemaError
+
+    try:
+        config = BuildConfig(topic=topic, slot_ms=slot_ms, on_rejected=on_rejected, tasks=tasks)
+        with _spark(master, memory) as spark:
+            started = time.monotonic()
+            made = build_bundles(spark.read.parquet(source), out, config)
+            seconds = time.monotonic() - started
+    except (BuildError, SchemaError) as error:
+        raise _failed(str(error)) from None
+    except PySparkException as error:
+        raise _failed(f"{source}: {str(error).splitlines()[0]}") from None
+    print(
+        f"{made.units:,} messages in {len(made.bundles)} bundles ({made.bytes / 1e6:,.0f} MB), "
+        f"{made.rejected:,} rows rejected; {seconds:.1f} s, {made.units / seconds:,.0f} messages/s"
+    )
+
+
+@app.command()
+def load(
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="What `build` made.")],
+    endpoints: Endpoints,
+    job_id: Annotated[str, typer.Option(help="Names the load; by default it follows from what was built.")] = "",
+    ca_file: Annotated[str, typer.Option(help="TLS: who signs the nodes' certificates.")] = "",
+    cert_file: Annotated[str, typer.Option(help="TLS: the own certificate, with the admin role.")] = "",
+    key_file: Annotated[str, typer.Option(help="TLS: its key.")] = "",
+    timeout_s: Annotated[float, typer.Option(help="How long an unreachable cluster is tried.")] = 15.0,
+) -> None:
+    """Load what was built into a running cluster. Repeating it goes on where it was; nothing is loaded twice."""
+    from tickwheel.client import AsyncClient, TlsFiles
+    from tickwheel.pipeline.load import LoadError
+    from tickwheel.pipeline.load import load as load_build
+    from tickwheel.pipeline.manifest import ManifestError
+
+    tls = TlsFiles(ca_file, cert_file or None, key_file or None) if ca_file else None
+
+    async def go() -> Progress:
+        async with AsyncClient([e.strip() for e in endpoints.split(",")], tls=tls, timeout_s=timeout_s) as client:
+            return await load_build(folder, client, job_id=job_id, told=_tell)
+
+    try:
+        done = asyncio.run(go())
+    except (LoadError, ManifestError) as error:
+        raise _failed(str(error)) from None
+    sent = sum(done.sent_bytes.values()) / 1e6
+    what = f"{done.taken_units:,} messages taken over in {done.taken} bundles"
+    print(f"\r{what}; {sent:,.0f} MB sent in {done.seconds:.1f} s")
+    for address, reason in done.unreachable.items():
+        print(f"{address} was not reached and fetches what it lacks from the others: {reason}", file=sys.stderr)
+
+
+def _tell(progress: Progress) -> None:
+    if sys.stderr.isatty():
+        sent = sum(progress.sent_bytes.values()) / 1e6
+        text = f"{progress.taken}/{progress.bundles} bundles, {progress.taken_units:,} messages, {sent:,.0f} MB sent"
+        print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+
+@app.command()
+def generate(
+    path: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="File to write.")],
+    rows: Annotated[int, typer.Option(help="Messages.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="The same seed and options give the same file.")] = 0,
+    start_ms: Annotated[int, typer.Option(help="First due time, milliseconds since 1970; 0: in ten minutes.")] = 0,
+    payload_bytes: Annotated[int, typer.Option(help="Size of each payload.")] = 100,
+    topics: Annotated[
+        str, typer.Option(help="Topics, with commas between; each half as frequent as the one before.")
+    ] = "reminders,invoices,retries",
+    span_days: Annotated[float, typer.Option(help="No due time is further ahead.")] = 730.0,
+    median_days: Annotated[float, typer.Option(help="Half of the messages are due within this.")] = 3.0,
+    burst_share: Annotated[float, typer.Option(help="Share of messages that are due at full hours.")] = 0.2,
+    keys: Annotated[bool, typer.Option(help="Give each message a key.")] = False,
+) -> None:
+    """Write a realistic schedule: rhythm of the day, bursts at full hours, a tail of up to two years."""
+    from tickwheel.pipeline.schedules import ScheduleConfig, write_schedule
+
+    try:
+        config = ScheduleConfig(
+            rows=rows,
+            start_ms=start_ms or int(time.time() * 1_000) + 600_000,
+            seed=seed,
+            topics=tuple(name for name in topics.split(",") if name),
+            payload_bytes=payload_bytes,
+            keys=keys,
+            span_days=span_days,
+            median_days=median_days,
+            burst_share=burst_share,
+        )
+    except ValueError as error:
+        raise _failed(str(error)) from None
+    print(f"{write_schedule(config, path):,} messages in {path}")

@@ -1,0 +1,217 @@
+"""Loading a build into a running cluster: its bundles go to every node, and are taken over one by one.
+
+Every node that can be reached gets the bundles, a few ahead of what is taken over; a majority must have one before it
+is. A node that is down is asked again now and then, and later fetches what it lacks from the others. Repeating a load,
+after whatever ended it, goes on where the cluster is: what was taken over is not taken again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tickwheel.client import AsyncClient
+from tickwheel.client.errors import (
+    ClusterUnavailable,
+    LimitReached,
+    OutcomeUnknown,
+    RequestRefused,
+    TickwheelError,
+)
+from tickwheel.pipeline.manifest import BuiltBundle, Manifest, check_content, read_manifest
+
+AHEAD_MAX = 6
+"""Bundles that a node may have and that are not taken over yet."""
+AGAIN_S = 1.0
+"""Until a node that could not be reached is tried again."""
+GIVE_UP_S = 120.0
+"""A bundle that cannot be taken over for so long ends the load; it may be repeated."""
+
+
+class LoadError(Exception):
+    """The load has ended before its end; repeating it goes on from there. The text says why."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a load is."""
+
+    bundles: int
+    units: int
+    taken: int = 0
+    taken_units: int = 0
+    sent_bytes: dict[str, int] = field(default_factory=dict)
+    """By address of a node, in this run."""
+    unreachable: dict[str, str] = field(default_factory=dict)
+    """Address and reason of nodes that cannot be sent to now."""
+    seconds: float = 0.0
+
+
+class _Content:
+    """A bundle's file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        with self._path.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+
+class Loader:
+    """One load. `run` until it is done."""
+
+    def __init__(self, client: AsyncClient, folder: Path, manifest: Manifest, job_id: str = "") -> None:
+        self._client = client
+        self._folder = folder
+        self._manifest = manifest
+        self.job_id = job_id or f"load-{manifest.sha256[:24]}"
+        self.progress = Progress(len(manifest.bundles), manifest.units)
+        self._held: dict[str, int] = {}
+        """Bundles, from the first on, that each node has had."""
+        self._moved = asyncio.Event()
+
+    async def run(self, told: Callable[[Progress], None] = lambda _: None) -> Progress:
+        """Raises LoadError, ManifestError, TickwheelError kinds. `told` is called a few times a second."""
+        started = time.monotonic()
+        manifest, progress = self._manifest, self.progress
+        addresses = await self._addresses()
+        state = await self._client.bulk.load(self.job_id)
+        if state.load_sha256 and state.load_sha256 != manifest.sha256:
+            raise LoadError(f"job {self.job_id} has loaded something else; name this load otherwise")
+        progress.taken, progress.taken_units = state.taken, state.units
+        for topic in manifest.topics:
+            await self._client.admin.create_topic(topic)
+        senders = [asyncio.create_task(self._send_all(address)) for address in addresses]
+
+        async def tell() -> None:
+            while True:
+                progress.seconds = time.monotonic() - started
+                told(progress)
+                await asyncio.sleep(0.25)
+
+        teller = asyncio.create_task(tell())
+        try:
+            for place in range(progress.taken, len(manifest.bundles)):
+                await self._take_over(place, addresses, senders)
+        finally:
+            for task in (teller, *senders):
+                task.cancel()
+            await asyncio.gather(teller, *senders, return_exceptions=True)
+        progress.seconds = time.monotonic() - started
+        told(progress)
+        return progress
+
+    async def _addresses(self) -> list[str]:
+        """Client addresses of all members. Raises ClusterUnavailable, LoadError."""
+        status = await self._client.admin.master_status()
+        if status.slot_ms != self._manifest.slot_ms:
+            text = f"the cluster has ticks of {status.slot_ms} ms, the build of {self._manifest.slot_ms} ms"
+            raise LoadError(f"{text}; build again with slot_ms={status.slot_ms}")
+        by_id = {peer.node_id: peer.client_address for peer in status.peers if not peer.learner}
+        by_id.pop(status.node_id, None)
+        return [status.master_address, *sorted(by_id.values())]
+
+    async def _send_all(self, address: str) -> None:
+        """Bring all bundles that are not taken over to one node, in order."""
+        progress, bundles = self.progress, self._manifest.bundles
+        place = progress.taken
+        while place < len(bundles):
+            if place < progress.taken:
+                # It was away; what it lacks of these it gets from the others.
+                place = progress.taken
+                continue
+            if place >= progress.taken + AHEAD_MAX:
+                await self._wait_for_move()
+                continue
+            try:
+                if address not in self._held:
+                    await asyncio.to_thread(check_content, self._folder, bundles[place])
+                await self._send(address, bundles[place])
+            except (ClusterUnavailable, OutcomeUnknown, LimitReached) as error:
+                progress.unreachable[address] = str(error)
+                self._move()
+                await asyncio.sleep(AGAIN_S)
+                continue
+            progress.unreachable.pop(address, None)
+            place += 1
+            self._held[address] = place
+            self._move()
+
+    async def _send(self, address: str, built: BuiltBundle) -> None:
+        sent = await self._client.bulk.send(address, built.name, built.bytes, _Content(built.path(self._folder)))
+        self.progress.sent_bytes[address] = self.progress.sent_bytes.get(address, 0) + sent
+
+    def _move(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def _wait_for_move(self) -> None:
+        moved = self._moved
+        try:
+            async with asyncio.timeout(AGAIN_S):
+                await moved.wait()
+        except TimeoutError:
+            return
+
+    async def _take_over(self, place: int, addresses: list[str], senders: list[asyncio.Task[None]]) -> None:
+        """One bundle, once a majority and all that can be reached have it."""
+        built, progress = self._manifest.bundles[place], self.progress
+        give_up = time.monotonic() + GIVE_UP_S
+        problem = "it has not reached a majority of the nodes"
+        while True:
+            for task in senders:
+                if task.done() and task.exception() is not None:
+                    raise task.exception() or AssertionError
+            with_it = [address for address in addresses if self._held.get(address, 0) > place]
+            reachable = [address for address in addresses if address not in progress.unreachable]
+            if 2 * len(with_it) > len(addresses) and set(reachable) <= set(with_it):
+                try:
+                    state = await self._client.bulk.take_over(
+                        self.job_id,
+                        self._manifest.sha256,
+                        place + 1,
+                        len(self._manifest.bundles),
+                        built.name,
+                        built.topics,
+                    )
+                except (LimitReached, ClusterUnavailable, OutcomeUnknown) as error:
+                    problem = str(error)
+                except RequestRefused as error:
+                    if error.reason != "WRONG_STATE":
+                        raise
+                    problem = str(error)
+                    await self._send_again(built, addresses)
+                else:
+                    progress.taken, progress.taken_units = state.taken, state.units
+                    self._move()
+                    return
+            if time.monotonic() > give_up:
+                away = "; ".join(f"{address}: {text}" for address, text in progress.unreachable.items())
+                raise LoadError(f"bundle {place + 1} of {progress.bundles}: {problem}. {away}".rstrip())
+            await self._wait_for_move()
+
+    async def _send_again(self, built: BuiltBundle, addresses: list[str]) -> None:
+        """A node has lost what it had been sent: it was removed as unclaimed, or its disk is another."""
+        for address in addresses:
+            try:
+                await self._send(address, built)
+            except TickwheelError as error:
+                self.progress.unreachable[address] = str(error)
+
+
+async def load(
+    folder: str | Path,
+    client: AsyncClient,
+    *,
+    job_id: str = "",
+    told: Callable[[Progress], None] = lambda _: None,
+) -> Progress:
+    """Load a build. `job_id`: names the load; by default it follows from what was built, so that the same build is
+    never loaded twice."""
+    path = Path(folder)
+    return await Loader(client, path, read_manifest(path), job_id).run(told)

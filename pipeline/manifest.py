@@ -1,0 +1,116 @@
+"""The list of what a build made: `manifest.json` in its folder, and the check of it.
+
+Written last, aside and renamed: a folder without it is no finished build. It names each bundle with its checksums, so a
+load brings exactly what was built; the checksum of the list names the load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import google_crc32c
+
+from tickwheel.pipeline.bundling import BUNDLES
+from tickwheel.storage.bundle import SUFFIX, is_name
+
+FILE_NAME = "manifest.json"
+VERSION = 1
+_BLOCK_BYTES = 1 << 20
+
+
+class ManifestError(Exception):
+    """The folder holds no whole build; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltBundle:
+    """One bundle of a build."""
+
+    name: str
+    bytes: int
+    units: int
+    hour_min: int
+    hour_max: int
+    crc32c: int
+    topics: list[str]
+
+    def path(self, folder: Path) -> Path:
+        """Its file."""
+        return folder / BUNDLES / f"{self.name}{SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A whole build, in the order in which its bundles are loaded."""
+
+    slot_ms: int
+    units: int
+    rejected: int
+    bundles: list[BuiltBundle]
+
+    @property
+    def sha256(self) -> str:
+        """Names the load."""
+        facts = [[b.name, b.bytes, b.units, b.topics] for b in self.bundles]
+        return hashlib.sha256(json.dumps([self.slot_ms, facts]).encode()).hexdigest()
+
+    @property
+    def topics(self) -> list[str]:
+        """Of all bundles."""
+        return sorted({topic for built in self.bundles for topic in built.topics})
+
+    @property
+    def bytes(self) -> int:
+        """Of all bundles."""
+        return sum(built.bytes for built in self.bundles)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Finish a build; durable on return."""
+    body = {"version": VERSION, **asdict(manifest)}
+    text = json.dumps(body, sort_keys=True)
+    content = json.dumps({"crc32c": google_crc32c.value(text.encode()), "build": body}, sort_keys=True, indent=1)
+    aside = folder / f"{FILE_NAME}.new"
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(folder / FILE_NAME)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises ManifestError."""
+    path = folder / FILE_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        body = content["build"]
+        if google_crc32c.value(json.dumps(body, sort_keys=True).encode()) != content["crc32c"]:
+            raise ManifestError(f"{path}: it does not match its checksum; build again")
+        if body.pop("version") != VERSION:
+            raise ManifestError(f"{path}: it is not of version {VERSION}; use the version that built it")
+        built = [BuiltBundle(**row) for row in body.pop("bundles")]
+        manifest = Manifest(**body, bundles=built)
+    except FileNotFoundError:
+        raise ManifestError(f"{path}: there is none, so {folder} is no finished build") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ManifestError(f"{path}: it cannot be read ({error}); build again") from error
+    for bundle in manifest.bundles:
+        if not is_name(bundle.name) or not bundle.path(folder).is_file():
+            raise ManifestError(f"{bundle.path(folder)}: the manifest names it, and it is not there; build again")
+        if bundle.path(folder).stat().st_size != bundle.bytes:
+            raise ManifestError(f"{bundle.path(folder)}: the manifest counts {bundle.bytes} bytes of it; build again")
+    return manifest
+
+
+def check_content(folder: Path, bundle: BuiltBundle) -> None:
+    """Raises ManifestError if a bundle's bytes are not those that were built."""
+    crc = 0
+    with bundle.path(folder).open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            crc = google_crc32c.extend(crc, block)
+    if crc != bundle.crc32c:
+        raise ManifestError(f"{bundle.path(folder)}: its bytes have changed since it was built; build again")

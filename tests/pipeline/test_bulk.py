@@ -1,0 +1,252 @@
+"""Bulk load: rows become bundles on Spark, and a cluster of real nodes takes them over while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from tests.pipeline.running import RunningCluster
+from tickwheel.client import AsyncClient
+from tickwheel.pipeline.build import BuildConfig, BuildError, build
+from tickwheel.pipeline.hashes import key_hashes, tag_hashes
+from tickwheel.pipeline.load import Loader, LoadError, Progress, load
+from tickwheel.pipeline.manifest import Manifest, ManifestError, check_content, read_manifest
+from tickwheel.pipeline.schedules import ScheduleConfig, schedule, write_schedule
+from tickwheel.pipeline.sink_rows import SchemaError
+from tickwheel.storage import bundle
+from tickwheel.storage.local import LocalDisk
+from tickwheel.storage.unit import UNIT
+from tickwheel.wheel import tags
+
+HOUR_MS = 3_600_000
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def frame(spark: SparkSession, count: int, topic: str, hours: int = 40) -> DataFrame:
+    """Rows named by their number, of many hours, with keys and tags."""
+    return spark.range(0, count, 1, 3).select(
+        f.lit(topic).alias("topic"),
+        (f.lit(now_ms() + HOUR_MS) + f.col("id") * 7_919_333 % (hours * HOUR_MS)).alias("due_ms"),
+        f.concat(f.lit("row-"), f.col("id").cast("string")).alias("payload"),
+        f.concat(f.lit("key-"), f.col("id").cast("string")).alias("key"),
+        f.when(f.col("id") % 3 == 0, f.array(f.lit("red"))).otherwise(f.array()).alias("tags"),
+    )
+
+
+def contents(folder: Path, manifest: Manifest) -> list[tuple[str, int, bytes]]:
+    """(topic, due time, payload without meta) of every unit, read back through the node's own check."""
+    (folder / "bulk").symlink_to(folder / "bundles")
+    disk = LocalDisk(str(folder))
+    found = []
+    for built in manifest.bundles:
+        layout = bundle.check(disk, built.name)
+        segment = bundle.segment_of(disk, built.name, layout)
+        for hour, chunk, _ in bundle.chunks_of(segment, layout):
+            units = segment.rows(chunk.first_row, chunk.count).reshape(-1).view(UNIT)
+            log = segment.read_log(chunk, 0, chunk.log_bytes)
+            for unit in units:
+                at, size, meta = int(unit["offset"]), int(unit["size"]), int(unit["meta_size"])
+                assert int(unit["due_ms"]) // HOUR_MS == hour
+                found.append((built.topics[unit["topic_id"]], int(unit["due_ms"]), log[at + meta : at + size]))
+        segment.close()
+    return found
+
+
+# -- hashes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.one_of(st.none(), st.text(max_size=12)), max_size=30),
+    st.lists(st.one_of(st.none(), st.lists(st.text(max_size=6), max_size=4)), max_size=30),
+)
+def test_hashes_are_those_of_the_nodes(keys: list[str | None], tag_lists: list[list[str] | None]) -> None:
+    """Otherwise a loaded message could not be found by its key, and filters would skip it."""
+    hashes = key_hashes(pa.array(keys, pa.string()))
+    assert hashes.tolist() == [tags.key_hash(key) if key else 0 for key in keys]
+    codes, masks, one = tag_hashes(pa.array(tag_lists, pa.list_(pa.string())))
+    for row, found in enumerate(tag_lists):
+        assert int(masks[row]) == tags.tag_mask(found or ())
+        assert bool(one[row]) == (len(found or ()) == 1)
+        assert int(codes[row]) == (tags.tag_hash(found[0]) if found and len(found) == 1 else 0)
+
+
+# -- schedules
+
+
+def test_a_schedule_is_the_same_for_the_same_seed_and_looks_like_life() -> None:
+    """Bursts at full hours, few at night, half within the median, none beyond the span."""
+    config = ScheduleConfig(rows=60_000, start_ms=1_800_000_000_000, seed=7, keys=True)
+    one, two = (pa.Table.from_batches(list(schedule(config))) for _ in range(2))
+    assert one.equals(two)
+    due = one.column("due_ms").to_numpy()
+    ahead = due - config.start_ms
+    assert ahead.min() >= 0 and ahead.max() <= config.span_days * 86_400_000
+    assert 0.4 < (ahead < config.median_days * 86_400_000).mean() < 0.6
+    assert (due % HOUR_MS < 2_000).mean() > 0.9 * config.burst_share
+    by_hour = np.bincount(due // HOUR_MS % 24, minlength=24)
+    assert by_hour[12] > 4 * by_hour[3]
+    assert len(set(one.column("payload").to_pylist())) == config.rows
+
+
+# -- building
+
+
+def test_a_build_holds_every_row_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Through the check that the nodes make; more than one bundle of an hour, no hour in two tasks."""
+    rows = frame(spark, 5_000, "built", hours=6)
+    manifest = build(rows, tmp_path / "out", BuildConfig(tasks=3, bundle_messages_max=400))
+    assert manifest == read_manifest(tmp_path / "out")
+    found = contents(tmp_path / "out", manifest)
+    expected = [(row.topic, row.due_ms, row.payload.encode()) for row in rows.collect()]
+    assert sorted(found) == sorted((t, d, p) for t, d, p in expected)
+    assert manifest.units == 5_000 and max(b.units for b in manifest.bundles) <= 400
+    assert {path.name for path in (tmp_path / "out" / "bundles").iterdir()} == {
+        f"{b.name}.bundle" for b in manifest.bundles
+    }
+    again = build(rows, tmp_path / "again", BuildConfig(tasks=3, bundle_messages_max=400))
+    assert again.sha256 == manifest.sha256, "the same rows and options are the same load"
+
+
+def test_rows_that_cannot_be_messages_are_told_with_reasons(spark: SparkSession, tmp_path: Path) -> None:
+    """They go to `_rejected`, or fail the build; a frame with a wrong column names it."""
+    due = now_ms() + HOUR_MS
+    rows = [
+        ("t", due, b"good"),
+        ("t", None, b"x"),
+        ("t", -5, b"x"),
+        ("a b", due, b"x"),
+        ("t", due, b""),
+        ("t", due, None),
+    ]
+    bad = spark.createDataFrame(rows, "topic string, due_ms long, payload binary")
+    manifest = build(bad, tmp_path / "out", BuildConfig(tasks=2))
+    assert (manifest.units, manifest.rejected) == (1, 5)
+    reasons = pq.read_table(tmp_path / "out" / "_rejected").column("reason").to_pylist()
+    assert sorted(reason.partition(":")[0] for reason in reasons) == ["due", "due", "payload", "payload", "topic"]
+    with pytest.raises(BuildError, match="5 rows"):
+        build(bad, tmp_path / "none", BuildConfig(tasks=2, on_rejected="fail"))
+    assert not list((tmp_path / "none" / "bundles").iterdir())
+    with pytest.raises(ManifestError, match="no finished build"):
+        read_manifest(tmp_path / "none")
+    with pytest.raises(SchemaError, match="column due_ms"):
+        build(bad.withColumn("due_ms", f.lit("soon")), tmp_path / "wrong")
+    with pytest.raises(BuildError, match="not empty"):
+        build(bad, tmp_path / "out")
+
+
+def test_a_damaged_build_is_not_loaded(spark: SparkSession, tmp_path: Path) -> None:
+    """A changed manifest, a missing bundle, changed bytes."""
+    manifest = build(frame(spark, 50, "damaged"), tmp_path / "out", BuildConfig(tasks=1))
+    path = manifest.bundles[0].path(tmp_path / "out")
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ManifestError, match="changed since"):
+        check_content(tmp_path / "out", manifest.bundles[0])
+    path.unlink()
+    with pytest.raises(ManifestError, match="not there"):
+        read_manifest(tmp_path / "out")
+    listed = tmp_path / "out" / "manifest.json"
+    listed.write_text(listed.read_text().replace('"units": 50', '"units": 51'))
+    with pytest.raises(ManifestError, match="checksum"):
+        read_manifest(tmp_path / "out")
+
+
+# -- loading
+
+
+def loaded(cluster: RunningCluster, folder: Path, job_id: str = "") -> Progress:
+    """Load with a client of its own."""
+
+    async def go() -> Progress:
+        async with AsyncClient(cluster.endpoints.split(",")) as client:
+            return await load(folder, client, job_id=job_id)
+
+    return cluster.wait(go())
+
+
+def test_a_loaded_message_is_like_any_other(spark: SparkSession, cluster: RunningCluster, tmp_path: Path) -> None:
+    """Found by key, listed, cancelled, rescheduled; loading again adds nothing, other rows by the same job neither."""
+    rows = frame(spark, 600, "loaded")
+    build(rows, tmp_path / "out", BuildConfig(tasks=2, bundle_messages_max=100))
+    done = loaded(cluster, tmp_path / "out")
+    assert done.taken_units == 600 and done.taken == done.bundles >= 6
+    assert loaded(cluster, tmp_path / "out").sent_bytes == {}
+    messages = cluster.messages("loaded")
+    assert Counter(m.payload for m in messages) == Counter(b"row-%d" % n for n in range(600))
+    one, two = messages[0], messages[1]
+    assert one.key == (one.payload or b"").decode().replace("row", "key")
+    cluster.wait(cluster.client.cancel(one.id))
+    cluster.wait(cluster.client.reschedule(two.id, due_ms=two.due_ms + HOUR_MS))
+    after = {m.payload: m for m in cluster.messages("loaded")}
+    assert one.payload not in after and after[two.payload].due_ms == two.due_ms + HOUR_MS
+    cluster.check_agreement()
+    build(frame(spark, 10, "loaded"), tmp_path / "other", BuildConfig(tasks=1))
+    loaded(cluster, tmp_path / "other", "named")
+    build(frame(spark, 11, "loaded"), tmp_path / "third", BuildConfig(tasks=1))
+    with pytest.raises(LoadError, match="something else"):
+        loaded(cluster, tmp_path / "third", "named")
+    build(frame(spark, 5, "loaded"), tmp_path / "fourth", BuildConfig(tasks=1, slot_ms=500))
+    with pytest.raises(LoadError, match="ticks of 1000 ms"):
+        loaded(cluster, tmp_path / "fourth")
+
+
+def test_a_load_outlives_its_master_and_a_node_that_is_down(
+    spark: SparkSession, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    """One node is down from the start, the master is killed in the middle, both come back: each message once."""
+    write_schedule(
+        ScheduleConfig(rows=4_000, start_ms=now_ms() + HOUR_MS, topics=("survives",)), tmp_path / "in.parquet"
+    )
+    rows = spark.read.parquet(str(tmp_path / "in.parquet")).drop("key")
+    build(rows, tmp_path / "out", BuildConfig(tasks=2, bundle_messages_max=150))
+    killed: list[str] = []
+    seen: list[int] = []
+    middle = asyncio.Event()
+
+    def told(progress: Progress) -> None:
+        seen.append(progress.taken)
+        if progress.taken >= 5:
+            middle.set()
+
+    async def go() -> Progress:
+        inner = cluster._cluster
+        master = await inner.master()
+        slave = next(node for node in inner.nodes if node is not master)
+        await inner.kill_node(slave)
+        killed.append(slave.node_id)
+        async with AsyncClient(cluster.endpoints.split(",")) as client:
+            loader = Loader(client, tmp_path / "out", read_manifest(tmp_path / "out"))
+            running = asyncio.create_task(loader.run(told))
+            await middle.wait()
+            await inner.kill_node(master)
+            killed.append(master.node_id)
+            inner.start_node(inner.node(slave.node_id))
+            await asyncio.sleep(0.5)
+            inner.start_node(inner.node(master.node_id))
+            done = await running
+            await inner.wait_ready()
+            return done
+
+    done = cluster.wait(go())
+    assert len(killed) == 2
+    assert done.taken_units == 4_000
+    assert seen == sorted(seen)
+    expected = Counter(pq.read_table(tmp_path / "in.parquet").column("payload").to_pylist())
+    assert Counter(m.payload for m in cluster.messages("survives")) == expected
+    cluster.check_agreement()
