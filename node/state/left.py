@@ -23,15 +23,14 @@ def count_left(
     group: Group, subscription: Subscription, ids: Ids, positions: Positions | None, cursor: CursorKey
 ) -> int:
     """How many rows of a batch that is to be settled name deliveries that have left, each settled already."""
-    targets = subscription.newest_targets(LOOK_BACK_ROWS)
-    waiting = group.waiting.newest(LOOK_BACK_ROWS, cursor)
-    dead = group.dead.newest_origins(LOOK_BACK_ROWS)
-    if not (len(targets) or len(waiting) or len(dead)):
+    if not (subscription.has_targets or group.waiting.used or group.dead.count):
         return 0
     places, names = subscription.settled_before(ids, positions)
     if not len(places):
         return 0
-    left = np.isin(names, waiting) | np.isin(names, dead)
+    left = np.isin(names, group.waiting.newest(LOOK_BACK_ROWS, cursor))
+    left |= np.isin(names, group.dead.newest_origins(LOOK_BACK_ROWS))
+    targets = subscription.newest_targets(LOOK_BACK_ROWS)
     behind = targets[np.isin(targets["origin"], names)]
     # Rising positions: the last one of a message stays.
     last = dict(zip(behind["origin"].tolist(), behind["position"].tolist(), strict=True))

@@ -214,6 +214,11 @@ class Subscription:
         attempts[hits] += rows["attempts"]
         return attempts
 
+    @property
+    def has_targets(self) -> bool:
+        """Whether the topic has positions that are for one group alone."""
+        return self._ready.targets.last_position >= 0
+
     def newest_targets(self, limit: int) -> NDArray[Any]:
         """The last `limit` rows of the topic's targets, those that are for this group (see targets.py)."""
         rows = self._ready.targets.newest(limit)

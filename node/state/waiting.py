@@ -62,6 +62,11 @@ class WaitingRetries:
             return None
         return int(row["id"]), int(row["due_ms"]), int(row["attempts"])
 
+    @property
+    def used(self) -> bool:
+        """Whether there is a row; without one no retry waits."""
+        return self._count > 0
+
     def newest(self, limit: int, cursor: CursorKey) -> Ids:
         """Messages whose retry waits, by the ids they were first scheduled under; of the last `limit` rows."""
         rows = self._rows[max(0, self._count - limit) : self._count]
