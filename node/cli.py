@@ -27,6 +27,7 @@ from tickwheel.node.cli_output import fail
 from tickwheel.node.cli_pending import pending_app, plain_app
 from tickwheel.node.cli_recovery import recovery_app
 from tickwheel.node.cli_sweeps import add_sweeps
+from tickwheel.node.cli_top import top_app
 from tickwheel.node.cli_trace import trace_app
 from tickwheel.node.local_cluster import LocalClusterError
 
@@ -43,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (messages_app, trace_app, plain_app, local_app, cluster_app, recovery_app, dead_app, node_app):
+for part in (messages_app, trace_app, top_app, plain_app, local_app, cluster_app, recovery_app, dead_app, node_app):
     app.add_typer(part)
 add_sweeps(pending_app)
 app.add_typer(pending_app, name="pending")

@@ -361,6 +361,10 @@ class NodeStatus(_message.Message):
     CLOCK_RATE_PPM_FIELD_NUMBER: _builtins.int
     CLOCK_AGREED_AGE_MS_FIELD_NUMBER: _builtins.int
     CLOCK_REASON_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    LATE_P50_MS_FIELD_NUMBER: _builtins.int
+    LATE_P99_MS_FIELD_NUMBER: _builtins.int
+    REDELIVER_RATE_FIELD_NUMBER: _builtins.int
     DISK_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     DISK_ABOVE_MARK_FIELD_NUMBER: _builtins.int
     UNSETTLED_REMOVED_FIELD_NUMBER: _builtins.int
@@ -418,6 +422,11 @@ class NodeStatus(_message.Message):
     """Since a majority agreed last; 0 if it never did."""
     clock_reason: _builtins.str
     """What is wrong with clocks, in words; empty if nothing."""
+    late_p50_ms: _builtins.int
+    """How late the deliveries of the last seconds left, at most: half of them, and 99 of 100. -1: there were none. Master."""
+    late_p99_ms: _builtins.int
+    redeliver_rate: _builtins.float
+    """Deliveries a second that were not the first of their message to the group."""
     disk_bytes_total: _builtins.int
     disk_above_mark: _builtins.bool
     """This node's disk is above storage.high_water_percent: as master it refuses schedules."""
@@ -425,6 +434,10 @@ class NodeStatus(_message.Message):
     """Messages that retention removed and a group had not settled (once a group), or that no group ever saw."""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerStatus]: ...
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicStatus]:
+        """By topic, the busiest first; at most 100."""
+
     def __init__(
         self,
         *,
@@ -470,17 +483,61 @@ class NodeStatus(_message.Message):
         clock_rate_ppm: _builtins.float = ...,
         clock_agreed_age_ms: _builtins.int = ...,
         clock_reason: _builtins.str = ...,
+        topics: _abc.Iterable[Global___TopicStatus] | None = ...,
+        late_p50_ms: _builtins.int = ...,
+        late_p99_ms: _builtins.int = ...,
+        redeliver_rate: _builtins.float = ...,
         disk_bytes_total: _builtins.int = ...,
         disk_above_mark: _builtins.bool = ...,
         unsettled_removed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_agreed_age_ms", b"clock_agreed_age_ms", "clock_error_ms", b"clock_error_ms", "clock_ms", b"clock_ms", "clock_offset_ms", b"clock_offset_ms", "clock_rate_ppm", b"clock_rate_ppm", "clock_reason", b"clock_reason", "clock_slew_ms", b"clock_slew_ms", "clock_state", b"clock_state", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_above_mark", b"disk_above_mark", "disk_bytes_free", b"disk_bytes_free", "disk_bytes_total", b"disk_bytes_total", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "unsettled_removed", b"unsettled_removed", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_agreed_age_ms", b"clock_agreed_age_ms", "clock_error_ms", b"clock_error_ms", "clock_ms", b"clock_ms", "clock_offset_ms", b"clock_offset_ms", "clock_rate_ppm", b"clock_rate_ppm", "clock_reason", b"clock_reason", "clock_slew_ms", b"clock_slew_ms", "clock_state", b"clock_state", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_above_mark", b"disk_above_mark", "disk_bytes_free", b"disk_bytes_free", "disk_bytes_total", b"disk_bytes_total", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "late_p50_ms", b"late_p50_ms", "late_p99_ms", b"late_p99_ms", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "redeliver_rate", b"redeliver_rate", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "topics", b"topics", "unsettled_removed", b"unsettled_removed", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
+
+@_typing.final
+class TopicStatus(_message.Message):
+    """Rates are of the last seconds, by what this node applied; deliveries are the master's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SCHEDULE_RATE_FIELD_NUMBER: _builtins.int
+    DISPATCH_RATE_FIELD_NUMBER: _builtins.int
+    DELIVER_RATE_FIELD_NUMBER: _builtins.int
+    SETTLE_RATE_FIELD_NUMBER: _builtins.int
+    BACKLOG_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    schedule_rate: _builtins.float
+    dispatch_rate: _builtins.float
+    deliver_rate: _builtins.float
+    settle_rate: _builtins.float
+    backlog: _builtins.int
+    """Dispatched, and some group has still to settle it, once per group."""
+    paused: _builtins.bool
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        schedule_rate: _builtins.float = ...,
+        dispatch_rate: _builtins.float = ...,
+        deliver_rate: _builtins.float = ...,
+        settle_rate: _builtins.float = ...,
+        backlog: _builtins.int = ...,
+        paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "deliver_rate", b"deliver_rate", "dispatch_rate", b"dispatch_rate", "name", b"name", "paused", b"paused", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicStatus: _TypeAlias = TopicStatus  # noqa: Y015
 
 @_typing.final
 class PeerStatus(_message.Message):

@@ -238,41 +238,39 @@ class CountJob:
         self.done = True
 
     def _counts(self) -> Iterator[tuple[int, int]]:
-        schedule, bucket_ms = self._schedule, self._bucket_ms
+        schedule, slot_ms = self._schedule, self._schedule.slot_ms
         for hour in schedule.hours:
-            low_ms = max(schedule.due_min, hour.hour * HOUR_MS)
-            high_ms = min(schedule.due_max, (hour.hour + 1) * HOUR_MS)
-            if self._whole(hour, low_ms, high_ms):
-                begin_ms = hour.hour * HOUR_MS
-                counts = schedule.tick_counts(hour)
-                ticks = np.flatnonzero(counts)
-                low, high = ticks.searchsorted(
-                    ((low_ms - begin_ms) // schedule.slot_ms, (high_ms - begin_ms) // schedule.slot_ms)
-                )
-                ticks = ticks[low:high]
-                yield from _by_bucket(begin_ms + ticks * schedule.slot_ms, counts[ticks], bucket_ms)
-                continue
-            for window_low_ms, window_high_ms, count in schedule.windows(hour, low_ms, WINDOW_UNITS_MAX):
-                self.examined += count
-                block = schedule.between(hour, window_low_ms, window_high_ms)
-                if block is not None:
-                    due = self._wanted.of(block.units)["due_ms"].astype(np.int64)
-                    yield from _by_bucket(due, np.ones(len(due), np.int64), bucket_ms)
-                if self.examined >= EXAMINED_MAX:
-                    self.next_ms = window_high_ms
-                    return
+            begin_ms = hour.hour * HOUR_MS
+            low_ms, high_ms = max(schedule.due_min, begin_ms), min(schedule.due_max, begin_ms + HOUR_MS)
+            # What lies in whole ticks behind the cursor's needs no look at its units if all of it is wanted.
+            whole_ms = max(-(-low_ms // slot_ms) * slot_ms, (schedule.cursor.due_ms // slot_ms + 1) * slot_ms)
+            whole_end_ms = high_ms // slot_ms * slot_ms
+            stretches = [(low_ms, high_ms)]
+            if self._wanted.everything and hour.hour not in schedule.marks and whole_ms < whole_end_ms:
+                yield from self._by_directory(hour, whole_ms, whole_end_ms)
+                stretches = [(low_ms, whole_ms), (whole_end_ms, high_ms)]
+            for first_ms, end_ms in stretches:
+                for window_low_ms, window_high_ms, count in schedule.windows(hour, first_ms, WINDOW_UNITS_MAX):
+                    if window_low_ms >= end_ms:
+                        break
+                    self.examined += count
+                    block = schedule.between(hour, window_low_ms, min(window_high_ms, end_ms))
+                    if block is not None:
+                        due = self._wanted.of(block.units)["due_ms"].astype(np.int64)
+                        yield from _by_bucket(due, np.ones(len(due), np.int64), self._bucket_ms)
+                    if self.examined >= EXAMINED_MAX and len(stretches) == 1:
+                        self.next_ms = window_high_ms
+                        return
         self.next_ms = schedule.hours_end_ms
 
-    def _whole(self, hour: HourChunks, low_ms: int, high_ms: int) -> bool:
-        schedule = self._schedule
-        cursor = schedule.cursor
-        return (
-            self._wanted.everything
-            and hour.hour not in schedule.marks
-            and low_ms % schedule.slot_ms == 0
-            and high_ms % schedule.slot_ms == 0
-            and (cursor.due_ms < low_ms or (cursor.due_ms == low_ms and not cursor.index))
-        )
+    def _by_directory(self, hour: HourChunks, low_ms: int, high_ms: int) -> Iterator[tuple[int, int]]:
+        """Whole ticks; nothing of them has passed or is marked."""
+        begin_ms, slot_ms = hour.hour * HOUR_MS, self._schedule.slot_ms
+        counts = self._schedule.tick_counts(hour)
+        ticks = np.flatnonzero(counts)
+        low, high = ticks.searchsorted(((low_ms - begin_ms) // slot_ms, (high_ms - begin_ms) // slot_ms))
+        ticks = ticks[low:high]
+        yield from _by_bucket(begin_ms + ticks * slot_ms, counts[ticks], self._bucket_ms)
 
 
 def _by_bucket(due: NDArray[np.int64], counts: NDArray[np.int64], bucket_ms: int) -> Iterator[tuple[int, int]]:

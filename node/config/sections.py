@@ -249,7 +249,7 @@ class StorageSection:
         0,
         1024 * GIB,
         "Bytes of event files kept for `tickwheel trace` and audits; the oldest go first. 0: none are written, which "
-        "saves about 2 % of a core at 10,000 messages a second.",
+        "saves up to 3 % of a core (0.03 ms a batch on the loop, 0.15 ms in a worker).",
         core="events_bytes_max",
     )
     space_reserve_bytes: int = fields.number(

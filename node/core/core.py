@@ -39,10 +39,12 @@ from tickwheel.node.core.status import Rates, Totals
 from tickwheel.node.core.sweeper import Sweeper
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.synced import SyncedFile, read_synced
+from tickwheel.node.core.topic_rates import DELIVERED, DISPATCHED, TopicRates
 from tickwheel.node.core.trace import Tracer
 from tickwheel.node.core.work import Background
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2
+from tickwheel.proto.consumer_pb2 import DeliverBatch
 from tickwheel.proto.log_pb2 import Command, Lead, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
@@ -149,9 +151,9 @@ class NodeCore:
             ports.random.random,
         )
         self.events = Events(ports.disk, ports.executor, self.state, identity.node_id, config.events_bytes_max)
-        self.state.on_dispatched = self._on_dispatched if self.events.enabled else self.delivery.on_dispatched
-        if self.events.enabled:
-            self.delivery.on_delivered = self.events.delivered
+        self.topic_rates = TopicRates()
+        self.state.on_dispatched = self._on_dispatched
+        self.delivery.on_delivered = self._on_delivered
         if config.delivery_order is DeliveryOrder.PUSH_FIRST:
             push = PushAhead(config, self.state, self.wheel, self.proposer, self.delivery.on_pushed)
             self.dispatcher.push = self.delivery.push = push
@@ -284,6 +286,7 @@ class NodeCore:
         if steady_ms >= self._next_upkeep_ms:
             self._next_upkeep_ms = steady_ms + UPKEEP_PERIOD_MS
             self.rates.note(self, steady_ms)
+            self.topic_rates.note(steady_ms, self.delivery.counters)
             self.disk_room.look()
             self.sync.disk_full = self.disk_room.above
             self.synced_file.write(self.sync.newest(self.term if self.leading else 0))
@@ -363,6 +366,7 @@ class NodeCore:
         for command_, result in zip(entry.commands, results, strict=True):
             kind = command_.WhichOneof("body")
             self.totals.note(result)
+            self.topic_rates.applied(command_, result)
             if noted:
                 self.events.applied(index, now_ms, entry, command_, kind or "", result)
             if kind == "dispatch":
@@ -378,9 +382,15 @@ class NodeCore:
         return results
 
     def _on_dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
-        if self.applied_index > self.recover_to:
+        self.topic_rates.add(topic_id, DISPATCHED, len(units))
+        if self.events.enabled and self.applied_index > self.recover_to:
             self.events.dispatched(self.clock.now_ms(), self.applied_term, topic_id, units)
         self.delivery.on_dispatched(topic_id, first_position, units)
+
+    def _on_delivered(self, now_ms: int, topic_id: int, consumer: str, batch: DeliverBatch) -> None:
+        self.topic_rates.add(topic_id, DELIVERED, len(batch.ids) // 8)
+        if self.events.enabled:
+            self.events.delivered(now_ms, consumer, batch)
 
     def role_changed(self, status: LogStatus) -> None:
         """See LogListener."""

@@ -73,8 +73,8 @@ class Delivery:
         self._held_ids: dict[ChannelKey, dict[int, int]] = {}
         """Ids that an earlier master delivered ahead of a lost dispatch, and until when they are leased."""
         self.push: PushAhead | None = None
-        self.on_delivered: Callable[[int, str, consumer_pb2.DeliverBatch], None] | None = None
-        """Set by the core where events are noted: time, name of the consumer, batch. Must not raise."""
+        self.on_delivered: Callable[[int, int, str, consumer_pb2.DeliverBatch], None] | None = None
+        """Set by the core: time, topic id, name of the consumer, batch. Must not raise."""
         """Set by the core in push-first."""
         self._reign = 0
         self._turn = 0
@@ -393,7 +393,7 @@ class Delivery:
         self.counters.note_delivery(now_ms, due_ms, attempts)
         session.deliver(batch)
         if self.on_delivered is not None:
-            self.on_delivered(now_ms, session.name, batch)
+            self.on_delivered(now_ms, channel.key[1], session.name, batch)
 
     def _fetch(self, staged: Staged, fetched: Callable[[], None]) -> None:
         reign = self._reign

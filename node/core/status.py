@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 VERSION = version("tickwheel")
 RATE_WINDOW_MS = 5_000
+STATUS_TOPICS_MAX = 100
+"""Busiest topics that a status names."""
 
 _ROLES = {
     Role.SLAVE: admin_pb2.SLAVE,
@@ -153,6 +155,33 @@ def _add_clock(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
             peer.time_offset_ms = skew.time_offset_ms
 
 
+def _add_topics(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
+    rates = core.topic_rates.per_second()
+    backlogs: dict[int, int] = {}
+    for (_, topic_id), subscription in core.state.subscriptions():
+        backlogs[topic_id] = backlogs.get(topic_id, 0) + subscription.backlog
+    none = (0.0, 0.0, 0.0, 0.0)
+    wanted = {topic_id for topic_id, values in rates.items() if any(values)}
+    wanted |= {topic_id for topic_id, backlog in backlogs.items() if backlog}
+    busiest = sorted(wanted, key=lambda t: (-sum(rates.get(t, none)), -backlogs.get(t, 0), t))
+    for topic_id in busiest[:STATUS_TOPICS_MAX]:
+        name = core.state.topic_name(topic_id)
+        if name:
+            scheduled, dispatched, delivered, settled = rates.get(topic_id, none)
+            status.topics.add(
+                name=name,
+                schedule_rate=scheduled,
+                dispatch_rate=dispatched,
+                deliver_rate=delivered,
+                settle_rate=settled,
+                backlog=backlogs.get(topic_id, 0),
+                paused=core.state.topic_paused(topic_id),
+            )
+    status.late_p50_ms = core.topic_rates.late_ms(0.5)
+    status.late_p99_ms = core.topic_rates.late_ms(0.99)
+    status.redeliver_rate = core.topic_rates.redelivered_per_second()
+
+
 def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
     """What this node knows, as a message."""
     log = core.log.status()
@@ -213,6 +242,7 @@ def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
             learner=bool(member and member.learner),
         )
     _add_clock(core, status)
+    _add_topics(core, status)
     return status
 
 

@@ -141,3 +141,26 @@ def test_many_are_cancelled_and_moved(run: Run, address: str) -> None:
     assert "shift by +3,600 s" in told and "topic=swept tag=a" in told and "15 cancelled" in told
     assert run("pending", "stop", ended["job_id"]).out.strip() == "15 cancelled"
     assert run("pending", "stop", "unknown").code == 1
+
+
+def test_top_into_a_pipe_and_a_trace(run: Run, address: str) -> None:
+    """One picture without escapes; the story of a message from its schedule to its settlement, as text and as JSON."""
+    due_ms = run("schedule", "traced", "x", "--delay", "20ms", "--json").json["due_ms"]
+    name = run("consume", "traced", "--group", "eyes", "-n", "1", "--json").json["id"]
+    picture = run("top")
+    assert picture.code == 0 and "\x1b" not in picture.out
+    for word in ("tickwheel local", "master n1 in term", "hours", "NODE", "serving", "GROUP", "eyes"):
+        assert word in picture.out, picture.out
+    story = run("trace", name).out
+    assert [word for word in story.split() if word in STEPS] == list(STEPS)
+    assert "to eyes (tickwheel consume), attempt 1" in story and "ACK: done" in story
+    told = run("trace", name, "--json").json
+    assert [event["kind"] for event in told["events"]] == ["SCHEDULED", "DISPATCHED", "DELIVERED", "SETTLED"]
+    assert told["events"][0]["due_ms"] == due_ms and told["events"][2]["nodes"]["n1"] >= due_ms
+    unknown = run("trace", "0-5-5")
+    assert unknown.code == 1 and "nothing was noted" in unknown.out
+    assert run("trace", "nonsense").code == 1
+    assert run("top", "--address", "127.0.0.1:1").code == 3
+
+
+STEPS = ("scheduled", "committed", "dispatched", "delivered", "settled")
