@@ -258,6 +258,7 @@ class SubscriptionSnapshot(_message.Message):
     START_MS_FIELD_NUMBER: _builtins.int
     CHECKED_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    PAUSES_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.int
     floor: _builtins.int
     start_ms: _builtins.int
@@ -265,6 +266,8 @@ class SubscriptionSnapshot(_message.Message):
     """First position that has not met the group's filter; absent: it has none."""
     epoch: _builtins.int
     """How often it was reset."""
+    pauses: _builtins.bytes
+    """int64[n, 2] in FIFO topics: positions that wait for their retry in place, rising, and until when."""
     def __init__(
         self,
         *,
@@ -273,10 +276,11 @@ class SubscriptionSnapshot(_message.Message):
         start_ms: _builtins.int = ...,
         checked: _builtins.int | None = ...,
         epoch: _builtins.int = ...,
+        pauses: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_checked", b"_checked", "checked", b"checked"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checked", b"_checked", "checked", b"checked", "epoch", b"epoch", "floor", b"floor", "start_ms", b"start_ms", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checked", b"_checked", "checked", b"checked", "epoch", b"epoch", "floor", b"floor", "pauses", b"pauses", "start_ms", b"start_ms", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__checked: _TypeAlias = _typing.Literal["checked"]  # noqa: Y015
     _WhichOneofArgType__checked: _TypeAlias = _typing.Literal["_checked", b"_checked"]  # noqa: Y015

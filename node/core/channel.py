@@ -98,6 +98,11 @@ class Channel:
         """Messages staged or being read."""
         return self._staged_count
 
+    @property
+    def first_unsent(self) -> int:
+        """The first position that was not handed out."""
+        return min((int(s.positions[s.taken]) for s in self._staged if s.count), default=self.next_position)
+
     def advance(self, demand: int, ready_count: int) -> None:
         """Claim and fetch up to `demand` messages more than are staged."""
         config = self.config

@@ -44,8 +44,15 @@ class ConsumerHandle:
         return None
 
     def settle(self, batch: consumer_pb2.SettleBatch, done: Callable[[SettleResult | Failure], None]) -> None:
-        """Settle deliveries; `done` when it is committed."""
-        self.desk.settle(batch, done)
+        """Settle deliveries; `done` when it is committed (of a broadcasting group: when it is noted)."""
+        core = self.desk.core
+        if not core.state.group_broadcasting(self.session.group_id) or batch.group != self.session.group:
+            self.desk.settle(batch, done)
+            return
+        try:
+            done(core.refusal() or core.delivery.answered_by(self.session, batch))
+        except RequestError as error:
+            done(error.failure)
 
     def extend(
         self, batch: consumer_pb2.ExtendBatch, done: Callable[[consumer_pb2.ExtendReceipt | Failure], None]
@@ -146,6 +153,10 @@ class ConsumerDesk:
             if isinstance(group_id, Failure):
                 done(group_id)
                 return
+            if self.core.state.group_broadcasting(group_id):
+                limit = "not a broadcasting group: those are consumed by a stream"
+                done(invalid("group", request.group, limit).failure)
+                return
             try:
                 pull.session = self.core.delivery.sessions.open(
                     request.group,
@@ -202,6 +213,12 @@ class ConsumerDesk:
         failure = self.core.refusal()
         if failure is not None:
             done(failure)
+            return
+        group_id = self.core.state.group_id(batch.group)
+        if group_id is not None and self.core.state.group_broadcasting(group_id):
+            done(
+                invalid("group", batch.group, "not a broadcasting group: its consumers answer by their streams").failure
+            )
             return
         try:
             self.core.delivery.settlements.settle(batch, self.core.clock.now_ms(), done)

@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core import in_flight
+from tickwheel.node.core.broadcast import Broadcasts
 from tickwheel.node.core.channel import Channel, Staged
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.counters import Counters
 from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.fifo import FifoChannel
 from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, Positions
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.push import PushAhead
@@ -84,8 +86,9 @@ class Delivery:
         self.heard = HeardLeases()
         self.counters = Counters()
         self.settlements = Settlements(
-            config, state, proposer, self._leases, self.feed, self.counters, self._came_back, draw
+            config, state, proposer, self._leases, self.feed, self.counters, self._came_back, self._settled, draw
         )
+        self._broadcasts = Broadcasts(self._make_channel, self.settlements.propose)
         self._hold_until_ms = 0
         self._news = False
         self._dirty: set[int] = set()
@@ -107,6 +110,8 @@ class Delivery:
 
     def _take_over(self, lease: Lease) -> None:
         """A lease of an earlier master; what it delivered ahead of a dispatch that is not in the log is held by id."""
+        if self._state.group_broadcasting(lease.channel[0]):
+            return  # a consumer's own, and the consumers are other ones now
         subscription = self._state.subscription(*lease.channel)
         if lease.ids is not None and subscription is not None:
             places, known = subscription.locate(lease.ids, lease.positions)
@@ -132,6 +137,7 @@ class Delivery:
         self._channels.clear()
         self._recent.clear()
         self._leases.clear()
+        self._broadcasts.end()
         self._returning.clear()
         self._held_ids.clear()
         self.feed.clear()
@@ -163,6 +169,8 @@ class Delivery:
         for group_id in self.sessions.groups():
             subscription = self._state.subscription(group_id, topic_id)
             if subscription is None or self._state.group_paused(group_id) or self._state.topic_paused(topic_id):
+                continue
+            if self._state.group_broadcasting(group_id):
                 continue
             channel = self._channel((group_id, topic_id))
             assert channel is not None
@@ -229,6 +237,15 @@ class Delivery:
             self._leases.drop(key)
             self._returning.pop(key, None)
             self._held_ids.pop(key, None)
+        for key in self._broadcasts.topics_read():
+            subscription = self._state.subscription(*key)
+            if subscription is None or any(
+                channel.subscription is not subscription or channel.epoch != subscription.epoch
+                for channel in self._broadcasts.channels(key[0])
+                if channel.key == key
+            ):
+                self._broadcasts.drop(key)
+                self._leases.drop(key)
         for group_id in list(self.sessions.groups()):
             for session in list(self.sessions.of_group(group_id)):
                 refusal = self._state.filter_refusal(group_id, session.filter)
@@ -238,7 +255,12 @@ class Delivery:
 
     def close_session(self, session: Session, now_ms: int, *, give_back: bool) -> None:
         """The consumer is gone; with `give_back` what it holds returns to the ready queue at once."""
-        if self.sessions.close(session) and give_back and self.reigning:
+        if not self.sessions.close(session) or not self.reigning:
+            return
+        if self._state.group_broadcasting(session.group_id):
+            self._leases.close_session(session.session_id)
+            self._broadcasts.left(session.session_id)
+        elif give_back:
             for lease in self._leases.close_session(session.session_id):
                 self._return(lease, now_ms, expired=False)
 
@@ -273,6 +295,8 @@ class Delivery:
         return min(times, default=None)
 
     def _channels_of(self, group_id: int) -> list[Channel]:
+        if self._state.group_broadcasting(group_id):
+            return self._broadcasts.channels(group_id)
         channels = []
         for topic_id in self._state.group_topics(group_id):
             channel = self._channel((group_id, topic_id))
@@ -283,21 +307,9 @@ class Delivery:
     def _channel(self, key: ChannelKey) -> Channel | None:
         channel = self._channels.get(key)
         if channel is None:
-            subscription = self._state.subscription(*key)
-            if subscription is None:
+            channel = self._make_channel(key)
+            if channel is None:
                 return None
-            channel = Channel(
-                key=key,
-                group=self._state.group_name(key[0]),
-                topic=self._state.topic_name(key[1]),
-                subscription=subscription,
-                recent=self._recent.setdefault(key[1], RecentUnits()),
-                config=self._config,
-                fetch=self._fetch,
-                next_position=subscription.floor,
-                hold_until_ms=self._hold_until_ms,
-                epoch=subscription.epoch,
-            )
             for lease in self._leases.open_leases():
                 if lease.session_id == 0 and lease.channel == key:
                     channel.hold(lease.positions)
@@ -305,10 +317,61 @@ class Delivery:
             self._channels[key] = channel
         return channel
 
+    def _make_channel(self, key: ChannelKey) -> Channel | None:
+        subscription = self._state.subscription(*key)
+        if subscription is None:
+            return None
+        in_order = self._state.topic_fifo(key[1]) and not self._state.group_broadcasting(key[0])
+        kind = FifoChannel if in_order else Channel
+        return kind(
+            key=key,
+            group=self._state.group_name(key[0]),
+            topic=self._state.topic_name(key[1]),
+            subscription=subscription,
+            recent=self._recent.setdefault(key[1], RecentUnits()),
+            config=self._config,
+            fetch=self._fetch,
+            next_position=subscription.floor,
+            hold_until_ms=self._hold_until_ms,
+            epoch=subscription.epoch,
+        )
+
+    def _serve_all(self, group_id: int, now_ms: int) -> bool:
+        """Work for a broadcasting group: each consumer by itself."""
+        waits = False
+        for topic_id in self._state.group_topics(group_id):
+            if self._state.topic_paused(topic_id):
+                continue
+            for session in self.sessions.of_group(group_id, self._state.topic_name(topic_id)):
+                reader = self._broadcasts.reader((group_id, topic_id), session)
+                if reader is None:
+                    continue
+                channel = reader.channel
+                channel.advance(session.credits, self._state.ready_count(topic_id))
+                while self._may_act() and session.credits:
+                    taken = channel.take(now_ms, min(session.credits, session.batch_messages_max))
+                    if taken is None:
+                        break
+                    staged, first, last = taken
+                    positions = staged.positions[first:last]
+                    reader.out.update(positions[~channel.subscription.is_settled(positions)].tolist())
+                    self._send(channel, session, staged, first, last, now_ms)
+                    channel.advance(session.credits, self._state.ready_count(topic_id))
+                waits = waits or channel.staged_count > 0
+        return waits
+
+    def answered_by(self, session: Session, batch: consumer_pb2.SettleBatch) -> SettleResult:
+        """A consumer of a broadcasting group answers for messages: noted, whatever it says. Raises RequestError."""
+        key, positions = self.settlements.positions_of(batch)
+        count = self._broadcasts.answered(key, session.session_id, positions)
+        return SettleResult(settled=count, stale=len(batch.ids) // 8 - count)
+
     def _serve(self, group_id: int, now_ms: int) -> bool:
         """Work for one group; True if something waits for its time or more may be claimed."""
         if not self.sessions.of_group(group_id) or self._state.group_paused(group_id):
             return False
+        if self._state.group_broadcasting(group_id):
+            return self._serve_all(group_id, now_ms)
         waits = False
         for channel in self._channels_of(group_id):
             if self._state.topic_paused(channel.key[1]):
@@ -433,6 +496,13 @@ class Delivery:
 
     # -- messages that come back
 
+    def _settled(self, key: ChannelKey) -> None:
+        """Something was settled: in a FIFO topic what is behind it may go."""
+        channel = self._channels.get(key)
+        if isinstance(channel, FifoChannel):
+            channel.stir()
+            self.wake_group(key[0])
+
     def _came_back(self, key: ChannelKey, columns: SettleColumns) -> None:
         channel = self._channels.get(key)
         if channel is not None:
@@ -445,6 +515,9 @@ class Delivery:
         """A lease is over: what is not settled comes again, later if it ran out, at once if it was given back."""
         subscription = self._state.subscription(*lease.channel)
         if subscription is None or not len(lease.positions):
+            return
+        if self._state.group_broadcasting(lease.channel[0]):
+            self.counters.expired += self._broadcasts.answered(lease.channel, lease.session_id, lease.positions)
             return
         if int(lease.positions[-1]) >= self._state.ready_count(lease.channel[1]):
             # Delivered ahead, and its dispatch is not applied yet: there is nothing to return it to.
@@ -468,6 +541,9 @@ class Delivery:
         def returned(result: SettleResult | Failure) -> None:
             if reign == self._reign:
                 returning.difference_update(positions.tolist())
+                now_there = self._channels.get(lease.channel)
+                if expired and now_there is not None and not isinstance(result, Failure):
+                    now_there.release_hold(positions)
             if isinstance(result, Failure) and reign == self._reign and self.reigning:
                 again = replace(lease, positions=positions, attempts=attempts, closed=False)
                 self._leases.give(replace(again, until_ms=now_ms + RETURN_RETRY_MS))
@@ -497,6 +573,7 @@ class Delivery:
         self._leases.forget_settled(floors)
         for channel in self._channels.values():
             channel.forget_settled()
+        self._broadcasts.upkeep()
         self.heard.prune(now_ms, floors)
 
     def lease_feed_for(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:

@@ -57,6 +57,7 @@ class Settlements:
         feed: LeaseFeed,
         counters: Counters,
         came_back: Callable[[ChannelKey, SettleColumns], None],
+        settled: Callable[[ChannelKey], None],
         draw: Callable[[], float],
     ) -> None:
         """`draw`: 0 to below 1, for jitter."""
@@ -67,6 +68,7 @@ class Settlements:
         self._feed = feed
         self._counters = counters
         self._came_back = came_back
+        self._settled = settled
         self._draw = draw
         self.retries = RetryQueue(proposer)
 
@@ -151,6 +153,7 @@ class Settlements:
         def answered(result: SettleResult | Failure) -> None:
             if isinstance(result, SettleResult):
                 self._counters.settled += result.settled
+                self._settled(leaving.channel)
             done(result)
 
         leaving.done = answered
@@ -165,12 +168,29 @@ class Settlements:
                 self._counters.settled += result.settled
                 if columns.kind == SETTLE_RETURN:
                     self._came_back(key, columns)
+                self._settled(key)
                 done(result)
             else:
                 assert isinstance(result, Failure)
                 done(result)
 
         self._proposer.submit(Command(settle=Settle(batches=[columns])), answered, may_gather=True)
+
+    def positions_of(self, batch: consumer_pb2.SettleBatch) -> tuple[ChannelKey, Positions]:
+        """Where the messages of a settlement are. Raises RequestError."""
+        key = self._names(batch.group, batch.topic)
+        if batch.outcome not in SETTLE_KINDS:
+            raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
+        count = self._check_columns(batch.ids, batch.attempts, batch.positions)
+        if count > SETTLE_MESSAGES_MAX:
+            raise invalid("ids", count, f"at most {SETTLE_MESSAGES_MAX} messages in a settlement")
+        subscription = self._state.subscription(*key)
+        assert subscription is not None
+        positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
+        found, known = subscription.locate(np.frombuffer(batch.ids, "<u8"), positions)
+        if batch.HasField("epoch") and batch.epoch != subscription.epoch:
+            known[:] = False
+        return key, found[known]
 
     def extend(self, session_id: int, batch: consumer_pb2.ExtendBatch, now_ms: int) -> tuple[int, int, int]:
         """Extend leases: (extended, refused, lease_until_ms). Raises RequestError."""
@@ -192,6 +212,8 @@ class Settlements:
         found, known = subscription.locate(ids, positions)
         if batch.HasField("epoch") and batch.epoch != subscription.epoch:
             known[:] = False
+        if self._state.group_broadcasting(key[0]):
+            known[:] = False  # leases of several consumers on one message: none is extended
         held = known.copy()
         held[known] = ~subscription.is_settled(found[known])
         held[held] = subscription.attempts_of(found[held]) == attempts[held]

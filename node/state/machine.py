@@ -271,7 +271,8 @@ class StateMachine:
         positions = np.frombuffer(batch.positions, "<u8") if batch.positions else None
         if batch.kind == SETTLE_DEAD or (batch.kind == SETTLE_RETRY and batch.due_ms):
             columns = (ids, attempts, positions)
-            return self.retrying.settle(batch, group, subscription, columns, stamped_ms, budget)
+            in_place = self.topic_fifo(batch.topic_id)
+            return self.retrying.settle(batch, group, subscription, columns, stamped_ms, budget, in_place=in_place)
         left = count_left(group, subscription, ids, positions, self.wheel.cursor) if batch.kind in SETTLING else 0
         result, _ = subscription.settle(batch.kind, ids, attempts, positions)
         return replace(result, settled=result.settled - left, stale=result.stale + left, taken=count)
@@ -391,6 +392,11 @@ class StateMachine:
         topic = self._state.topics.get(topic_id)
         return "" if topic is None else topic.name
 
+    def topic_fifo(self, topic_id: int) -> bool:
+        """Whether messages of one message group go one after the other."""
+        topic = self._state.topics.get(topic_id)
+        return topic is not None and topic.fifo
+
     def topic_paused(self, topic_id: int) -> bool:
         """Whether its delivery is paused."""
         topic = self._state.topics.get(topic_id)
@@ -418,6 +424,11 @@ class StateMachine:
         """Name of a group; empty if it was deleted."""
         group = self._state.groups.get(group_id)
         return "" if group is None else group.name
+
+    def group_broadcasting(self, group_id: int) -> bool:
+        """Whether every consumer of it gets every message."""
+        group = self._state.groups.get(group_id)
+        return group is not None and group.broadcasting
 
     def group_paused(self, group_id: int) -> bool:
         """Whether its delivery is paused."""

@@ -29,7 +29,7 @@ from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.subscription import Attempts, Subscription
 from tickwheel.node.state.targets import origins_of
 from tickwheel.node.state.waiting import WAITING
-from tickwheel.proto.log_pb2 import SETTLE_DEAD, SettleColumns
+from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, SettleColumns
 from tickwheel.wheel.units import Ids, Units, ids_of
 
 COPIES_MAX = 128
@@ -98,8 +98,10 @@ class Retrying:
         columns: tuple[Ids, Attempts, NDArray[np.uint64] | None],
         stamped_ms: int,
         budget: Budget,
+        *,
+        in_place: bool = False,
     ) -> SettleResult:
-        """A batch of kind RETRY (with due times) or DEAD."""
+        """A batch of kind RETRY (with due times) or DEAD; `in_place`: in a FIFO topic retries keep their places."""
         ids, attempts, positions = columns
         dead = batch.kind == SETTLE_DEAD
         if not dead and len(batch.due_ms) != 8 * len(ids):
@@ -112,6 +114,8 @@ class Retrying:
         if budget.spent:
             return SettleResult()
         rows = _Rows(ids, attempts, positions, due).first(max(1, budget.messages))
+        if in_place and not dead:
+            return self._settle_in_place(batch, group, subscription, rows, stamped_ms, budget)
         acting, places = subscription.acting(rows.ids, rows.attempts, rows.positions)
         units, records = self._wheel.fetch(subscription.ids_of(places.astype(np.uint64)), max(0, budget.bytes))
         if len(units) < len(acting):
@@ -133,6 +137,40 @@ class Retrying:
             self._retry(
                 group, units[some], [records[n] for n in some.tolist()], deliveries[some], rows.due_ms[acting][some]
             )
+        return result
+
+    def _settle_in_place(
+        self,
+        batch: SettleColumns,
+        group: Group,
+        subscription: Subscription,
+        rows: _Rows,
+        stamped_ms: int,
+        budget: Budget,
+    ) -> SettleResult:
+        """Retries of a FIFO topic keep their positions, so that what is behind them in their message group waits."""
+        acting, places = subscription.acting(rows.ids, rows.attempts, rows.positions)
+        attempts = rows.attempts[acting].astype(np.uint32)
+        deliveries = subscription.deliveries(places.astype(np.uint64), attempts)
+        dying = np.flatnonzero(deliveries >= self.attempts_max(group))
+        if len(dying):
+            units, records = self._wheel.fetch(subscription.ids_of(places[dying].astype(np.uint64)), budget.bytes)
+            if len(units) < len(dying):
+                cut = int(acting[dying[len(units)]])
+                kept = int(np.searchsorted(acting, cut))
+                rows, acting, places, dying = rows.first(cut), acting[:kept], places[:kept], dying[: len(units)]
+            budget.take(units)
+            self.bury(group, units, records, deliveries[dying].astype(np.int64), batch, stamped_ms)
+        result = SettleResult(taken=len(rows.ids))
+        # Those that die first: a second row of the same message is stale then.
+        others = np.setdiff1d(np.arange(len(rows.ids)), acting[dying])
+        for part, kind in ((acting[dying], SETTLE_DEAD), (others, SETTLE_RETRY)):
+            positions = None if rows.positions is None else rows.positions[part]
+            result += subscription.settle(kind, rows.ids[part], rows.attempts[part], positions)[0]
+        assert rows.due_ms is not None
+        waits = np.setdiff1d(np.arange(len(acting)), dying)
+        subscription.pauses.update(zip(places[waits].tolist(), rows.due_ms[acting[waits]].tolist(), strict=True))
+        self.retried += len(waits)
         return result
 
     def attempts_max(self, group: Group) -> int:

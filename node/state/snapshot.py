@@ -188,7 +188,12 @@ def _group_message(group: Group) -> state_pb2.GroupSnapshot:
         paused=group.paused,
         subscriptions=[
             state_pb2.SubscriptionSnapshot(
-                topic_id=s.topic_id, floor=s.floor, start_ms=s.start_ms, checked=s.checked, epoch=s.epoch
+                topic_id=s.topic_id,
+                floor=s.floor,
+                start_ms=s.start_ms,
+                checked=s.checked,
+                epoch=s.epoch,
+                pauses=s.pauses_bytes(),
             )
             for s in group.subscriptions.values()
         ],
@@ -357,5 +362,6 @@ def _restore_group(
         subscription.restore(item.floor, item.start_ms, values.get((message.group_id, item.topic_id), b""))
         subscription.checked = item.checked if item.HasField("checked") else None
         subscription.epoch = item.epoch
+        subscription.pauses = dict(np.frombuffer(item.pauses, "<i8").reshape(-1, 2).tolist())
         group.subscriptions[item.topic_id] = subscription
     return group

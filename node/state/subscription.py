@@ -65,11 +65,14 @@ class Subscription:
         """Unsettled messages with an attempt above 1."""
         self._returned_from = 0
         """Below it none is returned; only saves looking."""
+        self.pauses: dict[int, int] = {}
+        """In FIFO topics: unsettled positions that wait for their retry in place, and until when."""
 
     def begin_at(self, position: int) -> None:
         """Start of a new subscription."""
         self.floor = self._base = self._end = self._returned_from = position
         self.skip_foreign()
+        self._forget_pauses()
 
     def reset(self, position: int, start_ms: int) -> None:
         """Begin anew at another place: nothing from there on is settled, and nobody holds anything."""
@@ -274,6 +277,9 @@ class Subscription:
         self._cover(int(changed[-1]) + 1)
         at = changed - self._base
         old = self._values[at]
+        if self.pauses:
+            for place in changed.tolist():
+                self.pauses.pop(place, None)
         if kind in SETTLING or leaves:
             self._values[at] = 0
             if self.returned_count:
@@ -329,7 +335,12 @@ class Subscription:
         else:
             self.floor = position
             self._advance()
+        self._forget_pauses()
         return unsettled
+
+    def pauses_bytes(self) -> bytes:
+        """int64[n, 2] of positions that wait, rising, and until when."""
+        return np.array(sorted(self.pauses.items()), "<i8").tobytes()
 
     def window_bytes(self) -> bytes:
         """uint16 of each position from the floor on."""
@@ -352,8 +363,16 @@ class Subscription:
         facts = (self.group_id, self.topic_id, self.floor, self.start_ms, len(window), checked, self.epoch)
         sha.update(struct.pack("<IIQqQqI", *facts))
         sha.update(window)
+        sha.update(self.pauses_bytes())
 
     # -- inside
+
+    def _forget_pauses(self) -> None:
+        """Of what lies below the floor, and of all that a reset brings back."""
+        if self.pauses:
+            self.pauses = {
+                place: until_ms for place, until_ms in self.pauses.items() if self.floor <= place < self._end
+            }
 
     def _window(self) -> NDArray[np.uint16]:
         return self._values[self.floor - self._base : self._end - self._base]

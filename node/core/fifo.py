@@ -1,0 +1,204 @@
+"""One group's way through a FIFO topic: of each message group at most one message is out, in order.
+
+A channel that reads ahead in the order of the ready queue and sorts what it read into lanes, one for each message group
+(messages that name none share one). Only the head of a lane may leave, and only when nothing of its lane is out. It
+stays the head until it is settled: a nack raises its attempt in place, and it leaves again when its pause (in the
+replicated state) is over; others go on meanwhile.
+
+Bounded: AHEAD_MAX messages and the channel's bytes are read ahead. While so many wait behind blocked heads, message
+groups further back wait too. All of it is soft state; a new master begins at the floor.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tickwheel.node.core.channel import FETCHES_MAX, Channel, Staged
+from tickwheel.node.core.leases import Positions
+from tickwheel.proto.common_pb2 import MessageMeta
+from tickwheel.wheel.units import Units
+
+AHEAD_MAX = 4_096
+"""Messages read ahead, those that are out included."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A message in its lane."""
+
+    position: int
+    staged: Staged
+    row: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A message group; the head stays until it is settled. `out`: attempt in which the head is out, 0 if it is not."""
+
+    waiting: deque[_Waiting] = field(default_factory=deque)
+    out: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class FifoChannel(Channel):
+    """See the module. A lane is in one of `_free`, `_paused`, `_blocked`, `_out`."""
+
+    _lanes: dict[str, _Lane] = field(default_factory=dict)
+    _free: deque[str] = field(default_factory=deque)
+    """Their heads may leave, if they are still there."""
+    _paused: list[tuple[int, str]] = field(default_factory=list)
+    """A heap of those that wait for their time."""
+    _blocked: list[str] = field(default_factory=list)
+    """An earlier master's lease is on their heads, or their return is under way."""
+    _out: dict[str, None] = field(default_factory=dict)
+    _ahead: int = 0
+    _ahead_bytes: int = 0
+    _stirred: bool = False
+    """Something was settled or came back since it was looked at what is out."""
+
+    @property
+    def staged_count(self) -> int:
+        """Messages read or being read that are not out."""
+        return self._staged_count + self._ahead - len(self._out)
+
+    def claims(self, position: int, attempt: int) -> bool:
+        """What came back stays in its lane."""
+        return True
+
+    def push(self, first_position: int, units: Units, credits: int) -> bool:
+        """What is not dispatched yet has no place in its lane."""
+        return False
+
+    def stir(self) -> None:
+        """Something of this channel was settled or came back."""
+        self._stirred = True
+
+    def release_hold(self, positions: Positions) -> None:
+        """See Channel."""
+        Channel.release_hold(self, positions)
+        self._free.extend(self._blocked)
+        self._blocked.clear()
+        self._stirred = True
+
+    def advance(self, demand: int, ready_count: int) -> None:
+        """Read ahead."""
+        if demand <= 0:
+            return
+        self._sort()
+        while (
+            self._fetching < FETCHES_MAX
+            and self.next_position < ready_count
+            and self._ahead_bytes < self.config.staged_bytes_max
+            and (wanted := AHEAD_MAX - self._ahead - self._staged_count) > 0
+        ):
+            limit = min(wanted, self.config.batch_messages_max)
+            positions, ids, attempts = self.subscription.deliverable(self.next_position, limit)
+            if not len(positions):
+                self.next_position = max(self.next_position, self.subscription.scanned_to(self.next_position, limit))
+                return
+            self.next_position = int(positions[-1]) + 1
+            self._start(self._staged, positions, ids, attempts)
+
+    def _sort(self) -> None:
+        """What has been read goes into its lanes, in order."""
+        while self._staged and (self._staged[0].failed or self._staged[0].records is not None):
+            staged = self._staged.popleft()
+            self._staged_count -= staged.count
+            if staged.failed or staged.records is None or staged.units is None:
+                continue
+            meta_sizes = staged.units["meta_size"].tolist()
+            for row, (position, record) in enumerate(zip(staged.positions.tolist(), staged.records, strict=True)):
+                name = MessageMeta.FromString(record[: meta_sizes[row]]).message_group if meta_sizes[row] else ""
+                lane = self._lanes.get(name)
+                if lane is None:
+                    lane = self._lanes[name] = _Lane()
+                    self._free.append(name)
+                lane.waiting.append(_Waiting(position, staged, row, len(record)))
+                self._ahead += 1
+                self._ahead_bytes += len(record)
+
+    def forget_settled(self) -> None:
+        """See Channel. What was settled on other ways (a filter, a removal) is looked for now and then."""
+        Channel.forget_settled(self)
+        self._free.extend(self._blocked)
+        self._blocked.clear()
+        self._stirred = True
+
+    def earliest_ms(self) -> int | None:
+        """When the next head may leave; None: a settlement, a read or a lease will tell."""
+        if self._free or self._stirred or (self._staged and self._staged[0].records is not None):
+            return self.hold_until_ms
+        return max(self._paused[0][0], self.hold_until_ms) if self._paused else None
+
+    def take(self, now_ms: int, limit: int) -> tuple[Staged, int, int] | None:
+        """The heads of up to `limit` lanes whose time has come."""
+        if now_ms < self.hold_until_ms or limit <= 0:
+            return None
+        self._sort()
+        if self._stirred:
+            self._look_at_what_is_out()
+        while self._paused and self._paused[0][0] <= now_ms:
+            self._free.append(heapq.heappop(self._paused)[1])
+        chosen: list[tuple[_Waiting, int]] = []
+        size = 0
+        while self._free and len(chosen) < limit and size < self.config.batch_bytes_max:
+            name = self._free.popleft()
+            lane = self._lanes[name]
+            attempt = self._attempt_of_head(name, lane)
+            if not attempt:
+                continue
+            head = lane.waiting[0]
+            due_ms = max(int(head.staged.due_ms[head.row]), self.subscription.pauses.get(head.position, 0))
+            if head.position in self._held:
+                self._blocked.append(name)
+            elif due_ms > now_ms:
+                heapq.heappush(self._paused, (due_ms, name))
+            else:
+                lane.out = attempt
+                self._out[name] = None
+                chosen.append((head, attempt))
+                size += head.bytes
+        return self._together(chosen) if chosen else None
+
+    def _look_at_what_is_out(self) -> None:
+        """Lanes whose head was settled, or came back, are free again."""
+        self._stirred = False
+        names = list(self._out)
+        positions = np.array([self._lanes[name].waiting[0].position for name in names], np.uint64)
+        given = np.array([self._lanes[name].out for name in names], np.uint32)
+        for place in np.flatnonzero(self.subscription.attempts_of(positions) != given).tolist():
+            name = names[place]
+            self._lanes[name].out = 0
+            del self._out[name]
+            self._free.append(name)
+
+    def _attempt_of_head(self, name: str, lane: _Lane) -> int:
+        """Attempt of the first message of a lane that is not settled; 0: the lane was empty, and is gone."""
+        waiting = lane.waiting
+        while waiting:
+            attempt = int(self.subscription.attempts_of(np.array([waiting[0].position], np.uint64))[0])
+            if attempt:
+                return attempt
+            self._ahead -= 1
+            self._ahead_bytes -= waiting.popleft().bytes
+        del self._lanes[name]
+        return 0
+
+    def _together(self, chosen: list[tuple[_Waiting, int]]) -> tuple[Staged, int, int]:
+        chosen.sort(key=lambda item: item[0].position)
+        units = [item.staged.units[item.row : item.row + 1] for item, _ in chosen if item.staged.units is not None]
+        joined = np.concatenate(units)
+        staged = Staged(
+            positions=np.array([item.position for item, _ in chosen], np.uint64),
+            ids=np.array([item.staged.ids[item.row] for item, _ in chosen], np.uint64),
+            attempts=np.array([attempt for _, attempt in chosen], np.uint32),
+            due_ms=joined["due_ms"].astype(np.int64),
+            units=joined,
+            records=[item.staged.records[item.row] for item, _ in chosen if item.staged.records is not None],
+        )
+        return staged, 0, len(chosen)

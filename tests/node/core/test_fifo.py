@@ -1,0 +1,140 @@
+"""FIFO topics on three simulated nodes: order within a message group, whatever becomes of its messages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.node.core.test_retries import ACK, Picky, admin, verdict
+from tests.node.core.trio import World, digests
+from tickwheel.node.core import fifo
+from tickwheel.node.core.fifo import FifoChannel
+from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
+from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
+
+POLICY = admin_pb2.RetryPolicy(
+    exponential=admin_pb2.ExponentialBackoff(initial_ms=300, factor=1.0, max_ms=300), attempts_max=3
+)
+
+
+class Ordered(Picky):
+    """Schedules messages of message groups; notes every delivery and every acknowledgement in order."""
+
+    def schedule_of(self, groups: list[str], delay_ms: int = 50) -> None:
+        """One message for each name, in this order, all due at the same time."""
+        master = self.world.elect()
+        assert master.host is not None
+        metas = [common_pb2.MessageMeta(message_group=group).SerializeToString() for group in groups]
+        payloads = [b"%s-%d" % (group.encode(), self.count + place) for place, group in enumerate(groups)]
+        self.count += len(groups)
+        records = [meta + payload for meta, payload in zip(metas, payloads, strict=True)]
+        batch = IncomingBatch(
+            producer_id="",
+            sequence=0,
+            count=len(groups),
+            topics=["t"],
+            topic_of=None,
+            when=np.full(len(groups), self.world.now_ms + delay_ms, np.int64),
+            kinds=KIND_DUE,
+            sizes=np.array([len(record) for record in records], np.uint32),
+            meta_sizes=np.array([len(meta) for meta in metas], np.uint32),
+            records=b"".join(records),
+        )
+        master.host.face.schedule(batch, lambda outcome: None)
+        master.wake()
+
+    def by_group(self) -> dict[str, list[tuple[int, int]]]:
+        """(number, attempt) of the deliveries of each message group, in the order of time."""
+        found: dict[str, list[tuple[int, int, int]]] = {}
+        for record, seen in self.got.items():
+            name, _, number = record.rpartition(b"-")
+            key = name[-1:].decode()
+            found.setdefault(key, []).extend((when, int(number), attempt) for when, attempt, _ in seen)
+        return {key: [(number, attempt) for _, number, attempt in sorted(rows)] for key, rows in found.items()}
+
+
+def cluster(seed: int) -> tuple[World, Ordered]:
+    """A FIFO topic, a group with short pauses and three attempts."""
+    world = World(seed)
+    admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t", fifo=True))
+    admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"], retry=POLICY))
+    return world, Ordered(world, lambda record, attempt: ACK)
+
+
+def test_a_nack_blocks_its_message_group_and_nobody_else() -> None:
+    """In order, one at a time; the nacked one comes again in place after its pause, the other groups go on."""
+    world, client = cluster(1)
+    client.judge = lambda record, attempt: verdict(consumer_pb2.RETRY) if b"a-1" in record and attempt == 1 else ACK
+    client.consume()
+    client.schedule_of(["a", "a", "b", "a", "b", "c"])
+    world.run(200)
+    assert client.by_group() == {"a": [(0, 1), (1, 1)], "b": [(2, 1), (4, 1)], "c": [(5, 1)]}
+    world.run(500)
+    assert client.by_group()["a"] == [(0, 1), (1, 1), (1, 2), (3, 1)]
+    (times,) = [seen for record, seen in client.got.items() if b"a-1" in record]
+    assert 300 <= times[1][0] - times[0][0] <= 400
+    assert len(digests(world)) == 1
+
+
+def test_death_and_expiry_unblock_their_message_group() -> None:
+    """After attempts_max it is a dead letter and the next one goes; a lease that runs out is a retry in place."""
+    world, client = cluster(2)
+
+    def judge(record: bytes, attempt: int) -> consumer_pb2.SettleBatch | None:
+        if b"a-0" in record:
+            return verdict(consumer_pb2.RETRY, reason="no")
+        return None if attempt == 1 and b"b-" in record else ACK
+
+    client.judge = judge
+    client.consume(lease_ms=400)
+    client.schedule_of(["a", "a", "b", "b"])
+    world.run(4_000)
+    assert client.by_group() == {
+        "a": [(0, 1), (0, 2), (0, 3), (1, 1)],
+        "b": [(2, 1), (2, 2), (3, 1), (3, 2)],
+    }
+    master = world.elect()
+    assert master.host is not None and master.host.core.state.dead_count(1) == 1
+    assert len(digests(world)) == 1
+
+
+def test_order_and_pause_hold_through_a_loss_of_the_master() -> None:
+    """P8, P1: the next master keeps the blocked group blocked until its pause is over, and the order."""
+    world, client = cluster(3)
+    pause = verdict(consumer_pb2.RETRY, delay_ms=4_000)
+    client.judge = lambda record, attempt: pause if record.endswith(b"a-0") and attempt == 1 else ACK
+    client.consume()
+    client.schedule_of(["a", "b"] * 10)
+    world.run(300)
+    master = world.elect()
+    began_ms = world.now_ms
+    master.kill()
+    world.elect()
+    master.start()
+    world.run(2_500)
+    assert client.by_group()["a"] == [(0, 1)]
+    assert client.by_group()["b"] == [(number, 1) for number in range(1, 20, 2)]
+    world.run(4_000)
+    assert client.by_group()["a"] == [(0, 1), (0, 2)] + [(number, 1) for number in range(2, 20, 2)]
+    (times,) = [seen for record, seen in client.got.items() if record.endswith(b"a-0")]
+    assert times[1][0] - began_ms >= 3_500
+    assert len(digests(world)) == 1
+
+
+def test_what_is_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P11: a blocked group with many messages takes a bounded place; when it goes on, all come, in order."""
+    world, client = cluster(4)
+    monkeypatch.setattr(fifo, "AHEAD_MAX", 20)
+    client.judge = lambda record, attempt: (
+        verdict(consumer_pb2.RETRY) if record.endswith(b"a-0") and attempt == 1 else ACK
+    )
+    client.consume()
+    client.schedule_of(["a"] * 60 + ["b"])
+    world.run(200)
+    master = world.elect()
+    assert master.host is not None
+    channel = master.host.core.delivery._channels[1, 1]
+    assert isinstance(channel, FifoChannel) and channel.staged_count <= 20
+    world.run(3_000)
+    assert [number for number, _ in client.by_group()["a"]] == [0, *range(60)]
+    assert client.by_group()["b"] == [(60, 1)]
