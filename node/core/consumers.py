@@ -308,4 +308,6 @@ class ConsumerDesk:
 
         for topic in create:
             core.requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=topic)), lambda _: None)
+        if group_id is not None:
+            request.broadcasting = state.group_broadcasting(group_id)
         core.requests.admin(AdminCommand(create_group=request), group_created)
