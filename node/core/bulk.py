@@ -86,7 +86,10 @@ class BulkDesk:
     # -- clients
 
     def offer(self, name: str, total_bytes: int) -> Held | Failure:
-        """See BundleStore."""
+        """See BundleStore. New ones only while this node's disk is below its high-water mark."""
+        refusal = self._core.disk_room.own_refusal()
+        if refusal is not None and not self.store.held(name):
+            return refusal
         return self.store.offer(name, total_bytes)
 
     def take(

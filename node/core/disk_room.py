@@ -48,10 +48,17 @@ class DiskRoom:
         mark = self.high_percent - (HYSTERESIS_PERCENT if self.above else 0)
         self.above = bool(self.high_percent) and used_percent >= mark
 
+    def own_refusal(self) -> Failure | None:
+        """Why nothing new is to come to this node's disk; None if there is room."""
+        if not self.above:
+            return None
+        return limit_reached("storage.high_water_percent", f"{self.high_percent} %", RETRY_AFTER_MS)
+
     def refusal(self) -> Failure | None:
-        """Why no schedule is let in now; None if there is room."""
-        if self.above:
-            return limit_reached("storage.high_water_percent", f"{self.high_percent} %", RETRY_AFTER_MS)
+        """Why a master lets no schedule in now; None if there is room."""
+        own = self.own_refusal()
+        if own is not None:
+            return own
         full = self._full_peers()
         if full:
             members = self._members()
