@@ -501,7 +501,7 @@ class Wheel:
         """What is pending now with due_min <= due_ms < due_max, for `scan_pinned` at any time later."""
         due_min = max(due_min, self.cursor.due_ms)
         hours = self._hours.used(due_min // HOUR_MS, -(-due_max // HOUR_MS))
-        bounds = np.array([self._hours.units(hour) for hour in hours.tolist()], dtype=np.int64)
+        bounds = self._hours.next_index[hours - self._hours.base]
         return Pinned(self.cursor, hours, bounds, self._marks.copy(hours.tolist()))
 
     def scan_pinned(

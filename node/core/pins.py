@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.failure import Failure, invalid
 from tickwheel.node.core.intake import DUE_MS_LIMIT
 from tickwheel.node.core.work import RemovedError
 from tickwheel.proto import common_pb2
@@ -25,7 +25,8 @@ from tickwheel.wheel.units import CursorKey, Units, ids_of
 if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
 
-PINS_MAX = 32
+PINS_MAX = 256
+"""Of more the one that was read least recently goes: a reader that pins again and again must not lock others out."""
 PIN_HOLD_MS = 600_000
 """A reader may be busy with other hours for so long."""
 PAGE_UNITS_MAX = 8_192
@@ -74,8 +75,7 @@ class PinDesk:
         now_ms = core.steady_ms()
         self._forget_unused(now_ms)
         if len(self._pins) >= PINS_MAX:
-            done(limit_reached("pins", PINS_MAX, 1_000))
-            return
+            del self._pins[min(self._pins, key=lambda n: self._pins[n].used_ms)]
         # By chance: a number of an earlier life of this node must name nothing.
         pin_id = core.random_bits(63) | 1
         self._pins[pin_id] = _Pin(pinned, topic_ids, due_min, due_max, now_ms)
@@ -115,7 +115,7 @@ class PinDesk:
         core = self._core
         pin = self._pins.get(request.pin_id)
         if pin is None:
-            text = f"pin {request.pin_id} is not known: nobody read it for {PIN_HOLD_MS} ms, or the node was restarted"
+            text = f"pin {request.pin_id} is not known: it was not read for long, or the node was restarted; pin anew"
             done(Failure(common_pb2.WRONG_STATE, text, {"field": "pin_id", "value": str(request.pin_id)}))
             return
         if not 0 <= request.start_due_ms <= DUE_MS_LIMIT:
