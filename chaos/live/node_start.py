@@ -95,7 +95,8 @@ class _NoRoom:
     """statvfs of a file system without room."""
 
     def __init__(self, real: os.statvfs_result) -> None:
-        self.f_bavail = 0
+        self.f_bavail = self.f_bfree = 0
+        self.f_blocks = real.f_blocks
         self.f_frsize = real.f_frsize
 
 

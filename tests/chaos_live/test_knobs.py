@@ -12,6 +12,8 @@ import pytest
 
 from tickwheel.chaos.live.knobs import Knobs, read_effects, write_knobs
 from tickwheel.chaos.live.node_start import LimitedSystem, Panel, SpoiltClock
+from tickwheel.storage import local
+from tickwheel.storage.local import LocalDisk
 
 
 def _until(holds: Callable[[], bool]) -> None:
@@ -56,7 +58,9 @@ def test_drift_bends_both_clocks_and_never_turns_one_back(tmp_path: Path) -> Non
     assert readings == sorted(readings)
 
 
-def test_a_full_disk_refuses_what_needs_room_and_takes_what_has_it(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_what_needs_room_and_takes_what_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a real one: an overwrite within a file works, growth and reservation fail with ENOSPC, and both are
     counted as evidence."""
     file = tmp_path / "knobs.json"
@@ -73,7 +77,9 @@ def test_a_full_disk_refuses_what_needs_room_and_takes_what_has_it(tmp_path: Pat
         assert refused.value.errno == errno.ENOSPC
         with pytest.raises(OSError, match="space"):
             system.posix_fallocate(descriptor, 0, 1 << 20)
-        assert system.statvfs(tmp_path).f_bavail == 0
+        monkeypatch.setattr(local, "os", system)
+        disk = LocalDisk(tmp_path)
+        assert disk.space_left() == 0 < disk.space_total()
         write_knobs(file, Knobs(2))
         panel.look(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 2_000_000_000)
         assert system.pwritev(descriptor, [b"more"], 4) == 4
