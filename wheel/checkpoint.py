@@ -22,6 +22,7 @@ from tickwheel.storage.disk import Disk
 from tickwheel.storage.segment import CorruptSegmentError, Segment
 from tickwheel.wheel.buffer import EXTENT, Block, Buffer
 from tickwheel.wheel.jobs import hour_directory, units_from
+from tickwheel.wheel.marks import MarksCapture
 from tickwheel.wheel.moves import MOVED
 from tickwheel.wheel.units import UNIT_BYTES, CursorKey, Ids, Units, ids_of, join_units
 
@@ -98,8 +99,7 @@ class CheckpointJob:
         directory: str,
         state: WheelState,
         hours: NDArray[np.int64],
-        marks: Ids,
-        moves: NDArray[np.void],
+        marks: MarksCapture,
         buffers: Sequence[Buffer],
         dirty: set[int],
         doomed: list[int],
@@ -112,7 +112,6 @@ class CheckpointJob:
         self.state = state.encode()
         self._hours = hours
         self._marks = marks
-        self._moves = moves
         self._blocks: list[Block] = [block for buffer in buffers for block in buffer.blocks]
         self._pieces = [(buffer.extents(), list(buffer.records)) for buffer in buffers]
         self.dirty = dirty
@@ -169,12 +168,13 @@ class CheckpointJob:
 
     def _parts(self) -> Iterator[Bytes]:
         units, extents, records = self._gather()
-        counts = (len(self._hours), len(self._marks), len(self._moves), len(units), len(extents))
+        marks, moves = self._marks.arrays()
+        counts = (len(self._hours), len(marks), len(moves), len(units), len(extents))
         record_bytes = int(extents["bytes"].sum())
         yield _HEADER.pack(_MAGIC, FORMAT_VERSION if self._bundles else 1, 0, *counts, record_bytes)
         yield self._hours.tobytes()
-        yield self._marks.tobytes()
-        yield self._moves.tobytes()
+        yield marks.tobytes()
+        yield moves.tobytes()
         step = _PIECE_BYTES // UNIT_BYTES
         for at in range(0, len(units), step):
             yield units[at : at + step].tobytes()

@@ -784,7 +784,6 @@ class Wheel:
     def begin_checkpoint(self) -> CheckpointJob:
         """Capture the state as it is. Run it in a worker; then `checkpoint_durable`, or `abandon` if it failed."""
         self._run += 1
-        marks, moves = self._marks.dump()
         state = WheelState(
             slot_ms=self._slot_ms,
             cursor=self.cursor,
@@ -805,8 +804,7 @@ class Wheel:
             self._directory,
             state,
             self._hours.dump(),
-            marks,
-            moves,
+            self._marks.capture(),
             self._buffers(),
             dirty,
             doomed,

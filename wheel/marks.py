@@ -7,15 +7,30 @@ the same answer.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.wheel.moves import Moves
+from tickwheel.wheel.moves import Moves, join_runs
 from tickwheel.wheel.units import HOUR_MS, Ids, Units
 
 _RECENT_MAX = 512
 _FEW_UNITS = 16
 """Up to so many units are looked up one by one: less than what the array functions take to begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarksCapture:
+    """Marks and moves as they were; any thread may make one array of each."""
+
+    marked: list[tuple[int, NDArray[np.uint32]]]
+    runs: list[NDArray[np.void]]
+
+    def arrays(self) -> tuple[Ids, NDArray[np.void]]:
+        """uint64 ids of all marked units, sorted, and all moves sorted by id."""
+        parts = [indexes.astype(np.uint64) | np.uint64(hour << 32) for hour, indexes in self.marked]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64), join_runs(self.runs)
 
 
 class Marks:
@@ -100,11 +115,14 @@ class Marks:
             self._sorted.pop(hour, None)
         self.moves.forget(below)
 
+    def capture(self) -> MarksCapture:
+        """All, as arrays that never change; cheap however many there are."""
+        hours = sorted({*self._sorted, *self._recent})
+        return MarksCapture([(hour, self._fold(hour)) for hour in hours], self.moves.capture())
+
     def dump(self) -> tuple[Ids, NDArray[np.void]]:
         """uint64 ids of all marked units, sorted, and all moves sorted by id."""
-        hours = sorted({*self._sorted, *self._recent})
-        parts = [self._fold(hour).astype(np.uint64) | np.uint64(hour << 32) for hour in hours]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64), self.moves.dump()
+        return self.capture().arrays()
 
     def load(self, ids: Ids, moved: NDArray[np.void]) -> None:
         hours = (ids >> np.uint64(32)).astype(np.int64)

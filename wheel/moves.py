@@ -7,13 +7,18 @@ hours of both ids are removed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.wheel.units import Ids
 
 MOVED = np.dtype([("id", "<u8"), ("new_id", "<u8"), ("new_due_ms", "<i8")])
+_RAW = np.dtype((np.void, MOVED.itemsize))
 _RECENT_MAX = 512
+RUN_ROWS_MAX = 65_536
+"""Runs grow to this by being joined, which bounds how long one joining takes; further ones stand beside."""
 
 Rows = NDArray[np.void]
 
@@ -23,7 +28,8 @@ class Moves:
 
     def __init__(self) -> None:
         self._recent: dict[int, tuple[int, int]] = {}
-        self._runs: list[Rows] = []  # each sorted by id, each larger than the next
+        self._runs: list[Rows] = []  # each sorted by id
+        self._keys: list[Ids] = []  # the ids of each run, contiguous for searching
 
     def __len__(self) -> int:
         return len(self._recent) + sum(map(len, self._runs))
@@ -46,18 +52,23 @@ class Moves:
         self._take(rows)
 
     def _take(self, run: Rows) -> None:
-        while self._runs and len(self._runs[-1]) <= 2 * len(run):
-            run = _sorted(np.concatenate([self._runs.pop(), run]))
+        while self._runs and len(self._runs[-1]) <= min(2 * len(run), RUN_ROWS_MAX - len(run)):
+            self._keys.pop()
+            run = join_runs([self._runs.pop(), run])
+        self._push(run)
+
+    def _push(self, run: Rows) -> None:
         if len(run):
             self._runs.append(run)
+            self._keys.append(np.ascontiguousarray(run["id"]))
 
     def _get(self, id: int) -> tuple[int, int] | None:
         found = self._recent.get(id)
         if found is not None:
             return found
-        for run in self._runs:
-            at = int(run["id"].searchsorted(np.uint64(id)))
-            if at < len(run) and int(run["id"][at]) == id:
+        for run, keys in zip(self._runs, self._keys, strict=True):
+            at = int(keys.searchsorted(np.uint64(id)))
+            if at < len(run) and int(keys[at]) == id:
                 return int(run["new_id"][at]), int(run["new_due_ms"][at])
         return None
 
@@ -79,9 +90,11 @@ class Moves:
         while len(open_rows):
             moved = np.zeros(len(open_rows), dtype=np.bool_)
             wanted = ids[open_rows]
-            for run in self._runs:
-                at = np.minimum(run["id"].searchsorted(wanted), len(run) - 1)
-                hit = (run["id"][at] == wanted) & ~moved
+            for run, keys in zip(self._runs, self._keys, strict=True):
+                at = np.minimum(keys.searchsorted(wanted), len(run) - 1)
+                hit = (keys[at] == wanted) & ~moved
+                if not hit.any():
+                    continue
                 rows = open_rows[hit]
                 ids[rows] = run["new_id"][at[hit]]
                 due_ms[rows] = run["new_due_ms"][at[hit]]
@@ -100,17 +113,33 @@ class Moves:
         if gone.any():
             self.load(rows[~gone])
 
-    def dump(self) -> Rows:
-        """All, sorted by id."""
+    def capture(self) -> list[Rows]:
+        """All, as runs that never change; any thread may give them to `join_runs`."""
         if self._recent:
             self._fold()
-        return _sorted(np.concatenate(self._runs)) if self._runs else np.zeros(0, dtype=MOVED)
+        return list(self._runs)
+
+    def dump(self) -> Rows:
+        """All, sorted by id."""
+        return join_runs(self.capture())
 
     def load(self, rows: Rows) -> None:
         """Instead of what it holds: what `dump` gave."""
-        self._recent, self._runs = {}, [rows] if len(rows) else []
+        self._recent, self._runs, self._keys = {}, [], []
+        self._push(rows)
+
+
+def join_runs(runs: Sequence[Rows]) -> Rows:
+    """One run of several; as plain bytes, since numpy is slow at finding out that the fields are equal."""
+    if not runs:
+        return np.zeros(0, dtype=MOVED)
+    raw = np.concatenate([np.ascontiguousarray(run).view(_RAW) for run in runs])
+    return _sorted(raw.view(MOVED))
 
 
 def _sorted(rows: Rows) -> Rows:
     keys = np.ascontiguousarray(rows["id"])
-    return rows if (keys[1:] > keys[:-1]).all() else rows[np.argsort(keys, kind="stable")]
+    if (keys[1:] > keys[:-1]).all():
+        return rows
+    ordered: Rows = rows.view(_RAW)[np.argsort(keys, kind="stable")].view(MOVED)
+    return ordered

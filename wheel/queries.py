@@ -112,7 +112,8 @@ class Schedule:
         due, units = joined.due_ms[cut:], joined.units[cut:]
         marked = self.marks.get(hour.hour)
         if marked is not None and len(units):
-            live = ~np.isin(units["index"], marked)
+            index = np.ascontiguousarray(units["index"])
+            live = marked[np.minimum(marked.searchsorted(index), len(marked) - 1)] != index
             due, units = due[live], units[live]
         return Block(due, units) if len(units) else None
 

@@ -20,13 +20,15 @@ from tickwheel.node.state.results import SweepResult
 from tickwheel.node.state.sweeps import unknown_sweep
 from tickwheel.proto.log_pb2 import Command, Publish, PublishRequest, SweepCommand, SweepStep
 from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING, BeginSweepRequest, ListSweepsResponse, Sweep
-from tickwheel.wheel.units import ONE_TAG, CursorKey, Units, ids_of
+from tickwheel.wheel.units import HOUR_MS, ONE_TAG, CursorKey, Units, ids_of
 
 if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
 
 STEP_MESSAGES_MAX = 1_000
 """Messages of one step: apply takes some milliseconds for them on each node."""
+STEP_HOURS_MAX = 256
+"""Hours of one step: each costs apply some 20 us."""
 STEP_BYTES_MAX = 512 << 10
 """Payloads that a step of a move carries through the log; a single larger one makes a step of its own."""
 RETRY_MS = 500
@@ -191,6 +193,9 @@ class _Step:
             return
         units, next_key = found.units, found.next_key
         self._step.examined = found.examined
+        hours = np.flatnonzero(np.diff(units["due_ms"] // HOUR_MS)) + 1
+        if len(hours) >= STEP_HOURS_MAX:
+            units, next_key = self._cut(units, int(hours[STEP_HOURS_MAX - 1]))
         if self._action != "cancel" and len(units):
             units, next_key = self._movable(units, next_key)
         if next_key is None:
@@ -209,16 +214,19 @@ class _Step:
         fitting = int(np.searchsorted(np.cumsum(units["size"], dtype=np.int64), STEP_BYTES_MAX, side="right"))
         fitting = max(1, fitting)
         if fitting < len(units):
-            first = units[fitting]
-            next_key = CursorKey(int(first["due_ms"]), int(first["index"]))
-            self._step.examined = fitting
-            units = units[:fitting]
+            units, next_key = self._cut(units, fitting)
         if self._action == "shift_ms":
             latest_ms = self._core.clock.now_ms() + self._core.state.settings.delay_ms_max
             near = units["due_ms"] + self._target_ms <= latest_ms
             self._step.too_far = int(np.count_nonzero(~near))
             units = units[near]
         return units, next_key
+
+    def _cut(self, units: Units, count: int) -> tuple[Units, CursorKey]:
+        """Only so many in this step; the next one begins behind them."""
+        self._step.examined = count
+        first = units[count]
+        return units[:count], CursorKey(int(first["due_ms"]), int(first["index"]))
 
     def _read(self, units: Units) -> None:
         def read(records: list[bytes] | None, error: BaseException | None) -> None:
