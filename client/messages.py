@@ -95,9 +95,15 @@ def row_of(
     """A message from checked parts; text becomes UTF-8."""
     if isinstance(payload, str):
         payload = payload.encode()
-    jitter_ms = round(jitter / timedelta(milliseconds=1)) if jitter is not None else 0
-    _number("jitter", jitter_ms, 0, JITTER_MS_MAX)
-    return Row(topic, payload, kind, when, meta.SerializeToString() if meta is not None else b"", jitter_ms)
+    serialized = meta.SerializeToString() if meta is not None else b""
+    return Row(topic, payload, kind, when, serialized, jitter_ms_of(jitter))
+
+
+def jitter_ms_of(jitter: timedelta | None) -> int:
+    """The window in milliseconds; 0: none."""
+    if jitter is None:
+        return 0
+    return _number("jitter", round(jitter / timedelta(milliseconds=1)), 0, JITTER_MS_MAX)
 
 
 def batch_of(rows: Sequence[Row]) -> scheduler_pb2.ScheduleBatch:

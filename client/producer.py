@@ -19,7 +19,17 @@ from tickwheel.client.batch_stream import Batch, BatchStream
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import TickwheelError
 from tickwheel.client.ids import id_text
-from tickwheel.client.messages import BatchReceipt, Receipt, Row, batch_of, meta_of, refused, row_of, when_of
+from tickwheel.client.messages import (
+    BatchReceipt,
+    Receipt,
+    Row,
+    batch_of,
+    jitter_ms_of,
+    meta_of,
+    refused,
+    row_of,
+    when_of,
+)
 from tickwheel.proto import scheduler_pb2
 
 BATCH_MESSAGES_MAX = 1_000
@@ -187,20 +197,29 @@ class Producer:
         payloads: bytes,
         *,
         delay_ms: ArrayLike | None = None,
+        delay_levels: ArrayLike | None = None,
         meta_sizes: ArrayLike | None = None,
         metas: bytes = b"",
+        jitter: timedelta | None = None,
     ) -> asyncio.Future[BatchReceipt]:
-        """One batch of n messages as columns, as it is: int64[n] times (due or delay), uint32[n] sizes, the payloads
-        one after the other; likewise serialized MessageMeta. Waits for room; the future has the receipt."""
-        if (due_ms is None) == (delay_ms is None):
-            raise refused("due_ms", "both or none", "exactly one of due_ms and delay_ms")
+        """One batch of n messages as columns, as it is: int64[n] times (due or delay) or uint32[n] levels, uint32[n]
+        sizes, the payloads one after the other; likewise serialized MessageMeta; a jitter window for all of them.
+        Waits for room; the future has the receipt."""
+        if sum(column is not None for column in (due_ms, delay_ms, delay_levels)) != 1:
+            raise refused("due_ms", "several or none", "exactly one of due_ms, delay_ms and delay_levels")
         columns = scheduler_pb2.ColumnBatch(
-            topic=topic, payload_sizes=_column(payload_sizes, "<u4"), payloads=payloads, metas=metas
+            topic=topic,
+            payload_sizes=_column(payload_sizes, "<u4"),
+            payloads=payloads,
+            metas=metas,
+            jitter_ms=jitter_ms_of(jitter),
         )
         if due_ms is not None:
             columns.due_ms = _column(due_ms, "<i8")
         elif delay_ms is not None:
             columns.delay_ms = _column(delay_ms, "<i8")
+        elif delay_levels is not None:
+            columns.delay_levels = _column(delay_levels, "<u4")
         if meta_sizes is not None:
             columns.meta_sizes = _column(meta_sizes, "<u4")
         self._send_rows()

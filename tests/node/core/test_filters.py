@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tests.node.core.trio import Client, Node, World, digests
+from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.face import Session
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import from_batch
@@ -72,6 +75,28 @@ def test_one_of_a_hundred_with_one_credit() -> None:
     assert sum(len(seen) for seen in client.got.values()) == 20
     assert all(record.endswith(b"a+x") for record in client.got)
     world.run(300)
+    assert len(digests(world)) == 1
+
+
+def test_push_first_waits_for_the_filter() -> None:
+    """What goes out ahead of its commit has not met the filter: a filtered group waits for that, others do not."""
+    world = World(46, config=replace(CoreConfig(), delivery_order=DeliveryOrder.PUSH_FIRST, segment_bytes=1 << 20))
+    client = Client(world)
+    master = world.elect()
+    group(master, "a")
+    client.consume()
+    got: list[consumer_pb2.DeliverBatch] = []
+    assert master.host is not None
+    request = consumer_pb2.OpenConsumer(group="all", topics=["t"], credits=10_000)
+    master.host.face.open_consumer(request, got.append, lambda failure: None, lambda session: None)
+    for _ in range(30):
+        publish(master, [["b"]] * 9 + [["a"]], 40)
+        world.run(20)
+    world.run(1_000)
+    assert master.fatal == ""
+    assert sum(len(seen) for seen in client.got.values()) == 30
+    assert all(record.endswith(b"a") for record in client.got)
+    assert sum(len(batch.ids) // 8 for batch in got) == 300
     assert len(digests(world)) == 1
 
 
