@@ -19,14 +19,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tickwheel.bench.bulk import t14
 from tickwheel.bench.cases import CASES, LINES, Figure, Line
 from tickwheel.bench.groups import t11, t12, t13
 from tickwheel.bench.wheel_alone import t10
 
 RESULTS = Path("bench/results/latest.json")
-ALL = {**CASES, "T10": t10, "T11": t11, "T12": t12, "T13": t13}
+ALL = {**CASES, "T10": t10, "T11": t11, "T12": t12, "T13": t13, "T14": t14}
 """By number."""
-ONCE = {"T6", "T7", "T8"}
+ONCE = {"T6", "T7", "T8", "T14"}
 
 
 def settings(quick: bool) -> dict[str, object]:

@@ -156,3 +156,42 @@ def generate(
     except ValueError as error:
         raise _failed(str(error)) from None
     print(f"{write_schedule(config, path):,} messages in {path}")
+
+
+@app.command()
+def forecast(
+    source: Annotated[
+        str, typer.Argument(metavar="[IN.parquet]", help="Parquet file or folder; without it what is pending is read.")
+    ] = "",
+    endpoints: Annotated[str, typer.Option(help="Nodes whose pending messages are looked at, host:port,...")] = "",
+    days: Annotated[float, typer.Option(help="How far ahead, at most 60.")] = 7.0,
+    capacity: Annotated[float, typer.Option(help="Messages a second that the cluster delivers.")] = 10_000.0,
+    start_ms: Annotated[int, typer.Option(help="From when on, milliseconds since 1970; 0: from now.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for forecast.png and forecast.html.")] = None,
+    master: Master = "local[*]",
+    memory: Memory = "2g",
+) -> None:
+    """Tell what is coming: load by topic and hour, hot seconds, and the jitter window that would flatten them."""
+    from pyspark.errors import PySparkException
+
+    from tickwheel.pipeline import forecast as looking
+
+    if bool(source) == bool(endpoints):
+        raise _failed("either a Parquet file or --endpoints must be given")
+    try:
+        config = looking.ForecastConfig(start_ms or int(time.time() * 1_000), days, capacity)
+        with _spark(master, memory) as spark:
+            if source:
+                frame = spark.read.parquet(source)
+            else:
+                reader = spark.read.format("tickwheel").option("endpoints", endpoints).option("content", "false")
+                reader = reader.option("due_ms_min", str(config.start_ms)).option("due_ms_max", str(config.end_ms))
+                frame = reader.load()
+            found = looking.forecast(frame, config)
+    except looking.ForecastError as error:
+        raise _failed(str(error)) from None
+    except PySparkException as error:
+        raise _failed(f"{source or endpoints}: {str(error).splitlines()[0]}") from None
+    print(looking.tables(found))
+    for path in looking.plots(found, out) if out is not None else []:
+        print(path)

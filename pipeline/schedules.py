@@ -97,7 +97,7 @@ def schedule(config: ScheduleConfig) -> Iterator[pa.RecordBatch]:
 def write_schedule(config: ScheduleConfig, path: str | Path) -> int:
     """Write a schedule as a Parquet file; how many rows it has."""
     rows = 0
-    with pq.ParquetWriter(str(path), SCHEMA, compression="lz4") as writer:
+    with pq.ParquetWriter(str(path), SCHEMA, compression="snappy") as writer:
         for batch in schedule(config):
             writer.write_batch(batch)
             rows += batch.num_rows

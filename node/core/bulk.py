@@ -121,6 +121,10 @@ class BulkDesk:
         if not bundles.is_name(request.name):
             done(invalid("name", request.name, "64 digits of [0-9a-f]").failure)
             return
+        failure = core.disk_room.refusal()
+        if failure is not None:
+            done(failure)
+            return
         if self._current is not None:
             done(limit_reached("bundles_taken_over_at_once", 1, 50))
             return

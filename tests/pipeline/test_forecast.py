@@ -1,0 +1,97 @@
+"""The forecast against plain counting, and the windows that it advises against a simulation second by second."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pyspark.sql import SparkSession
+
+from tickwheel.pipeline.forecast import (
+    ForecastConfig,
+    ForecastError,
+    backlog_s,
+    flattening_window_s,
+    forecast,
+    plots,
+    spread,
+    tables,
+)
+from tickwheel.pipeline.schedules import ScheduleConfig, write_schedule
+
+START_MS = 1_800_000_000_000
+
+
+def seconds_of(counts: dict[int, int]) -> NDArray[np.int64]:
+    """As a forecast holds them."""
+    return np.array([[START_MS + at * 1_000, count] for at, count in sorted(counts.items())], np.int64).reshape(-1, 2)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.dictionaries(st.integers(0, 60), st.integers(1, 500), max_size=12),
+    st.integers(1, 20),
+    st.integers(1, 300),
+)
+def test_spreading_and_waiting_are_those_of_a_walk_second_by_second(
+    counts: dict[int, int], window_s: int, capacity: int
+) -> None:
+    """The array work knows gaps; a loop over all seconds does not need to."""
+    level = [0.0] * 100
+    for at, count in counts.items():
+        for place in range(at, at + window_s):
+            level[place] += count / window_s
+    times, expected = spread(seconds_of(counts), window_s)
+    assert max(expected, default=0.0) == pytest.approx(max(level))
+    for at_ms, load in zip(times.tolist(), expected.tolist(), strict=True):
+        assert level[(at_ms - START_MS) // 1_000] == pytest.approx(load)
+    waiting = worst = 0.0
+    for second in range(62):
+        waiting += counts.get(second, 0)
+        worst = max(worst, waiting - capacity)
+        waiting = max(0.0, waiting - capacity)
+    assert backlog_s(seconds_of(counts), capacity) == pytest.approx(worst / capacity)
+    window = flattening_window_s(seconds_of(counts), capacity)
+    peak = max(counts.values(), default=0)
+    assert (window == 0) == (peak <= capacity)
+
+
+def test_a_forecast_counts_what_is_due(spark: SparkSession, tmp_path: Path) -> None:
+    """By second, minute, hour and topic; a burst is found, told, and flattened by the window that it names."""
+    config = ScheduleConfig(rows=30_000, start_ms=START_MS, seed=3, span_days=20, median_days=1)
+    write_schedule(config, tmp_path / "in.parquet")
+    frame = spark.read.parquet(str(tmp_path / "in.parquet"))
+    found = forecast(frame, ForecastConfig(START_MS, days=3, capacity=20))
+    rows = [(r.topic, r.due_ms) for r in frame.collect() if r.due_ms < START_MS + 3 * 86_400_000]
+    assert found.messages == len(rows)
+    by_second = Counter(due // 1_000 * 1_000 for _, due in rows)
+    assert {int(a): int(b) for a, b in found.seconds} == by_second
+    for topic in config.topics:
+        by_hour = Counter(due // 3_600_000 * 3_600_000 for name, due in rows if name == topic)
+        assert {int(a): int(b) for a, b in found.hours[topic]} == by_hour
+        by_minute = Counter(due // 60_000 * 60_000 for name, due in rows if name == topic)
+        assert {int(a): int(b) for a, b in found.minutes[topic]} == by_minute
+    hot = {at: count for at, count in by_second.items() if count > 20}
+    assert found.hot_count == len(hot) > 0
+    assert {h.second_ms: h.messages for h in found.hot} == hot
+    assert found.window_s and max(spread(found.seconds, found.window_s)[1]) <= 20.0001
+    text = tables(found)
+    assert f"{found.hot_count:,} seconds" in text and "reminders" in text
+    for path in plots(found, tmp_path / "plots"):
+        assert path.stat().st_size > 500
+    assert "hot" not in tables(forecast(frame, ForecastConfig(START_MS + 100 * 86_400_000)))
+
+
+def test_what_cannot_be_looked_at_is_named(spark: SparkSession) -> None:
+    """Columns and numbers."""
+    with pytest.raises(ForecastError, match="due_ms or due_at"):
+        forecast(spark.range(1), ForecastConfig(START_MS))
+    with pytest.raises(ForecastError, match="days"):
+        ForecastConfig(START_MS, days=0)
+    with pytest.raises(ForecastError, match="capacity"):
+        ForecastConfig(START_MS, capacity=0)
