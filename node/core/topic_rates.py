@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +26,18 @@ LATE_ABOVE_MS = 3_600_000
 @dataclass(frozen=True, slots=True)
 class _Note:
     at_ms: int
-    counts: dict[int, tuple[int, ...]]
+    counts: dict[int, list[int]]
+    """Since the note before."""
     late_counts: NDArray[np.int64]
     redelivered: int
 
 
 @dataclass(slots=True)
 class TopicRates:
-    """One per node."""
+    """One per node. Remembers only topics of which something happened in the last seconds."""
 
     counts: dict[int, list[int]] = field(default_factory=dict)
-    """Scheduled, dispatched, delivered, settled, by topic id."""
+    """Scheduled, dispatched, delivered, settled, by topic id, since the last note."""
     _notes: deque[_Note] = field(default_factory=deque)
 
     def add(self, topic_id: int, what: int, count: int) -> None:
@@ -60,9 +62,9 @@ class TopicRates:
                 self.add(batch.topic_id, SETTLED, part.settled)
 
     def note(self, now_ms: int, counters: Counters) -> None:
-        """Remember where the counts stand; once a second."""
-        counts = {topic_id: tuple(values) for topic_id, values in self.counts.items()}
-        self._notes.append(_Note(now_ms, counts, counters.late_counts.copy(), counters.redelivered))
+        """Begin to count anew; once a second."""
+        self._notes.append(_Note(now_ms, self.counts, counters.late_counts.copy(), counters.redelivered))
+        self.counts = {}
         while self._notes[0].at_ms < now_ms - WINDOW_MS:
             self._notes.popleft()
 
@@ -70,15 +72,13 @@ class TopicRates:
         """Scheduled, dispatched, delivered and settled a second, by topic id."""
         if len(self._notes) < 2:
             return {}
-        first, last = self._notes[0], self._notes[-1]
-        seconds = max(1, last.at_ms - first.at_ms) / 1_000
-        none = (0, 0, 0, 0)
-        return {
-            topic_id: tuple(
-                (new - old) / seconds for new, old in zip(values, first.counts.get(topic_id, none), strict=True)
-            )
-            for topic_id, values in last.counts.items()
-        }
+        seconds = max(1, self._notes[-1].at_ms - self._notes[0].at_ms) / 1_000
+        sums: dict[int, list[int]] = {}
+        for note in islice(self._notes, 1, None):
+            for topic_id, counts in note.counts.items():
+                before = sums.get(topic_id)
+                sums[topic_id] = counts if before is None else [a + b for a, b in zip(before, counts, strict=True)]
+        return {topic_id: tuple(count / seconds for count in counts) for topic_id, counts in sums.items()}
 
     def redelivered_per_second(self) -> float:
         """Deliveries that were not the first."""
