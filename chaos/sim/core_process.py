@@ -7,7 +7,15 @@ from dataclasses import replace
 
 import google_crc32c
 
-from tickwheel.chaos.sim.history import CheckpointTaken, ContentSeen, CursorSeen, DigestSeen, SizesSeen, SyncedSeen
+from tickwheel.chaos.sim.history import (
+    CheckpointBegan,
+    CheckpointTaken,
+    ContentSeen,
+    CursorSeen,
+    DigestSeen,
+    SizesSeen,
+    SyncedSeen,
+)
 from tickwheel.chaos.sim.log_process import CLUSTER_ID, SIZES_EVERY_NS, members_of, note_sync, with_shape
 from tickwheel.chaos.sim.log_watch import Census, LogWatch
 from tickwheel.chaos.sim.node import Machine
@@ -126,6 +134,7 @@ class CoreProcess:
         self._heard_ns = 0
         self._next_sizes_ns = 0
         self._installs = 0
+        self._checkpointing = False
         ports = Ports(
             disk=machine.disk,
             clock=machine.clock,
@@ -199,6 +208,10 @@ class CoreProcess:
             if synced != self._synced:
                 self._synced = synced
                 machine.history.add(SyncedSeen(machine.world.now_ns, machine.name, machine.boot, *synced))
+        if core.checkpointer.running != self._checkpointing:
+            self._checkpointing = core.checkpointer.running
+            if self._checkpointing:
+                machine.history.add(CheckpointBegan(machine.world.now_ns, machine.name, machine.boot))
         if self.host.installs != self._installs:
             self._installs = self.host.installs
             machine.history.add(CheckpointTaken(machine.world.now_ns, machine.name, machine.boot))

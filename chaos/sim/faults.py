@@ -19,6 +19,7 @@ from tickwheel.chaos.sim import (
     disk_faults,
     election_faults,
     member_faults,
+    moment_faults,
     network_faults,
     process_faults,
 )
@@ -68,6 +69,10 @@ KINDS: dict[str, Kind] = {
     # Directed: calls that nothing in a node makes.
     "library-calls": Kind(process_faults.library_calls, (1_000, 4_000), "calls", default=False),
     "handover": Kind(election_faults.handover, (1_000, 3_000), "handovers done"),
+    "power-checkpoint": Kind(
+        moment_faults.power_checkpoint, (1_000, 6_000), "pages and directory changes lost", node_only=True
+    ),
+    "kill-returning": Kind(moment_faults.kill_returning, (1_000, 6_000), "masters killed", node_only=True),
     "newcomer": Kind(member_faults.newcomer, (3_000, 8_000), "members that came to count", node_only=True),
     "replace": Kind(member_faults.replace_member, (3_000, 10_000), "members removed", node_only=True),
     "skew": Kind(_clock(clock_faults.skew), (500, 10_000), "readings of a wrong clock"),

@@ -126,6 +126,14 @@ class SizesSeen(Record):
 
 
 @dataclass(slots=True)
+class CheckpointBegan(Record):
+    """A node writes a checkpoint of its own."""
+
+    node: str
+    boot: int
+
+
+@dataclass(slots=True)
 class CheckpointTaken(Record):
     """A node has put a peer's checkpoint in place: it was too far behind, or new."""
 

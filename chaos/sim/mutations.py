@@ -12,9 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from tickwheel.node.core import delivery
 from tickwheel.node.core.channel import Channel
 from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.leases import HeardLeases
 from tickwheel.node.core.requests import RequestDesk
@@ -42,10 +46,10 @@ class Patches:
     """Replaced methods, to be put back."""
 
     def __init__(self) -> None:
-        self._undo: list[tuple[type, str, Any]] = []
+        self._undo: list[tuple[Any, str, Any]] = []
 
-    def replace(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
-        """Put `make(original)` in the place of a method of `owner`."""
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Put `make(original)` in the place of a method of a class, or of a function of a module."""
         original = owner.__dict__[name]
         self._undo.append((owner, name, original))
         setattr(owner, name, make(original))
@@ -202,6 +206,37 @@ def cursor_from_sync(patches: Patches) -> None:
 @mutation("a new master forgets the leases that it heard of", faults=("kill", "handover"))
 def leases_forgotten(patches: Patches) -> None:
     patches.replace(HeardLeases, "held", lambda original: lambda self, now_ms: [])
+
+
+@mutation("a new master holds what came back meanwhile by its old lease", faults=("kill-returning",))
+def stale_lease(patches: Patches) -> None:
+    inside = {"hear": False, "return": False}
+
+    def within(place: str) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            def wrapped(self: Delivery, *args: Any, **named: Any) -> Any:
+                inside[place] = True
+                try:
+                    return original(self, *args, **named)
+                finally:
+                    inside[place] = False
+
+            return wrapped
+
+        return make
+
+    def make_current(original: Any) -> Any:
+        return lambda subscription, lease: (
+            np.ones(len(lease.positions), np.bool_) if inside["hear"] else original(subscription, lease)
+        )
+
+    def make_release(original: Any) -> Any:
+        return lambda self, positions: None if inside["return"] else original(self, positions)
+
+    patches.replace(Delivery, "_take_over", within("hear"))
+    patches.replace(Delivery, "_return", within("return"))
+    patches.replace(delivery, "_current", make_current)
+    patches.replace(Channel, "release_hold", make_release)
 
 
 # -- the cluster clock
@@ -374,7 +409,7 @@ def manifest_before_files(patches: Patches) -> None:
     patches.replace(SimulatedDisk, "sync_dir", make_sync)
 
 
-@mutation("the journal is cut before the checkpoint that covers it is durable")
+@mutation("the journal is cut before the checkpoint that covers it is durable", faults=("power-checkpoint",))
 def journal_cut_early(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def begin(self: Checkpointer, now_ms: int) -> None:

@@ -1,0 +1,66 @@
+"""Faults that wait for the moment at which a node is in the middle of something, for `faults.KINDS`."""
+
+from __future__ import annotations
+
+import random
+
+from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene
+from tickwheel.chaos.sim.history import CheckpointBegan, Record, SessionClosed, SettleSent
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.world import MS
+
+
+def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """Whoever begins a checkpoint loses power before it is durable, or just then, and comes back soon."""
+    state = {"lost": 0, "over": 0}
+    machines = scene.fabric.machines
+
+    def begun(record: Record) -> None:
+        assert isinstance(record, CheckpointBegan)
+        if not state["over"] and rng.random() < 0.5:
+            scene.world.after(rng.randrange(10 * MS), strike, machines[record.node], record.boot)
+
+    def strike(struck: Machine, boot: int) -> None:
+        if struck.boot != boot or struck.process is None or state["over"]:
+            return
+        before = struck.disk.counters()
+        struck.lose_power()
+        after = struck.disk.counters()
+        state["lost"] += after.pages_lost + after.dir_changes_lost - before.pages_lost - before.dir_changes_lost
+        scene.world.after(rng.randrange(10 * MS, 400 * MS), struck.start)
+
+    def end() -> None:
+        state["over"] = 1
+        for one in scene.machines:
+            one.start()
+
+    scene.history.subscribe((CheckpointBegan,), begun)
+    return Active(end, lambda: state["lost"])
+
+
+def kill_returning(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """The master dies a moment after consumers left or handed back: its slaves may not have heard of it all."""
+    state = {"masters": 0, "over": 0, "last_ns": 0}
+
+    def returned(record: Record) -> None:
+        if isinstance(record, SettleSent) and record.outcome == "ACK":
+            return
+        if not state["over"] and rng.random() < 0.3 and scene.world.now_ns - state["last_ns"] > 1_500 * MS:
+            state["last_ns"] = scene.world.now_ns
+            scene.world.after(rng.randrange(50 * MS), strike)
+
+    def strike() -> None:
+        master = scene.master()
+        if state["over"] or master is None or master.process is None:
+            return
+        state["masters"] += 1
+        master.kill()
+        scene.world.after(rng.randrange(10 * MS, 400 * MS), master.start)
+
+    def end() -> None:
+        state["over"] = 1
+        for one in scene.machines:
+            one.start()
+
+    scene.history.subscribe((SessionClosed, SettleSent), returned)
+    return Active(end, lambda: state["masters"])
