@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tickwheel.pipeline.load import Progress
 
-app = typer.Typer(help="Bulk work on Spark: build and load, generate, forecast.", no_args_is_help=True)
+app = typer.Typer(help="Bulk work on Spark: build and load, generate, forecast, audit.", no_args_is_help=True)
 
 Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
 Memory = Annotated[str, typer.Option(help="Heap of Spark's driver.")]
@@ -195,3 +195,32 @@ def forecast(
     print(looking.tables(found))
     for path in looking.plots(found, out) if out is not None else []:
         print(path)
+
+
+@app.command()
+def audit(
+    directories: Annotated[
+        list[str], typer.Argument(metavar="NODE=DIR...", help="Nodes and their data directories, or copies of them.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for events, faults, lateness and audit.html.")],
+    until_ms: Annotated[int, typer.Option(help="Messages due later are not judged as lost; 0: ten seconds ago.")] = 0,
+    early_ms: Annotated[int, typer.Option(help="So much before its time is not yet early: the error of clocks.")] = 0,
+    master: Master = "local[*]",
+    memory: Memory = "2g",
+) -> None:
+    """Report what was lost, early or delivered twice, and how late messages were, from the events that nodes noted."""
+    from tickwheel.pipeline import audit as judging
+    from tickwheel.pipeline.event_export import export_events
+
+    named = {name: Path(path) for name, _, path in (item.partition("=") for item in directories)}
+    for name, path in named.items():
+        if not name or not (path / "events").is_dir():
+            raise _failed(f"{name}={path}: there is no folder {path}/events")
+    events = out / "events"
+    if events.exists() and any(events.iterdir()):
+        raise _failed(f"{events}: it is not empty; name a new folder for each audit")
+    export_events(named, events)
+    with _spark(master, memory) as spark:
+        config = judging.AuditConfig(until_ms or int(time.time() * 1_000) - 10_000, early_ms)
+        print(judging.report(judging.audit(spark.read.parquet(str(events)), config), out))
+    print(out / "audit.html")
