@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -16,7 +17,7 @@ HOUR = 500_000
 START_MS = HOUR * 3_600_000
 
 
-def record(kind: EventKind, rows: list[tuple[int, ...]], at_ms: int, *texts: str, **facts: int) -> bytes:
+def record(kind: EventKind, rows: Sequence[tuple[int, ...]], at_ms: int, *texts: str, **facts: int) -> bytes:
     """One record as a node writes it."""
     names = COLUMNS[kind]
     columns = {name: np.array([row[place] for row in rows], np.uint64) for place, name in enumerate(names)}
