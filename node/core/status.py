@@ -97,12 +97,14 @@ class Rates:
 
 
 def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueType, str]:
+    if core.recovering:
+        # First of all: until then the cursor that it shows is an older one (P6).
+        replayed = f"replayed {core.applied_index} of {core.recover_to} entries"
+        return admin_pb2.NODE_RECOVERING, f"{replayed}; {log.halted}" if log.halted else replayed
     if log.halted:
         return admin_pb2.NODE_READ_ONLY, log.halted
     if core.handing_over:
         return admin_pb2.NODE_STOPPING, "handing the master role over"
-    if core.recovering:
-        return admin_pb2.NODE_RECOVERING, f"replayed {core.applied_index} of {core.recover_to} entries"
     if core.bulk.waiting:
         return admin_pb2.NODE_RECOVERING, core.bulk.waiting
     if core.leading and not core.clock.may_dispatch():

@@ -101,6 +101,7 @@ class NodeProcess:
         self._exit_code = 0
         self._role = ""
         self._phase = ""
+        self._halted = ""
         self._stood: tuple[int, int, object] = (0, 0, None)
 
     def _log_context(self) -> Mapping[str, object]:
@@ -374,8 +375,10 @@ class NodeProcess:
             clock = host.core.clock
             for line in watch.look(self._clock.monotonic_ns(), status, clock.jumps_refused, clock.cursors_ahead):
                 getattr(log, line.level)(line.event, **line.fields)
-            if status.state == admin_pb2.NODE_READ_ONLY:
-                log.warning("this node takes no part", reason=status.state_reason)
+            halted = host.core.log.status().halted
+            if halted and halted != self._halted:
+                log.warning("this node takes no part", reason=halted)
+            self._halted = halted
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def _metrics(

@@ -8,6 +8,7 @@ import pytest
 
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.proto import admin_pb2
 
 NEVER = 1 << 40
 
@@ -43,3 +44,22 @@ def test_a_checkpoint_is_written_by_any_of_its_limits(entries: int, log_bytes: i
     slave.start()
     assert slave.host is not None and slave.host.core.applied_index == covered
     world.run_until(lambda: len(digests(world)) == 1)
+
+
+def test_a_node_that_replays_with_a_full_disk_is_recovering() -> None:
+    """P6: read only, it would pass for one whose older cursor counts; it says both."""
+    world = World()
+    client = Client(world)
+    master = world.elect()
+    client.schedule([10] * 10)
+    world.run(500)
+    slave = next(node for node in world.nodes.values() if node is not master)
+    slave.kill()
+    slave.disk.fill(0)
+    slave.start()
+    host = slave.host
+    assert host is not None
+    world.run_until(lambda: bool(host.core.log.status().halted))
+    status = host.face.status()
+    assert status.state == admin_pb2.NODE_RECOVERING
+    assert "replayed" in status.state_reason and "full" in status.state_reason
