@@ -184,6 +184,15 @@ def _state_of(pid: int) -> str:
     return stat.rpartition(")")[2].split()[0]
 
 
+def anonymous_bytes(pid: int) -> int | None:
+    """Memory of a process that is no file's (RssAnon), as the kernel counts; None if gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:")), None)
+
+
 def waited_ms(pid: int) -> float | None:
     """How long the main thread of a process has waited for a processor in all, as the kernel counts; None if gone."""
     try:

@@ -1,4 +1,4 @@
-"""What the nodes said of themselves, held against P6, P7, P8 and P10; and who led when.
+"""What the nodes said of themselves, held against P6, P7, P8, P10 and P11; and who led when.
 
 Fed with the supervisor's records in the order of time (`observe`), then asked for the end (`finish`). Shares no code
 with a node. A status is dated by when it was heard, which may be a little after it was true.
@@ -24,6 +24,10 @@ FAULT_TAIL_MS = 4_000.0
 NOT_SHOWN = "RECOVERING"
 BOUNDED = ("AGREED", "HOLDOVER")
 """What a node says of its time while the error that it names means something."""
+MEMORY_BYTES_MAX = 512 << 20
+"""P11: a node under the load of a short run holds 50 to 180 MiB; what grows without a bound passes this."""
+UNCOMMITTED_MAX = 4_096
+"""P11: entries that a master may have in flight."""
 
 
 @dataclass(slots=True)
@@ -86,6 +90,8 @@ class Nodes:
     statuses: int = 0
     clock_errors_ms: dict[int, float] = field(default_factory=dict)
     """Second of true time to the largest error of its time that a master named in it."""
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+    """The most that each node held."""
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _masters: dict[int, str] = field(default_factory=dict)
     _leases: dict[int, tuple[float, str]] = field(default_factory=dict)
@@ -128,6 +134,13 @@ class Nodes:
     def _on_healed(self, record: Record) -> None:
         self.healed_s = record["seconds"]
 
+    def _on_memory(self, record: Record) -> None:
+        held, before = record["bytes"], self.memory_bytes.get(record["node"], 0)
+        self.memory_bytes[record["node"]] = max(held, before)
+        if held > MEMORY_BYTES_MAX >= before:
+            text = f"{record['node']} holds {held >> 20} MiB of memory; at most {MEMORY_BYTES_MAX >> 20} are allowed"
+            self.broken("P11", record["t"], text)
+
     def _on_cpu(self, record: Record) -> None:
         self._processors.append((record["t"], record["ms"], record["waited"]))
 
@@ -157,6 +170,9 @@ class Nodes:
             if record["agreed"] in BOUNDED:
                 second = int(at_ms // 1_000)
                 self.clock_errors_ms[second] = max(record["error"], self.clock_errors_ms.get(second, 0.0))
+        if serving and record["uncommitted"] > UNCOMMITTED_MAX:
+            text = f"{node} has {record['uncommitted']} entries in flight; at most {UNCOMMITTED_MAX} are allowed"
+            self.broken("P11", at_ms, text)
         if serving:
             last = self.reigns[-1] if self.reigns else None
             if last is not None and (last.term, last.node) == (record["term"], node):

@@ -5,9 +5,10 @@ Owns one status stream a node, on a way that no fault spoils, and the newest sta
 | k | fields |
 |---|---|
 | status | node, life, role, state, term, master, lease; cursor [due, index], tick and synced [tick, local]; applied,
-  pending, ready; clock (ms ahead of true time), error (how far the node says that may be off, ms), agreed (whether
-  the clocks agree, in its words); lag (of its loop, ms) |
+  uncommitted (entries of its log), pending, ready; clock (ms ahead of true time), error (how far the node says that
+  may be off, ms), agreed (whether the clocks agree, in its words); lag (of its loop, ms) |
 | silent | node, life: the stream broke |
+| memory | node, bytes: memory of its process that is no file's |
 | cpu | node, ms, waited: of so many ms the node's loop stood ready and had no processor for so many |
 
 A stream that breaks or says nothing is part of the picture, not an error.
@@ -20,7 +21,7 @@ import time
 
 import grpc
 
-from tickwheel.chaos.live.cluster import ChaosCluster, waited_ms
+from tickwheel.chaos.live.cluster import ChaosCluster, anonymous_bytes, waited_ms
 from tickwheel.chaos.live.history import HistoryWriter, TrueTime
 from tickwheel.node.local_cluster import LocalNode
 from tickwheel.proto import admin_pb2
@@ -102,6 +103,8 @@ class Watch:
                     continue
                 now_ms = time.monotonic() * 1_000
                 found[node.pid] = (now_ms, in_all_ms)
+                if (held := anonymous_bytes(node.pid)) is not None:
+                    self._history.write("memory", node=node.node_id, bytes=held)
                 if node.pid in before:
                     last_ms, last_waited_ms = before[node.pid]
                     passed, waited = round(now_ms - last_ms), round(in_all_ms - last_waited_ms)
@@ -123,6 +126,7 @@ class Watch:
             tick=[status.tick, status.local_index],
             synced=[status.synced_tick, status.synced_local_index],
             applied=status.applied_index,
+            uncommitted=status.last_index - min(status.commit_index, status.last_index),
             pending=status.pending,
             ready=status.ready,
             clock=round(status.clock_ms - self._time.now_ms()),

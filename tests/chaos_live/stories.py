@@ -84,6 +84,7 @@ class Story:
             "tick": [int(at_ms // 1_000), 0],
             "synced": [int(at_ms // 1_000), 0],
             "applied": int(at_ms),
+            "uncommitted": 2,
             "pending": 0,
             "ready": 0,
             "clock": 0,

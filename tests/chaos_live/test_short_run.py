@@ -36,7 +36,8 @@ async def test_a_short_run_under_faults_holds_its_promises(tmp_path: Path) -> No
     assert verdict.failovers
     assert verdict.counts["acknowledged"] > SECONDS * 100
     kinds = {record["k"] for record in read_history([tmp_path / "supervisor.jsonl", tmp_path / "workload.jsonl"])}
-    assert {"send", "ack", "again", "got", "settle", "settled", "status", "digest", "majority", "end"} <= kinds
+    records = {"send", "ack", "again", "got", "settle", "settled", "status", "digest", "majority", "memory", "end"}
+    assert records <= kinds
     write_files(verdict, tmp_path)
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["holds"]
 

@@ -148,6 +148,15 @@ def _too_late_to_cancel_and_lost(story: Story) -> None:
     _changed(story, "cancel", "ALREADY_DISPATCHED")
 
 
+def _memory_grows(story: Story) -> None:
+    for second in range(6):
+        story.tell(1_000 * second, "memory", node="n2", bytes=(120 + 100 * second) << 20)
+
+
+def _a_queue_grows(story: Story) -> None:
+    story.status(2_050, "n1", "MASTER", 1, uncommitted=5_000)
+
+
 def _no_master_for_long(story: Story) -> None:
     _leaves(story, "n2", 4_700, 15_500)
 
@@ -196,6 +205,8 @@ def _leaves(story: Story, node: str, from_ms: float, until_ms: float) -> None:
         ("P8", _digests_differ, "n1 and n3 differ at index 77: groups"),
         ("P9", _cancelled_and_delivered, "was cancelled and came to moody"),
         ("P9", _cancel_not_found, "NOT_FOUND"),
+        ("P11", _memory_grows, "n2 holds 520 MiB"),
+        ("P11", _a_queue_grows, "5000 entries in flight"),
         ("P10", _no_master_for_long, "without a master"),
         ("P10", _not_healed, "did not agree"),
         ("P10", _a_node_missing_at_the_end, "only n1, n2 answered"),
