@@ -11,6 +11,7 @@ not check ends its file for the reader, never his reading.
 from __future__ import annotations
 
 import enum
+import itertools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,11 @@ _HEADER = struct.Struct("<4sBBBBIIqqQQHHI")
 CRC32C of the header up to here, text and body."""
 _COLUMN = struct.Struct("<BxxxxxxxQq")
 """Width in bytes of the offsets that follow (0: none, each value is the one before plus the step), base, step."""
+
+
+SMALL_MAX = 48
+_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_MODULUS, _SIGN = 1 << 64, 1 << 63
 
 
 class EventKind(enum.IntEnum):
@@ -94,16 +100,31 @@ class EventRecord:
 
 def _encode_column(values: Column) -> bytes:
     count = len(values)
-    base = int(values[0]) if count else 0
-    if count:
-        steps = np.diff(values.view(np.int64))
-        step = int(steps[0]) if count > 1 else 0
-        if count == 1 or bool((steps == step).all()):
-            return _COLUMN.pack(0, base, step)
-        base = int(values.min())
-    span = int(values.max()) - base if count else 0
-    width = next(width for width in (1, 2, 4, 8) if span < 1 << 8 * width)
+    if count <= SMALL_MAX:
+        return _encode_few(values.tolist())
+    signed = values.view(np.int64)
+    steps = signed[1:] - signed[:-1]
+    step = int(steps[0])
+    if int(steps[-1]) == step and bool((steps == step).all()):
+        return _COLUMN.pack(0, int(values[0]), step)
+    base = int(values.min())
+    span = int(values.max()) - base
+    width = next(width for width in _CODES if span < 1 << 8 * width)
     return _COLUMN.pack(width, base, 0) + (values - np.uint64(base)).astype(f"<u{width}").tobytes()
+
+
+def _encode_few(values: list[int]) -> bytes:
+    """The same for so few that array functions take longer to begin."""
+    if len(values) < 2:
+        return _COLUMN.pack(0, values[0] if values else 0, 0)
+    step = (values[1] - values[0] + _SIGN) % _MODULUS - _SIGN
+    if all((after - before - step) % _MODULUS == 0 for before, after in itertools.pairwise(values)):
+        return _COLUMN.pack(0, values[0], step)
+    base = min(values)
+    span = max(values) - base
+    width = next(width for width in _CODES if span < 1 << 8 * width)
+    offsets = struct.pack(f"<{len(values)}{_CODES[width]}", *[value - base for value in values])
+    return _COLUMN.pack(width, base, 0) + offsets
 
 
 def _decode_column(body: bytes, at: int, count: int) -> tuple[Column, int]:
