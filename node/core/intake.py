@@ -178,7 +178,8 @@ def _from_messages(
         when = np.fromiter((getattr(m, name) for m, name in zip(messages, names, strict=True) if name), np.int64, count)
     _check_when(when, kinds)
 
-    jitter = np.fromiter((m.jitter_ms for m in messages), np.int64, count)
+    windows = [m.jitter_ms for m in messages]
+    jitter = _jitter(np.array(windows, np.int64)) if any(windows) else 0
     meta: _MetaColumns | None = None
     if any(m.HasField("meta") for m in messages):
         metas = [m.meta for m in messages]
@@ -203,7 +204,7 @@ def _from_messages(
         tag_hashes=meta.tag_hashes if meta else None,
         tag_masks=meta.tag_masks if meta else None,
         key_hashes=meta.key_hashes if meta else None,
-        jitter_ms=_jitter(jitter),
+        jitter_ms=jitter,
     )
 
 
