@@ -310,6 +310,8 @@ class NodeCore:
         if wanted_ms is not None:
             wait_ms = min(wait_ms, wanted_ms - now_ms)
         if self.leading:
+            if self.publisher.cut_short:
+                wait_ms = 0
             wanted_ms = self.proposer.wanted_ms()
             if wanted_ms is not None:
                 wait_ms = min(wait_ms, wanted_ms - now_ms)

@@ -27,6 +27,8 @@ from tickwheel.proto.admin_pb2 import CreateTopicRequest
 from tickwheel.proto.log_pb2 import AdminCommand, Command, Publish, PublishRequest
 
 EMPTY = b""
+REFUSALS_MAX = 256
+"""Requests that flow control refuses in one go: a few milliseconds."""
 MERGE_HINT_MS = 500
 """When a client may try again whose messages found the arrival buffer full."""
 
@@ -76,6 +78,8 @@ class Publisher:
         self._queue: deque[_Request] = deque()
         self._queue_bytes = 0
         self._creating: set[str] = set()
+        self.cut_short = False
+        """The last `take` refused so many requests that the rest waits for the next."""
         self.time_known: Callable[[], bool] = lambda: True
         """Set by the core: whether there is a time that delays can be resolved by."""
         self.admit: Callable[[IncomingBatch, NDArray[np.int64], int], Failure | None] = lambda batch, due_ms, now_ms: (
@@ -133,6 +137,8 @@ class Publisher:
         dues: list[NDArray[np.int64]] = []
         size = 0
         now_ms = self._now_ms()
+        refused = 0
+        self.cut_short = False
         while self._queue and (not taken or size + self._queue[0].bytes <= bytes_max):
             request = self._queue[0]
             if not self._topics_known(request.batch):
@@ -141,6 +147,10 @@ class Publisher:
             self._queue_bytes -= request.bytes
             due = self._due(request, now_ms)
             if due is None:
+                refused += 1
+                if refused >= REFUSALS_MAX:
+                    self.cut_short = True
+                    break
                 continue
             taken.append(request)
             dues.append(due)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.node.core.test_when import change, one, schedule
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.core.intake import from_batch
+from tickwheel.node.core.publisher import REFUSALS_MAX, BatchOutcome
 from tickwheel.node.core.quotas import BUCKETS_MAX, Buckets
 from tickwheel.node.state.quotas import normalised_quotas
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
@@ -123,6 +124,25 @@ def test_quotas(setting: str, text: str, mine: dict[str, str], others: dict[str,
     assert isinstance(schedule(master, batch(1, due_ms, **mine)), BatchOutcome)
     assert master.host is not None
     assert master.host.core.flow.refused == {setting: 1}
+
+
+def test_a_flood_of_refusals_is_cut_into_slices() -> None:
+    """P11: thousands of waiting requests that are all refused do not hold the loop; each still gets its answer."""
+    world = World(68)
+    master = world.elect()
+    change(master, pending_max=1)
+    assert isinstance(schedule(master, batch(1, tick_of(world))), BatchOutcome)
+    assert master.host is not None
+    settings = master.host.core.state.settings
+    answers: list[BatchOutcome | Failure] = []
+    incoming = from_batch(batch(1, tick_of(world)), settings)
+    for _ in range(3 * REFUSALS_MAX):
+        master.host.face.schedule(incoming, answers.append)
+    assert master.host.core.publisher.take(1 << 20) is None
+    assert len(answers) == REFUSALS_MAX
+    master.wake()
+    world.run_until(lambda: len(answers) == 3 * REFUSALS_MAX, 100)
+    assert all(isinstance(answer, Failure) for answer in answers)
 
 
 def test_no_more_than_so_many_are_pending() -> None:
