@@ -90,6 +90,8 @@ METRICS: tuple[MetricSpec, ...] = (
     # Messages
     MetricSpec("pending_messages", "gauge", "Scheduled, not dispatched, not cancelled."),
     MetricSpec("ready_messages", "gauge", "Dispatched and not settled by every group."),
+    MetricSpec("staged_bytes", "gauge", "Room taken by rows that bulk writers have staged and not published."),
+    MetricSpec("pins", "gauge", "Readers of what is pending that this node remembers a moment for."),
     MetricSpec("in_flight_messages", "gauge", "Out with consumers under a lease (master)."),
     MetricSpec("cursor_seconds", "gauge", "Due time of the cursor, seconds since the epoch."),
     MetricSpec("scheduled_messages", "counter", "Messages whose schedule was applied."),

@@ -116,6 +116,9 @@ class RowGatherer:
         for topic, part in self._by_topic(batch):
             pending = self._pending.setdefault(topic, _Pending())
             for piece in self._pieces(part):
+                if pending.rows + piece.num_rows > self._block_rows:
+                    yield self._give(topic)
+                    pending = self._pending.setdefault(topic, _Pending())
                 self._add(pending, piece)
                 if pending.rows >= self._block_rows or pending.bytes >= BLOCK_BYTES:
                     yield self._give(topic)

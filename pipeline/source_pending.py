@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 
 from tickwheel.pipeline.options import TOPIC, Connection, OptionError, Options, connection_of
-from tickwheel.proto.common_pb2 import MessageMeta
+from tickwheel.pipeline.source_columns import CONTENT, CONTENT_FIELDS, content_columns, id_column
 from tickwheel.proto.snapshot_pb2 import PinnedPage
 
 OPTIONS = frozenset({"topic", "due_ms_min", "due_ms_max", "content", "read_from", "pushdown"})
@@ -33,19 +33,12 @@ HEAD = (
     "id string, topic string, due_ms bigint, due_requested_ms bigint, scheduled_ms bigint, target_group int, "
     "applied_index bigint"
 )
-CONTENT = "payload binary, key string, tags array<string>, properties map<string,string>"
 _HEAD_FIELDS = [
     pa.field("id", pa.string()),
     pa.field("topic", pa.string()),
     *(pa.field(name, pa.int64()) for name in ("due_ms", "due_requested_ms", "scheduled_ms")),
     pa.field("target_group", pa.int32()),
     pa.field("applied_index", pa.int64()),
-]
-_CONTENT_FIELDS = [
-    pa.field("payload", pa.binary()),
-    pa.field("key", pa.string()),
-    pa.field("tags", pa.list_(pa.string())),
-    pa.field("properties", pa.map_(pa.string(), pa.string())),
 ]
 
 
@@ -175,7 +168,7 @@ def _batch(page: PinnedPage, partition: PendingHour, content: bool) -> pa.Record
     used, codes = np.unique(topic_ids, return_inverse=True)
     names = pa.array([partition.topics.get(number, "") for number in used.tolist()], pa.string())
     columns: list[pa.Array] = [
-        pa.array([f"0-{number >> 32}-{number & 0xFFFF_FFFF}" for number in ids.tolist()], pa.string()),
+        id_column(ids),
         names.take(pa.array(codes.reshape(-1))),
         *(pa.array(np.frombuffer(data, "<i8")) for data in (page.due_ms, page.due_requested_ms, page.scheduled_ms)),
         pa.array(np.frombuffer(page.target_groups, "<i4")),
@@ -183,29 +176,6 @@ def _batch(page: PinnedPage, partition: PendingHour, content: bool) -> pa.Record
     ]
     if not content:
         return pa.record_batch(columns, schema=pa.schema(_HEAD_FIELDS))
-    return pa.record_batch([*columns, *_contents(page, count)], schema=pa.schema([*_HEAD_FIELDS, *_CONTENT_FIELDS]))
-
-
-def _contents(page: PinnedPage, count: int) -> list[pa.Array]:
-    sizes = np.frombuffer(page.sizes, "<u4")
-    meta_sizes = np.frombuffer(page.meta_sizes, "<u4")
-    if not meta_sizes.any():
-        offsets = np.zeros(count + 1, np.int32)
-        np.cumsum(sizes, out=offsets[1:])
-        payloads = pa.Array.from_buffers(
-            pa.binary(), count, [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(page.records)]
-        )
-        return [payloads, *(pa.nulls(count, field.type) for field in _CONTENT_FIELDS[1:])]
-    payloads_list: list[bytes] = []
-    metas: list[MessageMeta] = []
-    at = 0
-    for size, meta_size in zip(sizes.tolist(), meta_sizes.tolist(), strict=True):
-        metas.append(MessageMeta.FromString(page.records[at : at + meta_size]))
-        payloads_list.append(page.records[at + meta_size : at + size])
-        at += size
-    return [
-        pa.array(payloads_list, pa.binary()),
-        pa.array([meta.key or None for meta in metas], pa.string()),
-        pa.array([list(meta.tags) or None for meta in metas], pa.list_(pa.string())),
-        pa.array([list(meta.headers.items()) or None for meta in metas], pa.map_(pa.string(), pa.string())),
-    ]
+    sizes, meta_sizes = np.frombuffer(page.sizes, "<u4"), np.frombuffer(page.meta_sizes, "<u4")
+    columns += content_columns(page.records, sizes, meta_sizes)
+    return pa.record_batch(columns, schema=pa.schema([*_HEAD_FIELDS, *CONTENT_FIELDS]))

@@ -28,24 +28,18 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from tickwheel.client import Client
 from tickwheel.client.pulling import handle_of
 from tickwheel.pipeline.options import TOPIC, Connection, OptionError, Options, connection_of
-from tickwheel.proto.common_pb2 import MessageMeta
+from tickwheel.pipeline.source_columns import CONTENT, CONTENT_FIELDS, content_columns, id_column
 from tickwheel.proto.consumer_pb2 import ACK, EARLIEST, LATEST, RETRY, DeliverBatch, PullRequest, SettleBatch
 
 OPTIONS = frozenset({"group", "topic", "start_from", "max_messages", "lease_ms", "wait_ms"})
-SCHEMA = (
-    "id string, topic string, due_ms bigint, attempt int, payload binary, key string, tags array<string>, "
-    "properties map<string,string>"
-)
+SCHEMA = f"id string, topic string, due_ms bigint, attempt int, {CONTENT}"
 _ARROW = pa.schema(
     [
         pa.field("id", pa.string()),
         pa.field("topic", pa.string()),
         pa.field("due_ms", pa.int64()),
         pa.field("attempt", pa.int32()),
-        pa.field("payload", pa.binary()),
-        pa.field("key", pa.string()),
-        pa.field("tags", pa.list_(pa.string())),
-        pa.field("properties", pa.map_(pa.string(), pa.string())),
+        *CONTENT_FIELDS,
     ]
 )
 PULL_MESSAGES_MAX = 1_024
@@ -239,24 +233,14 @@ def _handles(offset: dict[str, Any]) -> list[SettleBatch]:
 
 
 def _rows(batch: DeliverBatch) -> pa.RecordBatch:
-    ids = np.frombuffer(batch.ids, "<u8").tolist()
-    sizes = np.frombuffer(batch.sizes, "<u4").tolist()
-    meta_sizes = np.frombuffer(batch.meta_sizes, "<u4").tolist() if batch.meta_sizes else [0] * len(ids)
-    payloads: list[bytes] = []
-    metas: list[MessageMeta] = []
-    at = 0
-    for size, meta_size in zip(sizes, meta_sizes, strict=True):
-        metas.append(MessageMeta.FromString(batch.records[at : at + meta_size]))
-        payloads.append(batch.records[at + meta_size : at + size])
-        at += size
+    ids = np.frombuffer(batch.ids, "<u8")
+    sizes = np.frombuffer(batch.sizes, "<u4")
+    meta_sizes = np.frombuffer(batch.meta_sizes, "<u4") if batch.meta_sizes else np.zeros(len(ids), np.uint32)
     columns = [
-        pa.array([f"0-{number >> 32}-{number & 0xFFFF_FFFF}" for number in ids], pa.string()),
+        id_column(ids),
         pa.array([batch.topic] * len(ids), pa.string()),
         pa.array(np.frombuffer(batch.due_ms, "<i8")),
         pa.array(np.frombuffer(batch.attempts, "<i4")),
-        pa.array(payloads, pa.binary()),
-        pa.array([meta.key or None for meta in metas], pa.string()),
-        pa.array([list(meta.tags) or None for meta in metas], pa.list_(pa.string())),
-        pa.array([list(meta.headers.items()) or None for meta in metas], pa.map_(pa.string(), pa.string())),
+        *content_columns(batch.records, sizes, meta_sizes),
     ]
     return pa.record_batch(columns, schema=_ARROW)

@@ -296,6 +296,8 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         **clock_metrics(core),
         "pending_messages": float(status.pending),
         "ready_messages": float(status.ready),
+        "staged_bytes": float(core.state.staging.staged_bytes),
+        "pins": float(core.pins.count),
         "in_flight_messages": float(status.in_flight),
         "cursor_seconds": status.cursor_due_ms / 1_000,
         "scheduled_messages": float(core.totals.scheduled),

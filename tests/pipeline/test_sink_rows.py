@@ -1,0 +1,108 @@
+"""Rows into blocks: none is lost, doubled or mixed up, no block is too large, bad ones have a reason. Without Spark."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tickwheel.client.staging import Rows
+from tickwheel.pipeline import sink_rows
+from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits
+from tickwheel.pipeline.source_columns import content_columns
+from tickwheel.proto.common_pb2 import MessageMeta
+
+LIMITS = RowLimits(batch_messages_max=7, payload_bytes_max=50, due_ms_max=10**6)
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("due_ms", pa.int64()),
+        ("payload", pa.binary()),
+        ("key", pa.string()),
+        ("tags", pa.list_(pa.string())),
+    ]
+)
+Row = tuple[str | None, int | None, bytes | None, str | None, list[str | None] | None]
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b", "c", "a", None, ".x"]),
+        st.one_of(st.integers(-5, 10**6 + 5), st.none()),
+        st.one_of(st.binary(max_size=55), st.none()),
+        st.one_of(st.none(), st.text(max_size=3)),
+        st.one_of(st.none(), st.lists(st.one_of(st.text(max_size=2), st.none()), max_size=2)),
+    ),
+    max_size=60,
+)
+
+
+def good(row: Row) -> bool:
+    """Whether it can be a message."""
+    topic, due_ms, payload, _, tags = row
+    return (
+        topic in ("a", "b", "c")
+        and due_ms is not None
+        and 0 <= due_ms <= LIMITS.due_ms_max
+        and payload is not None
+        and 0 < len(payload) <= LIMITS.payload_bytes_max
+        and not (tags and None in tags)
+    )
+
+
+def read_back(block: Rows) -> list[tuple[str, int, bytes, str, tuple[str, ...]]]:
+    """The messages of a block, as a node would take it apart."""
+    found = []
+    at = meta_at = 0
+    meta_sizes = [0] * len(block.sizes) if block.meta_sizes is None else block.meta_sizes.tolist()
+    for due_ms, size, meta_size in zip(block.due_ms.tolist(), block.sizes.tolist(), meta_sizes, strict=True):
+        meta = MessageMeta.FromString(block.metas[meta_at : meta_at + meta_size])
+        found.append((block.topic, due_ms, block.payloads[at : at + size], meta.key, tuple(meta.tags)))
+        at, meta_at = at + size, meta_at + meta_size
+    assert at == len(block.payloads) and meta_at == len(block.metas)
+    return found
+
+
+@given(ROWS, st.integers(1, 20), st.integers(1, 200), st.integers(1, 200))
+def test_every_row_is_in_one_block_or_rejected(
+    rows: list[Row], batch_rows: int, block_bytes: int, gathered_bytes: int
+) -> None:
+    """Whatever the batches and bounds, sliced batches included."""
+    whole = pa.RecordBatch.from_arrays([pa.array(column) for column in _columns(rows)], schema=SCHEMA)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(sink_rows, "BLOCK_BYTES", block_bytes)
+    patch.setattr(sink_rows, "GATHERED_BYTES_MAX", gathered_bytes)
+    with patch.context():
+        gatherer = RowGatherer("", LIMITS)
+        blocks = [
+            block for at in range(0, len(rows), batch_rows) for block in gatherer.take(whole.slice(at, batch_rows))
+        ]
+        blocks += gatherer.rest()
+    patch.undo()
+    expected = Counter((t, d, p, k or "", tuple(tags or ())) for t, d, p, k, tags in filter(good, rows))
+    assert Counter(message for block in blocks for message in read_back(block)) == expected
+    assert sum(part.num_rows for part in gatherer.rejected) == sum(not good(row) for row in rows)
+    for block in blocks:
+        assert 1 <= len(block.sizes) <= LIMITS.batch_messages_max
+        assert len(block.payloads) <= 2 * max(block_bytes, LIMITS.payload_bytes_max)
+
+
+def _columns(rows: list[Row]) -> list[pa.Array]:
+    if not rows:
+        return [pa.array([], field.type) for field in SCHEMA]
+    return [pa.array(list(column), field.type) for column, field in zip(zip(*rows, strict=True), SCHEMA, strict=True)]
+
+
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.text(max_size=3)), min_size=1, max_size=20))
+def test_content_is_read_as_it_was_written(items: list[tuple[bytes, str]]) -> None:
+    """With and without metas."""
+    metas = [MessageMeta(key=key).SerializeToString() for _, key in items]
+    records = b"".join(meta + payload for meta, (payload, _) in zip(metas, items, strict=True))
+    meta_sizes = np.array([len(meta) for meta in metas], np.uint32)
+    sizes = meta_sizes + np.array([len(payload) for payload, _ in items], np.uint32)
+    payload, key, tags, properties = content_columns(records, sizes, meta_sizes)
+    assert payload.to_pylist() == [p for p, _ in items]
+    assert key.to_pylist() == [k or None for _, k in items]
+    assert tags.null_count == properties.null_count == len(items)
