@@ -36,7 +36,7 @@ class Audit:
     delivered: int
     lost: DataFrame
     """id, topic, due_ms, group: due, not cancelled, and neither delivered to a group that had others of its topic nor
-    settled for it."""
+    settled for it; where no group had any (null), not even dispatched."""
     early: DataFrame
     """id, topic, group, due_ms, at_ms."""
     duplicated: DataFrame
@@ -77,12 +77,14 @@ def audit(events: DataFrame, config: AuditConfig) -> Audit:
     handled = deliveries.select("id", "topic", "group").union(settled).distinct()
     groups = handled.select("topic", "group").distinct()
     due = messages.where(F.col("due_ms") <= config.until_ms)
-    lost = (
-        due.join(groups, "topic", "left")
+    of_groups = (
+        due.join(groups, "topic")
         .join(handled.select("id", "group", F.lit(True).alias("seen")), ["id", "group"], "left")
         .where(F.col("seen").isNull())
-        .select("id", "topic", "due_ms", "group")
     )
+    unheard = due.join(groups, "topic", "left_anti").join(units.select("id"), "id", "left_anti")
+    columns = ("id", "topic", "due_ms", "group")
+    lost = of_groups.select(*columns).union(unheard.withColumn("group", F.lit(None).cast("string")).select(*columns))
     early = deliveries.where(F.col("at_ms") + config.early_ms < F.col("due_ms")).select(
         "id", "topic", "group", "due_ms", "at_ms"
     )

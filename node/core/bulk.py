@@ -76,6 +76,7 @@ class BulkDesk:
         self._disk = disk
         self.store = store
         self._checked: dict[str, Layout] = {}
+        self._checking: set[str] = set()
         self._current: _TakeOver | None = None
         self._fetch: _Fetch | None = None
         self.units = 0
@@ -95,8 +96,14 @@ class BulkDesk:
     def take(
         self, name: str, total_bytes: int, offset: int, data: bytes, crc32c: int, done: Callable[[Held | Failure], None]
     ) -> None:
-        """See BundleStore."""
-        self.store.take(name, total_bytes, offset, data, crc32c, done)
+        """See BundleStore. The master checks what is whole at once: it will be asked to take it over."""
+
+        def taken(answer: Held | Failure) -> None:
+            if isinstance(answer, Held) and answer.held and self._core.leading:
+                self._check(name)
+            done(answer)
+
+        self.store.take(name, total_bytes, offset, data, crc32c, taken)
 
     def load(self, job_id: str) -> bulk_pb2.LoadState:
         """How far a load has been taken over here."""
@@ -138,7 +145,7 @@ class BulkDesk:
         current = self._current = _TakeOver(request, done, core.steady_ms() + ASK_MS)
         current.layout = self._checked.get(request.name)
         if current.layout is None:
-            self._check(current)
+            self._check(request.name)
         for peer_id in self._voters():
             core.log.send_beside(peer_id, PeerFrame(bundle_ask=BundleAsk(name=request.name)))
         self._go_on()
@@ -154,17 +161,25 @@ class BulkDesk:
             self._current = None
             current.done(answer)
 
-    def _check(self, current: _TakeOver) -> None:
-        name = current.request.name
+    def _check(self, name: str) -> None:
+        """Check all of a bundle in a worker, once."""
+        if name in self._checking or name in self._checked:
+            return
+        self._checking.add(name)
 
         def ended(layout: Layout | None, error: BaseException | None) -> None:
+            self._checking.discard(name)
+            current = self._current if self._current and self._current.request.name == name else None
             if layout is not None:
                 while len(self._checked) >= CHECKED_MAX:
                     del self._checked[next(iter(self._checked))]
-                self._checked[name] = current.layout = layout
-                self._go_on()
+                self._checked[name] = layout
+                if current is not None:
+                    current.layout = layout
+                    self._go_on()
             elif isinstance(error, BadBundleError | DiskError):
-                self._end(current, invalid("name", name, f"a whole bundle ({error})").failure)
+                if current is not None:
+                    self._end(current, invalid("name", name, f"a whole bundle ({error})").failure)
             elif error is not None:
                 self._core.fatal(f"bundle {name} could not be checked: {error}")
 

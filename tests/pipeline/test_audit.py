@@ -43,6 +43,9 @@ def test_planted_faults_are_found_exactly(spark: SparkSession, tmp_path: Path) -
     for id in sorted(moved):
         applied.append(record(EventKind.MOVED, [(id, id + 10_000, due[id] - 1)], START_MS, log_index=7))
         applied.append(record(EventKind.MOVED, [(id, id + 20_000, due[id])], START_MS, log_index=8))
+    silent = (HOUR << 32 | 900, HOUR << 32 | 901)
+    applied.append(record(EventKind.SCHEDULED, [(id, START_MS, 2) for id in silent], START_MS, "2=nobody", log_index=5))
+    applied.append(record(EventKind.DISPATCHED, [(silent[0], silent[0])], START_MS, "nobody", log_index=9))
     units = {id: id + 20_000 if id in moved else id for id in ids if id not in cancelled | later}
     applied.append(record(EventKind.DISPATCHED, list(units.items()), START_MS + 70_000, "t", log_index=9))
     applied.append(
@@ -73,15 +76,15 @@ def test_planted_faults_are_found_exactly(spark: SparkSession, tmp_path: Path) -
     events = spark.read.parquet(str(tmp_path / "parquet"))
     assert events.count() == rows
     found = audit(events, AuditConfig(until_ms=START_MS + 600_000))
-    assert (found.scheduled, found.delivered, found.events_left_out) == (400, len(handed), 3)
-    assert {row.id for row in found.lost.collect()} == lost
+    assert (found.scheduled, found.delivered, found.events_left_out) == (402, len(handed), 3)
+    assert {(row.id, row.group) for row in found.lost.collect()} == {(id, "g") for id in lost} | {(silent[1], None)}
     assert {row.id for row in found.early.collect()} == early
     assert {(row.id, row.attempt, row.times) for row in found.duplicated.collect()} == {(id, 1, 2) for id in twice}
     [late] = found.lateness.collect()
     assert (late.topic, late.hour_ms, late.messages, late.p50_ms) == ("t", START_MS, len(handed), 3)
     assert found.without_master == [(2, last_ms, START_MS + 90_000)]
     text = report(found, tmp_path / "report")
-    for line in ("lost: 10", "early: 10", "duplicated: 10", "3 events were left out"):
+    for line in ("lost: 11", "early: 10", "duplicated: 10", "3 events were left out"):
         assert line in text
     assert (tmp_path / "report" / "audit.html").stat().st_size > 500
-    assert spark.read.parquet(str(tmp_path / "report" / "lost")).count() == 10
+    assert spark.read.parquet(str(tmp_path / "report" / "lost")).count() == 11
