@@ -96,7 +96,9 @@ class StagingDesk:
             done(failure)
             return
         state = self._core.state
-        known = state.staging.judge(request.job_id, request.batch, request.run_id, batch.bytes, state.settings)
+        known = None
+        if not state.staging.holds(request.job_id, request.attempt, request.sequence):
+            known = state.staging.judge(request.job_id, request.batch, request.run_id, batch.bytes, state.settings)
         if known is not None:
             self._answer(request.job_id, request.batch, known, done)
             return

@@ -183,17 +183,17 @@ class Staging:
 
     def _stage(self, stage: StageBlock, stamped_ms: int, settings: Settings) -> StagingResult:
         size = len(stage.block)
-        job = self._jobs.get(stage.job_id)
-        attempt = job.attempts.get(stage.attempt) if job is not None and job.state == STAGED_OPEN else None
-        if job is not None and attempt is not None and stage.sequence in attempt.blocks:
+        if self.holds(stage.job_id, stage.attempt, stage.sequence):
+            job = self._jobs[stage.job_id]
             job.touched_ms = max(job.touched_ms, stamped_ms)
             return StagingResult(state=job.state_of(stage.batch))
         refused = self.judge(stage.job_id, stage.batch, stage.run_id, size, settings)
         if refused is not None:
             return refused
-        job = self._job(stage.job_id, settings)
-        if job is None:
+        found = self._job(stage.job_id, settings)
+        if found is None:
             return StagingResult(limit_reached("staging_jobs_max", settings.staging_jobs_max, ROOM_HINT_MS))
+        job = found
         self._turn_to(job, stage.batch)
         attempt = job.attempts.get(stage.attempt)
         if attempt is None:
@@ -350,6 +350,11 @@ class Staging:
         return f"{self.directory}/{number}"
 
     # -- what others read
+
+    def holds(self, job_id: str, attempt: int, sequence: int) -> bool:
+        """Whether a block is kept already: its repeat needs no room."""
+        job = self._jobs.get(job_id)
+        return job is not None and attempt in job.attempts and sequence in job.attempts[attempt].blocks
 
     def job(self, job_id: str) -> Job | None:
         """A job that is known."""

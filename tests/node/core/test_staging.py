@@ -13,7 +13,8 @@ from tickwheel.node.core import staging as desk
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
-from tickwheel.proto import common_pb2, staging_pb2
+from tickwheel.proto import admin_pb2, common_pb2, staging_pb2
+from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.proto.staging_pb2 import STAGED_OPEN, STAGED_PUBLISHED, STAGED_PUBLISHING, StagedJob
 
 
@@ -206,6 +207,27 @@ def test_a_slave_names_the_master() -> None:
     slave.host.face.stage(request, rows(world, [b"x"], 1_000), answers.append)
     [failure] = answers
     assert isinstance(failure, Failure) and failure.metadata["master_address"] == f"client-{master.name}"
+
+
+def test_the_repeat_of_a_block_needs_no_room() -> None:
+    """Its answer was lost when all room was taken, by the very job that repeats it: it must not wait for itself."""
+    world = World()
+    writer = Writer(world)
+    master = world.elect()
+    assert master.host is not None
+    settings = AdminCommand(settings=admin_pb2.Settings(staging_bytes_max=1 << 20))
+    done: list[object] = []
+    master.host.face.admin(settings, done.append)
+    world.run_until(lambda: bool(done))
+    for number in range(16):
+        writer.stage(number, [b"x"])
+    writer.wait(16)
+    writer.stage(3, [b"x"])
+    writer.wait(17)
+    writer.stage(16, [b"x"])
+    world.run_until(lambda: len(writer.answers) == 18)
+    last = writer.answers[-1]
+    assert isinstance(last, Failure) and last.reason == common_pb2.LIMIT_REACHED
 
 
 def test_a_queue_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
