@@ -11,7 +11,7 @@ from tickwheel.chaos.sim.world import MS
 
 
 def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-    """Whoever begins a checkpoint loses power before it is durable, or just then, and comes back soon."""
+    """Backups are asked for, and whoever begins a checkpoint loses power before it is durable, or just then."""
     state = {"lost": 0, "over": 0}
     machines = scene.fabric.machines
 
@@ -34,7 +34,18 @@ def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng:
         for one in scene.machines:
             one.start()
 
+    def ask() -> None:
+        if state["over"]:
+            return
+        asked = rng.choice(scene.machines)
+        host = getattr(asked.process, "host", None)
+        if host is not None:
+            checkpointer = host.core.checkpointer
+            asked.deliver(checkpointer.request, lambda files: checkpointer.copied())
+        scene.world.after(rng.randrange(100 * MS, 500 * MS), ask)
+
     scene.history.subscribe((CheckpointBegan,), begun)
+    ask()
     return Active(end, lambda: state["lost"])
 
 
