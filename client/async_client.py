@@ -7,7 +7,7 @@ it after a lost answer never schedules twice. Everything has a deadline (`timeou
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
 
@@ -63,6 +63,8 @@ class Message:
     """Deliveries that failed so far."""
     group: str = ""
     """The one group that a retry goes to."""
+    retries: Mapping[str, int] | None = None
+    """Groups for which it waits for its next attempt, and until when (ms); None: for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +282,9 @@ class AsyncClient:
 
         response = await self.cluster.call(invoke, self.timeout_s)
         state = scheduler_pb2.MessageState.Name(response.state).removeprefix("MESSAGE_")
-        return _message(response.message, state, content)
+        message = _message(response.message, state, content)
+        waiting = {retry.group: retry.due_ms for retry in response.retries}
+        return replace(message, retries=waiting) if waiting else message
 
     # -- what is pending
 

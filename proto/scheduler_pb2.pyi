@@ -461,22 +461,56 @@ class GetResponse(_message.Message):
 
     MESSAGE_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    RETRIES_FIELD_NUMBER: _builtins.int
     state: Global___MessageState.ValueType
     @_builtins.property
-    def message(self) -> Global___PendingMessage: ...
+    def message(self) -> Global___PendingMessage:
+        """If its hour was removed while it waits for a retry, the content is that of the retry."""
+
+    @_builtins.property
+    def retries(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingRetry]:
+        """Groups for which a dispatched message waits for its next attempt."""
+
     def __init__(
         self,
         *,
         message: Global___PendingMessage | None = ...,
         state: Global___MessageState.ValueType = ...,
+        retries: _abc.Iterable[Global___WaitingRetry] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "retries", b"retries", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetResponse: _TypeAlias = GetResponse  # noqa: Y015
+
+@_typing.final
+class WaitingRetry(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    due_ms: _builtins.int
+    attempts: _builtins.int
+    """Deliveries so far."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        due_ms: _builtins.int = ...,
+        attempts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "due_ms", b"due_ms", "group", b"group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitingRetry: _TypeAlias = WaitingRetry  # noqa: Y015
 
 @_typing.final
 class PendingMessage(_message.Message):

@@ -21,8 +21,8 @@ CONSUMERS_PER_GROUP = 2
 LEASE_MS = 3_000
 CREDITS = 200
 
-_Together = tuple[int, int, str, consumer_pb2.Outcome.ValueType]
-"""(session, when, topic, outcome) of what is settled by one call."""
+_Together = tuple[int, int, str, consumer_pb2.Outcome.ValueType, int]
+"""(session, when, topic, outcome, delay of a retry) of what is settled by one call."""
 
 
 @dataclass
@@ -167,11 +167,12 @@ class Consumers:
         fate = rng.random() if not self._wires.winding_down else 0.0
         if fate > 0.97:
             return  # forgotten: the lease will run out
-        outcome = consumer_pb2.RETRY if fate > 0.93 else consumer_pb2.ACK
+        outcome = consumer_pb2.RETRY if fate > 0.93 else consumer_pb2.DEAD if fate > 0.925 else consumer_pb2.ACK
+        delay_ms = rng.choice((0, 200, 1_000, 3_000)) if outcome == consumer_pb2.RETRY else 0
         think_ns = rng.randrange(MS, 40 * MS) if fate < 0.9 else rng.randrange(500 * MS, 4_000 * MS)
         grid_ns = self._wires.shape.settle_grid_ms * MS
         settle_ns = -(-(self._world.now_ns + think_ns) // grid_ns) * grid_ns
-        together = (number, settle_ns, batch.topic, outcome)
+        together = (number, settle_ns, batch.topic, outcome, delay_ms)
         if together in consumer.thinking:
             consumer.thinking[together].append((batch, uids))
         else:
@@ -182,7 +183,7 @@ class Consumers:
         """One settlement for all batches of a topic that the consumer has done with by now."""
         batches = consumer.thinking.pop(together)
         session = consumer.session
-        number, _, topic, outcome = together
+        number, _, topic, outcome, delay_ms = together
         if session is None or consumer.session_number != number:
             return
         ids, attempts, positions = (
@@ -198,7 +199,7 @@ class Consumers:
             )
         )
         for id64, uid, attempt in rows:
-            self._history.add(SettleSent(self._world.now_ns, consumer.group, id64, uid, attempt, name))
+            self._history.add(SettleSent(self._world.now_ns, consumer.group, id64, uid, attempt, name, delay_ms))
         key = self._wires.number()
         consumer.unanswered[key] = len(rows)
         settle = consumer_pb2.SettleBatch(
@@ -206,6 +207,7 @@ class Consumers:
             group=consumer.group,
             topic=topic,
             outcome=outcome,
+            delay_ms=delay_ms,
             ids=ids,
             attempts=attempts,
             positions=positions if self._rng.random() < 0.9 else b"",

@@ -370,6 +370,8 @@ class SettleSent(Record):
     uid: int
     attempt: int
     outcome: str  # ACK, RETRY, DEAD, SKIP
+    delay_ms: int = 0
+    """That a RETRY names; 0: the group's policy."""
 
 
 @dataclass(slots=True)

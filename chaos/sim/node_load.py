@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tickwheel.chaos.sim.changes import Changes
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
+from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
 from tickwheel.chaos.sim.clients import Clients, Wires
 from tickwheel.chaos.sim.consumers import GROUPS, Consumers
 from tickwheel.chaos.sim.core_process import CoreProcess, note_digest, small_config
@@ -64,6 +65,9 @@ class NodeLoad:
         missing = self._no_loss().outstanding(self._world.now_ns)
         if missing:
             return f"{len(missing)} deliveries, for instance {missing[0]}"
+        owed = self._retries().outstanding()
+        if owed:
+            return f"{len(owed)} retries, for instance {owed[0]}"
         for part in self.parts:
             if open_still := part.unfinished():
                 return open_still
@@ -72,6 +76,10 @@ class NodeLoad:
     def _no_loss(self) -> NoLoss:
         checkers = getattr(self._stage, "checkers", ())
         return next(checker for checker in checkers if isinstance(checker, NoLoss))
+
+    def _retries(self) -> RetriesCome:
+        checkers = getattr(self._stage, "checkers", ())
+        return next(checker for checker in checkers if isinstance(checker, RetriesCome))
 
     def finish(self) -> None:
         """Look for what is not due yet on every node, and take digests of all of them."""

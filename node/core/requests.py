@@ -177,17 +177,24 @@ class RequestDesk:
     def get(self, number: int, content: bool, done: Callable[[scheduler_pb2.GetResponse | Failure], None]) -> None:
         """State and, with `content`, payload and meta of one message."""
         core = self._core
+        retries = core.state.waiting_retries(number)
 
         def found(result: Found | Failure) -> None:
             if isinstance(result, Failure):
                 done(result)
                 return
             if result.units is None:
-                done(_no_message(number))
+                # Its hour may be gone: then the first retry that waits has its content.
+                if retries and number not in (unit_id for _, unit_id, _, _ in retries):
+                    self._find(retries[0][1], found)
+                else:
+                    done(_no_message(number))
                 return
             state = scheduler_pb2.PENDING
             units = result.units
-            if result.cancelled:
+            if retries:
+                state = scheduler_pb2.DISPATCHED
+            elif result.cancelled:
                 state = scheduler_pb2.MESSAGE_CANCELLED
             elif CursorKey(int(units["due_ms"][0]), int(units["index"][0])) < core.wheel.cursor:
                 state = scheduler_pb2.DISPATCHED
@@ -198,7 +205,12 @@ class RequestDesk:
                 elif not messages:
                     done(_no_message(number))
                 else:
-                    done(scheduler_pb2.GetResponse(message=messages[0], state=state))
+                    response = scheduler_pb2.GetResponse(message=messages[0], state=state)
+                    for group, _, due_ms, attempts in retries:
+                        response.retries.add(group=group, due_ms=due_ms, attempts=attempts)
+                    if retries:
+                        response.message.id.hour, response.message.id.index = number >> 32, number & 0xFFFF_FFFF
+                    done(response)
 
             core.pending.describe(units, content, content, described)
 

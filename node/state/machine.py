@@ -472,6 +472,12 @@ class StateMachine:
         group = self._state.groups.get(group_id)
         return 0 if group is None else group.dead.count
 
+    def waiting_retries(self, id: int) -> list[tuple[str, int, int, int]]:
+        """(group, id of the retry's unit, due_ms, deliveries so far) of a message's retries that wait in the wheel."""
+        cursor = self.wheel.cursor
+        found = ((group.name, group.waiting.of(id, cursor)) for group in self._state.groups)
+        return [(name, *retry) for name, retry in found if retry is not None]
+
     def dead_letters(self, group_id: int) -> DeadLetters | None:
         """Dead letters of a group, to read."""
         group = self._state.groups.get(group_id)

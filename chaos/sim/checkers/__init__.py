@@ -9,6 +9,7 @@ from tickwheel.chaos.sim.checkers.base import BrokenPromise, Checker, attach
 from tickwheel.chaos.sim.checkers.p1_durable import Durable
 from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
+from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
 from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
 from tickwheel.chaos.sim.checkers.p3_never_early import NeverEarly
 from tickwheel.chaos.sim.checkers.p4_soon import Soon
@@ -24,6 +25,7 @@ ALL: tuple[type[Checker], ...] = (
     NoLoss,
     Durable,
     CommittedNeverLost,
+    RetriesCome,
     NoInvention,
     NeverEarly,
     Soon,

@@ -11,7 +11,7 @@ import numpy as np
 from tests.node.core.trio import MS, Client, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.face import Session
-from tickwheel.proto import admin_pb2, consumer_pb2
+from tickwheel.proto import admin_pb2, consumer_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 
 Verdict = Callable[[bytes, int], consumer_pb2.SettleBatch | None]
@@ -168,6 +168,13 @@ def test_a_nack_may_name_delay_level_or_death() -> None:
     (id64,) = client.ids[b"m2"]
     found = waiting.waiting.of(id64, master.host.core.wheel.cursor)
     assert found is not None and found[2] == 1 and found[1] - world.now_ms > 7_100_000, "level 18 is two hours"
+    told: list[object] = []
+    master.host.face.get(id64, True, told.append)
+    world.run_until(lambda: bool(told))
+    assert isinstance(told[0], scheduler_pb2.GetResponse)
+    (retry,) = told[0].retries
+    assert (told[0].state, retry.group, retry.due_ms) == (scheduler_pb2.DISPATCHED, "g", found[1])
+    assert told[0].message.id.hour << 32 | told[0].message.id.index == id64
 
 
 def test_the_master_dies_between_nack_and_retry() -> None:

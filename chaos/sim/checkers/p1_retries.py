@@ -1,0 +1,87 @@
+"""P1 and P3 of retries: what was nacked comes again, not before its pause is over; what was declared dead does not.
+
+Judged by what the consumer asked for and by committed receipts, in true time.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import Delivered, Record, RunBegan, Settled, SettleSent
+from tickwheel.chaos.sim.world import MS
+
+_Key = tuple[str, int]
+"""(group, uid)"""
+
+
+class RetriesCome(Checker):
+    """`outstanding` is for the drain."""
+
+    promise: ClassVar[str] = "P1"
+    kinds: ClassVar[tuple[type[Record], ...]] = (RunBegan, SettleSent, Settled, Delivered)
+
+    def __init__(self) -> None:
+        self._allowance_ms = 0
+        self._asked: dict[tuple[_Key, int], tuple[int, int]] = {}
+        """Of each attempt that was nacked with a delay: when first, and the delay in ms."""
+        self._committed: set[tuple[_Key, int]] = set()
+        self._owed: dict[_Key, int] = {}
+        """Attempts whose nack was committed, until the next one comes."""
+        self._dead: dict[_Key, int] = {}
+        self._newest: dict[_Key, int] = {}
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                self._delivered(record)
+            case SettleSent():
+                if record.outcome == "RETRY" and record.delay_ms:
+                    asked = (record.group, record.uid), record.attempt
+                    self._asked.setdefault(asked, (record.at_ns, record.delay_ms))
+            case Settled():
+                key = (record.group, record.uid)
+                if record.outcome == "RETRY" and (key, record.attempt) in self._asked:
+                    self._committed.add((key, record.attempt))
+                    if self._newest.get(key, 0) <= record.attempt:
+                        self._owed[key] = record.attempt
+                elif record.outcome == "DEAD":
+                    self._dead[key] = record.attempt
+            case RunBegan():
+                self._allowance_ms = record.clock_allowance_ms
+
+    def _delivered(self, record: Delivered) -> None:
+        key = (record.group, record.uid)
+        if key in self._dead:
+            self.broken(
+                record.at_ns, f"message {record.uid} to {record.group} comes again after its death was committed"
+            )
+        self._newest[key] = max(record.attempt, self._newest.get(key, 0))
+        if record.attempt > self._owed.get(key, record.attempt):
+            del self._owed[key]
+        asked = self._asked.get((key, record.attempt - 1))
+        if asked is None or (key, record.attempt - 1) not in self._committed:
+            return  # it may have come back on another way: given back, or its lease ran out
+        at_ns, delay_ms = asked
+        allowed_ms = 2 * self._allowance_ms + 2 * record.clock_error_ms + CLOCK_STEP_MS
+        early_ms = (at_ns - record.at_ns) / MS + delay_ms - allowed_ms
+        if early_ms > 0:
+            self.broken(
+                record.at_ns,
+                f"message {record.uid} to {record.group}: attempt {record.attempt} comes {early_ms:.1f} ms before the "
+                f"pause of {delay_ms} ms is over",
+            )
+
+    def outstanding(self) -> list[_Key]:
+        """Committed nacks whose retry has not come."""
+        return sorted(self._owed)
+
+    def settle_accounts(self, at_ns: int) -> None:
+        """See Checker."""
+        if self._owed:
+            group, uid = self.outstanding()[0]
+            self.broken(at_ns, f"{len(self._owed)} nacked messages never came again: {uid} to {group}")
+
+
+CLOCK_STEP_MS = 5
+"""What two readings of the cluster's time by different masters may differ by beyond the errors that they tell."""
