@@ -20,16 +20,26 @@ LOOK_BACK_ROWS = 16_384
 
 
 def count_left(
-    group: Group, subscription: Subscription, ids: Ids, positions: Positions | None, cursor: CursorKey
+    group: Group,
+    subscription: Subscription,
+    ids: Ids,
+    positions: Positions | None,
+    cursor: CursorKey,
+    *,
+    dying: bool = False,
 ) -> int:
-    """How many rows of a batch that is to be settled name deliveries that have left, each settled already."""
+    """How many rows of a batch that is to be settled name deliveries that have left, each settled already.
+
+    `dying`: the batch is of dead letters, so those that are dead are as it says.
+    """
     if not (subscription.has_targets or group.waiting.used or group.dead.count):
         return 0
     places, names = subscription.settled_before(ids, positions)
     if not len(places):
         return 0
     left = np.isin(names, group.waiting.newest(LOOK_BACK_ROWS, cursor))
-    left |= np.isin(names, group.dead.newest_origins(LOOK_BACK_ROWS))
+    if not dying:
+        left |= np.isin(names, group.dead.newest_origins(LOOK_BACK_ROWS))
     targets = subscription.newest_targets(LOOK_BACK_ROWS)
     behind = targets[np.isin(targets["origin"], names)]
     # Rising positions: the last one of a message stays.

@@ -23,6 +23,7 @@ from tickwheel.node.core.failure import invalid
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.dead_letters import LETTER
 from tickwheel.node.state.groups import Group
+from tickwheel.node.state.left import count_left
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.publishing import DUE_MS_MAX
 from tickwheel.node.state.results import SettleResult
@@ -121,9 +122,12 @@ class Retrying:
         if len(units) < len(acting):
             rows = rows.first(int(acting[len(units)]))
             acting, places = acting[: len(units)], places[: len(units)]
+        # Who says dead after the lease ran out hears that it is stale: the message comes again.
+        at = self._wheel.cursor
+        left = count_left(group, subscription, rows.ids, rows.positions, at, dying=True) if dead else 0
         result, changed = subscription.settle(batch.kind, rows.ids, rows.attempts, rows.positions, leaves=True)
         assert len(changed) == len(places), "what was to be copied is what is settled"
-        result = SettleResult(result.settled, result.stale, result.unknown, taken=len(rows.ids))
+        result = SettleResult(result.settled - left, result.stale + left, result.unknown, taken=len(rows.ids))
         if not len(acting):
             return result
         budget.take(units)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ async def test_tries_end_well_over_a_killed_master(tmp_path: Path) -> None:
         lease = timedelta(seconds=2)
         async with client.consumer("g", "t", lease=lease) as consumer, client.producer() as producer:
             running = asyncio.ensure_future(consumer.run(handle, concurrency=64))
-            await producer.schedule_many("t", [(0, b"%d" % number) for number in range(COUNT)])
+            now_ms = time.time_ns() // 1_000_000
+            await producer.schedule_many("t", [(now_ms, b"%d" % number) for number in range(COUNT)])
             cluster.signal_node(await cluster.master(), signal.SIGKILL)
             await asyncio.wait_for(complete.wait(), 40)
             async with asyncio.timeout(20):
@@ -61,7 +63,7 @@ async def test_tries_end_well_over_a_killed_master(tmp_path: Path) -> None:
         assert repeats <= COUNT, "a failover may repeat what was not settled, once"
         dead = [number for number in range(COUNT) if number % 4 == 3]
         await _dead_letters(address, client, dead)
-        alive = [node for node in cluster.nodes if node.process is not None and node.process.returncode is None]
+        alive = [node for node in cluster.nodes if node.running]
         await until_equal(alive)
         assert (await digest_of(alive[0])).digest
 
@@ -143,9 +145,10 @@ async def test_order_and_broadcast_over_a_killed_master(tmp_path: Path) -> None:
         listeners = [asyncio.ensure_future(hear(place)) for place in range(2)]
         async with client.consumer("g") as consumer, client.producer() as producer:
             listeners.append(asyncio.ensure_future(consumer.run(handle, concurrency=8)))
+            now_ms = time.time_ns() // 1_000_000
             for number in range(20):
                 for name in "abc":
-                    await producer.send("ordered", f"{name}-{number}", due_ms=1 + number, message_group=name)
+                    await producer.send("ordered", f"{name}-{number}", due_ms=now_ms + number, message_group=name)
             await producer.flush()
             cluster.signal_node(await cluster.master(), signal.SIGKILL)
             await asyncio.wait_for(complete.wait(), 40)

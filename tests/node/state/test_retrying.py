@@ -229,3 +229,10 @@ def test_any_history_is_the_same_after_any_crash(seed: int, monkeypatch: pytest.
     while any(solo.settle(group_id, kind=SETTLE_ACK) for group_id in (1, 2)) or solo.wheel.pending:
         solo.dispatch(solo.now_ms + 30_000)
     assert all(place_of(solo, group_id).backlog == 0 for group_id in (1, 2))
+
+
+def test_death_that_is_said_too_late_is_stale(solo: Solo) -> None:
+    """The lease ran out before the consumer said dead: the message comes again, and the receipt says so."""
+    settle(solo, SETTLE_RETRY, solo.ready[:1], [1], [0], due_ms=[solo.now_ms + 5_000])
+    late = settle(solo, SETTLE_DEAD, solo.ready[:1], [1], [0])
+    assert (late.settled, late.stale, group_of(solo).dead.count) == (0, 1, 0)
