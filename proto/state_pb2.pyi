@@ -150,6 +150,7 @@ class TopicSnapshot(_message.Message):
     LAST_TICK_FIELD_NUMBER: _builtins.int
     FIRST_RETAINED_FIELD_NUMBER: _builtins.int
     HOURS_FIELD_NUMBER: _builtins.int
+    HOURS_DISPATCHED_FIELD_NUMBER: _builtins.int
     TARGETS_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.int
     name: _builtins.str
@@ -159,6 +160,8 @@ class TopicSnapshot(_message.Message):
     first_retained: _builtins.int
     hours: _builtins.bytes
     """int64[n, 3] of each retained hour that had messages: hour, first position, first row of ticks."""
+    hours_dispatched: _builtins.bytes
+    """int64[n] the hour in which the last message of each of them was dispatched."""
     @_builtins.property
     def ids(self) -> Global___SequenceSnapshot: ...
     @_builtins.property
@@ -179,11 +182,12 @@ class TopicSnapshot(_message.Message):
         last_tick: _builtins.int = ...,
         first_retained: _builtins.int = ...,
         hours: _builtins.bytes = ...,
+        hours_dispatched: _builtins.bytes = ...,
         targets: Global___SequenceSnapshot | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "targets", b"targets", "ticks", b"ticks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fifo", b"fifo", "first_retained", b"first_retained", "hours", b"hours", "ids", b"ids", "last_tick", b"last_tick", "name", b"name", "paused", b"paused", "targets", b"targets", "ticks", b"ticks", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fifo", b"fifo", "first_retained", b"first_retained", "hours", b"hours", "hours_dispatched", b"hours_dispatched", "ids", b"ids", "last_tick", b"last_tick", "name", b"name", "paused", b"paused", "targets", b"targets", "ticks", b"ticks", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,8 @@
 
 An hour is not needed when every group of every topic has settled what was due in it and no dead letter lies there; a
 topic without a group retains. Retention (a replicated setting) is the limit for all of them: what a group has not
-settled by then is removed, and counted. Hours near the cursor stay, so that a message can still be looked up a while
+settled by then is removed, and counted; it begins when a message is dispatched, also if it was due long before it was
+scheduled. Hours near the cursor stay, so that a message can still be looked up a while
 after it was delivered. Removal itself is a command of the log: the same on every node, at the same place in it. It says
 which hours go because retention is over for them, and which only if nobody needs them when it is applied: a group may
 have been created since the master looked.
@@ -56,5 +57,6 @@ class Retention:
     def hours_below(self, now_ms: int) -> tuple[int, int]:
         """Hours below the first are over for retention, hours below the second can go."""
         latest = max(0, self._cursor_ms() // HOUR_MS - HOURS_KEPT)
-        over = max(0, (now_ms - self._state.settings.retention_ms) // HOUR_MS)
-        return min(over, latest), min(max(self._state.removable_hours(), over), latest)
+        oldest = max(0, (now_ms - self._state.settings.retention_ms) // HOUR_MS)
+        over = self._state.retention_over(oldest)
+        return min(oldest, latest), min(max(self._state.removable_hours(), over), latest)

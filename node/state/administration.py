@@ -311,7 +311,7 @@ class Administration:
             return _refuse(pb.WRONG_STATE, text, field="hour_min_kept", value=str(below), limit=str(hour_now))
         if command.HasField("forced_below"):
             # A group may have come since the master looked: what is not over for retention is looked at again.
-            below = min(below, max(command.forced_below, self.removable_hours()))
+            below = min(below, max(self.retention_over(command.forced_below), self.removable_hours()))
         if below <= state.hour_min_kept:
             return AdminResult(hour_min_kept=state.hour_min_kept)
         # Dead letters have their payloads with them and hold no hour; but they do not outlive the retention.
@@ -329,6 +329,14 @@ class Administration:
         state.unsettled_removed += unsettled
         self._wheel.remove_hours(below)
         return AdminResult(hour_min_kept=below, unsettled_removed=unsettled)
+
+    def retention_over(self, hour: int) -> int:
+        """Hours below this one are over for a retention that reaches back to the start of `hour`.
+
+        It counts from when messages could be delivered: what was long due when it was scheduled lies in an old hour.
+        """
+        since = [topic.ready.first_hour_dispatched_since(hour) for topic in self._state.topics]
+        return min([hour, *(kept for kept in since if kept is not None)])
 
     def removable_hours(self) -> int:
         """Hours below this one hold nothing that a group still needs: propose RemoveHours with it.

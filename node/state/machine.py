@@ -158,7 +158,7 @@ class StateMachine:
             self.scheduled += sum(len(outcome.ids) for outcome in published.requests if not outcome.repeated)
             return published
         if kind == "dispatch":
-            return self._dispatch(command.dispatch)
+            return self._dispatch(command.dispatch, entry.stamped_ms)
         if kind == "ingest":
             return self._ingest(command.ingest, entry)
         if kind == "settle":
@@ -191,7 +191,7 @@ class StateMachine:
         state.lead_term = max(lead.term, state.lead_term)
         return LeadResult(accepted, lead.term)
 
-    def _dispatch(self, dispatch: Dispatch) -> DispatchResult:
+    def _dispatch(self, dispatch: Dispatch, stamped_ms: int) -> DispatchResult:
         if not 0 <= dispatch.due_ms <= DUE_MS_MAX:
             failure = invalid("due_ms", dispatch.due_ms, f"0 to {DUE_MS_MAX}").failure
             return DispatchResult(self.wheel.cursor, 0, failure=failure)
@@ -200,22 +200,22 @@ class StateMachine:
         if len(units):
             topics = units["topic_id"]
             if (topics == topics[0]).all():
-                discarded = self._make_ready(int(topics[0]), units)
+                discarded = self._make_ready(int(topics[0]), units, stamped_ms)
             else:
                 order = np.argsort(topics, kind="stable")
                 ordered = topics[order]
                 cuts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
                 for start, end in itertools.pairwise(cuts):
-                    discarded += self._make_ready(int(ordered[start]), units[order[start:end]])
+                    discarded += self._make_ready(int(ordered[start]), units[order[start:end]], stamped_ms)
         self.dispatched += len(units) - discarded
         return DispatchResult(self.wheel.cursor, len(units) - discarded, discarded)
 
-    def _make_ready(self, topic_id: int, units: Units) -> int:
+    def _make_ready(self, topic_id: int, units: Units, stamped_ms: int) -> int:
         """Units of one topic enter its ready queue; returns how many were discarded."""
         topic = self._state.topics.get(topic_id)
         if topic is None:
             return len(units)
-        first, targeted = topic.ready.append(units)
+        first, targeted = topic.ready.append(units, stamped_ms)
         for subscription in self._state.groups.of_topic(topic_id):
             if subscription.start_ms:
                 subscription.skip_before_start(first, units["due_ms"])
@@ -504,6 +504,10 @@ class StateMachine:
         A topic without groups retains.
         """
         return self._admin.removable_hours()
+
+    def retention_over(self, hour: int) -> int:
+        """Hours below this one are over for a retention that reaches back to the start of `hour`."""
+        return self._admin.retention_over(hour)
 
     def digest(self) -> admin_pb2.StateDigest:
         """Digest of the logical state at the applied index, by parts."""

@@ -43,18 +43,22 @@ class ReadyLog:
         """Retained hours that had messages, rising; beside each its first position and the first row of `ticks`."""
         self._hour_positions: list[int] = []
         self._hour_ticks: list[int] = []
+        self._hour_dispatched: list[int] = []
+        """And the hour in which its last message was dispatched: much later, if it was due when it was scheduled."""
 
     @property
     def count(self) -> int:
         """Messages that have entered it so far: the next position."""
         return self.ids.count
 
-    def append(self, units: Units) -> tuple[int, bool]:
-        """Dispatched units in order; returns the first position and whether some are for one group only."""
+    def append(self, units: Units, stamped_ms: int) -> tuple[int, bool]:
+        """Units in order, dispatched at `stamped_ms`; returns the first position and whether some are for one group
+        only."""
         due = units["due_ms"]
         # Almost always a dispatch stays within the tick of the one before.
         if int(due[0]) // self._slot_ms != self.last_tick or int(due[-1]) // self._slot_ms != self.last_tick:
             self._note_ticks(due // self._slot_ms)
+        self._note_dispatch(int(due[0]) // HOUR_MS, stamped_ms // HOUR_MS)
         first = self.ids.append(ids_of(units))
         targeted = np.flatnonzero(units["target_group"])
         if not len(targeted):
@@ -73,8 +77,16 @@ class ReadyLog:
             self._hours.append(int(hours[place]))
             self._hour_positions.append(int(rows["position"][place]))
             self._hour_ticks.append(self.ticks.count + place)
+            self._hour_dispatched.append(int(hours[place]))
         self.ticks.append(rows)
         self.last_tick = int(ticks[-1])
+
+    def _note_dispatch(self, first_hour: int, stamped_hour: int) -> None:
+        """Messages of hours from the first one on were dispatched."""
+        place = len(self._hours) - 1
+        while place >= 0 and self._hours[place] >= first_hour:
+            self._hour_dispatched[place] = max(self._hour_dispatched[place], stamped_hour)
+            place -= 1
 
     def read(self, first: int, count: int) -> Ids:
         """Ids at `first` to `first + count - 1`."""
@@ -111,6 +123,11 @@ class ReadyLog:
         place = bisect_left(self._hours, hour_min)
         return self._hour_positions[place] if place < len(self._hours) else self.count
 
+    def first_hour_dispatched_since(self, hour: int) -> int | None:
+        """First retained hour of which a message was dispatched in `hour` or later."""
+        found = (kept for kept, last in zip(self._hours, self._hour_dispatched, strict=True) if last >= hour)
+        return next(found, None)
+
     def hour_of(self, position: int) -> int | None:
         """Hour of the message at a retained position; None if there is none (yet)."""
         if position >= self.count:
@@ -122,7 +139,7 @@ class ReadyLog:
         self.first_retained = self.first_of_hour(hour_min_kept)
         place = bisect_left(self._hours, hour_min_kept)
         tick_row = self._hour_ticks[place] if place < len(self._hours) else self.ticks.count
-        del self._hours[:place], self._hour_positions[:place], self._hour_ticks[:place]
+        del self._hours[:place], self._hour_positions[:place], self._hour_ticks[:place], self._hour_dispatched[:place]
         self.ids.drop_below(self.first_retained)
         self.ticks.drop_below(tick_row)
         self.targets.drop_below(self.first_retained)
@@ -136,10 +153,15 @@ class ReadyLog:
         rows = np.array([self._hours, self._hour_positions, self._hour_ticks], "<i8").T
         return rows.tobytes()
 
-    def restore_hours(self, data: bytes) -> None:
-        """Back to what `hours_bytes` gave."""
+    def dispatched_bytes(self) -> bytes:
+        """int64[n]: for each of these hours, the one in which its last message was dispatched."""
+        return np.array(self._hour_dispatched, "<i8").tobytes()
+
+    def restore_hours(self, data: bytes, dispatched: bytes) -> None:
+        """Back to what `hours_bytes` and `dispatched_bytes` gave."""
         rows = np.frombuffer(data, "<i8").reshape(-1, 3)
         self._hours, self._hour_positions, self._hour_ticks = (rows[:, column].tolist() for column in range(3))
+        self._hour_dispatched = np.frombuffer(dispatched, "<i8").tolist() if dispatched else list(self._hours)
 
     def digest_into(self, sha: hashlib._Hash) -> None:
         """Everything that counts."""
@@ -147,6 +169,7 @@ class ReadyLog:
         sha.update(struct.pack("<QIQIQQ", ids.count, ids.crc, ticks.count, ticks.crc, self.first_retained, ticks.first))
         targets = self.targets.rows
         sha.update(struct.pack("<QIQ", targets.count, targets.crc, targets.first))
+        sha.update(self.dispatched_bytes())
 
 
 def new_ready_log(disk: Disk, directory: str, topic_id: int, slot_ms: int) -> ReadyLog:

@@ -174,6 +174,7 @@ def _topic_message(topic: Topic) -> state_pb2.TopicSnapshot:
         last_tick=ready.last_tick,
         first_retained=ready.first_retained,
         hours=ready.hours_bytes(),
+        hours_dispatched=ready.dispatched_bytes(),
         targets=ready.targets.rows.snapshot(),
     )
 
@@ -334,7 +335,7 @@ def _restore_topic(state: ClusterState, message: state_pb2.TopicSnapshot) -> Top
     )
     ready.last_tick = message.last_tick
     ready.first_retained = message.first_retained
-    ready.restore_hours(message.hours)
+    ready.restore_hours(message.hours, message.hours_dispatched)
     return Topic(topic_id, message.name, message.fifo, ready, message.paused)
 
 

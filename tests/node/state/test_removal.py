@@ -228,3 +228,21 @@ def test_questions_about_removed_hours_have_answers() -> None:
     assert not len(changed) and not result.unknown
     result, changed = subscription.settle(1, ready_ids, attempts, None)
     assert not len(changed) and result.unknown == len(ready_ids)
+
+
+def test_retention_begins_with_the_dispatch() -> None:
+    """What was long due when it was scheduled is removed when its dispatch is as old as the retention, not before."""
+    solo = Solo()
+    solo.create("g")
+    late = solo.publish([solo.now_ms - 90 * HOUR_MS] * 5, b"late")
+    solo.dispatch(solo.now_ms)
+    dispatched = solo.now_ms // HOUR_MS
+    solo.now_ms += 30 * HOUR_MS
+    solo.publish([solo.now_ms], b"in time")
+    solo.dispatch(solo.now_ms + 1)
+    solo.checkpoint()
+    solo.crash()
+    assert solo.remove(dispatched, forced_below=dispatched).hour_min_kept <= late[0] >> 32
+    assert solo.state.removed_unsettled == 0
+    assert solo.remove(dispatched + 1, forced_below=dispatched + 1).hour_min_kept == dispatched + 1
+    assert solo.state.removed_unsettled == 5
