@@ -82,9 +82,13 @@ def test_times_are_sorted_out_by_the_node(
     frame = read(spark, cluster, due_ms_min=low, due_ms_max=high)
     assert frame.rdd.getNumPartitions() == 1
     wanted = {name for name, due_ms in scheduled.items() if low <= due_ms < high}
-    assert {bytes(row.payload).decode() for row in frame.collect()} == wanted
+    # Other tests' messages may be due in the same hour.
+    rows = frame.collect()
+    assert all(low <= row.due_ms < high for row in rows)
+    found = [row for row in rows if row.topic in ("pending-a", "pending-b")]
+    assert {bytes(row.payload).decode() for row in found} == wanted
     read_from_master = read(spark, cluster, due_ms_min=low, due_ms_max=high, read_from="master")
-    assert read_from_master.count() == len(wanted)
+    assert read_from_master.where(f.col("topic").isin("pending-a", "pending-b")).count() == len(wanted)
 
 
 def test_filters_of_the_query_reach_the_node(
