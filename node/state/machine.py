@@ -478,6 +478,10 @@ class StateMachine:
         found = ((group.name, group.waiting.of(id, cursor)) for group in self._state.groups)
         return [(name, *retry) for name, retry in found if retry is not None]
 
+    def dead_letters_kept(self) -> int:
+        """Dead letters of all groups."""
+        return sum(group.dead.count for group in self._state.groups)
+
     def dead_letters(self, group_id: int) -> DeadLetters | None:
         """Dead letters of a group, to read."""
         group = self._state.groups.get(group_id)

@@ -58,6 +58,11 @@ def test_listed_inspected_replayed_and_purged() -> None:
     world.run(2_000)
     page = ask(world, dead_pb2.ListDeadResponse, "list_dead", dead_pb2.ListDeadRequest(group="g", page_size=2))
     assert (page.queue, page.total, len(page.letters)) == ("%DLQ%g", 5, 2)
+    master = world.elect()
+    assert master.host is not None
+    values = master.host.face.metrics()
+    counted = [values[name] for name in ("retried_messages", "buried_messages", "dead_letters")]
+    assert counted == [5.0, 5.0, 5.0]
     letter = page.letters[0]
     assert (letter.cause, letter.error, letter.attempts, letter.topic) == (REFUSED, "no 2", 2, "t")
     assert letter.first_due_ms == due_ms and due_ms < letter.died_ms <= world.now_ms
