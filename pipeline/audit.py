@@ -8,6 +8,7 @@ the master alone. Events that nodes left out (LOST) are counted: with any, what 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, Window
@@ -155,8 +156,8 @@ def report(found: Audit, folder: str | Path) -> str:
     lines.append(f"without a master: {len(found.without_master)} times, {total_ms / 1_000:.3f} s in all")
     rows = found.lateness.collect()
     lines += [
-        f"  {row.topic:24} {row.hour_ms}  {row.messages:>10,}  p50 {row.p50_ms:,.0f}  p90 {row.p90_ms:,.0f}  "
-        f"p99 {row.p99_ms:,.0f}  max {row.max_ms:,.0f} ms"
+        f"  {row.topic:24} {_hour_text(row.hour_ms)}  {row.messages:>10,}  p50 {row.p50_ms:,.0f}  "
+        f"p90 {row.p90_ms:,.0f}  p99 {row.p99_ms:,.0f}  max {row.max_ms:,.0f} ms"
         for row in rows
     ]
     found.lateness.coalesce(1).write.mode("overwrite").parquet(str(target / "lateness"))
@@ -179,3 +180,8 @@ def report(found: Audit, folder: str | Path) -> str:
         encoding="utf-8",
     )
     return text
+
+
+def _hour_text(hour_ms: int) -> str:
+    """The start of an hour as people read it."""
+    return f"{datetime.fromtimestamp(hour_ms / 1_000, UTC):%Y-%m-%d %H:%M} UTC"

@@ -36,7 +36,7 @@ class _SettleKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SettleKind
     SETTLE_DEAD: _SettleKind.ValueType  # 3
     SETTLE_SKIP: _SettleKind.ValueType  # 4
     SETTLE_RETURN: _SettleKind.ValueType  # 5
-    """Lease expired: attempts rise, back to the front of the ready queue."""
+    """Handed back by a consumer that leaves: attempts rise, back to the front of the ready queue."""
 
 class SettleKind(_SettleKind, metaclass=_SettleKindEnumTypeWrapper):
     """Internal outcomes beyond the client's."""
@@ -47,7 +47,7 @@ SETTLE_RETRY: SettleKind.ValueType  # 2
 SETTLE_DEAD: SettleKind.ValueType  # 3
 SETTLE_SKIP: SettleKind.ValueType  # 4
 SETTLE_RETURN: SettleKind.ValueType  # 5
-"""Lease expired: attempts rise, back to the front of the ready queue."""
+"""Handed back by a consumer that leaves: attempts rise, back to the front of the ready queue."""
 Global___SettleKind: _TypeAlias = SettleKind  # noqa: Y015
 
 class _DeadCause:

@@ -1,6 +1,6 @@
 """When hours go: the master proposes to remove those that nobody needs any more, or that retention is over for.
 
-An hour is not needed when every group of every topic has settled what was due in it and no dead letter lies there; a
+An hour is not needed when every group of every topic has settled what was due in it; a
 topic without a group retains. Retention (a replicated setting) is the limit for all of them: what a group has not
 settled by then is removed, and counted; it begins when a message is dispatched, also if it was due long before it was
 scheduled. Hours near the cursor stay, so that a message can still be looked up a while
