@@ -9,9 +9,11 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -22,6 +24,7 @@ from tickwheel.client import Client
 from tickwheel.pipeline.session import SessionConfig, build_session
 
 ROWS = 20_000
+HELD_S_MAX = 120  # a task that nobody releases fails, so that nothing waits for ever
 Batches = Iterator[pa.RecordBatch]
 
 
@@ -68,11 +71,21 @@ def harmless(batches: Batches) -> Batches:
     return batches
 
 
-def slow(batches: Batches) -> Batches:
-    """Long enough to be cancelled."""
-    for batch in batches:
-        time.sleep(0.3)
-        yield batch
+def held_until(released: Path) -> Callable[[Batches], Batches]:
+    """Partition 0 comes through; partition 1 stands after its first rows until the file is there."""
+
+    def held(batches: Batches) -> Batches:
+        for batch in batches:
+            yield batch
+            context = TaskContext.get()
+            if context is not None and context.partitionId() == 1:
+                give_up = time.monotonic() + HELD_S_MAX
+                while not released.exists():
+                    if time.monotonic() > give_up:
+                        raise RuntimeError("nobody released the task")
+                    time.sleep(0.02)
+
+    return held
 
 
 def rows(spark: SparkSession, through: Callable[[Batches], Batches]) -> DataFrame:
@@ -109,19 +122,22 @@ def main(endpoints: str) -> None:
         write(case.__name__, case)
     write("fail_always", harmless)
 
+    released = Path(tempfile.mkdtemp()) / "released"
+
     def cancelled() -> None:
         spark.createDataFrame([(1,)], "a int")  # a thread must have used the session before it writes
         spark.sparkContext.setJobGroup("doomed", "to be cancelled", interruptOnCancel=True)
-        write("slow", slow)
+        write("slow", held_until(released))
 
     writing = threading.Thread(target=cancelled)
     writing.start()
     with Client(endpoints) as client:
         staging = client.asynchronous.staging
         while client.wait(staging.job("slow")).staged_bytes == 0 and writing.is_alive():
-            time.sleep(0.02)
+            time.sleep(0.02)  # the rows of partition 0 are staged, and without partition 1 the job cannot end
     spark.sparkContext.cancelJobGroup("doomed")
     writing.join()
+    released.touch()  # if Spark has not ended it yet, the task of the cancelled job goes on now, and must be refused
     write("slow", harmless)
     print(json.dumps(found))
     spark.stop()
