@@ -1,7 +1,9 @@
 """Event files of nodes as Parquet: one row an event, in bounded files.
 
-Reads what nodes noted (storage/events.py), from copies or from the data directories themselves; a file that is torn or
-damaged ends where it does, as it does for the nodes. Never on a node's hot path.
+Messages that came in bundles are noted by the bundle; they become rows of kind SCHEDULED here, once however many nodes
+noted them, with what the bundle tells that lies in one of the directories. Reads what nodes noted (storage/events.py),
+from copies or from the data directories themselves; a file that is torn or damaged ends where it does, as it does for
+the nodes. Never on a node's hot path.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tickwheel.storage.events import EventKind, EventRecord, paths, read_events
+from tickwheel.storage.loaded_events import messages_of
 from tickwheel.storage.local import LocalDisk
 
 ROWS_A_FILE = 1_000_000
@@ -74,11 +77,16 @@ def table_of(node: str, record: EventRecord) -> pa.Table:
 
 
 def _tables(directories: Mapping[str, Path]) -> Iterator[pa.Table]:
-    for node, directory in directories.items():
-        disk = LocalDisk(str(directory))
+    disks = {node: LocalDisk(str(directory)) for node, directory in directories.items()}
+    loaded: set[tuple[int, str]] = set()
+    for node, disk in disks.items():
         for path in paths(disk, DIRECTORY):
             for record in read_events(disk, path):
-                yield table_of(node, record)
+                if record.kind is not EventKind.LOADED:
+                    yield table_of(node, record)
+                elif (record.log_index, record.texts[0]) not in loaded:
+                    loaded.add((record.log_index, record.texts[0]))
+                    yield table_of(node, messages_of(record, list(disks.values())))
 
 
 def export_events(directories: Mapping[str, Path], out: Path, rows_a_file: int = ROWS_A_FILE) -> int:

@@ -62,6 +62,9 @@ class EventKind(enum.IntEnum):
     """No columns. This node became master of `term`. Texts: its id."""
     LOST = 8
     """No columns; `count` records of this node were left out, because they came faster than they could be written."""
+    LOADED = 9
+    """hour, first_index, units, clamp_ms of each chunk of a bundle that was taken over, in the order of its rows.
+    Texts: the bundle's name, its topics. loaded_events.py makes SCHEDULED records of it."""
 
 
 COLUMNS: Mapping[EventKind, tuple[str, ...]] = {
@@ -73,6 +76,7 @@ COLUMNS: Mapping[EventKind, tuple[str, ...]] = {
     EventKind.MOVED: ("id", "new_id", "due_ms"),
     EventKind.LEADS: (),
     EventKind.LOST: (),
+    EventKind.LOADED: ("hour", "first_index", "units", "clamp_ms"),
 }
 
 Column = NDArray[np.uint64]

@@ -36,6 +36,19 @@ TAKEN = np.dtype(
 """One chunk that was taken over."""
 
 TakenChunks = NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ingested:
+    """What taking a bundle over gave its units."""
+
+    chunks: TakenChunks
+    clamp_ms: int
+    """Units that were due before this are due then."""
+    late: int
+    """Units of hours that were over."""
+
+
 _NONE: TakenChunks = np.zeros(0, TAKEN)
 
 

@@ -33,7 +33,7 @@ from tickwheel.storage.disk import Disk
 from tickwheel.storage.segment import Chunk, Segment, SegmentLengths
 from tickwheel.wheel import sweep
 from tickwheel.wheel.buffer import Block, Buffer
-from tickwheel.wheel.bundles import Bundles, Overlay, TakenChunks
+from tickwheel.wheel.bundles import Bundles, Ingested, Overlay, TakenChunks
 from tickwheel.wheel.checkpoint import CheckpointJob, WheelState, read_run, run_path
 from tickwheel.wheel.hours import HourTable
 from tickwheel.wheel.jobs import AbsorbJob, HourChunks, Job, LoadJob, MapJob, MergeJob
@@ -211,8 +211,8 @@ class Wheel:
             if part is not None:
                 loading.arrivals.append(part)
 
-    def ingest(self, name: str, layout: Layout, topic_ids: tuple[int, ...], stamped_ms: int) -> int:
-        """Take a bundle over: its units get the next indexes of their hours. Returns how many were late.
+    def ingest(self, name: str, layout: Layout, topic_ids: tuple[int, ...], stamped_ms: int) -> Ingested:
+        """Take a bundle over: its units get the next indexes of their hours.
 
         Units due before the cursor become due at the cursor, as arrivals do; if their hour is over they go to the
         cursor's. Nothing is read or written: `absorbing` holds until a job has read what is due soon.
@@ -247,7 +247,7 @@ class Wheel:
         self.pending += layout.units
         for hour in used.tolist():
             self._chunks.pop(hour, None)
-        return int(units[table["hour"] < cursor_hour].sum())
+        return Ingested(taken, self.cursor.due_ms, int(units[table["hour"] < cursor_hour].sum()))
 
     def covers(self, hour_max: int) -> bool:
         """Whether hours up to this one can be used."""

@@ -12,14 +12,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tickwheel.node.state.loads import IngestResult
 from tickwheel.node.state.results import CancelResult, PublishResult, RescheduleResult, SettleResult, SweepResult
+from tickwheel.node.state.staging import StagingResult
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.consumer_pb2 import DeliverBatch
-from tickwheel.proto.log_pb2 import Command, LogEntry, Publish, SettleColumns
+from tickwheel.proto.log_pb2 import Command, Ingest, LogEntry, Publish, SettleColumns
 from tickwheel.proto.scheduler_pb2 import CANCELLED, RESCHEDULED
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.events import COLUMNS, Column, EventKind, EventRecord, EventWriter, paths, read_events
+from tickwheel.storage.loaded_events import messages_of, note_texts, rows_of
+from tickwheel.wheel.bundles import Ingested
 from tickwheel.wheel.units import Units, ids_of
 
 DIRECTORY = "events"
@@ -89,10 +93,13 @@ class Events:
             "log_index": index,
         }
         if isinstance(result, PublishResult):
-            publish = command.publish
-            topics = np.unique(np.frombuffer(publish.topic_ids, "<u4")).tolist()
-            texts = [f"{number}={self._names.topic_name(number)}" for number in topics]
-            self._put(lambda: _scheduled(publish, result, facts, texts), 3 * len(publish.due_ms) + 512)
+            self._schedule(command.publish, result, facts)
+        elif isinstance(result, StagingResult):
+            if result.schedule is not None:
+                self._schedule(*result.schedule, facts)
+        elif isinstance(result, IngestResult):
+            if result.ingested is not None:
+                self._loaded(command.ingest, result.ingested, facts)
         elif isinstance(result, SettleResult):
             for batch, part in zip(command.settle.batches, result.parts, strict=False):
                 if part.settled:
@@ -112,6 +119,20 @@ class Events:
         elif kind == "lead" and command.lead.node_id == self._node_id:
             record = EventRecord(EventKind.LEADS, **facts, texts=(self._node_id,))
             self._put(lambda: record, 128)
+
+    def _schedule(self, publish: Publish, result: PublishResult, facts: Mapping[str, Any]) -> None:
+        topics = np.unique(np.frombuffer(publish.topic_ids, "<u4")).tolist()
+        texts = [f"{number}={self._names.topic_name(number)}" for number in topics]
+        self._put(lambda: _scheduled(publish, result, facts, texts), 3 * len(publish.due_ms) + 512)
+
+    def _loaded(self, ingest: Ingest, ingested: Ingested, facts: Mapping[str, Any]) -> None:
+        """One note for the whole bundle: readers find its messages in it."""
+        chunks = ingested.chunks
+        columns = {name: chunks[name].astype(np.uint64) for name in ("hour", "first_index", "units")}
+        columns["clamp_ms"] = np.full(len(chunks), ingested.clamp_ms, np.uint64)
+        texts = note_texts(ingest.segment_sha256, [self._names.topic_name(number) for number in ingest.topic_ids])
+        record = EventRecord(EventKind.LOADED, **facts, count=len(chunks), texts=texts, columns=columns)
+        self._put(lambda: record, 32 * len(chunks) + 512)
 
     def _settled(self, batch: SettleColumns, taken: int, facts: Mapping[str, Any]) -> None:
         ids, attempts, kind = batch.ids[: 8 * taken], batch.attempts[: 4 * taken], batch.kind
@@ -251,6 +272,10 @@ class FindJob:
                 first_ms = first_ms or record.at_ms
                 if record.kind is EventKind.LOST:
                     self.lost += record.count
+                elif record.kind is EventKind.LOADED:
+                    rows = rows_of(record, np.unique(self._ids))
+                    if len(rows):
+                        record = messages_of(record, [self._disk], rows)
                 here += [(record, row) for row in self._rows(record)]
             self.oldest_ms = first_ms or self.oldest_ms
             room = FOUND_MAX - len(self.found)

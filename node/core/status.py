@@ -13,6 +13,7 @@ from tickwheel.node.core.dispatcher import Phase
 from tickwheel.node.metrics import HistogramValue, MetricValue
 from tickwheel.node.state.loads import IngestResult
 from tickwheel.node.state.results import CancelResult, DispatchResult, PublishResult, SettleResult
+from tickwheel.node.state.staging import StagingResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.scheduler_pb2 import CANCELLED
 from tickwheel.replication.cluster_clock import ClusterClock
@@ -59,6 +60,8 @@ class Totals:
             self.scheduled += sum(len(r.ids) for r in result.requests if not r.repeated)
         elif isinstance(result, IngestResult):
             self.scheduled += result.units
+        elif isinstance(result, StagingResult):
+            self.scheduled += result.published
         elif isinstance(result, DispatchResult):
             self.dispatched += result.dispatched
         elif isinstance(result, SettleResult):

@@ -23,6 +23,7 @@ from tickwheel.proto import bulk_pb2, state_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import Ingest
 from tickwheel.storage.bundle import TABLE, Layout, is_name, problem_of_table
+from tickwheel.wheel.bundles import Ingested
 
 LOADS_MAX = 1_000
 """Loads remembered; 150 bytes each."""
@@ -49,14 +50,14 @@ class Load:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class IngestResult:
     """`units` messages were taken over; 0 if they had been before."""
 
     load: bulk_pb2.LoadState
     units: int = 0
-    late: int = 0
-    """Of those, messages of hours that were over."""
+    ingested: Ingested | None = None
+    """What they got; None: nothing was taken over now."""
 
 
 class Loads:
@@ -125,11 +126,11 @@ class Ingesting:
             return failure
         layout = layout_of(ingest)
         load = known or Load(ingest.job_id, ingest.load_sha256, ingest.bundles)
-        late = self._wheel.ingest(ingest.segment_sha256, layout, tuple(ingest.topic_ids), stamped_ms)
+        ingested = self._wheel.ingest(ingest.segment_sha256, layout, tuple(ingest.topic_ids), stamped_ms)
         load.taken = ingest.sequence
         load.units += layout.units
         self._loads.used(load)
-        return IngestResult(load.message(), layout.units, late)
+        return IngestResult(load.message(), layout.units, ingested)
 
     def _order(self, ingest: Ingest, known: Load | None) -> Failure | None:
         if known is not None and (known.sha256, known.bundles) != (ingest.load_sha256, ingest.bundles):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tickwheel.proto.log_pb2 import ManifestFile
 from tickwheel.storage.bundle import Layout
+from tickwheel.wheel.bundles import Ingested
 from tickwheel.wheel.units import CursorKey, Ids, Units
 
 
@@ -52,7 +53,7 @@ class WheelPort(Protocol):
     def append(self, units: Units, records: bytes | memoryview) -> Ids: ...
 
     def fetch(self, ids: Ids, bytes_max: int) -> tuple[Units, list[bytes]]: ...
-    def ingest(self, name: str, layout: Layout, topic_ids: tuple[int, ...], stamped_ms: int) -> int: ...
+    def ingest(self, name: str, layout: Layout, topic_ids: tuple[int, ...], stamped_ms: int) -> Ingested: ...
 
     @property
     def bundle_chunks(self) -> int: ...

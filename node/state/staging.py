@@ -29,6 +29,7 @@ import numpy as np
 
 from tickwheel.node.core.failure import Failure, limit_reached
 from tickwheel.node.state.publishing import Publishing
+from tickwheel.node.state.results import PublishResult
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.staged_file import StagedFile
 from tickwheel.proto import common_pb2 as pb
@@ -115,6 +116,8 @@ class StagingResult:
     published: int = 0
     """Messages scheduled by this command."""
     position: int = 0
+    schedule: tuple[Publish, PublishResult] | None = field(default=None, compare=False)
+    """What it scheduled, as a schedule of a client would have been."""
 
 
 def _fenced(job_id: str, run_id: str, why: str) -> Failure:
@@ -268,15 +271,16 @@ class Staging:
         block = job.plan[job.position]
         publish = Publish.FromString(self._read(job, block))
         publish.requests.append(PublishRequest(count=block.rows))
-        outcome = publishing.apply(publish, stamped_ms, settings).requests[0]
-        published = len(outcome.ids)
+        result = publishing.apply(publish, stamped_ms, settings)
+        published = len(result.requests[0].ids)
         job.rows_published += published
         job.rows_discarded += block.rows - published
         job.position += 1
         job.touched_ms = max(job.touched_ms, stamped_ms)
         if job.position == len(job.plan):
             self._finish(job)
-        return StagingResult(state=job.state_of(command.batch), published=published, position=job.position)
+        state = job.state_of(command.batch)
+        return StagingResult(None, state, published, job.position, (publish, result))
 
     def _read(self, job: Job, block: Block) -> bytes:
         assert job.file is not None, "a committed block lies in a file"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -11,7 +12,9 @@ from pyspark.sql import SparkSession
 
 from tickwheel.pipeline.audit import AuditConfig, audit, report
 from tickwheel.pipeline.event_export import export_events
+from tickwheel.storage import bundle
 from tickwheel.storage.events import COLUMNS, EventKind, EventRecord, encode
+from tickwheel.storage.unit import UNIT
 
 HOUR = 500_000
 START_MS = HOUR * 3_600_000
@@ -88,3 +91,33 @@ def test_planted_faults_are_found_exactly(spark: SparkSession, tmp_path: Path) -
         assert line in text
     assert (tmp_path / "report" / "audit.html").stat().st_size > 500
     assert spark.read.parquet(str(tmp_path / "report" / "lost")).count() == 11
+
+
+def test_a_loaded_message_that_never_came_is_lost(spark: SparkSession, tmp_path: Path) -> None:
+    """Nodes note a bundle, not its messages, and only one of them still has it: those that are missing are named."""
+    due = [START_MS + 100 * n for n in range(300)]
+    units = np.zeros(len(due), UNIT)
+    units["due_requested_ms"] = due
+    units["size"] = 4
+    units["topic_id"] = np.arange(len(due)) % 2
+    data = b"".join(bundle.build(units, b"abcd" * len(due), slot_ms=1_000, topics=2))
+    name = hashlib.sha256(data).hexdigest()
+    note = record(EventKind.LOADED, [(HOUR, 70, 300, 0)], START_MS, name, "t", "u", log_index=4, stamped_ms=1)
+    first = HOUR << 32 | 70
+    missing = {12, 33, 258}
+    came = [record(EventKind.DISPATCHED, [(first + n, first + n)], due[n], "tu"[n % 2]) for n in range(300)]
+    came += [
+        record(EventKind.DELIVERED, [(first + n, due[n], 1)], due[n] + 2, "tu"[n % 2], "g", "c", term=1)
+        for n in set(range(300)) - missing
+    ]
+    directories = {f"n{number}": tmp_path / f"n{number}" for number in range(3)}
+    for node, directory in directories.items():
+        (directory / "events").mkdir(parents=True)
+        (directory / "events" / "0.events").write_bytes(note + (b"".join(came) if node == "n0" else b""))
+    (tmp_path / "n2" / "bulk").mkdir()
+    (tmp_path / "n2" / "bulk" / f"{name}.bundle").write_bytes(data)
+    assert export_events(directories, tmp_path / "parquet") == 300 + 300 + 297
+    found = audit(spark.read.parquet(str(tmp_path / "parquet")), AuditConfig(until_ms=START_MS + 600_000))
+    assert (found.scheduled, found.delivered) == (300, 297)
+    lost = {(row.id, row.topic, row.due_ms, row.group) for row in found.lost.collect()}
+    assert lost == {(first + n, "tu"[n % 2], due[n], "g") for n in missing}

@@ -18,10 +18,12 @@ from tickwheel.node.core.bundle_store import Held
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.state.results import AdminResult
-from tickwheel.proto import bulk_pb2, common_pb2
+from tickwheel.proto import admin_pb2, bulk_pb2, common_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.storage import bundle
+from tickwheel.storage.events import EventKind, EventRecord, paths, read_events
+from tickwheel.storage.loaded_events import messages_of, rows_of
 from tickwheel.storage.unit import UNIT
 from tickwheel.wheel.units import HOUR_MS
 
@@ -447,3 +449,56 @@ def test_what_is_no_bundle_is_refused(world: World) -> None:
     assert isinstance(reused.ask(0), list)
     world.run(50)
     settle_down(world)
+
+
+def notes_of(node: Node) -> list[EventRecord]:
+    """LOADED records that a node has written."""
+    found = [record for path in paths(node.disk, "events") for record in read_events(node.disk, path)]
+    return [record for record in found if record.kind is EventKind.LOADED]
+
+
+def test_loaded_messages_are_noted_by_their_bundle() -> None:
+    """One note a bundle, from which every node's reader has each message's id, due time and topic, late ones too."""
+    world = World(config=replace(CoreConfig(), segment_bytes=1 << 20, events_bytes_max=1 << 20))
+    begin(world)
+    client = Client(world)
+    client.schedule([5_000, 3_500_000])
+    world.run(500)
+    early = [EPOCH_MS - HOUR_MS + n for n in range(20)]
+    data, wanted = bundle_of([*early, *(world.now_ms + n * 400_000 for n in range(1, 40))])
+    Loader(world, [data]).load()
+    assert Loader(world, [data]).load().units == len(wanted)
+    client.consume()
+    world.run(9_000)
+    settle_down(world)
+    listed: dict[int, int] = {}
+    for node in world.nodes.values():
+        [note] = notes_of(node)
+        everything = messages_of(note, [node.disk])
+        ids = everything.columns["id"]
+        due = everything.columns["due_ms"].tolist()
+        assert everything.count == len(wanted) and set(everything.texts) == {"0=t"}
+        listed = dict(zip(ids.tolist(), due, strict=True))
+        assert sorted(listed.values())[len(early) :] == sorted(wanted.values())[len(early) :]
+        assert node.host is not None
+        lookup = node.host.core.wheel.lookup(ids)
+        lookup.run()
+        assert lookup.found.all() and lookup.units["due_ms"].tolist() == due
+        some = np.sort(ids[[3, 30, 50]])
+        few = messages_of(note, [node.disk], rows_of(note, np.append(some, some + (1 << 40)).astype(np.uint64)))
+        assert few.columns["id"].tolist() == some.tolist()
+        assert few.columns["due_ms"].tolist() == [listed[id] for id in some.tolist()]
+        blind = messages_of(note, [])
+        assert blind.columns["id"].tolist() == ids.tolist()
+        assert (blind.columns["due_ms"] // HOUR_MS == everything.columns["due_ms"] // HOUR_MS).all()
+        assert (blind.columns["due_ms"] >= everything.columns["due_ms"]).all() and set(blind.texts) == {"0=t"}
+    first = min(listed)
+    answers: list[Any] = []
+    master = world.elect()
+    assert master.host is not None
+    named = common_pb2.MessageId(hour=first >> 32, index=first & 0xFFFF_FFFF)
+    master.host.face.trace(admin_pb2.TraceRequest(ids=[named]), answers.append)
+    world.run_until(lambda: bool(answers))
+    kinds = [admin_pb2.TraceEvent.Kind.Name(event.kind) for event in answers[0].events]
+    assert kinds[:3] == ["SCHEDULED", "DISPATCHED", "DELIVERED"] and answers[0].events[0].topic == "t"
+    assert answers[0].events[0].due_ms == listed[first]

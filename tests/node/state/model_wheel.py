@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tickwheel.proto.log_pb2 import ManifestFile
 from tickwheel.storage.bundle import Layout
+from tickwheel.wheel.bundles import Ingested
 from tickwheel.wheel.sweep import DISPATCHED, DONE, MARKED, UNKNOWN
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Ids, Units, ids_of
 
@@ -105,7 +106,7 @@ class ModelWheel:
 
     bundle_chunks = 0
 
-    def ingest(self, name: str, layout: Layout, topic_ids: tuple[int, ...], stamped_ms: int) -> int:
+    def ingest(self, name: str, layout: Layout, topic_ids: tuple[int, ...], stamped_ms: int) -> Ingested:
         """Not modelled: it reads no files."""
         raise NotImplementedError
 

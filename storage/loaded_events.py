@@ -1,0 +1,112 @@
+"""LOADED records of event files: a note for each bundle that was taken over, and how it becomes one for each message.
+
+A note names the ranges of ids that the chunks of a bundle got, so ten million messages are a few dozen notes. What a
+reader wants of single messages (due time, topic) stands in the bundle, which lies beside the event files as long as one
+of its hours is there. Without it their ids are still known, and their due times up to the hour.
+
+Used by workers of a node for traces and by audits; reads what others wrote, never writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.storage.bundle import BadBundleError, bundle_path, read_layout, segment_of
+from tickwheel.storage.disk import Disk, DiskError
+from tickwheel.storage.errors import UnknownVersionError
+from tickwheel.storage.events import TEXT_BYTES_MAX, Column, EventKind, EventRecord
+from tickwheel.storage.unit import HOUR_MS, UNIT
+
+Rows = NDArray[np.int64]
+
+
+def note_texts(name: str, topics: Sequence[str]) -> tuple[str, ...]:
+    """Texts of a note: the bundle's name and its topics in the order of the bundle's list, as many as find room."""
+    room = TEXT_BYTES_MAX - len(name)
+    texts = [name]
+    for topic in topics:
+        room -= 1 + len(topic.encode())
+        if room < 0:
+            break
+        texts.append(topic)
+    return tuple(texts)
+
+
+def _first_ids(note: EventRecord) -> Column:
+    first: Column = (note.columns["hour"] << np.uint64(32)) | note.columns["first_index"]
+    return first
+
+
+def rows_of(note: EventRecord, ids: Column) -> Rows:
+    """Rows of the bundle that some ids name, those of them that it brought."""
+    first, units = _first_ids(note), note.columns["units"]
+    # In a bundle hours rise, and so do the indexes of chunks that came to one hour.
+    place = np.searchsorted(first, ids, side="right") - 1
+    chunk = np.maximum(place, 0)
+    inside = (place >= 0) & (ids - first[chunk] < units[chunk])
+    before = np.cumsum(units) - units
+    rows: Rows = (before[chunk] + ids - first[chunk])[inside].astype(np.int64)
+    return rows
+
+
+def messages_of(note: EventRecord, disks: Sequence[Disk], rows: Rows | None = None) -> EventRecord:
+    """The SCHEDULED record of what a note tells of, with the bundle's copy on the first disk that has a whole one.
+
+    `rows`: of the bundle, rising; absent: all. If no disk has it each message is due at the end of its hour, and the
+    topic is known if there is only one.
+    """
+    units = note.columns["units"].astype(np.int64)
+    rows = np.arange(int(units.sum()), dtype=np.int64) if rows is None else rows
+    ends = np.cumsum(units)
+    chunk = np.searchsorted(ends, rows, side="right")
+    ids = _first_ids(note)[chunk] + (rows - (ends - units)[chunk]).astype(np.uint64)
+    topics = note.texts[1:]
+    found = _read(note, disks, rows)
+    if found is None:
+        due = note.columns["hour"][chunk] * np.uint64(HOUR_MS) + np.uint64(HOUR_MS - 1)
+        places = np.full(len(rows), 0 if len(topics) == 1 else len(topics), np.uint64)
+    else:
+        # As the wheel has it: what was late became due at the cursor.
+        due = np.maximum(found["due_requested_ms"].astype(np.uint64), note.columns["clamp_ms"][chunk])
+        places = found["topic_id"].astype(np.uint64)
+    return replace(
+        note,
+        kind=EventKind.SCHEDULED,
+        count=len(rows),
+        texts=tuple(f"{place}={name}" for place, name in enumerate(topics)),
+        columns={"id": ids, "due_ms": due, "topic_id": places},
+    )
+
+
+def _read(note: EventRecord, disks: Sequence[Disk], rows: Rows) -> NDArray[np.void] | None:
+    name = note.texts[0] if note.texts else ""
+    for disk in disks:
+        try:
+            path = bundle_path(name)
+            if not disk.exists(path):
+                continue
+            file = disk.open(path)
+            try:
+                layout = read_layout(file, file.size())
+            finally:
+                file.close()
+            if not np.array_equal(layout.table["units"], note.columns["units"]):
+                continue
+            segment = segment_of(disk, name, layout)
+            try:
+                if not len(rows):
+                    return np.zeros(0, UNIT)
+                low, high = int(rows[0]), int(rows[-1]) + 1
+                if high - low <= 2 * len(rows):
+                    units: NDArray[np.void] = segment.rows(low, high - low).reshape(-1).view(UNIT)[rows - low]
+                    return units
+                return np.concatenate([segment.rows(row, 1).reshape(-1).view(UNIT) for row in rows.tolist()])
+            finally:
+                segment.close()
+        except (DiskError, BadBundleError, UnknownVersionError):
+            continue  # another node's copy may be whole
+    return None
