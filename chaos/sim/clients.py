@@ -46,6 +46,7 @@ class Wires:
         self.winding_down = False
         """No new work but what shows that the cluster is alive; what is open is finished."""
         self._numbers = 0
+        self._sessions = 0
 
     @property
     def shape(self) -> Shape:
@@ -56,6 +57,11 @@ class Wires:
         """The next of the numbers from 1 on that name things of this run."""
         self._numbers += 1
         return self._numbers
+
+    def session(self) -> int:
+        """The number of the next session of any consumer, from 1 on."""
+        self._sessions += 1
+        return self._sessions
 
     def machine(self, target: int) -> Machine:
         """Whom a client means that counts on when one does not answer."""

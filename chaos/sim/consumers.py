@@ -1,8 +1,13 @@
-"""Consumers of the whole node: they settle, hand back, forget, are slow, and die with messages in hand."""
+"""Consumers of the whole node: they settle, hand back, forget, are slow, and die with messages in hand.
+
+A `Crowd` says of which group and topics, how many, and what of that they do; CROWDS are those of every run.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 import numpy as np
 
@@ -17,17 +22,33 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.proto import consumer_pb2
 
 GROUPS = ("billing", "audit")
-CONSUMERS_PER_GROUP = 2
 LEASE_MS = 3_000
 CREDITS = 200
 
-_Together = tuple[int, int, str, consumer_pb2.Outcome.ValueType, int]
-"""(session, when, topic, outcome, delay of a retry) of what is settled by one call."""
+_Together = tuple[int, int, str, consumer_pb2.Outcome.ValueType, int, int]
+"""(session, when, topic, outcome, delay of a retry, epoch of the group) of what is settled by one call."""
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The consumers of one group."""
+
+    group: str
+    topics: tuple[str, ...]
+    consumers: int = 2
+    batch_messages_max: int = 16
+    nacks: float = 0.04
+    """Part of the batches that are nacked."""
+    deaths: float = 0.005
+    """Part that is declared dead."""
+
+
+CROWDS = tuple(Crowd(group, TOPICS) for group in GROUPS)
 
 
 @dataclass
 class _Consumer:
-    group: str
+    crowd: Crowd
     number: int
     target: int = 0
     session: Session | None = None
@@ -40,15 +61,14 @@ class _Consumer:
 
 
 class Consumers:
-    """`clients.Clients` of two groups."""
+    """`clients.Clients` of some groups."""
 
-    def __init__(self, wires: Wires) -> None:
+    def __init__(self, wires: Wires, crowds: Sequence[Crowd] = CROWDS, rng: Random | None = None) -> None:
         self._wires = wires
         self._world = wires.world
         self._history = wires.history
-        self._rng = wires.rng
-        self._consumers = [_Consumer(group, number) for group in GROUPS for number in range(CONSUMERS_PER_GROUP)]
-        self._next_session = 1
+        self._rng = rng or wires.rng
+        self._consumers = [_Consumer(crowd, number) for crowd in crowds for number in range(crowd.consumers)]
 
     def start(self) -> None:
         """See Clients."""
@@ -74,19 +94,22 @@ class Consumers:
 
     def _open(self, consumer: _Consumer) -> None:
         machine = self._wires.machine(consumer.target)
-        number = self._next_session
-        self._next_session += 1
+        number = self._wires.session()
         consumer.opening = number
         boot = machine.boot
         request = consumer_pb2.OpenConsumer(
-            group=consumer.group, topics=TOPICS, credits=CREDITS, lease_ms=LEASE_MS, batch_messages_max=16
+            group=consumer.crowd.group,
+            topics=consumer.crowd.topics,
+            credits=CREDITS,
+            lease_ms=LEASE_MS,
+            batch_messages_max=consumer.crowd.batch_messages_max,
         )
 
         def deliver(batch: consumer_pb2.DeliverBatch) -> None:
             self._deliver(consumer, machine, number, batch)
 
         def closed(failure: Failure) -> None:
-            self._history.add(SessionClosed(self._world.now_ns, consumer.group, number))
+            self._history.add(SessionClosed(self._world.now_ns, consumer.crowd.group, number))
             if consumer.session_number == number:
                 consumer.target = self._wires.redirect(failure, consumer.target)
                 self._session_over(consumer)
@@ -124,7 +147,7 @@ class Consumers:
             return
 
         def close() -> None:
-            self._history.add(SessionClosed(self._world.now_ns, consumer.group, number))
+            self._history.add(SessionClosed(self._world.now_ns, consumer.crowd.group, number))
             session.close()
 
         machine.deliver(close)
@@ -138,10 +161,11 @@ class Consumers:
         attempts = np.frombuffer(batch.attempts, "<u4").tolist()
         due = np.frombuffer(batch.due_ms, "<i8").tolist()
         sizes = np.frombuffer(batch.sizes, "<u4").tolist()
+        labels = np.frombuffer(batch.meta_sizes, "<u4").tolist()
         uids = []
         at = 0
-        for id64, attempt, due_ms, size in zip(ids, attempts, due, sizes, strict=True):
-            uid = UID.unpack_from(batch.records, at)[0]
+        for id64, attempt, due_ms, size, label in zip(ids, attempts, due, sizes, labels, strict=True):
+            uid = UID.unpack_from(batch.records, at + label)[0]
             at += size
             uids.append(uid)
             self._history.add(
@@ -167,12 +191,14 @@ class Consumers:
         fate = rng.random() if not self._wires.winding_down else 0.0
         if fate > 0.97:
             return  # forgotten: the lease will run out
-        outcome = consumer_pb2.RETRY if fate > 0.93 else consumer_pb2.DEAD if fate > 0.925 else consumer_pb2.ACK
+        nacked = 0.97 - consumer.crowd.nacks
+        dead = nacked - consumer.crowd.deaths
+        outcome = consumer_pb2.RETRY if fate > nacked else consumer_pb2.DEAD if fate > dead else consumer_pb2.ACK
         delay_ms = rng.choice((0, 200, 1_000, 3_000)) if outcome == consumer_pb2.RETRY else 0
         think_ns = rng.randrange(MS, 40 * MS) if fate < 0.9 else rng.randrange(500 * MS, 4_000 * MS)
         grid_ns = self._wires.shape.settle_grid_ms * MS
         settle_ns = -(-(self._world.now_ns + think_ns) // grid_ns) * grid_ns
-        together = (number, settle_ns, batch.topic, outcome, delay_ms)
+        together = (number, settle_ns, batch.topic, outcome, delay_ms, batch.epoch)
         if together in consumer.thinking:
             consumer.thinking[together].append((batch, uids))
         else:
@@ -183,7 +209,7 @@ class Consumers:
         """One settlement for all batches of a topic that the consumer has done with by now."""
         batches = consumer.thinking.pop(together)
         session = consumer.session
-        number, _, topic, outcome, delay_ms = together
+        number, _, topic, outcome, delay_ms, epoch = together
         if session is None or consumer.session_number != number:
             return
         ids, attempts, positions = (
@@ -199,18 +225,19 @@ class Consumers:
             )
         )
         for id64, uid, attempt in rows:
-            self._history.add(SettleSent(self._world.now_ns, consumer.group, id64, uid, attempt, name, delay_ms))
+            self._history.add(SettleSent(self._world.now_ns, consumer.crowd.group, id64, uid, attempt, name, delay_ms))
         key = self._wires.number()
         consumer.unanswered[key] = len(rows)
         settle = consumer_pb2.SettleBatch(
             sequence=1,
-            group=consumer.group,
+            group=consumer.crowd.group,
             topic=topic,
             outcome=outcome,
             delay_ms=delay_ms,
             ids=ids,
             attempts=attempts,
             positions=positions if self._rng.random() < 0.9 else b"",
+            epoch=epoch,
         )
 
         def done(receipt: consumer_pb2.SettleReceipt | Failure) -> None:
@@ -221,7 +248,7 @@ class Consumers:
             if isinstance(receipt, Failure) or receipt.settled != len(rows):
                 return
             for id64, uid, attempt in rows:
-                self._history.add(Settled(self._world.now_ns, consumer.group, id64, uid, attempt, name))
+                self._history.add(Settled(self._world.now_ns, consumer.crowd.group, id64, uid, attempt, name))
 
         def act() -> None:
             session.settle(settle, done)

@@ -255,6 +255,16 @@ class ProposalEnded(Record):
 # -- producers
 
 
+@dataclass(slots=True, frozen=True)
+class Label:
+    """What a producer writes on a message besides its payload."""
+
+    lane: str | None = None
+    """Its message group, in a FIFO topic; empty: it names none."""
+    tags: tuple[str, ...] = ()
+    key: str = ""
+
+
 @dataclass(slots=True)
 class Row:
     """One message as its producer wants it; delay_ms is set for relative times."""
@@ -263,6 +273,7 @@ class Row:
     topic: str
     due_ms: int | None
     delay_ms: int | None
+    label: Label | None = None
 
 
 @dataclass(slots=True)
@@ -294,6 +305,8 @@ class ScheduleAcknowledged(Record):
     ids: tuple[int, ...]
     due_ms: tuple[int, ...]
     repeated: bool
+    groups: tuple[str, ...] = ()
+    """Whom they are for; empty: all groups of the run."""
 
 
 @dataclass(slots=True)

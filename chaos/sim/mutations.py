@@ -425,3 +425,7 @@ def journal_cut_early(patches: Patches) -> None:
         return begin
 
     patches.replace(Checkpointer, "_begin", make)
+
+
+# Last, for they enter themselves into the table above.
+from tickwheel.chaos.sim import mutations_of_groups  # noqa: E402, F401

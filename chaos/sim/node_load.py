@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tickwheel.chaos.sim import lines
 from tickwheel.chaos.sim.changes import Changes
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
 from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
@@ -11,11 +12,14 @@ from tickwheel.chaos.sim.clients import Clients, Wires
 from tickwheel.chaos.sim.consumers import GROUPS, Consumers
 from tickwheel.chaos.sim.core_process import CoreProcess, note_digest, small_config
 from tickwheel.chaos.sim.history import Looked
+from tickwheel.chaos.sim.lines import Lines
 from tickwheel.chaos.sim.log_watch import Census
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.operators import Operators
-from tickwheel.chaos.sim.producers import Producers
+from tickwheel.chaos.sim.pauses import Pauses
+from tickwheel.chaos.sim.producers import TOPICS, Producers
 from tickwheel.chaos.sim.setup import Stage
+from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.failure import Failure
 from tickwheel.proto import common_pb2, scheduler_pb2
@@ -42,6 +46,16 @@ class NodeLoad:
             Changes(self._wires, self._producers.known),
             self._operators,
         ]
+        self._draw_more(stage.shape)
+
+    def _draw_more(self, shape: Shape) -> None:
+        """Clients that not every run has, by its shape."""
+        paused = [("topic", TOPICS[0]), ("group", GROUPS[0])]
+        if shape.lines:
+            self.parts.append(Lines(self._wires))
+            paused += [("topic", lines.TOPIC), ("group", lines.GROUP)]
+        if shape.pauses:
+            self.parts.append(Pauses(self._wires, paused))
 
     def build(self, machine: Machine) -> CoreProcess:
         """A whole node."""

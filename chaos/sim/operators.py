@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.history import MemberRemoved
 from tickwheel.chaos.sim.log_process import members_of
@@ -20,7 +21,6 @@ from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import Member, RemoveMemberRequest
 from tickwheel.proto.log_pb2 import AdminCommand
 
-PAUSE_NS = 150 * MS
 LOOK_NS = 100 * MS
 STOPPED_NS_MOST = 1_500 * MS
 
@@ -31,6 +31,7 @@ class Operators:
     def __init__(self, wires: Wires, stage: Stage) -> None:
         self._wires = wires
         self._stage = stage
+        self._asking = Asking(wires, wires.rng)
         self._asked: dict[str, str] = {}
         """Member to what is asked for it and not answered yet."""
         self._learning: set[str] = set()
@@ -81,37 +82,14 @@ class Operators:
     def _ask(self, what: str, name: str, command: AdminCommand, then: Callable[[], None]) -> None:
         self._asked[name] = what
         self._wires.world.tell("run", f"asks to {what} {name}")
-        tries = [0]
 
-        def again(target: int) -> None:
-            tries[0] += 1
-            number = tries[0]
+        def taken(answer: object) -> bool:
+            lost_before = what == "remove" and isinstance(answer, Failure) and answer.reason == common_pb2.UNKNOWN_NAME
+            if isinstance(answer, Failure) and not lost_before:
+                return False
+            del self._asked[name]
+            self._wires.world.tell("run", f"{name}: {what} is done")
+            then()
+            return True
 
-            def answered(answer: object) -> None:
-                self._wires.back(take, answer)
-
-            def take(answer: object) -> None:
-                if name not in self._asked or tries[0] != number:
-                    return
-                if isinstance(answer, Failure):
-                    if what == "remove" and answer.reason == common_pb2.UNKNOWN_NAME:
-                        done()  # the answer before was lost
-                        return
-                    tries[0] += 1  # its time-out no longer counts
-                    self._wires.world.after(PAUSE_NS, again, self._wires.redirect(answer, target))
-                    return
-                done()
-
-            def timed_out() -> None:
-                if name in self._asked and tries[0] == number:
-                    again(target + 1)
-
-            self._wires.call(self._wires.machine(target), lambda face: face.admin(command, answered))
-            self._wires.world.after(TIMEOUT_NS, timed_out)
-
-        def done() -> None:
-            if self._asked.pop(name, ""):
-                self._wires.world.tell("run", f"{name}: {what} is done")
-                then()
-
-        again(self._wires.rng.randrange(3))
+        self._asking.ask(lambda face, answer: face.admin(command, answer), taken)

@@ -1,9 +1,14 @@
-"""Producers of the whole node: batches of all shapes, repeated under the same sequence until a receipt comes."""
+"""Producers of the whole node: batches of all shapes, repeated under the same sequence until a receipt comes.
+
+What they write is a function that makes the rows of a batch, all of one topic: `mixed_rows` unless another is given.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 
@@ -11,6 +16,7 @@ from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.history import (
     DelayCounted,
+    Label,
     Row,
     ScheduleAcknowledged,
     ScheduleRefused,
@@ -20,11 +26,12 @@ from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
 from tickwheel.node.core.face import CoreFace
 from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, IncomingBatch
+from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, IncomingBatch, from_batch
 from tickwheel.node.core.publisher import BatchOutcome
-from tickwheel.proto import common_pb2
+from tickwheel.node.state.settings import Settings
+from tickwheel.proto import common_pb2, scheduler_pb2
 
-PRODUCERS = 3
+PRODUCERS = ("p0", "p1", "p2")
 TOPICS = ("orders", "mails")
 PROBE_BATCHES = 4
 """Batches of each producer after the heal."""
@@ -43,14 +50,26 @@ class _Producer:
 
 
 class Producers:
-    """`clients.Clients`. `known` has the id of each message that was acknowledged and that nobody else has taken."""
+    """`clients.Clients`. `known` has the id of each message that was acknowledged and that nobody else has taken.
 
-    def __init__(self, wires: Wires) -> None:
+    `groups`: whom the messages are for; empty: all groups of the run.
+    """
+
+    def __init__(
+        self,
+        wires: Wires,
+        names: Sequence[str] = PRODUCERS,
+        new_rows: Callable[[], tuple[Row, ...]] | None = None,
+        groups: tuple[str, ...] = (),
+        rng: Random | None = None,
+    ) -> None:
         self._wires = wires
         self._world = wires.world
         self._history = wires.history
-        self._rng = wires.rng
-        self._producers = [_Producer(f"p{number}") for number in range(PRODUCERS)]
+        self._rng = rng or wires.rng
+        self._new_rows = new_rows or (lambda: mixed_rows(wires))
+        self._groups = groups
+        self._producers = [_Producer(name) for name in names]
         self.known: dict[int, int] = {}
 
     def start(self) -> None:
@@ -115,7 +134,9 @@ class Producers:
             return
         uids = tuple(row.uid for row in producer.rows)
         ids, due = tuple(outcome.ids.tolist()), tuple(outcome.due_ms.tolist())
-        self._history.add(ScheduleAcknowledged(now_ns, producer.name, sequence, uids, ids, due, outcome.repeated))
+        self._history.add(
+            ScheduleAcknowledged(now_ns, producer.name, sequence, uids, ids, due, outcome.repeated, self._groups)
+        )
         for uid, id64 in zip(uids, ids, strict=True):
             self.known[uid] = id64
         producer.rows = ()
@@ -127,34 +148,10 @@ class Producers:
         if producer.sequence == sequence and producer.rows:
             self._produce(producer)
 
-    def _new_rows(self) -> tuple[Row, ...]:
-        rng = self._rng
-        wall_ms = self._world.wall_ms
-        count = rng.choice((1, 1, 2, 5, 30))
-        topic = rng.choice(TOPICS)
-        same_ms = wall_ms + rng.randrange(200, 4_000)
-        # Mostly times that many messages share, as people like them: fewer commands, faster seeds.
-        grid_ms = rng.choice((1, 100, 200, 500, 500, 1_000))
-        rows = []
-        for _ in range(count):
-            shape = rng.random()
-            due_ms: int | None
-            delay_ms: int | None = None
-            if shape < 0.3:
-                due_ms = same_ms
-            elif shape < 0.36:
-                due_ms = wall_ms - rng.randrange(10_000)
-            elif shape < 0.42 and not self._wires.winding_down:
-                due_ms = wall_ms + HOUR_MS * rng.randrange(1, 1_000)
-            elif shape < 0.5:
-                due_ms, delay_ms = None, rng.randrange(3_000)
-            else:
-                due_ms = (wall_ms + rng.randrange(5_000)) // grid_ms * grid_ms
-            rows.append(Row(self._wires.number(), topic, due_ms, delay_ms))
-        return tuple(rows)
-
     def _batch(self, producer: _Producer) -> IncomingBatch:
         rows = producer.rows
+        if any(row.label is not None for row in rows):
+            return labelled_batch(producer.name, producer.sequence, rows)
         records = [UID.pack(row.uid) + b"." * (row.uid * 7919 % 150) for row in rows]
         return IncomingBatch(
             producer_id=producer.name,
@@ -168,3 +165,49 @@ class Producers:
             meta_sizes=None,
             records=b"".join(records),
         )
+
+
+def mixed_rows(wires: Wires) -> tuple[Row, ...]:
+    """For one of TOPICS: due at once, soon, together, and some in hours to come."""
+    rng = wires.rng
+    wall_ms = wires.world.wall_ms
+    count = rng.choice((1, 1, 2, 5, 30))
+    topic = rng.choice(TOPICS)
+    same_ms = wall_ms + rng.randrange(200, 4_000)
+    # Mostly times that many messages share, as people like them: fewer commands, faster seeds.
+    grid_ms = rng.choice((1, 100, 200, 500, 500, 1_000))
+    rows = []
+    for _ in range(count):
+        shape = rng.random()
+        due_ms: int | None
+        delay_ms: int | None = None
+        if shape < 0.3:
+            due_ms = same_ms
+        elif shape < 0.36:
+            due_ms = wall_ms - rng.randrange(10_000)
+        elif shape < 0.42 and not wires.winding_down:
+            due_ms = wall_ms + HOUR_MS * rng.randrange(1, 1_000)
+        elif shape < 0.5:
+            due_ms, delay_ms = None, rng.randrange(3_000)
+        else:
+            due_ms = (wall_ms + rng.randrange(5_000)) // grid_ms * grid_ms
+        rows.append(Row(wires.number(), topic, due_ms, delay_ms))
+    return tuple(rows)
+
+
+def labelled_batch(producer: str, sequence: int, rows: Sequence[Row]) -> IncomingBatch:
+    """Rows with message groups, tags and keys, as the node's own intake reads them."""
+    messages = []
+    for row in rows:
+        label = row.label or Label()
+        meta = common_pb2.MessageMeta(message_group=label.lane or "", tags=label.tags, key=label.key)
+        message = common_pb2.Message(topic=row.topic, payload=UID.pack(row.uid), meta=meta)
+        if row.due_ms is not None:
+            message.due_ms = row.due_ms
+        else:
+            message.delay_ms = row.delay_ms or 0
+        messages.append(message)
+    wanted = scheduler_pb2.ScheduleBatch(
+        producer_id=producer, sequence=sequence, rows=scheduler_pb2.RowBatch(messages=messages)
+    )
+    return from_batch(wanted, Settings())

@@ -21,6 +21,8 @@ SETTLE_GRID_MS = (1, 50, 50, 100)
 PAUSE_MS = (400, 800, 1_500)
 LOG_PAUSE_MS = (40, 40, 40, 2_000)
 CHECKPOINT_EVERY = (50, 300, 1 << 60)
+WITH = (0, 0, 1)
+"""Whether some kind of clients takes part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,10 @@ class Shape:
     election: in a quiet log faults do other harm than in a busy one."""
     checkpoint_every: int
     """Entries between two checkpoints of the log alone."""
+    lines: int = 0
+    """Clients of a FIFO topic (lines.py)."""
+    pauses: int = 0
+    """Operators who pause (pauses.py)."""
 
     @property
     def loop_gap_ns(self) -> int:
@@ -67,4 +73,6 @@ def draw(world: World, fixed: Sequence[tuple[str, int]] = ()) -> Shape:
         pause_ms=one("pause_ms", PAUSE_MS),
         log_pause_ms=one("log_pause_ms", LOG_PAUSE_MS),
         checkpoint_every=one("checkpoint_every", CHECKPOINT_EVERY),
+        lines=one("lines", WITH),
+        pauses=one("pauses", WITH),
     )

@@ -10,6 +10,9 @@ import pytest
 from tickwheel.chaos.sim.run import simulate
 from tickwheel.chaos.sim.setup import Level, RunResult, SimulationConfig
 
+WITH_ALL = (("lines", 1), ("pauses", 1))
+"""Clients that take part by the dice of a seed (shape.py)."""
+
 
 def verdict(seed: int, config: SimulationConfig) -> RunResult:
     result = simulate(seed, config)
@@ -30,6 +33,13 @@ def test_log_under_faults(seed: int) -> None:
 def test_node_under_faults(seed: int) -> None:
     """Whole nodes with clients that repeat, cancel, move, nack and die: no promise is broken."""
     verdict(seed, SimulationConfig(level=Level.NODE, seconds=4))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_groups_and_operators_do(seed: int) -> None:
+    """With every kind of clients at once, those too that a run has by its dice: each of them did something."""
+    result = verdict(seed, SimulationConfig(level=Level.NODE, seconds=4, shape=WITH_ALL))
+    assert all(result.counts.get(kind) for kind in ("PauseAnswered",))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from tickwheel.chaos.sim.checkers.base import BrokenPromise, Checker, attach
+from tickwheel.chaos.sim.checkers.fifo import InOrder
 from tickwheel.chaos.sim.checkers.p1_durable import Durable
 from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
+from tickwheel.chaos.sim.checkers.p1_pauses import PausesHold
 from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
 from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
 from tickwheel.chaos.sim.checkers.p3_never_early import NeverEarly
@@ -36,6 +38,8 @@ ALL: tuple[type[Checker], ...] = (
     DefiniteCancel,
     Live,
     Bounded,
+    InOrder,
+    PausesHold,
 )
 
 __all__ = ["ALL", "BrokenPromise", "Checker", "attach"]

@@ -47,15 +47,15 @@ class NoLoss(Checker):
     def observe(self, record: Record) -> None:
         match record:
             case Delivered():
-                self._delivered[record.group].add(record.uid)
-                self._missing[record.group].discard(record.uid)
+                self._delivered.setdefault(record.group, set()).add(record.uid)
+                self._missing.setdefault(record.group, set()).discard(record.uid)
             case ScheduleAcknowledged():
                 for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
                     if uid not in self._due_ms:
                         self._due_ms[uid] = due_ms
-                        for group in self._groups:
-                            if uid not in self._delivered[group] and uid not in self._cancelled:
-                                self._missing[group].add(uid)
+                        for group in record.groups or self._groups:
+                            if uid not in self._delivered.get(group, ()) and uid not in self._cancelled:
+                                self._missing.setdefault(group, set()).add(uid)
             case CancelSent():
                 self._cancel_open[record.uid] = self._cancel_open.get(record.uid, 0) + 1
             case CancelAnswered():
@@ -83,8 +83,8 @@ class NoLoss(Checker):
         wall_ms = self._start_wall_ms + at_ns // MS
         return [
             (group, uid)
-            for group in self._groups
-            for uid in sorted(self._missing[group])
+            for group, missing in self._missing.items()
+            for uid in sorted(missing)
             if self._latest_due_ms(uid) <= wall_ms and uid not in self._cancel_open
         ]
 

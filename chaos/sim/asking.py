@@ -1,0 +1,70 @@
+"""Questions that are put again and again, to whoever is master, until the answer is definite.
+
+A try that is not answered in time counts as lost, and what it brings later is not looked at: the question may so have
+had its effect before it is answered, and more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.world import MS
+from tickwheel.node.core.face import CoreFace
+from tickwheel.node.core.failure import Failure
+
+PAUSE_NS = 150 * MS
+
+Call = Callable[[CoreFace, Callable[[Any], None]], None]
+"""Puts the question to a node's client face; the function is for its answer."""
+
+
+class Asking:
+    """Questions of one kind of clients; `open` is how many have no answer."""
+
+    def __init__(self, wires: Wires, rng: Random) -> None:
+        self._wires = wires
+        self._rng = rng
+        self.open = 0
+
+    def ask(self, call: Call, taken: Callable[[Any], bool]) -> None:
+        """Until `taken` says that an answer (perhaps a Failure) is definite."""
+        self.open += 1
+        self._try(call, taken, self._rng.randrange(3))
+
+    def command(self, call: Call, then: Callable[[Any], None]) -> None:
+        """Until the answer is no Failure; `then` is told it."""
+
+        def taken(answer: Any) -> bool:
+            if isinstance(answer, Failure):
+                return False
+            then(answer)
+            return True
+
+        self.ask(call, taken)
+
+    def _try(self, call: Call, taken: Callable[[Any], bool], target: int) -> None:
+        over: list[bool] = []
+
+        def take(answer: Any) -> None:
+            if over:
+                return
+            over.append(True)
+            self.open -= 1
+            if taken(answer):
+                return
+            self.open += 1
+            turn = self._wires.redirect(answer, target) if isinstance(answer, Failure) else target
+            self._wires.world.after(PAUSE_NS, self._try, call, taken, turn)
+
+        def timed_out() -> None:
+            if not over:
+                over.append(True)
+                self._try(call, taken, target + 1)
+
+        self._wires.call(
+            self._wires.machine(target), lambda face: call(face, lambda answer: self._wires.back(take, answer))
+        )
+        self._wires.world.after(TIMEOUT_NS, timed_out)

@@ -1,0 +1,78 @@
+"""FIFO: of a message group one message is out at a time, and they come in order.
+
+For each group of consumers and message group: what follows comes only after a consumer settled what was out (a nack
+settles nothing, so the message group waits for the retry); nothing older comes after something newer, first or again;
+and nothing that was acknowledged before is passed over. The order is that of due times, of ids where they are equal.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import Delivered, Record, ScheduleAcknowledged, ScheduleSent, SettleSent
+
+Lane = tuple[str, str]
+"""(topic, message group)"""
+Place = tuple[int, int]
+"""(due_ms, id)"""
+
+SETTLING = ("ACK", "DEAD", "SKIP")
+
+
+class InOrder(Checker):
+    """Judges what was sent with a message group, an empty one too."""
+
+    promise: ClassVar[str] = "FIFO"
+    kinds: ClassVar[tuple[type[Record], ...]] = (ScheduleSent, ScheduleAcknowledged, Delivered, SettleSent)
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, Lane] = {}
+        self._waiting: dict[tuple[str, Lane], dict[int, Place]] = {}
+        """Acknowledged and never delivered, by group of consumers and lane."""
+        self._out: dict[tuple[str, Lane], tuple[int, Place]] = {}
+        """What came last."""
+        self._settled: set[tuple[str, int]] = set()
+        self._delivered: set[tuple[str, int]] = set()
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                lane = self._lanes.get(record.uid)
+                if lane is not None:
+                    self._judge(record, lane)
+            case SettleSent():
+                if record.uid in self._lanes and record.outcome in SETTLING:
+                    self._settled.add((record.group, record.uid))
+            case ScheduleSent():
+                for row in record.rows:
+                    if row.label is not None and row.label.lane is not None:
+                        self._lanes[row.uid] = (row.topic, row.label.lane)
+            case ScheduleAcknowledged():
+                if record.uids[0] in self._lanes:
+                    self._acknowledged(record)
+
+    def _acknowledged(self, record: ScheduleAcknowledged) -> None:
+        for uid, due_ms, id_ in zip(record.uids, record.due_ms, record.ids, strict=True):
+            for group in record.groups:
+                if (group, uid) not in self._delivered:
+                    self._waiting.setdefault((group, self._lanes[uid]), {})[uid] = (due_ms, id_)
+
+    def _judge(self, record: Delivered, lane: Lane) -> None:
+        key = (record.group, lane)
+        place = (record.due_ms, record.id)
+        name = f"message {record.uid} of {lane[0]}/{lane[1] or '(none)'} to {record.group}"
+        before = self._out.get(key)
+        if before is not None and before[0] != record.uid:
+            uid, last = before
+            if (record.group, uid) not in self._settled:
+                self.broken(record.at_ns, f"{name} comes from {record.node} while message {uid} is not settled")
+            if place < last:
+                self.broken(record.at_ns, f"{name} comes from {record.node} after message {uid}, which is behind it")
+        waiting = self._waiting.setdefault(key, {})
+        waiting.pop(record.uid, None)
+        self._delivered.add((record.group, record.uid))
+        for uid, other in waiting.items():
+            if other < place:
+                self.broken(record.at_ns, f"{name} comes from {record.node} before message {uid}, which is due first")
+        self._out[key] = (record.uid, place)

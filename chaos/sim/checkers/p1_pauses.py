@@ -1,0 +1,44 @@
+"""P1 of pauses: once it is confirmed that a topic or group is paused, nothing is delivered until it goes on.
+
+What consumers have in hand they may settle. That a pause loses nothing others judge: all that is due comes after it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import Delivered, Record
+from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked
+
+
+class PausesHold(Checker):
+    """From the answer to the pause until somebody asks that it goes on."""
+
+    promise: ClassVar[str] = "P1 (pause)"
+    kinds: ClassVar[tuple[type[Record], ...]] = (PauseAsked, PauseAnswered, Delivered)
+
+    def __init__(self) -> None:
+        self._since_ns: dict[tuple[str, str], int] = {}
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                if self._since_ns:
+                    self._judge(record, ("topic", record.topic))
+                    self._judge(record, ("group", record.group))
+            case PauseAsked():
+                if not record.paused:
+                    self._since_ns.pop((record.kind, record.name), None)
+            case PauseAnswered():
+                if record.paused:
+                    self._since_ns[record.kind, record.name] = record.at_ns
+
+    def _judge(self, record: Delivered, place: tuple[str, str]) -> None:
+        since_ns = self._since_ns.get(place)
+        if since_ns is not None:
+            self.broken(
+                record.at_ns,
+                f"{record.node} delivers message {record.uid} of {record.topic} to {record.group}; "
+                f"{' '.join(place)} is paused since {since_ns / 1e9:.6f} s",
+            )

@@ -1,0 +1,63 @@
+"""Clients of a FIFO topic: a producer that writes for a few message groups, and consumers that nack a good deal."""
+
+from __future__ import annotations
+
+from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.clients import Wires
+from tickwheel.chaos.sim.consumers import Consumers, Crowd
+from tickwheel.chaos.sim.history import Label, Row
+from tickwheel.chaos.sim.producers import Producers
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, ExponentialBackoff, RetryPolicy
+from tickwheel.proto.log_pb2 import AdminCommand
+
+TOPIC = "steps"
+GROUP = "assembly"
+LANES = ("", "red", "green", "blue", "grey")
+
+
+class Lines:
+    """`clients.Clients`."""
+
+    def __init__(self, wires: Wires) -> None:
+        self._wires = wires
+        self._rng = wires.world.stream("clients/lines")
+        self._asking = Asking(wires, self._rng)
+        self._producers = Producers(wires, ("fifo",), self._rows, (GROUP,), self._rng)
+        self._consumers = Consumers(wires, (Crowd(GROUP, (TOPIC,), nacks=0.1, deaths=0.01),), self._rng)
+
+    def start(self) -> None:
+        """See Clients: once the topic and the group are there, which must not be created by the way."""
+        policy = RetryPolicy(exponential=ExponentialBackoff(initial_ms=200, factor=2, max_ms=1_000, jitter=0.2))
+        topic = AdminCommand(create_topic=CreateTopicRequest(name=TOPIC, fifo=True))
+        group = AdminCommand(create_group=CreateGroupRequest(name=GROUP, topics=[TOPIC], retry=policy))
+
+        def created(_: object) -> None:
+            self._producers.start()
+            self._consumers.start()
+
+        self._asking.command(
+            lambda face, answer: face.admin(topic, answer),
+            lambda _: self._asking.command(lambda face, answer: face.admin(group, answer), created),
+        )
+
+    def unfinished(self) -> str:
+        """See Clients."""
+        return self._producers.unfinished() or self._consumers.unfinished()
+
+    def _rows(self) -> tuple[Row, ...]:
+        rng = self._rng
+        wall_ms = self._wires.world.wall_ms
+        same_ms = wall_ms + rng.randrange(100, 2_500)
+        rows = []
+        for _ in range(rng.choice((1, 2, 3, 8))):
+            dice = rng.random()
+            due_ms: int | None = same_ms
+            delay_ms = None
+            if dice < 0.1:
+                due_ms = wall_ms - rng.randrange(5_000)
+            elif dice < 0.2:
+                due_ms, delay_ms = None, rng.randrange(2_000)
+            elif dice < 0.7:
+                due_ms = wall_ms + rng.randrange(3_000)
+            rows.append(Row(self._wires.number(), TOPIC, due_ms, delay_ms, Label(rng.choice(LANES))))
+        return tuple(rows)

@@ -1,0 +1,76 @@
+"""Old bugs of what groups and operators are promised; more of mutations.py, which knows them all."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from tickwheel.chaos.sim.mutations import Patches, mutation
+from tickwheel.node.core import fifo
+from tickwheel.node.core.fifo import FifoChannel
+from tickwheel.node.state import snapshot
+from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.state.retrying import Retrying
+from tickwheel.proto.common_pb2 import MessageMeta
+
+# -- message groups
+
+
+@mutation("every message of a FIFO topic is a message group of its own")
+def message_groups_ignored(patches: Patches) -> None:
+    numbers = itertools.count()
+
+    class Other:
+        @staticmethod
+        def FromString(data: bytes) -> MessageMeta:
+            return MessageMeta(message_group=str(next(numbers)))
+
+    patches.replace(fifo, "MessageMeta", lambda original: Other)
+
+
+@mutation("a retry in a FIFO topic leaves its place, as elsewhere")
+def retries_leave_their_place(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def settle(self: Retrying, *args: Any, in_place: bool = False) -> Any:
+            return original(self, *args)
+
+        return settle
+
+    patches.replace(Retrying, "settle", make)
+
+
+@mutation("a message group is free again as soon as its lease has run out")
+def paused_heads_passed_over(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def attempt_of_head(self: FifoChannel, name: str, lane: Any) -> int:
+            attempt: int = original(self, name, lane)
+            if attempt > 1 and len(lane.waiting) > 1:
+                lane.waiting.rotate(-1)
+                attempt = original(self, name, lane)
+            return attempt
+
+        return attempt_of_head
+
+    patches.replace(FifoChannel, "_attempt_of_head", make)
+
+
+# -- pauses
+
+
+@mutation("a pause is not in the checkpoint")
+def pauses_not_in_checkpoints(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def restored(*args: Any) -> Any:
+            found = original(*args)
+            found.paused = False
+            return found
+
+        return restored
+
+    patches.replace(snapshot, "_restore_topic", make)
+    patches.replace(snapshot, "_restore_group", make)
+
+
+@mutation("a pause of a group holds its topics that are paused too, no others")
+def group_pauses_not_asked(patches: Patches) -> None:
+    patches.replace(StateMachine, "group_paused", lambda original: lambda self, group_id: False)

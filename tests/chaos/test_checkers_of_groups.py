@@ -1,0 +1,152 @@
+"""Checkers of what groups and operators are promised: each catches hand-made bad histories and lets their good twins
+pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tickwheel.chaos.sim.checkers import ALL, BrokenPromise, Checker
+from tickwheel.chaos.sim.checkers.fifo import InOrder
+from tickwheel.chaos.sim.checkers.p1_pauses import PausesHold
+from tickwheel.chaos.sim.history import (
+    Delivered,
+    Label,
+    Record,
+    Row,
+    ScheduleAcknowledged,
+    ScheduleSent,
+    SettleSent,
+)
+from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked
+from tickwheel.chaos.sim.world import MS, SECOND
+
+WALL_MS = 1_000_000
+ID = 7 << 32
+
+
+def sent(at_ms: int, *uids: int, label: Label, due_in_ms: int = 0) -> ScheduleSent:
+    rows = tuple(Row(uid, "t", WALL_MS + due_in_ms, None, label) for uid in uids)
+    return ScheduleSent(at_ms * MS, "p", uids[0], "n1", rows)
+
+
+def acknowledged(at_ms: int, *uids: int, due_in_ms: int = 0) -> ScheduleAcknowledged:
+    due = (WALL_MS + due_in_ms,) * len(uids)
+    return ScheduleAcknowledged(at_ms * MS, "p", uids[0], uids, tuple(ID + uid for uid in uids), due, False, ("g",))
+
+
+def delivered(
+    at_ms: int, uid: int, *, due_in_ms: int = 0, attempt: int = 1, node: str = "n1", session: int = 1
+) -> Delivered:
+    due_ms = WALL_MS + due_in_ms
+    until_ms = WALL_MS + at_ms + 3_000
+    return Delivered(at_ms * MS, node, 1, 1, "g", "t", session, ID + uid, uid, attempt, due_ms, until_ms)
+
+
+def settled(at_ms: int, uid: int, outcome: str = "ACK", attempt: int = 1) -> SettleSent:
+    return SettleSent(at_ms * MS, "g", ID + uid, uid, attempt, outcome)
+
+
+def judge(kind: type[Checker], records: Sequence[Record]) -> None:
+    """Show a history to one checker, to its end."""
+    assert kind in ALL
+    checker = kind()
+    for record in records:
+        assert isinstance(record, kind.kinds), record
+        checker.observe(record)
+    checker.settle_accounts(60 * SECOND)
+
+
+RED, BLUE = Label(lane="red"), Label(lane="blue")
+PAUSED = [PauseAsked(0, "group", "g", True), PauseAnswered(5 * MS, "group", "g", True)]
+
+GOOD: dict[str, tuple[type[Checker], list[Record]]] = {
+    "one after the other": (
+        InOrder,
+        [sent(0, 1, 2, label=RED), acknowledged(1, 1, 2), delivered(2, 1), settled(3, 1), delivered(4, 2)],
+    ),
+    "a nack blocks its message group alone": (
+        InOrder,
+        [
+            sent(0, 1, label=RED),
+            sent(0, 2, label=BLUE),
+            acknowledged(1, 1),
+            acknowledged(1, 2),
+            delivered(2, 1),
+            settled(3, 1, "RETRY"),
+            delivered(4, 2),
+            delivered(9, 1, attempt=2),
+        ],
+    ),
+    "due first, scheduled last": (
+        InOrder,
+        [
+            sent(0, 1, label=RED, due_in_ms=50),
+            acknowledged(1, 1, due_in_ms=50),
+            sent(2, 2, label=RED, due_in_ms=20),
+            acknowledged(3, 2, due_in_ms=20),
+            delivered(20, 2, due_in_ms=20),
+            settled(21, 2),
+            delivered(50, 1, due_in_ms=50),
+        ],
+    ),
+    "other topics have no order": (
+        InOrder,
+        [sent(0, 1, 2, label=Label(tags=("a",))), acknowledged(1, 1, 2), delivered(2, 2), delivered(3, 1)],
+    ),
+    "until it is asked to go on": (PausesHold, [*PAUSED, PauseAsked(9 * MS, "group", "g", False), delivered(10, 1)]),
+    "before the answer": (PausesHold, [PAUSED[0], delivered(4, 1), PAUSED[1]]),
+    "another group": (PausesHold, [PauseAnswered(5 * MS, "group", "h", True), delivered(10, 1)]),
+}
+
+BAD: dict[str, tuple[type[Checker], list[Record]]] = {
+    "two of a message group": (
+        InOrder,
+        [sent(0, 1, 2, label=RED), acknowledged(1, 1, 2), delivered(2, 1), delivered(4, 2)],
+    ),
+    "behind a nack": (
+        InOrder,
+        [
+            sent(0, 1, 2, label=RED),
+            acknowledged(1, 1, 2),
+            delivered(2, 1),
+            settled(3, 1, "RETRY"),
+            delivered(4, 2),
+        ],
+    ),
+    "one passed over": (InOrder, [sent(0, 1, 2, label=RED), acknowledged(1, 1, 2), delivered(4, 2)]),
+    "the last one again": (
+        InOrder,
+        [
+            sent(0, 1, 2, label=RED),
+            acknowledged(1, 1, 2),
+            delivered(2, 1),
+            settled(3, 1),
+            delivered(4, 2),
+            settled(5, 2),
+            delivered(6, 1, node="n2"),
+        ],
+    ),
+    "of those without a message group two": (
+        InOrder,
+        [sent(0, 1, 2, label=Label(lane="")), acknowledged(1, 1, 2), delivered(2, 1), delivered(4, 2)],
+    ),
+    "delivered while its group is paused": (PausesHold, [*PAUSED, delivered(10, 1)]),
+    "delivered while its topic is paused": (PausesHold, [PauseAnswered(0, "topic", "t", True), delivered(10, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_histories_pass(name: str) -> None:
+    """What the promises allow is not called broken."""
+    judge(*GOOD[name])
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_histories_are_caught(name: str) -> None:
+    """A history that breaks a promise is found out."""
+    kind, records = BAD[name]
+    with pytest.raises(BrokenPromise) as caught:
+        judge(kind, records)
+    assert caught.value.promise == kind.promise
