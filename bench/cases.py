@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tickwheel.bench.load import Consumed, consume, now_ms, schedule_columns, schedule_rows
 from tickwheel.chaos.live.cluster import ChaosCluster
 from tickwheel.chaos.live.losses import Kind, measure
-from tickwheel.chaos.live.proxy import Spoiling
+from tickwheel.chaos.live.network import Spoiling
 from tickwheel.client import AsyncClient
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2
@@ -333,7 +333,7 @@ async def _drain_rate(config: Mapping[str, object], messages: int) -> float:
     with TemporaryDirectory(prefix="tickwheel-bench-") as directory:
         nodes = ChaosCluster(Path(directory), 3, seed=1, config={"dispatch": config}, knobs=False)
         async with nodes, nodes.client() as client:
-            nodes.proxies.spoil(list(nodes.proxies.ways.values()), Spoiling(delay_ms=2.0))
+            nodes.network.spoil(list(nodes.network.ways.values()), Spoiling(delay_ms=2.0))
             task = asyncio.create_task(consume(client, consumed))
             due_ms = now_ms() + 1_500 + messages // 80  # when all of them are scheduled
             await schedule_columns(

@@ -21,6 +21,7 @@ from rich.console import Console
 from tickwheel.chaos.live.losses import Kind, measure
 from tickwheel.chaos.live.losses_report import as_json as figures_of
 from tickwheel.chaos.live.losses_report import print_losses
+from tickwheel.chaos.live.namespaces import NamespacesRefused
 from tickwheel.chaos.live.plan import UnknownFamily, families_of
 from tickwheel.chaos.live.report import print_report, replay_command, write_files
 from tickwheel.chaos.live.supervisor import RunFailed, RunOptions, Supervisor
@@ -41,6 +42,13 @@ def run(
             "--dir", help="Where report, history, data and logs go. Default: a new one; its data go after a good run."
         ),
     ] = None,
+    netns: Annotated[
+        bool,
+        typer.Option(
+            "--netns",
+            help="Nodes in network namespaces, packets really lost; needs Linux and root (or a user namespace).",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Run real nodes under faults and judge every promise; exit code 1 if one was broken."""
@@ -54,14 +62,16 @@ def run(
     if where.exists() and any(where.iterdir()):
         raise typer.BadParameter(f"{where} is not empty")
     began_s = time.monotonic()
-    options = RunOptions(where, seed, minutes * 60, families, nodes, rate)
+    options = RunOptions(where, seed, minutes * 60, families, nodes, rate, netns)
 
     def told(line: str) -> None:
         console.print(f"[dim]{time.monotonic() - began_s:7.1f} s[/dim]  {line}", highlight=False)
 
     try:
-        verdict = uvloop.run(Supervisor(options, told).run())
-    except RunFailed as error:
+        supervisor = Supervisor(options, told)
+        supervisor.move_in()
+        verdict = uvloop.run(supervisor.run())
+    except (RunFailed, NamespacesRefused) as error:
         console.print(f"[bold red]the run could not be carried out:[/bold red] {error}")
         raise typer.Exit(EXIT_VOID) from error
     write_files(verdict, where)

@@ -33,6 +33,7 @@ PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """First and last port that the system gives to outgoing connections."""
 OUTGOING_FIRST = 32_768
 PORT_MIN = 10_000
+LOOPBACK = "127.0.0.1"
 
 
 class LocalClusterError(Exception):
@@ -193,13 +194,14 @@ class LocalCluster:
             if client_port:
                 client = client_port + number
             node_id = f"n{number + 1}"
+            host = self.host(node_id)
             made.append(
                 LocalNode(
                     node_id,
                     self.directory / node_id,
-                    f"127.0.0.1:{client}",
-                    f"127.0.0.1:{peer}",
-                    f"127.0.0.1:{metrics}",
+                    f"{host}:{client}",
+                    f"{host}:{peer}",
+                    f"{host}:{metrics}",
                     peer_advertised=f"127.0.0.1:{peers}" if self._peers_apart else "",
                     client_advertised=f"127.0.0.1:{clients}" if self._clients_apart else "",
                 )
@@ -210,6 +212,10 @@ class LocalCluster:
         for node in made:
             self._write_config(node, {"id": self.cluster_id, "join": "new", "members": members})
         return made
+
+    def host(self, node_id: str) -> str:
+        """Where a new node listens."""
+        return LOOPBACK
 
     def _write_config(self, node: LocalNode, cluster: Mapping[str, object]) -> None:
         node.directory.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""The cluster under chaos: real node processes below one directory, with proxies between them and knobs at each.
+"""The cluster under chaos: real node processes below one directory, with a network between them and knobs at each.
 
-Owns processes, proxies and knobs, and counts the lives of each node. Faults act through this; nobody else signals a
+Owns processes, network and knobs, and counts the lives of each node. Faults act through this; nobody else signals a
 node.
 """
 
@@ -18,7 +18,9 @@ from pathlib import Path
 
 from tickwheel.chaos.live.dialers import dialer
 from tickwheel.chaos.live.knobs import Effects, Knobs, read_effects, write_knobs
-from tickwheel.chaos.live.proxy import CLIENTS, Proxies
+from tickwheel.chaos.live.network import CLIENTS, Network
+from tickwheel.chaos.live.proxy import Proxies
+from tickwheel.chaos.live.switch import Switch
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
 
 
@@ -34,14 +36,25 @@ class ChaosCluster(LocalCluster):
         *,
         clients_apart: bool = False,
         knobs: bool = True,
+        switch: Switch | None = None,
     ) -> None:
         """`clients_apart`: proxies stand between clients and nodes as well. Without `knobs` the nodes are begun as
-        always; their clocks and disks cannot be spoilt."""
+        always; their clocks and disks cannot be spoilt. With a `switch` the nodes, new ones, live in its namespaces,
+        and whoever asks them has to be in that of its clients."""
+        self._switch = switch
+        if switch is not None:
+            config = {**(config or {}), "listen": {**(config or {}).get("listen", {}), "insecure": True}}
         super().__init__(
-            directory, nodes, config=config, cluster_id="chaos", peers_apart=True, clients_apart=clients_apart
+            directory,
+            nodes,
+            config=config,
+            cluster_id="chaos",
+            peers_apart=switch is None,
+            clients_apart=clients_apart and switch is None,
         )
-        self.proxies = Proxies([node.node_id for node in self.nodes], self._recognise, seed)
-        self._with_knobs = knobs
+        self._proxies = Proxies([node.node_id for node in self.nodes], self._recognise, seed)
+        self.network: Network = switch or self._proxies
+        self._with_knobs = knobs or switch is not None
         self.lives = dict.fromkeys((node.node_id for node in self.nodes), 0)
         self.paused: set[str] = set()
         self.killed: set[str] = set()
@@ -52,12 +65,27 @@ class ChaosCluster(LocalCluster):
         pids = {node.node_id: node.pid for node in self.nodes if node.pid is not None}
         return dialer(port, remote_port, pids)
 
+    def host(self, node_id: str) -> str:
+        """See LocalCluster."""
+        return super().host(node_id) if self._switch is None else self._switch.namespaces[node_id].address
+
     def command(self, node: LocalNode) -> list[str]:
         """See LocalCluster."""
         if not self._with_knobs:
             return super().command(node)
         module = "tickwheel.chaos.live.node_start"
-        return [sys.executable, "-m", module, "--config", str(node.config_file), "--knobs", str(self._knob_file(node))]
+        command = [
+            sys.executable,
+            "-m",
+            module,
+            "--config",
+            str(node.config_file),
+            "--knobs",
+            str(self._knob_file(node)),
+        ]
+        if self._switch is not None:
+            command += ["--namespace", self._switch.namespaces[node.node_id].path]
+        return command
 
     def start_node(self, node: LocalNode) -> None:
         """See LocalCluster."""
@@ -71,24 +99,26 @@ class ChaosCluster(LocalCluster):
         return [node.node_id for node in self.nodes]
 
     async def start(self) -> None:
-        """Proxies, then nodes, until all are ready."""
+        """The network, then nodes, until all are ready."""
+        if self._switch is not None:
+            self._switch.start()
         for node in self.nodes:
             if node.peer_advertised:
-                await self.proxies.listen(node.node_id, node.peer_dialled, node.peer_address)
+                await self._proxies.listen(node.node_id, node.peer_dialled, node.peer_address)
             if node.client_advertised:
-                await self.proxies.listen(node.node_id, node.client_dialled, node.client_address, CLIENTS)
+                await self._proxies.listen(node.node_id, node.client_dialled, node.client_address, CLIENTS)
         await super().start()
 
     async def stop(self) -> None:
         """Stop everything in order; idempotent. A node that does not stop is killed."""
-        self.proxies.mend_all()
+        self.network.mend_all()
         for node in self.nodes:
             self.resume(node)
         try:
             await super().stop()
         finally:
             self.kill_all()
-            await self.proxies.stop()
+            await self.network.stop()
 
     def kill_all(self) -> None:
         """At once, whatever state they are in; for an end that cannot wait."""
@@ -114,7 +144,7 @@ class ChaosCluster(LocalCluster):
             if node.running and node.node_id not in self.paused and not self._knobs[node.node_id].disk_full
         ]
         needed = len(self.nodes) // 2 + 1
-        ways = self.proxies.ways
+        ways = self.network.ways
         return any(
             all(ways[a, b].passes and ways[b, a].passes for a, b in itertools.combinations(some, 2))
             for some in itertools.combinations(able, needed)

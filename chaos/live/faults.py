@@ -2,7 +2,7 @@
 
 Owns the meaning of the kinds in `plan.py`. A fault acts through ChaosCluster alone. `begin` returns an Active, which
 keeps what it needs to end; `evidence` is asked after the end and counts things that someone other than the fault has
-seen: a process that is gone, bytes that waited in a proxy, writes that a disk refused.
+seen: a process that is gone, bytes that waited in a proxy, packets that a switch has lost, writes that a disk refused.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from tickwheel.chaos.live.cluster import ChaosCluster
+from tickwheel.chaos.live.network import Counts, Spoiling, Way
 from tickwheel.chaos.live.plan import ALL, MASTER, SLAVE, Fault
-from tickwheel.chaos.live.proxy import Counts, Spoiling, Way
 from tickwheel.chaos.live.watch import Watch
 from tickwheel.node.local_cluster import LocalNode
 
@@ -30,6 +30,7 @@ STEP_MS = (1_000, 600_000)
 DELAY_MS = (20.0, 90.0)
 JITTER_MS = (20.0, 150.0)
 THROTTLE_BYTES_PER_S = (40_000, 400_000)
+LOST_SHARE = (0.01, 0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +150,11 @@ class _OnTheWay(Active):
 
     async def begin(self) -> None:
         self._before = self._counted(_add([way.counts for way in self._ways]))
-        self.cluster.proxies.spoil(self._ways, self._spoiling)
+        self.cluster.network.spoil(self._ways, self._spoiling)
 
     async def end(self) -> None:
         self._after = self._counted(_add([way.counts for way in self._ways]))
-        self.cluster.proxies.mend(self._ways, self._spoiling)
+        self.cluster.network.mend(self._ways, self._spoiling)
 
     async def evidence(self) -> Evidence:
         return Evidence(self._after - self._before, self._unit)
@@ -239,8 +240,8 @@ async def _strike(fault: Fault, cluster: ChaosCluster, watch: Watch, rng: random
     return [rng.choice(fit)]
 
 
-def _held(counts: Counts) -> int:
-    return counts.held_bytes
+def _dropped(counts: Counts) -> int:
+    return counts.dropped
 
 
 def _late(counts: Counts) -> int:
@@ -255,7 +256,7 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
     """The fault, ready to begin, with whom it strikes."""
     rng = random.Random(fault.dice)
     struck = await _strike(fault, cluster, watch, rng)
-    proxies = cluster.proxies
+    network = cluster.network
     node_id = struck[0].node_id
     others = [node.node_id for node in cluster.nodes if node.node_id != node_id]
     master = watch.master()
@@ -265,7 +266,10 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
     def ways(spoiling: Spoiling, chosen: list[Way], counted: Callable[[Counts], int], unit: str) -> Active:
         return _OnTheWay(cluster, struck, chosen, spoiling, counted, unit)
 
-    both = proxies.between([node_id], [other]) + proxies.between([other], [node_id])
+    def stalled(chosen: list[Way]) -> Active:
+        return ways(Spoiling(stalled=True), chosen, network.held, network.held_unit)
+
+    both = network.between([node_id], [other]) + network.between([other], [node_id])
     match fault.kind:
         case "kill" | "kill-master" | "kill-all":
             return _Killed(cluster, struck)
@@ -274,29 +278,31 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
         case "pause" | "pause-master":
             return _Paused(cluster, struck)
         case "split":
-            return ways(Spoiling(stalled=True), both, _held, "bytes held")
+            return stalled(both)
         case "one-way":
             there = [(node_id, other), (other, node_id)][rng.randrange(2)]
-            return ways(Spoiling(stalled=True), [proxies.ways[there]], _held, "bytes held")
+            return stalled([network.ways[there]])
         case "master-alone":
-            return ways(Spoiling(stalled=True), proxies.ways_of(node_id), _held, "bytes held")
+            return stalled(network.ways_of(node_id))
         case "majority-without-master":
             alone = {node_id, *rng.sample(others, (len(cluster.nodes) - 1) // 2 - 1 if len(others) > 1 else 0)}
             rest = [name for name in others if name not in alone]
-            chosen = proxies.between(alone, rest) + proxies.between(rest, alone)
+            chosen = network.between(alone, rest) + network.between(rest, alone)
             return ways(Spoiling(cut=True), chosen, _reset, "connections reset or refused")
         case "delay":
-            return ways(Spoiling(delay_ms=rng.uniform(*DELAY_MS)), proxies.ways_of(node_id), _late, "bytes late")
+            return ways(Spoiling(delay_ms=rng.uniform(*DELAY_MS)), network.ways_of(node_id), _late, "bytes late")
         case "jitter":
-            return ways(Spoiling(jitter_ms=rng.uniform(*JITTER_MS)), proxies.ways_of(node_id), _late, "bytes late")
+            return ways(Spoiling(jitter_ms=rng.uniform(*JITTER_MS)), network.ways_of(node_id), _late, "bytes late")
         case "throttle":
             limit = rng.randrange(*THROTTLE_BYTES_PER_S)
             return ways(Spoiling(bytes_per_s=limit), both, _late, "bytes late")
         case "stall":
-            everywhere = proxies.between(cluster.node_ids, cluster.node_ids)
-            return ways(Spoiling(stalled=True), everywhere, _held, "bytes held")
+            return stalled(network.between(cluster.node_ids, cluster.node_ids))
+        case "loss":
+            share = rng.uniform(*LOST_SHARE)
+            return ways(Spoiling(lost_share=share), network.ways_of(node_id), _dropped, "packets lost")
         case "cut":
-            return ways(Spoiling(cut=True), proxies.ways_of(node_id), _reset, "connections reset or refused")
+            return ways(Spoiling(cut=True), network.ways_of(node_id), _reset, "connections reset or refused")
         case "disk-full":
             return _DiskFull(cluster, struck)
         case "skew":

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.chaos.live.cluster import ChaosCluster, waited_ms
-from tickwheel.chaos.live.proxy import Spoiling
+from tickwheel.chaos.live.network import Spoiling
 from tickwheel.client import AsyncClient, DeliveredBatch, TickwheelError
 from tickwheel.client.ids import id_text
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
@@ -269,10 +269,10 @@ class _Measurement:
             cluster.signal_node(node, signal.SIGCONT)
         else:
             assert isinstance(cluster, ChaosCluster)
-            ways, spoiling = cluster.proxies.ways_of(node.node_id, clients=True), Spoiling(stalled=True)
-            cluster.proxies.spoil(ways, spoiling)
+            ways, spoiling = cluster.network.ways_of(node.node_id, clients=True), Spoiling(stalled=True)
+            cluster.network.spoil(ways, spoiling)
             yield
-            cluster.proxies.mend(ways, spoiling)
+            cluster.network.mend(ways, spoiling)
 
     # -- figures
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tickwheel.chaos.live.knobs import Effects, Knobs, modified_ns, read_knobs, write_effects
+from tickwheel.chaos.live.namespaces import enter
 from tickwheel.node.config import ConfigError, read_config
 from tickwheel.node.server.process import run_node
 from tickwheel.storage import local
@@ -148,8 +149,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A node under wrong clocks and full disks; for chaos runs only.")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--knobs", type=Path, required=True)
+    parser.add_argument("--namespace", help="A file that stands for the network namespace to live in.")
     options = parser.parse_args()
     end_with_parent()
+    if options.namespace:
+        enter(options.namespace)
     try:
         config = read_config(options.config, os.environ)
     except ConfigError as error:

@@ -15,11 +15,14 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "kill": ("kill", "kill-master", "kill-all", "crash-loop"),
     "pause": ("pause", "pause-master"),
     "partition": ("split", "one-way", "master-alone", "majority-without-master"),
-    "net": ("delay", "jitter", "throttle", "stall", "cut"),
+    "net": ("delay", "jitter", "throttle", "stall", "cut", "loss"),
     "disk": ("disk-full",),
     "skew": ("skew", "drift", "step"),
 }
 """What can be asked for, and the kinds that this means; docs/CHAOS.md says what each does."""
+
+OF_PACKETS = frozenset({"loss"})
+"""Kinds that only a network of packets can carry out."""
 
 FAMILY_OF = {kind: family for family, kinds in FAMILIES.items() for kind in kinds}
 
@@ -39,6 +42,7 @@ LENGTH_S: Mapping[str, tuple[float, float]] = {
     "throttle": (2.0, 5.0),
     "stall": (0.5, 3.0),
     "cut": (0.3, 2.0),
+    "loss": (2.0, 5.0),
     "disk-full": (2.0, 5.0),
     "skew": (3.0, 8.0),
     "drift": (4.0, 8.0),
@@ -107,8 +111,9 @@ def families_of(text: str) -> tuple[str, ...]:
     return names
 
 
-def plan(seed: int, seconds: float, families: Sequence[str]) -> list[Fault]:
-    """The faults of a run with so many seconds of load. Each kind comes once before any comes again."""
+def plan(seed: int, seconds: float, families: Sequence[str], *, packets: bool = False) -> list[Fault]:
+    """The faults of a run with so many seconds of load. Each kind comes once before any comes again. `packets`: those
+    too that need a network of packets."""
     rng = random.Random(seed)
     faults: list[Fault] = []
     deck: list[str] = []
@@ -116,7 +121,7 @@ def plan(seed: int, seconds: float, families: Sequence[str]) -> list[Fault]:
     at_s = min(max(seconds / 12, WARM_S[0]), WARM_S[1])
     while families:
         if not deck:
-            deck = [kind for family in families for kind in FAMILIES[family]]
+            deck = [kind for family in families for kind in FAMILIES[family] if packets or kind not in OF_PACKETS]
             rng.shuffle(deck)
         kind = deck.pop()
         length_s = rng.uniform(*LENGTH_S[kind])

@@ -1,126 +1,21 @@
-"""What lies between the nodes: one listener before each node, and one way for each directed pair.
+"""A TCP proxy between the nodes: one listener before each node.
 
 Owns the connections between nodes, and between clients and nodes if it stands there too: all clients are one end
-then. Bytes of a way are passed on in order or not at all; a way can be stalled (bytes wait, nothing is reset), cut
-(connections are reset, new ones refused), delayed with jitter, or throttled. What one node says to another goes one
-way, over whichever connection; so one direction alone can be stopped. Every way counts what faults did to it. A node
-that dials is recognised by its process.
+then. Bytes of a way are passed on in order or not at all. A node that dials is recognised by its process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-CLIENTS = "clients"
-"""The other end of a way that is no node."""
+from tickwheel.chaos.live.network import Counts, Network, Way
+
 CHUNK_BYTES = 64 << 10
 CHUNKS_MAX = 64
 """Chunks of one direction of a connection that wait in the proxy; then the sender is held back."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """What passed a way, and what happened to it."""
-
-    bytes: int = 0
-    held_bytes: int = 0
-    """Waited because the way was stalled."""
-    late_bytes: int = 0
-    """Delayed or throttled."""
-    reset: int = 0
-    """Connections reset or refused."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Spoiling:
-    """What one fault does to a way; several add up."""
-
-    stalled: bool = False
-    """Nothing passes, nothing is reset."""
-    cut: bool = False
-    """Connections are reset and new ones refused."""
-    delay_ms: float = 0.0
-    jitter_ms: float = 0.0
-    """Up to so much more delay, by dice for each chunk."""
-    bytes_per_s: int = 0
-    """0: as fast as it goes."""
-
-
-@dataclass(slots=True)
-class Way:
-    """From one node to another, as all that spoils it together leaves it."""
-
-    source: str
-    target: str
-    counts: Counts = field(default_factory=Counts)
-    _spoilt: list[Spoiling] = field(default_factory=list)
-    _open: asyncio.Event = field(default_factory=asyncio.Event)
-    _delay_ms: float = 0.0
-    _jitter_ms: float = 0.0
-    _bytes_per_s: int = 0
-    _free_s: float = 0.0
-    cut: bool = False
-
-    def __post_init__(self) -> None:
-        self._open.set()
-
-    @property
-    def name(self) -> str:
-        return f"{self.source}>{self.target}"
-
-    @property
-    def passes(self) -> bool:
-        """Whether anything gets through, however late."""
-        return self._open.is_set() and not self.cut
-
-    def spoil(self, spoiling: Spoiling) -> None:
-        """From now on, until `mend`. To cut, use Proxies.spoil: it knows the connections."""
-        self._spoilt.append(spoiling)
-        self._settle()
-
-    def mend(self, spoiling: Spoiling) -> None:
-        """This one is over; nothing if it was over before."""
-        if spoiling in self._spoilt:
-            self._spoilt.remove(spoiling)
-            self._settle()
-
-    def mend_all(self) -> None:
-        """As it was."""
-        self._spoilt.clear()
-        self._settle()
-
-    def _settle(self) -> None:
-        spoilt = self._spoilt
-        self.cut = any(one.cut for one in spoilt)
-        self._delay_ms = sum(one.delay_ms for one in spoilt)
-        self._jitter_ms = sum(one.jitter_ms for one in spoilt)
-        self._bytes_per_s = min((one.bytes_per_s for one in spoilt if one.bytes_per_s), default=0)
-        if any(one.stalled for one in spoilt):
-            self._open.clear()
-        else:
-            self._open.set()
-
-    def due_s(self, now_s: float, size: int, rng: random.Random) -> float:
-        """When bytes that came now may go on."""
-        due = now_s
-        if self._delay_ms or self._jitter_ms:
-            due += (self._delay_ms + rng.random() * self._jitter_ms) / 1_000
-        if self._bytes_per_s:
-            self._free_s = due = max(due, self._free_s) + size / self._bytes_per_s
-        if due > now_s:
-            self.counts.late_bytes += size
-        return due
-
-    async def passable(self, size: int) -> None:
-        """Until the way is not stalled."""
-        if not self._open.is_set():
-            self.counts.held_bytes += size
-            await self._open.wait()
 
 
 class _Connection:
@@ -134,18 +29,22 @@ class _Connection:
             writer.transport.abort()
 
 
-class Proxies:
+class Proxies(Network):
     """All listeners and ways of a cluster."""
+
+    held_unit = "bytes held"
 
     def __init__(self, node_ids: list[str], recognise: Callable[[int, int], str | None], seed: int) -> None:
         """`recognise(port, remote_port)`: the node that connected from that port to that port."""
+        super().__init__(node_ids, seed)
         self._recognise = recognise
-        self._rng = random.Random(seed)
-        ends = [*node_ids, CLIENTS]
-        self.ways = {(a, b): Way(a, b) for a in ends for b in ends if a != b}
         self._servers: list[asyncio.Server] = []
         self._connections: dict[_Connection, tuple[str, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def held(self, counts: Counts) -> int:
+        """See Network."""
+        return counts.held_bytes
 
     async def listen(self, target: str, address: str, behind: str, dialler: str | None = None) -> None:
         """Stand before node `target`: listen at `address`, pass on to `behind`. Without `dialler` it is found out."""
@@ -163,38 +62,13 @@ class Proxies:
 
         self._servers.append(await asyncio.start_server(accepted, host, int(port)))
 
-    def ways_of(self, node_id: str, *, clients: bool = False) -> list[Way]:
-        """The ways from and to a node."""
-        return [way for ends, way in self.ways.items() if node_id in ends and (clients or CLIENTS not in ends)]
-
-    def between(self, some: Iterable[str], others: Iterable[str]) -> list[Way]:
-        """The ways from any of some to any of the others, one direction."""
-        return [self.ways[a, b] for a in some for b in others if a != b]
-
-    def spoil(self, ways: list[Way], spoiling: Spoiling) -> None:
-        """Do this to all of these ways, until `mend`."""
-        for way in ways:
-            way.spoil(spoiling)
-        if spoiling.cut:
-            self._reset(ways)
-
-    def mend(self, ways: list[Way], spoiling: Spoiling) -> None:
-        """End it."""
-        for way in ways:
-            way.mend(spoiling)
-
-    def _reset(self, ways: list[Way]) -> None:
+    def _cut(self, ways: list[Way]) -> None:
         named = {(way.source, way.target) for way in ways}
         for connection, (dialler, target) in list(self._connections.items()):
             if (dialler, target) in named or (target, dialler) in named:
                 way = self.ways[dialler, target]
                 way.counts.reset += 1
                 connection.abort()
-
-    def mend_all(self) -> None:
-        """No fault any more."""
-        for way in self.ways.values():
-            way.mend_all()
 
     async def stop(self) -> None:
         """Idempotent."""

@@ -122,6 +122,7 @@ def replay_command(verdict: Verdict) -> str:
     return (
         f"tickwheel chaos run --nodes {run.get('nodes')} --minutes {run.get('seconds', 0) / 60:g} "
         f"--faults {families} --rate {run.get('rate', 0):g} --seed {run.get('seed')}"
+        f"{' --netns' if run.get('netns') else ''}"
     )
 
 

@@ -5,7 +5,7 @@ Owns the run's directory and what is left there: `supervisor.jsonl` and `workloa
 
 | k | fields |
 |---|---|
-| run | seed, seconds, nodes, families, rate, planned (number of faults) |
+| run | seed, seconds, nodes, families, rate, netns, planned (number of faults) |
 | load | the load has begun; faults count their times from here |
 | heal | no fault any more |
 | healed | seconds until one node led and all followed; absent if that took longer than HEAL_S |
@@ -32,7 +32,9 @@ from typing import Any
 from tickwheel.chaos.live.cluster import ChaosCluster
 from tickwheel.chaos.live.history import HistoryWriter, TrueTime, anchor_now, read_history
 from tickwheel.chaos.live.injector import Injector
+from tickwheel.chaos.live.namespaces import enter
 from tickwheel.chaos.live.plan import Fault, plan
+from tickwheel.chaos.live.switch import Switch
 from tickwheel.chaos.live.verdict import Verdict, judge
 from tickwheel.chaos.live.watch import Watch
 from tickwheel.client import AsyncClient, TickwheelError
@@ -59,6 +61,8 @@ class RunOptions:
     families: Sequence[str]
     nodes: int = 3
     rate: float = 500.0
+    netns: bool = False
+    """The nodes live in network namespaces with a switch between them, instead of proxies."""
     ahead_ms: int = 6_000
     """Messages are due up to so far ahead."""
 
@@ -71,23 +75,31 @@ class Supervisor:
     """Use once: `run`."""
 
     def __init__(self, options: RunOptions, told: Callable[[str], None] = lambda line: None) -> None:
-        """`told` gets a line for people whenever something happens."""
+        """`told` gets a line for people whenever something happens. Raises NamespacesRefused."""
         self._options = options
         self._told = told
         self._directory = options.directory.resolve()
         self._directory.mkdir(parents=True, exist_ok=True)
         self._time = TrueTime(anchor_now())
         self._history = HistoryWriter(self._directory / "supervisor.jsonl", self._time)
-        self._cluster = ChaosCluster(self._directory / "nodes", options.nodes, options.seed)
+        names = [f"n{number}" for number in range(1, options.nodes + 1)]
+        self._switch = Switch(names, options.seed) if options.netns else None
+        self._cluster = ChaosCluster(self._directory / "nodes", options.nodes, options.seed, switch=self._switch)
         self._watch = Watch(self._cluster, self._history, self._time)
         self._injector = Injector(self._cluster, self._watch, self._history, told)
         self._load: subprocess.Popen[bytes] | None = None
+
+    def move_in(self) -> None:
+        """With `netns`, before `run` and before a loop or a client was begun: the calling thread moves to where the
+        nodes can be reached, for good. Whatever else this process talks to cannot be reached from there."""
+        if self._switch is not None:
+            enter(self._switch.clients.path)
 
     async def run(self, faults: Sequence[Fault] | None = None) -> Verdict:
         """The whole run, with the faults of its seed or these. Raises RunFailed if it could not be carried out."""
         options = self._options
         if faults is None:
-            faults = plan(options.seed, options.seconds, options.families)
+            faults = plan(options.seed, options.seconds, options.families, packets=options.netns)
         self._history.write(
             "run",
             seed=options.seed,
@@ -95,6 +107,7 @@ class Supervisor:
             nodes=options.nodes,
             families=list(options.families),
             rate=options.rate,
+            netns=options.netns,
             planned=len(faults),
         )
         alive: asyncio.Task[None] | None = None
@@ -156,7 +169,7 @@ class Supervisor:
         for node in self._cluster.nodes:
             self._cluster.resume(node)
             self._cluster.start_node(node)
-        self._cluster.proxies.mend_all()
+        self._cluster.network.mend_all()
         self._history.write("heal")
         began_s = asyncio.get_running_loop().time()
         with contextlib.suppress(TimeoutError, LocalClusterError):  # what is missing is for the verdict to say

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tickwheel.chaos.live.proxy import CLIENTS, Proxies, Spoiling, Way
+from tickwheel.chaos.live.network import CLIENTS, Spoiling, Way
+from tickwheel.chaos.live.proxy import Proxies
 from tickwheel.node.local_cluster import free_ports
 
 
