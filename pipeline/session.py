@@ -11,10 +11,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 JAVA_VERSION_MIN = 17
@@ -29,7 +32,12 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 """
+"""The last logger is what Spark takes its "default log level" from: as the root's, it has nothing to announce."""
+_JVM_NOISE = b"WARNING: Using incubator modules: "
+"""Said by Java itself of a module that Spark needs, before any setting of a log can hold."""
 
 
 class NoJavaError(Exception):
@@ -116,7 +124,41 @@ def build_session(config: SessionConfig | None = None) -> SparkSession:
     builder = SparkSession.builder.master(config.master).appName(config.app_name)
     for name, value in {**settings, **config.settings}.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    with _without_noise() if config.quiet and SparkContext._gateway is None else nullcontext():
+        return builder.getOrCreate()
+
+
+@contextmanager
+def _without_noise() -> Iterator[None]:
+    """Whatever is started here has a standard error without _JVM_NOISE, for as long as it lives.
+
+    Lines pass through a pipe and a thread of this process; Java drops what it says after that has ended.
+    """
+    try:
+        sys.stderr.flush()
+        behind = os.dup(2)
+    except OSError:  # there is no standard error
+        yield
+        return
+    read_end, write_end = os.pipe()
+    os.dup2(write_end, 2)
+    os.close(write_end)
+    threading.Thread(target=_pass_lines, args=(read_end, os.dup(behind)), name="spark-stderr", daemon=True).start()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(behind, 2)
+        os.close(behind)
+
+
+def _pass_lines(source: int, target: int) -> None:
+    """Until all who write to the source have ended."""
+    with os.fdopen(source, "rb") as lines, os.fdopen(target, "wb", buffering=0) as out:
+        for line in lines:
+            if not line.startswith(_JVM_NOISE):
+                with suppress(BrokenPipeError):  # nobody reads it any more; Java must not stand still for that
+                    out.write(line)
 
 
 def _log4j_file() -> Path:
