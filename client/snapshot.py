@@ -33,6 +33,8 @@ class Pin:
     cursor_due_ms: int
     hours: tuple[int, ...]
     """Hours since 1970 that may hold something."""
+    units: tuple[int, ...]
+    """How many units each had: about what there is to read. Empty if the node does not tell."""
     topics: dict[int, str]
 
 
@@ -75,6 +77,7 @@ class SnapshotClient:
                         answer.applied_index,
                         answer.cursor_due_ms,
                         tuple(np.frombuffer(answer.hours, "<u4").tolist()),
+                        tuple(np.frombuffer(answer.units, "<u4").tolist()),
                         dict(answer.topics),
                     )
             else:

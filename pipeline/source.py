@@ -47,8 +47,9 @@ class TickwheelSource(DataSource):
     - `connect_timeout_s`: seconds after which a cluster that does not answer fails the write; default 10.
     - `commit_timeout_s`: seconds the commit may take to schedule all rows; default 3600.
 
-    **Reading** what is pending: `spark.read.format("tickwheel").options(...).load()`, one partition per due hour, all
-    of it as of one applied index, which stands in the column `applied_index`; from a slave, if one serves.
+    **Reading** what is pending: `spark.read.format("tickwheel").options(...).load()`, by due hours (each a partition
+    up to 128 of them, else neighbours share one), all of it as of one applied index, which stands in the column
+    `applied_index`; from a slave, if one serves.
 
     Columns: `id`, `topic`, `due_ms`, `due_requested_ms`, `scheduled_ms` (bigint), `target_group` (int: the group that a
     retry goes to; 0: all), `applied_index`; with content also `payload`, `key`, `tags`, `properties`.

@@ -1,12 +1,13 @@
-"""The batch source: what is pending, one partition per due hour, all of it as of one applied index.
+"""The batch source: what is pending, by due hours, all of it as of one applied index.
 
 The driver pins on one node (a slave, if one serves) what is pending after one entry of the log, and every task reads
-its hour from there, whatever is scheduled, delivered or cancelled meanwhile. Topics and times are filtered by the node.
+its hours from there, whatever is scheduled, delivered or cancelled meanwhile. Topics and times are filtered
+by the node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +30,8 @@ from tickwheel.proto.snapshot_pb2 import PinnedPage
 
 OPTIONS = frozenset({"topic", "due_ms_min", "due_ms_max", "content", "read_from", "pushdown"})
 DUE_MS_LIMIT = 1 << 50
+PARTITIONS = 128
+"""Up to so many hours are a partition each; of more, neighbours share one, by what there is to read in them."""
 HEAD = (
     "id string, topic string, due_ms bigint, due_requested_ms bigint, scheduled_ms bigint, target_group int, "
     "applied_index bigint"
@@ -83,13 +86,13 @@ def reader_of(options: Options) -> DataSourceReader:
 
 
 @dataclass
-class PendingHour(InputPartition):
-    """One hour of a pin."""
+class PendingHours(InputPartition):
+    """Hours of a pin, rising."""
 
     address: str
     pin_id: int
     applied_index: int
-    hour: int
+    hours: tuple[int, ...]
     topics: dict[int, str]
 
 
@@ -99,7 +102,7 @@ class PendingReader(DataSourceReader):
     def __init__(self, config: PendingConfig) -> None:
         self._config = config
 
-    def partitions(self) -> list[PendingHour]:
+    def partitions(self) -> list[PendingHours]:
         """Pin what is pending. Raises ClusterUnavailable with the addresses."""
         config = self._config
         with config.connection.open() as client:
@@ -113,24 +116,23 @@ class PendingReader(DataSourceReader):
             )
         if config.topics and not pin.topics:
             return []
-        return [PendingHour(pin.address, pin.pin_id, pin.applied_index, hour, pin.topics) for hour in pin.hours]
+        return [
+            PendingHours(pin.address, pin.pin_id, pin.applied_index, hours, pin.topics)
+            for hours in shared_out(pin.hours, pin.units or (0,) * len(pin.hours))
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task: the pages of its hour. Without any partition Spark reads one that is None."""
-        if not isinstance(partition, PendingHour):
+        """A task: the pages of its hours. Without any partition Spark reads one that is None."""
+        if not isinstance(partition, PendingHours):
             return
         content = self._config.content
         with replace(self._config.connection, endpoints=(partition.address,)).open() as client:
-            pages = client.asynchronous.snapshot.pages(
-                partition.address, partition.pin_id, partition.hour, content=content
-            )
-
-            async def one() -> PinnedPage | None:
-                return await anext(pages, None)
-
-            while (page := client.wait(one())) is not None:
-                if page.ids:
-                    yield _batch(page, partition, content)
+            snapshot = client.asynchronous.snapshot
+            for hour in partition.hours:
+                pages = snapshot.pages(partition.address, partition.pin_id, hour, content=content)
+                while (page := client.wait(_next(pages))) is not None:
+                    if page.ids:
+                        yield _batch(page, partition, content)
 
 
 class FilteredPendingReader(PendingReader):
@@ -161,7 +163,26 @@ class FilteredPendingReader(PendingReader):
         self._config = replace(self._config, topics=names or (), due_ms_min=low, due_ms_max=high)
 
 
-def _batch(page: PinnedPage, partition: PendingHour, content: bool) -> pa.RecordBatch:
+async def _next(pages: AsyncIterator[PinnedPage]) -> PinnedPage | None:
+    return await anext(pages, None)
+
+
+def shared_out(hours: Sequence[int], units: Sequence[int]) -> list[tuple[int, ...]]:
+    """Hours by partition: each alone while there are few, else neighbours together. In all at most 2 * PARTITIONS."""
+    if len(hours) <= PARTITIONS:
+        return [(hour,) for hour in hours]
+    hours_most, units_most = -(-len(hours) // PARTITIONS), -(-sum(units) // PARTITIONS)
+    found: list[tuple[int, ...]] = []
+    first = gathered = 0
+    for place, count in enumerate(units):
+        gathered += count
+        if place + 1 - first >= hours_most or gathered >= max(1, units_most):
+            found.append(tuple(hours[first : place + 1]))
+            first, gathered = place + 1, 0
+    return found if first == len(hours) else [*found, tuple(hours[first:])]
+
+
+def _batch(page: PinnedPage, partition: PendingHours, content: bool) -> pa.RecordBatch:
     ids = np.frombuffer(page.ids, "<u8")
     count = len(ids)
     topic_ids = np.frombuffer(page.topic_ids, "<u4")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etickwheel/proto/snapshot.proto\x12\x0ctickwheel.v1\"_\n\nPinRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x12\n\ndue_ms_min\x18\x02 \x01(\x03\x12\x12\n\ndue_ms_max\x18\x03 \x01(\x03\x12\x19\n\x11\x61pplied_index_min\x18\x04 \x01(\x04\"\xd1\x01\n\x0bPinResponse\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x15\n\rcursor_due_ms\x18\x04 \x01(\x03\x12\r\n\x05hours\x18\x05 \x01(\x0c\x12\x35\n\x06topics\x18\x06 \x03(\x0b\x32%.tickwheel.v1.PinResponse.TopicsEntry\x1a-\n\x0bTopicsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"m\n\x11ReadPinnedRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\x12\x0c\n\x04hour\x18\x02 \x01(\r\x12\x14\n\x0cstart_due_ms\x18\x03 \x01(\x03\x12\x13\n\x0bstart_index\x18\x04 \x01(\x04\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\x08\"\xf5\x01\n\nPinnedPage\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x11\n\ttopic_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64ue_ms\x18\x03 \x01(\x0c\x12\x18\n\x10\x64ue_requested_ms\x18\x04 \x01(\x0c\x12\x14\n\x0cscheduled_ms\x18\x05 \x01(\x0c\x12\r\n\x05sizes\x18\x06 \x01(\x0c\x12\x12\n\nmeta_sizes\x18\x07 \x01(\x0c\x12\x15\n\rtarget_groups\x18\x08 \x01(\x0c\x12\x0f\n\x07records\x18\t \x01(\x0c\x12\x18\n\x0bnext_due_ms\x18\n \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nnext_index\x18\x0b \x01(\x04\x42\x0e\n\x0c_next_due_ms\"\x1e\n\x0cUnpinRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\"\x0f\n\rUnpinResponse2\xd1\x01\n\x08Snapshot\x12:\n\x03Pin\x12\x18.tickwheel.v1.PinRequest\x1a\x19.tickwheel.v1.PinResponse\x12G\n\nReadPinned\x12\x1f.tickwheel.v1.ReadPinnedRequest\x1a\x18.tickwheel.v1.PinnedPage\x12@\n\x05Unpin\x12\x1a.tickwheel.v1.UnpinRequest\x1a\x1b.tickwheel.v1.UnpinResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etickwheel/proto/snapshot.proto\x12\x0ctickwheel.v1\"_\n\nPinRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x12\n\ndue_ms_min\x18\x02 \x01(\x03\x12\x12\n\ndue_ms_max\x18\x03 \x01(\x03\x12\x19\n\x11\x61pplied_index_min\x18\x04 \x01(\x04\"\xe0\x01\n\x0bPinResponse\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x15\n\rcursor_due_ms\x18\x04 \x01(\x03\x12\r\n\x05hours\x18\x05 \x01(\x0c\x12\x35\n\x06topics\x18\x06 \x03(\x0b\x32%.tickwheel.v1.PinResponse.TopicsEntry\x12\r\n\x05units\x18\x07 \x01(\x0c\x1a-\n\x0bTopicsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"m\n\x11ReadPinnedRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\x12\x0c\n\x04hour\x18\x02 \x01(\r\x12\x14\n\x0cstart_due_ms\x18\x03 \x01(\x03\x12\x13\n\x0bstart_index\x18\x04 \x01(\x04\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\x08\"\xf5\x01\n\nPinnedPage\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x11\n\ttopic_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64ue_ms\x18\x03 \x01(\x0c\x12\x18\n\x10\x64ue_requested_ms\x18\x04 \x01(\x0c\x12\x14\n\x0cscheduled_ms\x18\x05 \x01(\x0c\x12\r\n\x05sizes\x18\x06 \x01(\x0c\x12\x12\n\nmeta_sizes\x18\x07 \x01(\x0c\x12\x15\n\rtarget_groups\x18\x08 \x01(\x0c\x12\x0f\n\x07records\x18\t \x01(\x0c\x12\x18\n\x0bnext_due_ms\x18\n \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nnext_index\x18\x0b \x01(\x04\x42\x0e\n\x0c_next_due_ms\"\x1e\n\x0cUnpinRequest\x12\x0e\n\x06pin_id\x18\x01 \x01(\x04\"\x0f\n\rUnpinResponse2\xd1\x01\n\x08Snapshot\x12:\n\x03Pin\x12\x18.tickwheel.v1.PinRequest\x1a\x19.tickwheel.v1.PinResponse\x12G\n\nReadPinned\x12\x1f.tickwheel.v1.ReadPinnedRequest\x1a\x18.tickwheel.v1.PinnedPage\x12@\n\x05Unpin\x12\x1a.tickwheel.v1.UnpinRequest\x1a\x1b.tickwheel.v1.UnpinResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,17 +36,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PINREQUEST']._serialized_start=48
   _globals['_PINREQUEST']._serialized_end=143
   _globals['_PINRESPONSE']._serialized_start=146
-  _globals['_PINRESPONSE']._serialized_end=355
-  _globals['_PINRESPONSE_TOPICSENTRY']._serialized_start=310
-  _globals['_PINRESPONSE_TOPICSENTRY']._serialized_end=355
-  _globals['_READPINNEDREQUEST']._serialized_start=357
-  _globals['_READPINNEDREQUEST']._serialized_end=466
-  _globals['_PINNEDPAGE']._serialized_start=469
-  _globals['_PINNEDPAGE']._serialized_end=714
-  _globals['_UNPINREQUEST']._serialized_start=716
-  _globals['_UNPINREQUEST']._serialized_end=746
-  _globals['_UNPINRESPONSE']._serialized_start=748
-  _globals['_UNPINRESPONSE']._serialized_end=763
-  _globals['_SNAPSHOT']._serialized_start=766
-  _globals['_SNAPSHOT']._serialized_end=975
+  _globals['_PINRESPONSE']._serialized_end=370
+  _globals['_PINRESPONSE_TOPICSENTRY']._serialized_start=325
+  _globals['_PINRESPONSE_TOPICSENTRY']._serialized_end=370
+  _globals['_READPINNEDREQUEST']._serialized_start=372
+  _globals['_READPINNEDREQUEST']._serialized_end=481
+  _globals['_PINNEDPAGE']._serialized_start=484
+  _globals['_PINNEDPAGE']._serialized_end=729
+  _globals['_UNPINREQUEST']._serialized_start=731
+  _globals['_UNPINREQUEST']._serialized_end=761
+  _globals['_UNPINRESPONSE']._serialized_start=763
+  _globals['_UNPINRESPONSE']._serialized_end=778
+  _globals['_SNAPSHOT']._serialized_start=781
+  _globals['_SNAPSHOT']._serialized_end=990
 # @@protoc_insertion_point(module_scope)

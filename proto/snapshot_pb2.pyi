@@ -81,6 +81,7 @@ class PinResponse(_message.Message):
     CURSOR_DUE_MS_FIELD_NUMBER: _builtins.int
     HOURS_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
     pin_id: _builtins.int
     applied_index: _builtins.int
     """What is pending after this entry of the log and before the next."""
@@ -88,6 +89,8 @@ class PinResponse(_message.Message):
     cursor_due_ms: _builtins.int
     hours: _builtins.bytes
     """uint32[n] hours since 1970 that may hold something, rising."""
+    units: _builtins.bytes
+    """uint32[n] units that each hour had, whatever became of them: how much there is to read."""
     @_builtins.property
     def topics(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
         """Names of topics by id."""
@@ -101,10 +104,11 @@ class PinResponse(_message.Message):
         cursor_due_ms: _builtins.int = ...,
         hours: _builtins.bytes = ...,
         topics: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
+        units: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "cursor_due_ms", b"cursor_due_ms", "hours", b"hours", "node_id", b"node_id", "pin_id", b"pin_id", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "cursor_due_ms", b"cursor_due_ms", "hours", b"hours", "node_id", b"node_id", "pin_id", b"pin_id", "topics", b"topics", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

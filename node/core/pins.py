@@ -86,6 +86,7 @@ class PinDesk:
                 node_id=core.identity.node_id,
                 cursor_due_ms=pinned.cursor.due_ms,
                 hours=pinned.hours.astype("<u4").tobytes(),
+                units=pinned.bounds.astype("<u4").tobytes(),
                 topics=names if topic_ids is None else {number: names[number] for number in topic_ids},
             )
         )

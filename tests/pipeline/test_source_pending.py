@@ -7,11 +7,14 @@ import time
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tests.pipeline.running import RunningCluster
 from tickwheel.node.local_cluster import free_ports
+from tickwheel.pipeline.source_pending import PARTITIONS, shared_out
 
 HOUR_MS = 3_600_000
 FIRST_MS = (time.time_ns() // 1_000_000 // HOUR_MS + 100) * HOUR_MS
@@ -110,6 +113,18 @@ def test_a_read_sees_everything_that_was_acknowledged_before_it(spark: SparkSess
         cluster.wait(cluster.client.schedule("pending-fresh", f"x{number}", due_ms=FIRST_MS))
         rows = read(spark, cluster, topic="pending-fresh").collect()
         assert Counter(bytes(row.payload) for row in rows) == Counter(b"x%d" % n for n in range(number + 1))
+
+
+@given(st.lists(st.integers(0, 1_000_000), max_size=2_000))
+def test_many_hours_share_partitions(units: list[int]) -> None:
+    """A task costs more than an hour with a few messages: two years of hours are not 17,000 tasks. None is left out."""
+    hours = [500_000 + 3 * place for place in range(len(units))]
+    found = shared_out(hours, units)
+    assert [hour for part in found for hour in part] == hours
+    assert all(found)
+    assert len(found) <= 2 * PARTITIONS
+    if len(hours) <= PARTITIONS:
+        assert len(found) == len(hours)
 
 
 def test_an_unknown_topic_is_empty(spark: SparkSession, cluster: RunningCluster) -> None:
