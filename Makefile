@@ -7,19 +7,23 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 LISTS := pyproject.toml constraints.txt
 RUN_STAMP := $(VENV)/.installed-run
+SPARK_STAMP := $(VENV)/.installed-spark
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench stubs docs dist constraints install java clean
+.PHONY: help demo pipeline-demo test lint format bench stubs docs dist constraints install java clean
 
 help:  ## Say what there is (this)
 	@printf 'tickwheel: a replicated scheduler for delayed messages\n\n'
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-20s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-20s%s\n", $$1, $$2 }'
 	@printf '\nThe first run makes $(VENV) and takes a minute. Another interpreter: make PYTHON=python3.12 ...\n'
 
 demo: $(RUN_STAMP)  ## Three nodes, real flights, the master killed half way: was anything lost?
 	@$(BIN)/tickwheel demo $(ARGS)
+
+pipeline-demo: $(SPARK_STAMP) java  ## A year of flights through Spark: built, loaded, forecast; a day of it audited
+	@$(BIN)/tickwheel pipeline demo $(ARGS)
 
 test: $(DEV_STAMP) java  ## Run all tests; ARGS="tests/wheel -k cursor" narrows them
 	@$(BIN)/python -m pytest $(ARGS)
@@ -65,7 +69,12 @@ $(RUN_STAMP): $(LISTS) | $(BIN)/python
 	@$(INSTALL) -e '.[demo]'
 	@touch $@
 
+$(SPARK_STAMP): $(LISTS) | $(BIN)/python
+	@echo 'Installing tickwheel and Spark into $(VENV) ...'
+	@$(INSTALL) -e '.[demo,spark]'
+	@touch $@ $(RUN_STAMP)
+
 $(DEV_STAMP): $(LISTS) | $(BIN)/python
 	@echo 'Installing tickwheel and its development tools into $(VENV) ...'
 	@$(INSTALL) -e '.[demo,bench,spark,dev]'
-	@touch $@ $(RUN_STAMP)
+	@touch $@ $(RUN_STAMP) $(SPARK_STAMP)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -195,6 +196,37 @@ def forecast(
     print(looking.tables(found))
     for path in looking.plots(found, out) if out is not None else []:
         print(path)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="New folder for reports; default: one below the temporary.")] = None,
+    days: Annotated[int, typer.Option(min=1, max=365, help="Days of the year of flights.")] = 365,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="One day is squeezed into this.")] = 20.0,
+    master: Master = "local[*]",
+) -> None:
+    """A year of flights into three nodes: build, load, list, forecast; one day of it scheduled, delivered, audited."""
+    from rich.console import Console
+
+    from tickwheel.node.demo.flights import FlightsMissingError
+    from tickwheel.pipeline.demo.run import DemoConfig, PipelineDemo
+    from tickwheel.pipeline.session import NoJavaError
+
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise _failed(f"{out}: it is not empty; name a new folder")
+    folder = out or Path(tempfile.mkdtemp(prefix="tickwheel-pipeline-demo-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False)
+    try:
+        good = PipelineDemo(DemoConfig(folder.absolute(), days, seconds, master=master), console).run()
+    except (NoJavaError, FlightsMissingError) as error:
+        raise _failed(str(error)) from None
+    except KeyboardInterrupt:
+        console.print("\nended; all processes are stopped")
+        raise typer.Exit(130) from None
+    console.print("[bold green]nothing lost, nothing early, nothing twice[/]" if good else "[bold red]FAILED[/]")
+    if not good:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -7,6 +7,7 @@ by the node.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,8 @@ from tickwheel.proto.snapshot_pb2 import PinnedPage
 
 OPTIONS = frozenset({"topic", "due_ms_min", "due_ms_max", "content", "read_from", "pushdown"})
 DUE_MS_LIMIT = 1 << 50
+HOURS_AHEAD = 8
+"""Hours of a partition whose first pages are asked for together; a page is at most 4 MiB, or one message."""
 PARTITIONS = 128
 """Up to so many hours are a partition each; of more, neighbours share one, by what there is to read in them."""
 HEAD = (
@@ -128,11 +131,17 @@ class PendingReader(DataSourceReader):
         content = self._config.content
         with replace(self._config.connection, endpoints=(partition.address,)).open() as client:
             snapshot = client.asynchronous.snapshot
-            for hour in partition.hours:
-                pages = snapshot.pages(partition.address, partition.pin_id, hour, content=content)
-                while (page := client.wait(_next(pages))) is not None:
-                    if page.ids:
-                        yield _batch(page, partition, content)
+            for first in range(0, len(partition.hours), HOURS_AHEAD):
+                hours = [
+                    snapshot.pages(partition.address, partition.pin_id, hour, content=content)
+                    for hour in partition.hours[first : first + HOURS_AHEAD]
+                ]
+                for page, pages in zip(client.wait(_first_of(hours)), hours, strict=True):
+                    following: PinnedPage | None = page
+                    while following is not None:
+                        if following.ids:
+                            yield _batch(following, partition, content)
+                        following = client.wait(_next(pages))
 
 
 class FilteredPendingReader(PendingReader):
@@ -161,6 +170,10 @@ class FilteredPendingReader(PendingReader):
         names = None if topics is None else tuple(sorted(topics)) or (".",)
         low, high = min(max(low, 0), DUE_MS_LIMIT), min(max(high, 1), DUE_MS_LIMIT)
         self._config = replace(self._config, topics=names or (), due_ms_min=low, due_ms_max=high)
+
+
+async def _first_of(hours: Sequence[AsyncIterator[PinnedPage]]) -> list[PinnedPage]:
+    return await asyncio.gather(*(anext(pages) for pages in hours))
 
 
 async def _next(pages: AsyncIterator[PinnedPage]) -> PinnedPage | None:

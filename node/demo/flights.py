@@ -46,7 +46,12 @@ class Flight:
         return f"{self.number} {self.origin}-{self.destination} departs {local:%a %d %b %H:%M}".encode()
 
 
-def _text_of(path: Path) -> str:
+def flights_csv() -> str:
+    """All flights of the year as the package has them. Raises FlightsMissingError."""
+    try:
+        path = Path(str(distribution(PACKAGE).locate_file(FILE)))
+    except PackageNotFoundError:
+        raise FlightsMissingError(f"the package {PACKAGE} is missing: pip install 'tickwheel[demo]'") from None
     with zipfile.ZipFile(path) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".csv") and not name.startswith("__"))
         return archive.read(name).decode("utf-8")
@@ -54,12 +59,8 @@ def _text_of(path: Path) -> str:
 
 def flights_of(month: int) -> list[Flight]:
     """All flights of a month, by the time of their reminder."""
-    try:
-        path = Path(str(distribution(PACKAGE).locate_file(FILE)))
-    except PackageNotFoundError:
-        raise FlightsMissingError(f"the package {PACKAGE} is missing: pip install 'tickwheel[demo]'") from None
     found = []
-    for row in csv.DictReader(io.StringIO(_text_of(path))):
+    for row in csv.DictReader(io.StringIO(flights_csv())):
         if int(row["month"]) != month:
             continue
         minutes = int(float(row["sched_dep_time"]))

@@ -1,0 +1,1 @@
+"""The demonstration of bulk work: a year of real flights through build, load, listing, forecast, sink and audit."""
