@@ -33,7 +33,7 @@ class DeadLetter:
     topic: str
     """Empty: it was deleted."""
     cause: str
-    """`refused`, `declared_dead` or `lease_expired`."""
+    """`refused`, `declared_dead`, `lease_expired`, or `payload_lost`: no member could read it any more."""
     error: str
     """What the consumer said last."""
     attempts: int
@@ -43,6 +43,8 @@ class DeadLetter:
     meta: common_pb2.MessageMeta
     payload: bytes | None = None
     """None in a list."""
+    payload_missing: bool = False
+    """Meta and payload are not there: lost, or the node that answered cannot read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ def _letter(wire: dead_pb2.DeadLetter, payload: bytes | None) -> DeadLetter:
         died_ms=wire.died_ms,
         payload_bytes=wire.payload_bytes,
         meta=wire.meta,
-        payload=payload,
+        payload=None if wire.payload_missing else payload,
+        payload_missing=wire.payload_missing,
     )
 
 

@@ -368,12 +368,14 @@ class NodeStatus(_message.Message):
     DISK_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     DISK_ABOVE_MARK_FIELD_NUMBER: _builtins.int
     UNSETTLED_REMOVED_FIELD_NUMBER: _builtins.int
+    UNREADABLE_MESSAGES_FIELD_NUMBER: _builtins.int
+    UNREADABLE_REASON_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     node_id: _builtins.str
     role: Global___Role.ValueType
     state: Global___NodeState.ValueType
     state_reason: _builtins.str
-    """Why the state is what it is, in words; empty while serving."""
+    """Why the state is what it is, in words; empty while serving, unless messages wait that cannot be read."""
     term: _builtins.int
     master_id: _builtins.str
     master_address: _builtins.str
@@ -432,6 +434,11 @@ class NodeStatus(_message.Message):
     """This node's disk is above storage.high_water_percent: as master it refuses schedules."""
     unsettled_removed: _builtins.int
     """Messages that retention removed and a group had not settled (once a group), or that no group ever saw."""
+    unreadable_messages: _builtins.int
+    """Dispatched messages that wait because the master cannot read their records, and has not heard from every member
+    whether it can; and what about, in words. Master.
+    """
+    unreadable_reason: _builtins.str
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerStatus]: ...
     @_builtins.property
@@ -490,10 +497,12 @@ class NodeStatus(_message.Message):
         disk_bytes_total: _builtins.int = ...,
         disk_above_mark: _builtins.bool = ...,
         unsettled_removed: _builtins.int = ...,
+        unreadable_messages: _builtins.int = ...,
+        unreadable_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_agreed_age_ms", b"clock_agreed_age_ms", "clock_error_ms", b"clock_error_ms", "clock_ms", b"clock_ms", "clock_offset_ms", b"clock_offset_ms", "clock_rate_ppm", b"clock_rate_ppm", "clock_reason", b"clock_reason", "clock_slew_ms", b"clock_slew_ms", "clock_state", b"clock_state", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_above_mark", b"disk_above_mark", "disk_bytes_free", b"disk_bytes_free", "disk_bytes_total", b"disk_bytes_total", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "late_p50_ms", b"late_p50_ms", "late_p99_ms", b"late_p99_ms", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "redeliver_rate", b"redeliver_rate", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "topics", b"topics", "unsettled_removed", b"unsettled_removed", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_agreed_age_ms", b"clock_agreed_age_ms", "clock_error_ms", b"clock_error_ms", "clock_ms", b"clock_ms", "clock_offset_ms", b"clock_offset_ms", "clock_rate_ppm", b"clock_rate_ppm", "clock_reason", b"clock_reason", "clock_slew_ms", b"clock_slew_ms", "clock_state", b"clock_state", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_above_mark", b"disk_above_mark", "disk_bytes_free", b"disk_bytes_free", "disk_bytes_total", b"disk_bytes_total", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "late_p50_ms", b"late_p50_ms", "late_p99_ms", b"late_p99_ms", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "redeliver_rate", b"redeliver_rate", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "topics", b"topics", "unreadable_messages", b"unreadable_messages", "unreadable_reason", b"unreadable_reason", "unsettled_removed", b"unsettled_removed", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from tickwheel.proto import common_pb2 as tickwheel_dot_proto_dot_common__pb2
 from tickwheel.proto import log_pb2 as tickwheel_dot_proto_dot_log__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atickwheel/proto/dead.proto\x12\x0ctickwheel.v1\x1a\x1ctickwheel/proto/common.proto\x1a\x19tickwheel/proto/log.proto\"\x91\x02\n\nDeadLetter\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12#\n\x02id\x18\x02 \x01(\x0b\x32\x17.tickwheel.v1.MessageId\x12\r\n\x05topic\x18\x03 \x01(\t\x12&\n\x05\x63\x61use\x18\x04 \x01(\x0e\x32\x17.tickwheel.v1.DeadCause\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x06 \x01(\r\x12\x14\n\x0c\x66irst_due_ms\x18\x07 \x01(\x03\x12\x0f\n\x07\x64ied_ms\x18\x08 \x01(\x03\x12\x15\n\rpayload_bytes\x18\t \x01(\r\x12\'\n\x04meta\x18\n \x01(\x0b\x32\x19.tickwheel.v1.MessageMeta\x12\x0f\n\x07payload\x18\x0b \x01(\x0c\"G\n\x0fListDeadRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"t\n\x10ListDeadResponse\x12\r\n\x05queue\x18\x01 \x01(\t\x12)\n\x07letters\x18\x02 \x03(\x0b\x32\x18.tickwheel.v1.DeadLetter\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\x12\r\n\x05total\x18\x04 \x01(\x04\"/\n\x0eGetDeadRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"Q\n\x11ReplayDeadRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0f\n\x07numbers\x18\x02 \x03(\x04\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\r\n\x05\x62\x65low\x18\x04 \x01(\x04\"2\n\x10PurgeDeadRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0f\n\x07numbers\x18\x02 \x03(\x04\"o\n\x12\x43hangeDeadResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x04\x12\x0f\n\x07missing\x18\x02 \x01(\x04\x12\x0c\n\x04kept\x18\x03 \x01(\x04\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12\x0c\n\x04next\x18\x05 \x01(\x04\x12\r\n\x05\x62\x65low\x18\x06 \x01(\x04\x32\xbb\x02\n\x0b\x44\x65\x61\x64Letters\x12I\n\x08ListDead\x12\x1d.tickwheel.v1.ListDeadRequest\x1a\x1e.tickwheel.v1.ListDeadResponse\x12\x41\n\x07GetDead\x12\x1c.tickwheel.v1.GetDeadRequest\x1a\x18.tickwheel.v1.DeadLetter\x12O\n\nReplayDead\x12\x1f.tickwheel.v1.ReplayDeadRequest\x1a .tickwheel.v1.ChangeDeadResponse\x12M\n\tPurgeDead\x12\x1e.tickwheel.v1.PurgeDeadRequest\x1a .tickwheel.v1.ChangeDeadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atickwheel/proto/dead.proto\x12\x0ctickwheel.v1\x1a\x1ctickwheel/proto/common.proto\x1a\x19tickwheel/proto/log.proto\"\xaa\x02\n\nDeadLetter\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12#\n\x02id\x18\x02 \x01(\x0b\x32\x17.tickwheel.v1.MessageId\x12\r\n\x05topic\x18\x03 \x01(\t\x12&\n\x05\x63\x61use\x18\x04 \x01(\x0e\x32\x17.tickwheel.v1.DeadCause\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x06 \x01(\r\x12\x14\n\x0c\x66irst_due_ms\x18\x07 \x01(\x03\x12\x0f\n\x07\x64ied_ms\x18\x08 \x01(\x03\x12\x15\n\rpayload_bytes\x18\t \x01(\r\x12\'\n\x04meta\x18\n \x01(\x0b\x32\x19.tickwheel.v1.MessageMeta\x12\x0f\n\x07payload\x18\x0b \x01(\x0c\x12\x17\n\x0fpayload_missing\x18\x0c \x01(\x08\"G\n\x0fListDeadRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"t\n\x10ListDeadResponse\x12\r\n\x05queue\x18\x01 \x01(\t\x12)\n\x07letters\x18\x02 \x03(\x0b\x32\x18.tickwheel.v1.DeadLetter\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\x12\r\n\x05total\x18\x04 \x01(\x04\"/\n\x0eGetDeadRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"Q\n\x11ReplayDeadRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0f\n\x07numbers\x18\x02 \x03(\x04\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\r\n\x05\x62\x65low\x18\x04 \x01(\x04\"2\n\x10PurgeDeadRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0f\n\x07numbers\x18\x02 \x03(\x04\"o\n\x12\x43hangeDeadResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x04\x12\x0f\n\x07missing\x18\x02 \x01(\x04\x12\x0c\n\x04kept\x18\x03 \x01(\x04\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12\x0c\n\x04next\x18\x05 \x01(\x04\x12\r\n\x05\x62\x65low\x18\x06 \x01(\x04\x32\xbb\x02\n\x0b\x44\x65\x61\x64Letters\x12I\n\x08ListDead\x12\x1d.tickwheel.v1.ListDeadRequest\x1a\x1e.tickwheel.v1.ListDeadResponse\x12\x41\n\x07GetDead\x12\x1c.tickwheel.v1.GetDeadRequest\x1a\x18.tickwheel.v1.DeadLetter\x12O\n\nReplayDead\x12\x1f.tickwheel.v1.ReplayDeadRequest\x1a .tickwheel.v1.ChangeDeadResponse\x12M\n\tPurgeDead\x12\x1e.tickwheel.v1.PurgeDeadRequest\x1a .tickwheel.v1.ChangeDeadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tickwheel.proto.dead_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DEADLETTER']._serialized_start=102
-  _globals['_DEADLETTER']._serialized_end=375
-  _globals['_LISTDEADREQUEST']._serialized_start=377
-  _globals['_LISTDEADREQUEST']._serialized_end=448
-  _globals['_LISTDEADRESPONSE']._serialized_start=450
-  _globals['_LISTDEADRESPONSE']._serialized_end=566
-  _globals['_GETDEADREQUEST']._serialized_start=568
-  _globals['_GETDEADREQUEST']._serialized_end=615
-  _globals['_REPLAYDEADREQUEST']._serialized_start=617
-  _globals['_REPLAYDEADREQUEST']._serialized_end=698
-  _globals['_PURGEDEADREQUEST']._serialized_start=700
-  _globals['_PURGEDEADREQUEST']._serialized_end=750
-  _globals['_CHANGEDEADRESPONSE']._serialized_start=752
-  _globals['_CHANGEDEADRESPONSE']._serialized_end=863
-  _globals['_DEADLETTERS']._serialized_start=866
-  _globals['_DEADLETTERS']._serialized_end=1181
+  _globals['_DEADLETTER']._serialized_end=400
+  _globals['_LISTDEADREQUEST']._serialized_start=402
+  _globals['_LISTDEADREQUEST']._serialized_end=473
+  _globals['_LISTDEADRESPONSE']._serialized_start=475
+  _globals['_LISTDEADRESPONSE']._serialized_end=591
+  _globals['_GETDEADREQUEST']._serialized_start=593
+  _globals['_GETDEADREQUEST']._serialized_end=640
+  _globals['_REPLAYDEADREQUEST']._serialized_start=642
+  _globals['_REPLAYDEADREQUEST']._serialized_end=723
+  _globals['_PURGEDEADREQUEST']._serialized_start=725
+  _globals['_PURGEDEADREQUEST']._serialized_end=775
+  _globals['_CHANGEDEADRESPONSE']._serialized_start=777
+  _globals['_CHANGEDEADRESPONSE']._serialized_end=888
+  _globals['_DEADLETTERS']._serialized_start=891
+  _globals['_DEADLETTERS']._serialized_end=1206
 # @@protoc_insertion_point(module_scope)

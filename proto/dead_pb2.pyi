@@ -37,6 +37,7 @@ class DeadLetter(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     META_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
+    PAYLOAD_MISSING_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Its place in the queue; never used again."""
     topic: _builtins.str
@@ -50,6 +51,8 @@ class DeadLetter(_message.Message):
     payload_bytes: _builtins.int
     payload: _builtins.bytes
     """In the answer of GetDead only."""
+    payload_missing: _builtins.bool
+    """Meta and payload are not there: no member could read them (cause PAYLOAD_LOST), or the answering node cannot."""
     @_builtins.property
     def id(self) -> _common_pb2.MessageId:
         """The id it was scheduled under."""
@@ -70,10 +73,11 @@ class DeadLetter(_message.Message):
         payload_bytes: _builtins.int = ...,
         meta: _common_pb2.MessageMeta | None = ...,
         payload: _builtins.bytes = ...,
+        payload_missing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "meta", b"meta"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "cause", b"cause", "died_ms", b"died_ms", "error", b"error", "first_due_ms", b"first_due_ms", "id", b"id", "meta", b"meta", "number", b"number", "payload", b"payload", "payload_bytes", b"payload_bytes", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "cause", b"cause", "died_ms", b"died_ms", "error", b"error", "first_due_ms", b"first_due_ms", "id", b"id", "meta", b"meta", "number", b"number", "payload", b"payload", "payload_bytes", b"payload_bytes", "payload_missing", b"payload_missing", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -231,7 +235,7 @@ class ChangeDeadResponse(_message.Message):
     missing: _builtins.int
     """Named, but not there (any more)."""
     kept: _builtins.int
-    """They stay: their topic is gone, or none of the group's any more."""
+    """They stay: their topic is gone, or none of the group's any more; or their payload is lost."""
     more: _builtins.bool
     """Not everything is done yet: call again with these as `first` and `below`."""
     next: _builtins.int

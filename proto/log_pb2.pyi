@@ -63,6 +63,8 @@ class _DeadCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DeadCause.V
     """The consumer said that it is dead."""
     LEASE_EXPIRED: _DeadCause.ValueType  # 3
     """Its lease ran out."""
+    PAYLOAD_LOST: _DeadCause.ValueType  # 4
+    """No member of the cluster can read its record any more."""
 
 class DeadCause(_DeadCause, metaclass=_DeadCauseEnumTypeWrapper):
     """Why a message became a dead letter, or comes again."""
@@ -74,6 +76,8 @@ DECLARED_DEAD: DeadCause.ValueType  # 2
 """The consumer said that it is dead."""
 LEASE_EXPIRED: DeadCause.ValueType  # 3
 """Its lease ran out."""
+PAYLOAD_LOST: DeadCause.ValueType  # 4
+"""No member of the cluster can read its record any more."""
 Global___DeadCause: _TypeAlias = DeadCause  # noqa: Y015
 
 @_typing.final
@@ -357,6 +361,8 @@ class SettleColumns(_message.Message):
     DUE_MS_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_DUE_MS_FIELD_NUMBER: _builtins.int
+    KEY_HASHES_FIELD_NUMBER: _builtins.int
     group_id: _builtins.int
     topic_id: _builtins.int
     kind: Global___SettleKind.ValueType
@@ -378,6 +384,11 @@ class SettleColumns(_message.Message):
     """For RETRY and DEAD: why."""
     epoch: _builtins.int
     """How often the group had been reset when these were delivered; stale if it was again since. Absent: not compared."""
+    first_due_ms: _builtins.bytes
+    """For DEAD with PAYLOAD_LOST: int64[n] when each was due first and uint64[n] hashes of their keys, as far as the master
+    knows them; nothing of the messages is read when it is applied.
+    """
+    key_hashes: _builtins.bytes
     def __init__(
         self,
         *,
@@ -392,10 +403,12 @@ class SettleColumns(_message.Message):
         due_ms: _builtins.bytes = ...,
         cause: Global___DeadCause.ValueType = ...,
         epoch: _builtins.int | None = ...,
+        first_due_ms: _builtins.bytes = ...,
+        key_hashes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "attempts", b"attempts", "cause", b"cause", "due_ms", b"due_ms", "epoch", b"epoch", "group_id", b"group_id", "ids", b"ids", "kind", b"kind", "positions", b"positions", "reason", b"reason", "retry_due_ms", b"retry_due_ms", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "attempts", b"attempts", "cause", b"cause", "due_ms", b"due_ms", "epoch", b"epoch", "first_due_ms", b"first_due_ms", "group_id", b"group_id", "ids", b"ids", "key_hashes", b"key_hashes", "kind", b"kind", "positions", b"positions", "reason", b"reason", "retry_due_ms", b"retry_due_ms", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
     _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -49,6 +50,8 @@ class PeerFrame(_message.Message):
     CLOCK_ANSWER_FIELD_NUMBER: _builtins.int
     BUNDLE_ASK_FIELD_NUMBER: _builtins.int
     BUNDLE_PIECE_FIELD_NUMBER: _builtins.int
+    RECORD_ASK_FIELD_NUMBER: _builtins.int
+    RECORD_ANSWER_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     sender_id: _builtins.str
     receiver_id: _builtins.str
@@ -97,6 +100,10 @@ class PeerFrame(_message.Message):
     def bundle_ask(self) -> Global___BundleAsk: ...
     @_builtins.property
     def bundle_piece(self) -> Global___BundlePiece: ...
+    @_builtins.property
+    def record_ask(self) -> Global___RecordAsk: ...
+    @_builtins.property
+    def record_answer(self) -> Global___RecordAnswer: ...
     def __init__(
         self,
         *,
@@ -127,12 +134,14 @@ class PeerFrame(_message.Message):
         clock_answer: Global___ClockAnswer | None = ...,
         bundle_ask: Global___BundleAsk | None = ...,
         bundle_piece: Global___BundlePiece | None = ...,
+        record_ask: Global___RecordAsk | None = ...,
+        record_answer: Global___RecordAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "bundle", b"bundle", "bundle_ask", b"bundle_ask", "bundle_piece", b"bundle_piece", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "hello", b"hello", "ping", b"ping", "pong", b"pong", "refused", b"refused", "request_vote", b"request_vote", "sync", b"sync", "sync_reply", b"sync_reply", "timeout_now", b"timeout_now", "vote", b"vote"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "bundle", b"bundle", "bundle_ask", b"bundle_ask", "bundle_piece", b"bundle_piece", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "hello", b"hello", "ping", b"ping", "pong", b"pong", "record_answer", b"record_answer", "record_ask", b"record_ask", "refused", b"refused", "request_vote", b"request_vote", "sync", b"sync", "sync_reply", b"sync_reply", "timeout_now", b"timeout_now", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "boot_id", b"boot_id", "bundle", b"bundle", "bundle_ask", b"bundle_ask", "bundle_piece", b"bundle_piece", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "cluster_id", b"cluster_id", "connection_id", b"connection_id", "disk_uuid", b"disk_uuid", "format_version", b"format_version", "hello", b"hello", "ping", b"ping", "pong", b"pong", "receiver_id", b"receiver_id", "refused", b"refused", "request_vote", b"request_vote", "sender_id", b"sender_id", "sequence", b"sequence", "sync", b"sync", "sync_reply", b"sync_reply", "term", b"term", "timeout_now", b"timeout_now", "vote", b"vote", "wheel_group", b"wheel_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "boot_id", b"boot_id", "bundle", b"bundle", "bundle_ask", b"bundle_ask", "bundle_piece", b"bundle_piece", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "cluster_id", b"cluster_id", "connection_id", b"connection_id", "disk_uuid", b"disk_uuid", "format_version", b"format_version", "hello", b"hello", "ping", b"ping", "pong", b"pong", "receiver_id", b"receiver_id", "record_answer", b"record_answer", "record_ask", b"record_ask", "refused", b"refused", "request_vote", b"request_vote", "sender_id", b"sender_id", "sequence", b"sequence", "sync", b"sync", "sync_reply", b"sync_reply", "term", b"term", "timeout_now", b"timeout_now", "vote", b"vote", "wheel_group", b"wheel_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["append_entries", "append_result", "request_vote", "vote", "timeout_now", "ping", "pong", "sync", "sync_reply", "checkpoint_needed", "hello", "refused", "bundle", "clock_ask", "clock_answer", "bundle_ask", "bundle_piece"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["append_entries", "append_result", "request_vote", "vote", "timeout_now", "ping", "pong", "sync", "sync_reply", "checkpoint_needed", "hello", "refused", "bundle", "clock_ask", "clock_answer", "bundle_ask", "bundle_piece", "record_ask", "record_answer"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -652,6 +661,102 @@ class BundlePiece(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BundlePiece: _TypeAlias = BundlePiece  # noqa: Y015
+
+@_typing.final
+class RecordAsk(_message.Message):
+    """Beside the log, from a master whose disk does not give some records back: can the receiver read them?"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    ids: _builtins.bytes
+    """uint64[n] ids of units."""
+    def __init__(
+        self,
+        *,
+        ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordAsk: _TypeAlias = RecordAsk  # noqa: Y015
+
+@_typing.final
+class RecordAnswer(_message.Message):
+    """What was asked for, in that order; the last ones may be missing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordFound]: ...
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[Global___RecordFound] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordAnswer: _TypeAlias = RecordAnswer  # noqa: Y015
+
+@_typing.final
+class RecordFound(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[RecordFound._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: RecordFound._State.ValueType  # 0
+        READABLE: RecordFound._State.ValueType  # 1
+        UNREADABLE: RecordFound._State.ValueType  # 2
+        """It has been applied, and this node's disk does not give it back either."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper): ...
+    STATE_UNSPECIFIED: RecordFound.State.ValueType  # 0
+    READABLE: RecordFound.State.ValueType  # 1
+    UNREADABLE: RecordFound.State.ValueType  # 2
+    """It has been applied, and this node's disk does not give it back either."""
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    state: Global___RecordFound.State.ValueType
+    """Unspecified: it cannot say now (not applied yet, or removed)."""
+    unit: _builtins.bytes
+    """96 bytes, as in a delay index."""
+    record: _builtins.bytes
+    """Meta and payload."""
+    crc32c: _builtins.int
+    """Of unit and record."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        state: Global___RecordFound.State.ValueType = ...,
+        unit: _builtins.bytes = ...,
+        record: _builtins.bytes = ...,
+        crc32c: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "id", b"id", "record", b"record", "state", b"state", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordFound: _TypeAlias = RecordFound  # noqa: Y015
 
 @_typing.final
 class CheckpointNeeded(_message.Message):

@@ -207,6 +207,7 @@ class GroupSnapshot(_message.Message):
     DEAD_ROWS_FIELD_NUMBER: _builtins.int
     DEAD_BYTES_FIELD_NUMBER: _builtins.int
     DEAD_GONE_FIELD_NUMBER: _builtins.int
+    DEAD_LACKING_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     WAITING_LIMIT_FIELD_NUMBER: _builtins.int
     group_id: _builtins.int
@@ -216,6 +217,10 @@ class GroupSnapshot(_message.Message):
     paused: _builtins.bool
     dead_gone: _builtins.bytes
     """uint64[n] numbers of dead letters that are gone out of turn, rising."""
+    dead_lacking: _builtins.bytes
+    """uint64[n] numbers of dead letters whose record this node could not read when they died, rising. Its own: other nodes
+    have others, or none.
+    """
     waiting: _builtins.bytes
     """Retries that may wait in the wheel: rows of node/state/waiting.py, and at how many rows it looks which still do."""
     waiting_limit: _builtins.int
@@ -242,12 +247,13 @@ class GroupSnapshot(_message.Message):
         dead_rows: Global___SequenceSnapshot | None = ...,
         dead_bytes: Global___SequenceSnapshot | None = ...,
         dead_gone: _builtins.bytes = ...,
+        dead_lacking: _builtins.bytes = ...,
         waiting: _builtins.bytes = ...,
         waiting_limit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["dead_bytes", b"dead_bytes", "dead_rows", b"dead_rows", "retry", b"retry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broadcasting", b"broadcasting", "dead_bytes", b"dead_bytes", "dead_gone", b"dead_gone", "dead_rows", b"dead_rows", "filter", b"filter", "group_id", b"group_id", "name", b"name", "paused", b"paused", "retry", b"retry", "subscriptions", b"subscriptions", "waiting", b"waiting", "waiting_limit", b"waiting_limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broadcasting", b"broadcasting", "dead_bytes", b"dead_bytes", "dead_gone", b"dead_gone", "dead_lacking", b"dead_lacking", "dead_rows", b"dead_rows", "filter", b"filter", "group_id", b"group_id", "name", b"name", "paused", b"paused", "retry", b"retry", "subscriptions", b"subscriptions", "waiting", b"waiting", "waiting_limit", b"waiting_limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

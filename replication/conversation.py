@@ -43,7 +43,7 @@ from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, E
 from tickwheel.replication.stable_storage import StableStorage
 from tickwheel.replication.voters import Voters
 
-BESIDE = frozenset({"clock_ask", "clock_answer", "bundle_ask", "bundle_piece"})
+BESIDE = frozenset({"clock_ask", "clock_answer", "bundle_ask", "bundle_piece", "record_ask", "record_answer"})
 NEVER_NS = 1 << 63
 """Frames that are no part of the log. Their term is heeded like any other's, no matter whose it is."""
 

@@ -39,4 +39,7 @@ UNIT = np.dtype(
 UNIT_BYTES = 96
 ONE_TAG = 1
 """In `flags`: the message has one tag only, and `tag_hash` is its hash."""
+LACKING = 2
+"""In `flags`: this node copied the message from a record that it could not read; its own record is only as long. No
+part of the state: other nodes lack others, or none."""
 assert UNIT.itemsize == UNIT_BYTES

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from tickwheel.proto.log_pb2 import ManifestFile
 from tickwheel.storage.bundle import Layout
-from tickwheel.storage.disk import Disk
+from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.storage.segment import Chunk, Segment, SegmentLengths
 from tickwheel.wheel import sweep
 from tickwheel.wheel.buffer import Block, Buffer
@@ -44,7 +44,7 @@ from tickwheel.wheel.queries import CountJob, ScanJob, Schedule, Wanted
 from tickwheel.wheel.reading import LookupJob, RecordsJob
 from tickwheel.wheel.slots import SecondWheel, cut_at
 from tickwheel.wheel.sweep import Outcomes
-from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Ids, Units, join_units
+from tickwheel.wheel.units import HOUR_MS, LACKING, UNIT, CursorKey, Ids, Units, join_units
 from tickwheel.wheel.usage import UsageJob
 
 HOURS_AHEAD = 2
@@ -473,7 +473,8 @@ class Wheel:
 
     def fetch(self, ids: Ids, bytes_max: int) -> tuple[Units, list[bytes]]:
         """Units and records of messages that are there, read at once on this thread: the first ones up to `bytes_max`
-        (one at least). What follows from the log alone, however the messages lie.
+        (one at least). What follows from the log alone, however the messages lie: in place of a record that the disk
+        does not give back come as many zeros, and its unit says so (LACKING).
         """
         lookup = self.lookup(ids)
         lookup.run()
@@ -482,8 +483,20 @@ class Wheel:
         ends = np.cumsum(lookup.units["size"], dtype=np.int64)
         units = lookup.units[: max(1, int(np.searchsorted(ends, bytes_max, "right")))]
         records = self.records(units)
-        records.run()
+        try:
+            records.run()
+        except DiskError:
+            return units, [self._record_or_zeros(units[row : row + 1]) for row in range(len(units))]
         return units, records.records
+
+    def _record_or_zeros(self, unit: Units) -> bytes:
+        job = self.records(unit)
+        try:
+            job.run()
+        except DiskError:
+            unit["flags"] |= LACKING
+            return bytes(int(unit["size"][0]))
+        return job.records[0]
 
     def scan(
         self, due_min: int, due_max: int, start: CursorKey | None, limit: int, wanted: Wanted | None = None

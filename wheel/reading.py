@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.storage.disk import DiskError
 from tickwheel.wheel.buffer import Buffer
 from tickwheel.wheel.jobs import HourChunks
-from tickwheel.wheel.units import UNIT, Ids, Units, ids_of
+from tickwheel.wheel.units import LACKING, UNIT, Ids, Units, ids_of
 
 READ_GAP_BYTES = 16 << 10
 """Records nearer than this to each other are fetched by one read."""
@@ -40,10 +41,18 @@ def _by_hour(hours: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]
         yield hour, np.flatnonzero(hours == hour)
 
 
+class LackingRecordError(DiskError):
+    """This node never had the record: it was copied from one that could not be read."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(f"message {id >> 32}-{id & 0xFFFF_FFFF} was copied here from a record that could not be read")
+
+
 class RecordsJob:
     """Fetches the records (meta and payload) of units. Result: `records`, one bytes object a unit, in their order.
 
-    `missing` says that some are of hours that were removed before it was made; then `records` is shorter.
+    `missing` says that some are of hours that were removed before it was made; then `records` is shorter. `run` raises
+    a DiskError if one of them cannot be read.
     """
 
     kind = "records"
@@ -61,6 +70,8 @@ class RecordsJob:
         self._result: list[bytes | None] = [None] * len(units)
         ids = ids_of(units)
         hours = (ids >> np.uint64(32)).astype(np.int64)
+        lacking = np.flatnonzero(units["flags"] & LACKING)
+        self._lacking = LackingRecordError(int(ids[lacking[0]])) if len(lacking) else None
         self._left: list[tuple[HourChunks, NDArray[np.int64]]] = []
         for hour, rows in _by_hour(hours):
             if hour < removed_below:
@@ -86,13 +97,15 @@ class RecordsJob:
 
     @property
     def done(self) -> bool:
-        return not self._left
+        return not self._left and self._lacking is None
 
     @property
     def records(self) -> list[bytes]:
         return [record for record in self._result if record is not None]
 
     def run(self) -> None:
+        if self._lacking is not None:
+            raise self._lacking
         for hour, rows in self._left:
             try:
                 self._read(hour, rows)

@@ -11,9 +11,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.storage.unit import HOUR_MS, NO_INDEX, ONE_TAG, UNIT, UNIT_BYTES
+from tickwheel.storage.unit import HOUR_MS, LACKING, NO_INDEX, ONE_TAG, UNIT, UNIT_BYTES
 
-__all__ = ["HOUR_MS", "NO_INDEX", "ONE_TAG", "UNIT", "UNIT_BYTES", "CursorKey", "Ids", "Units", "ids_of", "join_units"]
+__all__ = [
+    "HOUR_MS",
+    "LACKING",
+    "NO_INDEX",
+    "ONE_TAG",
+    "UNIT",
+    "UNIT_BYTES",
+    "CursorKey",
+    "Ids",
+    "Units",
+    "ids_of",
+    "join_units",
+]
 
 Units = NDArray[np.void]
 _RAW = np.dtype((np.void, UNIT_BYTES))

@@ -20,11 +20,14 @@ from numpy.typing import NDArray
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.leases import Attempts, ChannelKey, Positions
 from tickwheel.node.core.recent import RecentUnits
+from tickwheel.node.core.sift import Sifted
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.wheel.units import Ids, Units, ids_of
 
 FETCHES_MAX = 8
 """Fetches of one channel under way at a time."""
+UNREAD_MAX = 1_000
+"""Messages of one channel whose records cannot be read; while there are so many, nothing more is claimed."""
 
 
 @dataclass(slots=True)
@@ -51,8 +54,8 @@ class Staged:
         return len(self.positions) - self.taken
 
 
-Fetch = Callable[[Staged, Callable[[], None]], None]
-"""Fills units and records of a Staged, then calls back."""
+Fetch = Callable[["Channel", Staged, Callable[[], None]], None]
+"""Fills units and records of a Staged, then calls back; or has its channel `withhold` what cannot be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +83,8 @@ class Channel:
     _held: set[int] = field(default_factory=set)
     _fetching: int = 0
     _staged_count: int = 0
+    _unread: dict[int, int] = field(default_factory=dict)
+    """Positions that are withheld because their records cannot be read, and in which attempt (salvage.py)."""
 
     def hold(self, positions: Positions) -> None:
         """These are out under a lease of an earlier master: do not hand them out."""
@@ -101,13 +106,19 @@ class Channel:
     @property
     def first_unsent(self) -> int:
         """The first position that was not handed out."""
-        return min((int(s.positions[s.taken]) for s in self._staged if s.count), default=self.next_position)
+        first = min((int(s.positions[s.taken]) for s in self._staged if s.count), default=self.next_position)
+        return min(first, min(self._unread)) if self._unread else first
+
+    @property
+    def withheld(self) -> int:
+        """Messages claimed that cannot be read."""
+        return len(self._unread)
 
     def advance(self, demand: int, ready_count: int) -> None:
         """Claim and fetch up to `demand` messages more than are staged."""
         config = self.config
         wanted = min(demand, config.staged_messages_max) - self._staged_count
-        if wanted <= 0 or self._fetching >= FETCHES_MAX:
+        if wanted <= 0 or self._fetching >= FETCHES_MAX or len(self._unread) >= UNREAD_MAX:
             return
         wanted -= self._claim_returned(wanted)
         while wanted > 0 and self._fetching < FETCHES_MAX and self.next_position < ready_count:
@@ -156,8 +167,9 @@ class Channel:
         """Forget what was staged ahead: nothing is in the ready queue from `ready_count` on."""
         self.next_position = min(self.next_position, ready_count)
         for staged in self._staged:
-            if int(staged.positions[-1]) >= ready_count:
+            if staged.count and int(staged.positions[-1]) >= ready_count:
                 staged.failed = "its dispatch was not applied"
+        self._unread = {p: attempt for p, attempt in self._unread.items() if p < ready_count}
 
     def _claim_returned(self, limit: int) -> int:
         if not self.subscription.returned_count:
@@ -193,7 +205,7 @@ class Channel:
                 staged.attempts = staged.attempts[keep]
                 staged.units, staged.due_ms = None, np.zeros(len(staged.positions), np.int64)
                 if len(staged.positions):
-                    self.fetch(staged, fetched)
+                    self.fetch(self, staged, fetched)
                     return
                 staged.failed = "removed with its hour"
             self._fetching -= 1
@@ -201,11 +213,50 @@ class Channel:
                 staged.due_ms = staged.units["due_ms"].astype(np.int64)
                 staged.ends = np.cumsum(staged.units["size"], dtype=np.int64)
 
-        self.fetch(staged, fetched)
+        self.fetch(self, staged, fetched)
+
+    def withhold(self, staged: Staged, found: Sifted, fetched: Callable[[], None]) -> None:
+        """Some of what was staged cannot be read: the rest goes on, these wait for `supply` or `forsake`."""
+        for row in found.failed:
+            self._unread[int(staged.positions[row])] = int(staged.attempts[row])
+        self._cut(staged, found.units, found.records)
+        fetched()
+
+    def _cut(self, staged: Staged, units: Units, records: list[bytes | None]) -> None:
+        """Only what has a record stays."""
+        rows = [row for row, record in enumerate(records) if record is not None]
+        self._staged_count -= len(records) - len(rows)
+        staged.positions, staged.ids, staged.attempts = staged.positions[rows], staged.ids[rows], staged.attempts[rows]
+        if rows:
+            staged.units, staged.records = units[rows], [record for record in records if record is not None]
+        else:
+            staged.units, staged.failed = None, "cannot be read"
+
+    def supply(self, position: int, id: int, unit: Units, record: bytes) -> None:
+        """The record of a message that was withheld, when its time has come."""
+        attempt = self._unread.pop(position, None)
+        if attempt is None:
+            return
+        staged = Staged(
+            positions=np.array([position], np.uint64),
+            ids=np.array([id], np.uint64),
+            attempts=np.array([attempt], np.uint32),
+            due_ms=unit["due_ms"].astype(np.int64),
+            units=unit,
+            records=[record],
+            ends=np.array([len(record)], np.int64),
+        )
+        self._urgent.append(staged)
+        self._staged_count += 1
+
+    def forsake(self, position: int) -> None:
+        """A message that was withheld is settled, or gone."""
+        self._unread.pop(position, None)
 
     def forget_settled(self) -> None:
         """Claims and holds below the floor are settled."""
         floor = self.subscription.floor
+        self._unread = {p: attempt for p, attempt in self._unread.items() if p >= floor}
         self._claimed_again = {p: attempt for p, attempt in self._claimed_again.items() if p >= floor}
         self._held = {p for p in self._held if p >= floor}
 

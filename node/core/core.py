@@ -32,8 +32,10 @@ from tickwheel.node.core.pins import PinDesk
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.publisher import Publisher
 from tickwheel.node.core.push import PushAhead
+from tickwheel.node.core.record_answers import RecordAnswers
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.retention import Retention
+from tickwheel.node.core.salvage import Salvage
 from tickwheel.node.core.staging import StagingDesk
 from tickwheel.node.core.status import Rates, Totals
 from tickwheel.node.core.sweeper import Sweeper
@@ -202,6 +204,9 @@ class NodeCore:
         self.members = MemberDesk(self)
         self.staging = StagingDesk(self)
         self.pins = PinDesk(self)
+        self.salvage = Salvage(self)
+        self.record_answers = RecordAnswers(self)
+        self.delivery.unreadable = self.salvage.add
         self.random_bits = ports.random.getrandbits
         self.consumers = ConsumerDesk(self)
         self.term = 0
@@ -269,6 +274,7 @@ class NodeCore:
                 self.delivery.tick(now_ms)
                 self.staging.tick(now_ms)
                 self.sweeper.tick(steady_ms)
+                self.salvage.tick(steady_ms)
             self.proposer.flush()
             # What was proposed leaves at once, not at the next timer.
             log_wants_ns = min(log_wants_ns, self.log.tick())
@@ -303,7 +309,7 @@ class NodeCore:
 
     def _wake_at(self, now_ms: int, steady_ms: int, may_dispatch: bool, log_wants_ns: int) -> int:
         wait_ms = min(IDLE_MS_MAX, self._next_upkeep_ms - steady_ms)
-        for until_ms in (self.consumers.wanted_ms(), self.bulk.wanted_ms()):
+        for until_ms in (self.consumers.wanted_ms(), self.bulk.wanted_ms(), self.salvage.wanted_ms()):
             if until_ms is not None:
                 wait_ms = min(wait_ms, until_ms - steady_ms)
         wanted_ms = self.background.wanted_ms(now_ms)
@@ -458,6 +464,7 @@ class NodeCore:
         self.sweeper.lose()
         self.bulk.lose(failure)
         self.delivery.end(failure)
+        self.salvage.end()
         self.consumers.end(failure)
 
     def sync_out(self, peer_id: str) -> PeerFrame | None:
@@ -470,12 +477,18 @@ class NodeCore:
         return self.sync.incoming(frame)
 
     def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
-        """See LogListener: about this machine's clock, or about bundles."""
+        """See LogListener: about this machine's clock, bundles, or records."""
         kind = frame.WhichOneof("body")
         if kind == "bundle_ask":
             return self.bulk.ask_in(peer_id, frame.bundle_ask)
         if kind == "bundle_piece":
             self.bulk.piece_in(peer_id, frame.bundle_piece)
+            return None
+        if kind == "record_ask":
+            self.record_answers.ask_in(peer_id, frame.record_ask)
+            return None
+        if kind == "record_answer":
+            self.salvage.answer_in(peer_id, frame.record_answer)
             return None
         return self.clock.receive(peer_id, frame)
 

@@ -16,7 +16,7 @@ from tickwheel.node.state.dead_letters import DeadLetters, Letters
 from tickwheel.node.state.results import DeadResult
 from tickwheel.node.state.retrying import COPIES_MAX
 from tickwheel.proto import common_pb2, dead_pb2
-from tickwheel.proto.log_pb2 import Command, PurgeDead, ReplayDead
+from tickwheel.proto.log_pb2 import PAYLOAD_LOST, Command, PurgeDead, ReplayDead
 
 if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
@@ -75,7 +75,8 @@ class DeadDesk:
         row = dead.row(request.number)
         letter = dead_pb2.DeadLetter()
         self._describe(letter, dead, request.number, row)
-        letter.payload = dead.content(row)[1][int(row["meta_size"]) :]
+        if not letter.payload_missing:
+            letter.payload = dead.content(row)[1][int(row["meta_size"]) :]
         done(letter)
 
     def replay(self, request: dead_pb2.ReplayDeadRequest, done: Changed) -> None:
@@ -135,7 +136,9 @@ class DeadDesk:
         letter.attempts = int(row["attempts"])
         letter.first_due_ms, letter.died_ms = int(row["first_due_ms"]), int(row["died_ms"])
         letter.payload_bytes = int(row["size"]) - int(row["meta_size"])
-        letter.meta.ParseFromString(dead.meta(row))
+        letter.payload_missing = letter.cause == PAYLOAD_LOST or dead.lacks(number)
+        if not letter.payload_missing:
+            letter.meta.ParseFromString(dead.meta(row))
 
 
 class _Replay:

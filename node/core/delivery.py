@@ -28,6 +28,7 @@ from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.recent import RecentUnits
 from tickwheel.node.core.sessions import CREDITS_MAX, Session, Sessions
 from tickwheel.node.core.settlements import Settlements
+from tickwheel.node.core.sift import Sift, Sifted
 from tickwheel.node.core.work import Background, RemovedError
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import SettleResult
@@ -39,6 +40,7 @@ from tickwheel.proto.log_pb2 import (
     SettleColumns,
 )
 from tickwheel.proto.peer_pb2 import LeaseRange
+from tickwheel.storage.disk import DiskError
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.units import Units, ids_of
 
@@ -75,9 +77,11 @@ class Delivery:
         self._held_ids: dict[ChannelKey, dict[int, int]] = {}
         """Ids that an earlier master delivered ahead of a lost dispatch, and until when they are leased."""
         self.push: PushAhead | None = None
+        """Set by the core in push-first."""
         self.on_delivered: Callable[[int, int, str, consumer_pb2.DeliverBatch], None] | None = None
         """Set by the core: time, topic id, name of the consumer, batch. Must not raise."""
-        """Set by the core in push-first."""
+        self.unreadable: Callable[[Channel, int, int, Units | None, str], None] = _nobody_hears
+        """Set by the core: of a channel this position with this id, the unit if it is known, and why."""
         self._reign = 0
         self._turn = 0
         self.reigning = False
@@ -458,8 +462,23 @@ class Delivery:
         if self.on_delivered is not None:
             self.on_delivered(now_ms, channel.key[1], session.name, batch)
 
-    def _fetch(self, staged: Staged, fetched: Callable[[], None]) -> None:
+    def _fetch(self, channel: Channel, staged: Staged, fetched: Callable[[], None]) -> None:
         reign = self._reign
+
+        def broken(error: BaseException) -> None:
+            staged.failed = str(error)
+            fetched()
+            self._fatal(f"messages that are due cannot be looked for: {error}")
+
+        def sifted(found: Sifted) -> None:
+            if reign != self._reign:
+                return
+            positions, ids = staged.positions, staged.ids
+            channel.withhold(staged, found, fetched)
+            for row, error in found.failed.items():
+                unit = found.units[row : row + 1] if found.known[row] else None
+                self.unreadable(channel, int(positions[row]), int(ids[row]), unit, str(error))
+            self._dirty.update(self.sessions.groups())
 
         def records_read(records: list[bytes] | None, error: BaseException | None) -> None:
             if reign != self._reign:
@@ -468,13 +487,11 @@ class Delivery:
                 staged.kept = staged.ids >> np.uint64(32) >= np.uint64(self._state.hour_min_kept)
                 fetched()
                 return
+            if isinstance(error, DiskError):
+                Sift(self._background, staged.ids, staged.units, sifted, broken).go()
+                return
             if error is not None:
-                staged.failed = str(error)
-                fetched()
-                self._fatal(
-                    f"a message that is due cannot be read: {error}. Another node will deliver it; "
-                    "replace this node's data (docs/DEPLOY.md, replacing a dead node)"
-                )
+                broken(error)
                 return
             staged.records = records
             fetched()
@@ -597,6 +614,10 @@ class Delivery:
         """Positions out under any open lease; for tests."""
         parts = [lease.positions for lease in self._leases.open_leases() if lease.channel == key]
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
+
+
+def _nobody_hears(channel: Channel, position: int, id: int, unit: Units | None, error: str) -> None:
+    raise AssertionError(f"message {id} cannot be read, and nobody is there to look after it: {error}")
 
 
 def _current(subscription: Subscription, lease: Lease) -> NDArray[np.bool_]:

@@ -5,6 +5,9 @@ A channel that reads ahead in the order of the ready queue and sorts what it rea
 stays the head until it is settled: a nack raises its attempt in place, and it leaves again when its pause (in the
 replicated state) is over; others go on meanwhile.
 
+A message that cannot be read may be of any message group: it holds back what was read together with it and all behind
+it until its record has come from another member or it is set aside (salvage.py).
+
 Bounded: AHEAD_MAX messages and the channel's bytes are read ahead. While so many wait behind blocked heads, message
 groups further back wait too. All of it is soft state; a new master begins at the floor.
 """
@@ -13,12 +16,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tickwheel.node.core.channel import FETCHES_MAX, Channel, Staged
 from tickwheel.node.core.leases import Positions
+from tickwheel.node.core.sift import Sifted
 from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.wheel.units import Units
 
@@ -45,6 +50,17 @@ class _Lane:
 
 
 @dataclass(slots=True, eq=False)
+class _Incomplete:
+    """A Staged of which some cannot be read; `missing`: the rows that are not decided."""
+
+    staged: Staged
+    fetched: Callable[[], None]
+    units: Units
+    records: list[bytes | None]
+    missing: dict[int, int]
+
+
+@dataclass(slots=True, eq=False)
 class FifoChannel(Channel):
     """See the module. A lane is in one of `_free`, `_paused`, `_blocked`, `_out`."""
 
@@ -60,6 +76,7 @@ class FifoChannel(Channel):
     _ahead_bytes: int = 0
     _stirred: bool = False
     """Something was settled or came back since it was looked at what is out."""
+    _incomplete: list[_Incomplete] = field(default_factory=list)
 
     @property
     def staged_count(self) -> int:
@@ -121,6 +138,35 @@ class FifoChannel(Channel):
                 lane.waiting.append(_Waiting(position, staged, row, len(record)))
                 self._ahead += 1
                 self._ahead_bytes += len(record)
+
+    def withhold(self, staged: Staged, found: Sifted, fetched: Callable[[], None]) -> None:
+        """See Channel; here all of it waits."""
+        missing = {int(staged.positions[row]): row for row in found.failed}
+        waiting = _Incomplete(staged, fetched, found.units, list(found.records), missing)
+        self._incomplete.append(waiting)
+        self._complete(waiting)
+
+    def supply(self, position: int, id: int, unit: Units, record: bytes) -> None:
+        """See Channel."""
+        for waiting in self._incomplete:
+            row = waiting.missing.pop(position, None)
+            if row is not None:
+                waiting.units[row], waiting.records[row] = unit[0], record
+                self._complete(waiting)
+                return
+
+    def forsake(self, position: int) -> None:
+        """See Channel."""
+        for waiting in self._incomplete:
+            if waiting.missing.pop(position, None) is not None:
+                self._complete(waiting)
+                return
+
+    def _complete(self, waiting: _Incomplete) -> None:
+        if not waiting.missing:
+            self._incomplete.remove(waiting)
+            self._cut(waiting.staged, waiting.units, waiting.records)
+            waiting.fetched()
 
     def forget_settled(self) -> None:
         """See Channel. What was settled on other ways (a filter, a removal) is looked for now and then."""

@@ -25,7 +25,7 @@ def out(channel: Channel) -> int:
             for position, attempt in zip(positions[:here].tolist(), attempts[:here].tolist(), strict=True)
         )
         below -= waiting
-    return max(0, below - channel.staged_count)
+    return max(0, below - channel.staged_count - channel.withheld)
 
 
 def room(channels: Iterable[Channel], limit: int) -> int:

@@ -116,7 +116,7 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         return admin_pb2.NODE_ALIGNING, "the same dispatch has failed three times; the wheel waits for it"
     if core.leading and core.phase in (Phase.ALIGNING, Phase.WAITING):
         return admin_pb2.NODE_ALIGNING, "advancing the cursor to the clock"
-    return admin_pb2.NODE_SERVING, ""
+    return admin_pb2.NODE_SERVING, core.salvage.reason
 
 
 _CLOCK_STATES = {
@@ -246,6 +246,7 @@ def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
             sync_age_ms=core.sync.reply_age_ms(node_id) if leading else 0,
             learner=bool(member and member.learner),
         )
+    status.unreadable_messages, status.unreadable_reason = core.salvage.waiting, core.salvage.reason
     _add_clock(core, status)
     _add_topics(core, status)
     return status
@@ -312,6 +313,9 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "cancelled_messages": float(core.totals.cancelled),
         "retried_messages": float(core.state.retrying.retried),
         "buried_messages": float(core.state.retrying.buried),
+        "set_aside_messages": float(core.state.retrying.set_aside),
+        "unreadable_messages": float(core.salvage.waiting),
+        "salvaged_records": float(core.salvage.salvaged),
         "dead_letters": float(core.state.dead_letters_kept()),
         "filtered_messages": float(core.state.filtered),
         "refused_messages": {(limit,): float(count) for limit, count in core.flow.refused.items()},

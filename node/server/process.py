@@ -351,6 +351,7 @@ class NodeProcess:
         stands = (core.term, core.leader_changes, core.phase)
         if stands != self._stood:
             self._stood = stands
+            core.salvage.report = _report  # after an installed checkpoint it is another core
             self._tell_role(host)
         return wants_ns
 
@@ -403,6 +404,10 @@ class NodeProcess:
             "suppressed_log_lines": float(_suppressed(self._rate_limit)),
         }
         return {**host.face.metrics(), **own}
+
+
+def _report(level: str, event: str, fields: dict[str, object]) -> None:
+    getattr(log, level)(event, **fields)
 
 
 def _suppressed(limit: RateLimit) -> int:

@@ -1,7 +1,8 @@
 """Applies what becomes of dead letters: replayed to their group, or thrown away.
 
 A replay copies from the letters themselves, bounded like a retry (retrying.py): a unit for this group alone, with
-attempts from 1 and the first id. A letter whose topic is gone, or no longer one of the group's, stays.
+attempts from 1 and the first id. A letter whose topic is gone, or no longer one of the group's, or whose payload is
+lost, stays.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from tickwheel.node.state.publishing import DUE_MS_MAX
 from tickwheel.node.state.results import DeadResult, Refused
 from tickwheel.node.state.retrying import COPIES_MAX, COPY_BYTES_MAX, Retrying
 from tickwheel.proto import common_pb2 as pb
-from tickwheel.proto.log_pb2 import PurgeDead, ReplayDead
-from tickwheel.wheel.units import UNIT, Units
+from tickwheel.proto.log_pb2 import PAYLOAD_LOST, PurgeDead, ReplayDead
+from tickwheel.wheel.units import LACKING, UNIT, Units
 
 
 class Burial:
@@ -45,7 +46,7 @@ class Burial:
                 missing += 1
             else:
                 row = group.dead.row(number)
-                if int(row["topic_id"]) not in group.subscriptions:
+                if int(row["topic_id"]) not in group.subscriptions or int(row["cause"]) == PAYLOAD_LOST:
                     kept += 1
                 elif numbers and size + int(row["size"]) > COPY_BYTES_MAX:
                     break
@@ -56,7 +57,9 @@ class Burial:
                     size += len(records[-1])
             taken += 1
         if numbers:
-            self._retrying.revive(group, _units_of(np.array(rows, LETTER), group), records, command.due_ms)
+            units = _units_of(np.array(rows, LETTER), group)
+            units["flags"] |= np.array([LACKING * group.dead.lacks(number) for number in numbers], np.uint8)
+            self._retrying.revive(group, units, records, command.due_ms)
             group.dead.remove(numbers)
         return DeadResult(len(numbers), missing, kept, taken)
 

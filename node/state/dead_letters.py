@@ -3,6 +3,9 @@
 Owns two append-only lists in files: rows of fixed size, numbered from 0 in the order of death, and the bytes that the
 rows name (error text, then meta and payload). So a letter needs nothing of the hour that its message lay in.
 
+A record that the node could not read when its message died is a gap of its size; which letters are such is this
+node's own (`lacks`), and so are their bytes: neither is part of the digest. A letter of PAYLOAD_LOST has no record.
+
 Invariants: a number is never used again; the head of both lists goes with the oldest letter; what is gone out of turn
 is remembered in `_gone`. Only what the log says changes it. Called by the state machine; the rest reads.
 """
@@ -65,6 +68,9 @@ class DeadLetters:
         self.bytes = Sequence(disk, f"{path}.bytes", BYTE, content, keep_bytes=KEEP_BYTES)
         gone = np.frombuffer(restored.dead_gone, "<u8").tolist() if restored is not None else ()
         self._gone: set[int] = set(gone)
+        self._lacking: set[int] = (
+            set(np.frombuffer(restored.dead_lacking, "<u8").tolist()) if restored is not None else set()
+        )
 
     @property
     def count(self) -> int:
@@ -76,8 +82,16 @@ class DeadLetters:
         """Number of the next one."""
         return self.rows.count
 
-    def bury(self, letters: Letters, texts: Listed[bytes], records: Listed[bytes]) -> None:
-        """Add letters; sizes and places are filled in."""
+    def bury(
+        self,
+        letters: Letters,
+        texts: Listed[bytes],
+        records: Listed[bytes],
+        lacking: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Add letters; sizes and places are filled in. `lacking`: whose records are gaps."""
+        if lacking is not None:
+            self._lacking.update((self.rows.count + np.flatnonzero(lacking)).tolist())
         letters["text_size"] = [len(text) for text in texts]
         letters["size"] = [len(record) for record in records]
         sizes = letters["text_size"].astype(np.uint64) + letters["size"]
@@ -89,6 +103,10 @@ class DeadLetters:
     def has(self, number: int) -> bool:
         """Whether a letter is kept."""
         return self.rows.first <= number < self.rows.count and number not in self._gone
+
+    def lacks(self, number: int) -> bool:
+        """Whether this node could not read the record of a letter when it died."""
+        return number in self._lacking
 
     def row(self, number: int) -> Letters:
         """Row of a letter that is kept."""
@@ -170,6 +188,7 @@ class DeadLetters:
         self.rows.drop_below(first)
         self.bytes.drop_below(place)
         self._gone = {number for number in self._gone if number >= first}
+        self._lacking = {number for number in self._lacking if number >= first}
         if first in self._gone:
             self._advance()
 
@@ -182,9 +201,10 @@ class DeadLetters:
         message.dead_rows.CopyFrom(self.rows.snapshot())
         message.dead_bytes.CopyFrom(self.bytes.snapshot())
         message.dead_gone = np.array(sorted(self._gone), "<u8").tobytes()
+        message.dead_lacking = np.array(sorted(self._lacking), "<u8").tobytes()
 
     def digest(self) -> bytes:
-        """Everything that counts."""
+        """Everything that counts; not the bytes, of which a node may lack some."""
         rows, content = self.rows, self.bytes
-        facts = struct.pack("<QIQQIQ", rows.count, rows.crc, rows.first, content.count, content.crc, content.first)
+        facts = struct.pack("<QIQQQ", rows.count, rows.crc, rows.first, content.count, content.first)
         return hashlib.sha256(facts + np.array(sorted(self._gone), "<u8").tobytes()).digest()

@@ -8,20 +8,24 @@ COPY_BYTES_MAX bytes (but at least one message), in the order of its rows. How f
 (`SettleResult.taken`), the same on every node, and the master asks again for the rest.
 
 A message whose hour was removed by retention is settled by that (its position lies below the floor) and counted
-there: nothing is left to copy. A record that cannot be read is a broken disk: the entry cannot be applied, the process
-stops, and another node serves.
+there: nothing is left to copy.
+
+What is applied never depends on what a disk gives back. A record that this node cannot read is copied as a gap of its
+size that says so (LACKING), and the node asks the others for it when it is to be delivered, as for any other. Only a
+unit that cannot be read stops the process: without it nobody knows what to copy. What no member can read is set aside
+by a command of its own cause (PAYLOAD_LOST), which brings all that the dead letter says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.failure import invalid
 from tickwheel.node.state.cluster import ClusterState
-from tickwheel.node.state.dead_letters import LETTER
+from tickwheel.node.state.dead_letters import LETTER, Letters
 from tickwheel.node.state.groups import Group
 from tickwheel.node.state.left import count_left
 from tickwheel.node.state.ports import WheelPort
@@ -30,8 +34,8 @@ from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.subscription import Attempts, Subscription
 from tickwheel.node.state.targets import origins_of
 from tickwheel.node.state.waiting import WAITING
-from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, SettleColumns
-from tickwheel.wheel.units import Ids, Units, ids_of
+from tickwheel.proto.log_pb2 import PAYLOAD_LOST, SETTLE_DEAD, SETTLE_RETRY, SettleColumns
+from tickwheel.wheel.units import LACKING, Ids, Units, ids_of
 
 COPIES_MAX = 128
 """Messages that one command copies: about 3 ms if each lies elsewhere on a disk that answers from memory."""
@@ -88,7 +92,7 @@ class Retrying:
     def __init__(self, state: ClusterState, wheel: WheelPort) -> None:
         self._state = state
         self._wheel = wheel
-        self.retried = self.buried = 0
+        self.retried = self.buried = self.set_aside = 0
         """Since this process started, replayed ones included: for metrics, no part of the state."""
 
     def settle(
@@ -112,6 +116,8 @@ class Retrying:
         if due is not None and len(due) and not (int(due.min()) >= 0 and int(due.max()) <= DUE_MS_MAX):
             failure = invalid("due_ms", int(due.max()), f"0 to {DUE_MS_MAX}").failure
             return SettleResult(unknown=len(ids), taken=len(ids), failure=failure)
+        if dead and batch.cause == PAYLOAD_LOST:
+            return self._set_aside(batch, group, subscription, _Rows(ids, attempts, positions, None), stamped_ms)
         if budget.spent:
             return SettleResult()
         rows = _Rows(ids, attempts, positions, due).first(max(1, budget.messages))
@@ -177,6 +183,30 @@ class Retrying:
         self.retried += len(waits)
         return result
 
+    def _set_aside(
+        self, batch: SettleColumns, group: Group, subscription: Subscription, rows: _Rows, stamped_ms: int
+    ) -> SettleResult:
+        """Messages whose records nobody can read become dead letters without content; nothing is read."""
+        count = len(rows.ids)
+        for name, column in (("first_due_ms", batch.first_due_ms), ("key_hashes", batch.key_hashes)):
+            if len(column) != 8 * count:
+                failure = invalid(name, f"{len(column)} bytes", f"{count} elements of 8 bytes").failure
+                return SettleResult(unknown=count, taken=count, failure=failure)
+        acting, places = subscription.acting(rows.ids, rows.attempts, rows.positions)
+        letters = np.zeros(len(acting), LETTER)
+        letters["origin"] = subscription.names_of(places)
+        letters["first_due_ms"] = np.frombuffer(batch.first_due_ms, "<i8")[acting]
+        letters["key_hash"] = np.frombuffer(batch.key_hashes, "<u8")[acting]
+        letters["topic_id"] = subscription.topic_id
+        letters["attempts"] = subscription.deliveries(
+            places.astype(np.uint64), rows.attempts[acting].astype(np.uint32) - np.uint32(1)
+        )
+        result, _ = subscription.settle(SETTLE_DEAD, rows.ids, rows.attempts, rows.positions)
+        if len(acting):
+            self._bury(group, letters, [b""] * len(acting), batch, stamped_ms)
+            self.set_aside += len(acting)
+        return replace(result, taken=count)
+
     def attempts_max(self, group: Group) -> int:
         """Deliveries of a message before it is a dead letter."""
         return group.retry.attempts_max or self._state.settings.attempts_max
@@ -194,12 +224,25 @@ class Retrying:
         letters = np.zeros(len(units), LETTER)
         letters["origin"] = _names_of(units)
         letters["first_due_ms"] = _first_due_ms(units)
-        letters["died_ms"], letters["cause"], letters["attempts"] = stamped_ms, batch.cause, deliveries
-        for name in ("topic_id", "tag_hash", "tag_mask", "key_hash", "meta_size", "flags"):
+        letters["attempts"] = deliveries
+        for name in ("topic_id", "tag_hash", "tag_mask", "key_hash", "meta_size"):
             letters[name] = units[name]
+        letters["flags"] = units["flags"] & ~np.uint8(LACKING)
+        self._bury(group, letters, records, batch, stamped_ms, (units["flags"] & LACKING) != 0)
+
+    def _bury(
+        self,
+        group: Group,
+        letters: Letters,
+        records: list[bytes],
+        batch: SettleColumns,
+        stamped_ms: int,
+        lacking: NDArray[np.bool_] | None = None,
+    ) -> None:
+        letters["died_ms"], letters["cause"] = stamped_ms, batch.cause
         text = batch.reason[:ERROR_TEXT_MAX].encode()
-        group.dead.bury(letters, [text] * len(units), records)
-        self.buried += len(units)
+        group.dead.bury(letters, [text] * len(letters), records, lacking)
+        self.buried += len(letters)
 
     def _retry(
         self, group: Group, units: Units, records: list[bytes], deliveries: NDArray[np.int64], due_ms: NDArray[np.int64]

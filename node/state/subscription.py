@@ -217,6 +217,13 @@ class Subscription:
         attempts[hits] += rows["attempts"]
         return attempts
 
+    def names_of(self, places: Places) -> Ids:
+        """The ids that consumers know the messages at dispatched positions by."""
+        names = self._ready.gather(places)
+        hits, rows = self._ready.targets.of(places)
+        names[hits] = rows["origin"]
+        return names
+
     @property
     def has_targets(self) -> bool:
         """Whether the topic has positions that are for one group alone."""

@@ -1,0 +1,68 @@
+"""What this node answers a peer whose disk does not give some records back (salvage.py).
+
+Any node answers, from what it has applied: the record with a checksum, or that it cannot read it either. What it has
+not applied, or has removed, it says nothing about. Bounded: ASKED_MAX messages and ANSWER_BYTES_MAX (one at least) an
+answer, SERVING_MAX questions at a time; who hears nothing asks again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import numpy as np
+
+from tickwheel.node.core.sift import Sift, Sifted
+from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordFound
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+ASKED_MAX = 64
+ANSWER_BYTES_MAX = 512 << 10
+SERVING_MAX = 4
+
+
+class RecordAnswers:
+    """One per node."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        self._serving = 0
+
+    def ask_in(self, peer_id: str, ask: RecordAsk) -> None:
+        """A peer asks; the answer goes beside the log when it has been read."""
+        core = self._core
+        if self._serving >= SERVING_MAX or core.wheel.absorbing or len(ask.ids) % 8:
+            return
+        ids = np.frombuffer(ask.ids[: 8 * ASKED_MAX], "<u8")
+        ids = ids[core.wheel.lookup(ids).found]
+        if not len(ids):
+            return
+        self._serving += 1
+
+        def sifted(found: Sifted) -> None:
+            self._serving -= 1
+            core.log.send_beside(peer_id, PeerFrame(record_answer=_answer(ids.tolist(), found)))
+
+        def broken(error: BaseException) -> None:
+            core.fatal(f"records that {peer_id} asked for could not be looked for: {error}")
+
+        Sift(core.background, ids, None, sifted, broken).go()
+
+
+def _answer(ids: list[int], found: Sifted) -> RecordAnswer:
+    answer = RecordAnswer()
+    size = 0
+    for row, (id, record) in enumerate(zip(ids, found.records, strict=True)):
+        if record is None:
+            if row in found.failed:
+                answer.records.add(id=id, state=RecordFound.UNREADABLE)
+            continue
+        size += len(record)
+        if size > ANSWER_BYTES_MAX and size > len(record):
+            break
+        unit = found.units[row].tobytes()
+        crc32c = google_crc32c.extend(google_crc32c.value(unit), record)
+        answer.records.add(id=id, state=RecordFound.READABLE, unit=unit, record=record, crc32c=crc32c)
+    return answer
