@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from tickwheel.client.backoff import Backoff, Deadline
-from tickwheel.client.cluster import END_OF_STREAM, Cluster, task_is_cancelled
+from tickwheel.client.cluster import END_OF_STREAM, Cluster, unless_left
 from tickwheel.client.errors import Fault, OutcomeUnknown, TickwheelError, error_of, fault_of_call, fault_of_status
 from tickwheel.client.messages import BatchReceipt, receipt_of
 from tickwheel.proto import scheduler_pb2
@@ -75,7 +75,7 @@ class BatchStream:
         self._refused = False
         self._changed = asyncio.Event()
         self._closing = False
-        self._call: grpc.aio.StreamStreamCall[Any, Any] | None = None
+        self._talking: asyncio.Task[Fault | None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._deadline: Deadline | None = None
         self.reconnects = 0
@@ -127,8 +127,8 @@ class BatchStream:
                 self._number(batch)
 
     def _moved(self, _address: str) -> None:
-        if self._call is not None:
-            self._call.cancel()
+        if self._talking is not None:
+            self._talking.cancel()
 
     # -- the loop
 
@@ -167,37 +167,13 @@ class BatchStream:
         """Open a stream at the master and use it until it ends. The fault that ended it, None if there was none."""
         assert self._deadline is not None
         address = await self._cluster.master(self._deadline)
-        call = SchedulerStub(self._cluster.channel(address)).ScheduleStream()  # type: ignore[call-arg]
-        self._call = call
-        self._to_send = deque(self._pending)
-        self._unanswered.clear()
-        self._halted = False
-        writer = asyncio.ensure_future(self._write(call))
-        fault: Fault | None = None
+        self._talking = talking = asyncio.ensure_future(self._talk(address))
         try:
-            while True:
-                if self._halted and not self._unanswered:
-                    break
-                reading = call.read()
-                receipt: Any = await (asyncio.wait_for(reading, STILL_ANSWERING_S) if self._halted else reading)
-                if receipt is END_OF_STREAM:
-                    fault = fault or Fault("UNAVAILABLE", "the node ended the stream")
-                    break
-                fault = self._receive(receipt) or fault
-        except grpc.aio.AioRpcError as error:
-            fault = fault or fault_of_call(error)
-        except TimeoutError:
-            fault = fault or Fault("DEADLINE_EXCEEDED", "the master does not answer")
-        except asyncio.CancelledError:
-            if self._closing or task_is_cancelled() or not call.cancelled():
-                raise
-            fault = Fault("UNAVAILABLE", "the master has changed")
+            fault = await unless_left(talking)
         finally:
-            self._call = None
-            writer.cancel()
-            call.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await writer
+            self._talking = None
+        if talking.cancelled():
+            fault = Fault("UNAVAILABLE", "the master has changed")
         if fault is not None:
             if not (fault.elsewhere or fault.later):
                 # The stream itself was refused: nobody's batch is at fault, everybody's is.
@@ -208,6 +184,35 @@ class BatchStream:
                 self._cluster.learn(fault.master_address)
         if self._refused:
             self._new_epoch()
+        return fault
+
+    async def _talk(self, address: str) -> Fault | None:
+        """Use one stream to this node until it ends, or until this task is cancelled: it is left then."""
+        call = SchedulerStub(self._cluster.channel(address)).ScheduleStream()  # type: ignore[call-arg]
+        self._to_send = deque(self._pending)
+        self._unanswered.clear()
+        self._halted = False
+        writer = asyncio.ensure_future(self._write(call))
+        fault: Fault | None = None
+        try:
+            while True:
+                if self._halted and not self._unanswered:
+                    break
+                async with asyncio.timeout(STILL_ANSWERING_S if self._halted else None):
+                    receipt: Any = await call.read()
+                if receipt is END_OF_STREAM:
+                    fault = fault or Fault("UNAVAILABLE", "the node ended the stream")
+                    break
+                fault = self._receive(receipt) or fault
+        except grpc.aio.AioRpcError as error:
+            fault = fault or fault_of_call(error)
+        except TimeoutError:
+            fault = fault or Fault("DEADLINE_EXCEEDED", "the master does not answer")
+        finally:
+            writer.cancel()
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await writer
         return fault
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:

@@ -27,13 +27,6 @@ END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 """What `read` of a stream returns when the node has ended it without an error."""
 
 
-def task_is_cancelled() -> bool:
-    """Whether somebody wants the running task to end. A read that is cancelled takes its call with it, so the state
-    of the call alone does not tell that from a call that was left for another master."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 MESSAGE_BYTES_MAX = 64 << 20
 WATCH_PERIOD_S = 0.2
 STATUS_TIMEOUT_S = 1.0
@@ -89,6 +82,22 @@ def _checked(address: str) -> str:
         metadata = {"field": "addresses", "value": address, "limit": "host:port"}
         raise RequestRefused(f"addresses: {address!r}: host:port", "INVALID_FIELD", metadata)
     return address
+
+
+async def unless_left(work: asyncio.Task[A]) -> A | None:
+    """What the work over one stream returns; None if it was left: cancelled, by whoever hears of another master.
+
+    To cancel the call instead is not enough. One that is still being connected leaves who writes to it waiting for
+    ever, and who reads from it is told of a cancellation that the call does not know of yet. The caller's own
+    cancellation ends the work and is raised.
+    """
+    try:
+        await asyncio.wait({work})
+    finally:
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work})
+    return None if work.cancelled() else work.result()
 
 
 class Cluster:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.client.backoff import Backoff, Deadline
-from tickwheel.client.cluster import END_OF_STREAM, Cluster, task_is_cancelled
+from tickwheel.client.cluster import END_OF_STREAM, Cluster, unless_left
 from tickwheel.client.delivery import DeliveredBatch, Delivery
 from tickwheel.client.errors import (
     Fault,
@@ -83,7 +83,7 @@ class Consumer:
         self._leases: deque[tuple[float, DeliveredBatch]] = deque()
         self._acks: dict[int, tuple[DeliveredBatch, list[int]]] = {}
         self._acks_by_key: dict[tuple[str, int], asyncio.Future[consumer_pb2.SettleReceipt]] = {}
-        self._call: grpc.aio.StreamStreamCall[Any, Any] | None = None
+        self._talking: asyncio.Task[Fault] | None = None
         self._running: asyncio.Task[None] | None = None
         self._closing = False
         self._ended = False
@@ -300,8 +300,8 @@ class Consumer:
             self._running = asyncio.ensure_future(self._run())
 
     def _moved(self, _address: str) -> None:
-        if self._call is not None:
-            self._call.cancel()
+        if self._talking is not None:
+            self._talking.cancel()
 
     async def _run(self) -> None:
         backoff = Backoff()
@@ -338,8 +338,20 @@ class Consumer:
 
     async def _stream_once(self, deadline: Deadline) -> Fault:
         address = await self._cluster.master(deadline)
+        self._talking = asyncio.ensure_future(self._talk(address))
+        try:
+            fault = await unless_left(self._talking)
+        finally:
+            self._talking = None
+        fault = fault or Fault("UNAVAILABLE", "the master has changed")
+        if fault.elsewhere:
+            self._cluster.forget(address)
+            self._cluster.learn(fault.master_address)
+        return fault
+
+    async def _talk(self, address: str) -> Fault:
+        """Use one stream to this node until it ends, or until this task is cancelled: it is left then."""
         call = ConsumerStub(self._cluster.channel(address)).Consume()  # type: ignore[call-arg]
-        self._call = call
         writer: asyncio.Task[None] | None = None
         fault: Fault
         try:
@@ -366,20 +378,12 @@ class Consumer:
             fault = fault_of_call(error)
         except asyncio.InvalidStateError as error:
             fault = Fault("UNAVAILABLE", str(error))
-        except asyncio.CancelledError:
-            if self._closing or task_is_cancelled() or not call.cancelled():
-                raise
-            fault = Fault("UNAVAILABLE", "the master has changed")
         finally:
-            self._call = None
             call.cancel()
             if writer is not None:
                 writer.cancel()
                 with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await writer
-        if fault.elsewhere:
-            self._cluster.forget(address)
-            self._cluster.learn(fault.master_address)
         return fault
 
     def _opening(self) -> consumer_pb2.ConsumeRequest:
@@ -409,8 +413,10 @@ class Consumer:
                 continue
             self._outbox_changed.clear()
             if self._leases:
+                # Not wait_for: before Python 3.12 it may swallow the cancellation that ends this task.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._outbox_changed.wait(), 1.0)
+                    async with asyncio.timeout(1.0):
+                        await self._outbox_changed.wait()
                 self._expire()
             else:
                 await self._outbox_changed.wait()
