@@ -1,14 +1,13 @@
-"""From sorted Arrow record batches to bundles: what one task of a build does with its rows.
+"""The two kinds of tasks of a build: rows become runs (`Spreader`), and runs become bundles (`Bundler`).
 
-Array work throughout but for keys, tags and properties, which are serialized row by row. Files are written aside under
-the name of the attempt and renamed to the name of their content, so that attempts that lost leave at most files that
-no manifest names.
+Array work throughout. Files are written under the name of the attempt and, for bundles, renamed to the name of their
+content, so that attempts that lost leave at most files that nobody names.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,16 +18,36 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tickwheel.pipeline.hashes import key_hashes, tag_hashes
-from tickwheel.pipeline.sink_rows import META_COLUMNS, RowGatherer, RowLimits
+from tickwheel.pipeline.runs import DIRECTORY as RUNS
+from tickwheel.pipeline.runs import Hours, Rows, Run, joined, write_run
+from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits
 from tickwheel.storage import bundle
-from tickwheel.storage.unit import HOUR_MS, ONE_TAG, UNIT
+from tickwheel.storage.disk import Buffer
+from tickwheel.storage.unit import HOUR_MS, ONE_TAG
 
 BUNDLES = "bundles"
 REJECTED = "_rejected"
+RUN_BYTES = 64 << 20
+"""Of record batches that become one run."""
+STEP_BYTES = 64 << 20
+"""Of records that are taken out of runs at once, about."""
+
+RUN_RESULT = pa.schema(
+    [
+        ("partition", pa.int64()),
+        ("number", pa.int64()),
+        ("name", pa.string()),
+        ("hours", pa.binary()),
+        ("rows", pa.binary()),
+        ("bytes", pa.binary()),
+        ("rejected_rows", pa.int64()),
+        ("rejected_file", pa.string()),
+    ]
+)
+"""What a task tells the driver of each run; and at its end, with an empty name, of the rows it rejected."""
 
 RESULT = pa.schema(
     [
-        ("attempt", pa.string()),
         ("name", pa.string()),
         ("bytes", pa.int64()),
         ("units", pa.int64()),
@@ -36,17 +55,116 @@ RESULT = pa.schema(
         ("hour_max", pa.int64()),
         ("crc32c", pa.int64()),
         ("topics", pa.list_(pa.string())),
-        ("rejected_rows", pa.int64()),
-        ("rejected_file", pa.string()),
     ]
 )
-"""What a task tells the driver of each bundle; and at its end, with an empty name, of the rows it rejected."""
+"""What a task tells the driver of each bundle."""
+
+
+class Spreader:
+    """Takes rows in any order, writes runs. One per task of the first stage."""
+
+    def __init__(self, folder: Path, partition: int, attempt: str, *, topic: str, limits: RowLimits) -> None:
+        self._folder = folder / RUNS
+        self._partition = partition
+        self._attempt = attempt
+        self._topic = topic
+        self._good = RowGatherer(topic, limits)
+        self._held: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._number = 0
+
+    @property
+    def rejected(self) -> list[pa.RecordBatch]:
+        """Rows that cannot be messages; whoever takes them empties the list."""
+        return self._good.rejected
+
+    def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Add rows; a result for each run that is written."""
+        self._held.append(batch)
+        self._bytes += batch.nbytes
+        if self._bytes >= RUN_BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """What has gathered becomes a run."""
+        if not self._held:
+            return
+        held, self._held, self._bytes = self._held, [], 0
+        for batch in pa.Table.from_batches(held).combine_chunks().to_batches():
+            good = self._good.good_rows(_with_hashes(batch))
+            if good.num_rows:
+                yield self._write(encoded(good, self._topic).sorted())
+
+    def _write(self, rows: Rows) -> pa.RecordBatch:
+        name = f"{self._attempt}-{self._number}.run"
+        write_run(self._folder / name, rows)
+        hours = Hours.of(rows)
+        row = {
+            "partition": self._partition,
+            "number": self._number,
+            "name": name,
+            "hours": hours.hours.tobytes(),
+            "rows": hours.rows.tobytes(),
+            "bytes": hours.bytes.tobytes(),
+            "rejected_rows": 0,
+            "rejected_file": "",
+        }
+        self._number += 1
+        return pa.RecordBatch.from_pylist([row], RUN_RESULT)
+
+
+def encoded(good: pa.RecordBatch, topic: str) -> Rows:
+    """Columns and records of rows that are messages. `topic`: for those without the column."""
+    names = good.schema.names
+    payload = good.column("payload").cast(pa.large_binary())
+    columns: dict[str, NDArray[np.void]] = {}
+    columns["due_requested_ms"] = good.column("due_ms").to_numpy(zero_copy_only=False)
+    if "meta" in names:
+        meta = good.column("meta").cast(pa.large_binary())
+        columns["meta_size"] = pc.binary_length(meta).to_numpy(zero_copy_only=False).astype(np.uint32)
+        payload = pc.binary_join_element_wise(meta, payload, pa.scalar(b"", pa.large_binary()))
+    for name in ("key_hash", "tag_hash", "tag_mask"):
+        if name in names:
+            columns[name] = good.column(name).to_numpy(zero_copy_only=False)
+    if "one_tag" in names:
+        one = good.column("one_tag").to_numpy(zero_copy_only=False)
+        columns["flags"] = np.where(one, ONE_TAG, 0).astype(np.uint8)
+    columns["size"] = pc.binary_length(payload).to_numpy(zero_copy_only=False).astype(np.uint32)
+    if "topic" not in names:
+        columns["topic_id"] = np.zeros(good.num_rows, np.uint32)
+        return Rows(columns, payload, [topic])
+    coded = good.column("topic").dictionary_encode()
+    columns["topic_id"] = coded.indices.to_numpy(zero_copy_only=False).astype(np.uint32)
+    return Rows(columns, payload, coded.dictionary.to_pylist())
+
+
+def steps(runs: Sequence[Run], due_min: int, due_max: int, rows_max: int) -> Iterator[Rows]:
+    """What runs hold of a range of due times, sorted, at most so many rows at once."""
+    at = [run.place(due_min) for run in runs]
+    ends = [run.place(due_max) for run in runs]
+    while at != ends:
+        if sum(ends) - sum(at) <= rows_max:
+            upto = ends
+        else:
+            due = np.concatenate([run.due_ms(low, high) for run, low, high in zip(runs, at, ends, strict=True)])
+            last = int(np.partition(due, rows_max)[rows_max])
+            upto = [max(low, run.place(last)) for run, low in zip(runs, at, strict=True)]
+            if upto == at:
+                # More of one millisecond than fit: as they came.
+                room = rows_max
+                for number, (run, low) in enumerate(zip(runs, at, strict=True)):
+                    upto[number] = min(low + room, run.place(last + 1), ends[number])
+                    upto[number] = max(low, upto[number])
+                    room -= upto[number] - low
+        parts = [run.rows(low, high) for run, low, high in zip(runs, at, upto, strict=True) if high > low]
+        yield joined(parts).sorted()
+        at = upto
 
 
 @dataclass(slots=True)
 class _Gathered:
     units: list[NDArray[np.void]] = field(default_factory=list)
-    records: list[bytes] = field(default_factory=list)
+    records: list[Buffer] = field(default_factory=list)
     count: int = 0
     bytes: int = 0
     hours: int = 0
@@ -54,27 +172,21 @@ class _Gathered:
 
 
 class Bundler:
-    """Takes rows in the order of their due times, writes bundles. One per task."""
+    """Takes rows in the order of their due times, writes bundles. One per task of the second stage."""
 
-    def __init__(
-        self, folder: Path, attempt: str, *, topic: str, slot_ms: int, limits: RowLimits, units_max: int
-    ) -> None:
+    def __init__(self, folder: Path, attempt: str, *, slot_ms: int, units_max: int) -> None:
         self._folder = folder / BUNDLES
         self._attempt = attempt
         self._slot_ms = slot_ms
         self._units_max = min(units_max, bundle.UNITS_MAX)
-        self._topic = topic
-        self._rows = RowGatherer(topic, limits)
         self._topics: dict[str, int] = {}
         self._now = _Gathered()
         self._number = 0
 
-    def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Add rows; a result for each bundle that is written. Then `rejected` has those that cannot be messages."""
-        good = self._rows.good_rows(_with_hashes(batch))
-        if not good.num_rows:
-            return
-        units, records = self._units(good)
+    def take(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+        """Add sorted rows; a result for each bundle that is written."""
+        units, records = rows.units(), memoryview(rows.content())
+        units["topic_id"] = np.array([self._place(name) for name in rows.topics], np.uint32)[units["topic_id"]]
         ends = np.cumsum(units["size"], dtype=np.int64)
         hours = units["due_requested_ms"] // HOUR_MS
         changes = np.cumsum(np.diff(hours, prepend=hours[0] - 1) != 0)
@@ -97,40 +209,12 @@ class Bundler:
                 now.hours += int(changes[end - 1]) - before_hours + 1
                 at = end
             if at < len(units):
-                yield self.write()
+                yield self._write()
 
-    @property
-    def rejected(self) -> list[pa.RecordBatch]:
-        """Rows that cannot be messages; whoever takes them empties the list."""
-        return self._rows.rejected
-
-    @property
-    def waiting(self) -> int:
-        """Rows that are in no bundle yet."""
-        return self._now.count
-
-    def _units(self, good: pa.RecordBatch) -> tuple[NDArray[np.void], bytes]:
-        names = good.schema.names
-        units = np.zeros(good.num_rows, UNIT)
-        units["due_requested_ms"] = good.column("due_ms").to_numpy(zero_copy_only=False)
-        payload = good.column("payload").cast(pa.binary())
-        if "meta" in names:
-            meta = good.column("meta").cast(pa.binary())
-            units["meta_size"] = pc.binary_length(meta).to_numpy(zero_copy_only=False)
-            payload = pc.binary_join_element_wise(meta, payload, b"")
-            for column, name in (("key_hash", "key_hash"), ("tag_hash", "tag_hash"), ("tag_mask", "tag_mask")):
-                if column in names:
-                    units[name] = good.column(column).to_numpy(zero_copy_only=False)
-            if "one_tag" in names:
-                units["flags"] = np.where(good.column("one_tag").to_numpy(zero_copy_only=False), ONE_TAG, 0)
-        units["size"] = pc.binary_length(payload).to_numpy(zero_copy_only=False)
-        if "topic" in names:
-            coded = good.column("topic").dictionary_encode()
-            places = np.array([self._place(name) for name in coded.dictionary.to_pylist()], np.uint32)
-            units["topic_id"] = places[coded.indices.to_numpy(zero_copy_only=False)]
-        else:
-            units["topic_id"] = self._place(self._topic)
-        return units, _content(payload)
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """What has gathered becomes a bundle."""
+        if self._now.count:
+            yield self._write()
 
     def _place(self, topic: str) -> int:
         """Of a topic in the list of this task."""
@@ -138,14 +222,15 @@ class Bundler:
             raise bundle.BadBundleError(f"more than {bundle.TOPICS_MAX} topics")
         return self._topics.setdefault(topic, len(self._topics))
 
-    def write(self) -> pa.RecordBatch:
-        """What has gathered becomes a bundle."""
+    def _write(self) -> pa.RecordBatch:
         now, self._now = self._now, _Gathered()
-        units = np.concatenate(now.units)
+        units = now.units[0] if len(now.units) == 1 else np.concatenate(now.units)
         topics = list(self._topics)
         used = np.unique(units["topic_id"])
-        units["topic_id"] = np.searchsorted(used, units["topic_id"])
-        pieces = bundle.build(units, b"".join(now.records), slot_ms=self._slot_ms, topics=len(used))
+        if len(used) < len(topics):
+            units["topic_id"] = np.searchsorted(used, units["topic_id"])
+        records = now.records[0] if len(now.records) == 1 else b"".join(now.records)
+        pieces = bundle.build(units, records, slot_ms=self._slot_ms, topics=len(used))
         name = bundle.name_of(pieces)
         crc = 0
         aside = self._folder / f"{self._attempt}-{self._number}.tmp"
@@ -157,41 +242,24 @@ class Bundler:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(self._folder / f"{name}{bundle.SUFFIX}")
-        return pa.RecordBatch.from_pylist(
-            [
-                {
-                    "attempt": self._attempt,
-                    "name": name,
-                    "bytes": sum(map(len, pieces)),
-                    "units": now.count,
-                    "hour_min": int(units["due_ms"][0]) // HOUR_MS,
-                    "hour_max": int(units["due_ms"][-1]) // HOUR_MS,
-                    "crc32c": crc,
-                    "topics": [topics[place] for place in used.tolist()],
-                    "rejected_rows": 0,
-                    "rejected_file": "",
-                }
-            ],
-            RESULT,
-        )
+        row = {
+            "name": name,
+            "bytes": sum(map(len, pieces)),
+            "units": now.count,
+            "hour_min": int(units["due_ms"][0]) // HOUR_MS,
+            "hour_max": int(units["due_ms"][-1]) // HOUR_MS,
+            "crc32c": crc,
+            "topics": [topics[place] for place in used.tolist()],
+        }
+        return pa.RecordBatch.from_pylist([row], RESULT)
 
 
 def _with_hashes(batch: pa.RecordBatch) -> pa.RecordBatch:
     names = batch.schema.names
-    if "key" in names:
+    if "key" in names and batch.column("key").null_count < batch.num_rows:
         batch = batch.append_column("key_hash", pa.array(key_hashes(batch.column("key"))))
-    if "tags" in names:
+    if "tags" in names and batch.column("tags").null_count < batch.num_rows:
         hashes, masks, one = tag_hashes(batch.column("tags"))
         batch = batch.append_column("tag_hash", pa.array(hashes)).append_column("tag_mask", pa.array(masks))
         batch = batch.append_column("one_tag", pa.array(one))
-    if not set(META_COLUMNS) & set(names):
-        return batch
     return batch
-
-
-def _content(column: pa.Array) -> bytes:
-    """All values one behind the other; no nulls."""
-    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-    data = column.buffers()[2]
-    low, high = int(offsets[0]), int(offsets[-1])
-    return b"" if data is None else bytes(data.slice(low, high - low).to_pybytes())

@@ -31,11 +31,11 @@ Endpoints = Annotated[str, typer.Option(help="Addresses of nodes, host:port, wit
 
 
 @contextmanager
-def _spark(master: str, memory: str) -> Iterator[SparkSession]:
+def _spark(master: str, memory: str, *, quick: bool = False) -> Iterator[SparkSession]:
     from tickwheel.pipeline.session import NoJavaError, SessionConfig, build_session
 
     try:
-        session = build_session(SessionConfig(master=master, driver_memory=memory))
+        session = build_session(SessionConfig(master=master, driver_memory=memory, quick=quick))
     except NoJavaError as error:
         raise _failed(str(error)) from None
     try:
@@ -57,22 +57,21 @@ def build(
     on_rejected: Annotated[
         str, typer.Option(help="Rows that cannot be messages: `write` them with reasons to OUT/_rejected, or `fail`.")
     ] = "write",
-    tasks: Annotated[int, typer.Option(help="Tasks into which the hours are spread.")] = 24,
+    tasks: Annotated[int, typer.Option(help="At least so many tasks, if there are so many hours.")] = 8,
     master: Master = "local[*]",
     memory: Memory = "2g",
 ) -> None:
     """Turn rows into bundles that a cluster takes over as they are."""
     from pyspark.errors import PySparkException
 
-    from tickwheel.pipeline.build import BuildConfig, BuildError
-    from tickwheel.pipeline.build import build as build_bundles
+    from tickwheel.pipeline.build import BuildConfig, BuildError, build_parquet
     from tickwheel.pipeline.sink_rows import SchemaError
 
     try:
         config = BuildConfig(topic=topic, slot_ms=slot_ms, on_rejected=on_rejected, tasks=tasks)
-        with _spark(master, memory) as spark:
+        with _spark(master, memory, quick=True) as spark:
             started = time.monotonic()
-            made = build_bundles(spark.read.parquet(source), out, config)
+            made = build_parquet(spark, source, out, config)
             seconds = time.monotonic() - started
     except (BuildError, SchemaError) as error:
         raise _failed(str(error)) from None

@@ -1,6 +1,6 @@
 """From Arrow record batches to what is staged: columns by topic, and the rows that cannot be messages with reasons.
 
-Array work but for keys, tags and properties, which are serialized row by row. Nothing here talks to the cluster; its
+Array work throughout. Nothing here talks to the cluster; its
 limits come as an argument.
 """
 
@@ -27,15 +27,14 @@ from pyspark.sql.types import (
 )
 
 from tickwheel.client.staging import Rows
+from tickwheel.pipeline.meta_column import META_COLUMNS, meta_column
 from tickwheel.pipeline.options import TOPIC
-from tickwheel.proto.common_pb2 import MessageMeta
 
 BLOCK_BYTES = 1 << 20
 """A block is sent when its payloads have gathered to so much; one entry of the log holds about that."""
 BLOCK_ROWS = 8_192
 GATHERED_BYTES_MAX = 16 << 20
 """Of all topics together, before the fullest is sent although it is small."""
-META_BYTES_MAX = 32_768
 
 COLUMNS: dict[str, tuple[tuple[type[DataType], ...], str]] = {
     "topic": ((StringType,), "string"),
@@ -46,7 +45,6 @@ COLUMNS: dict[str, tuple[tuple[type[DataType], ...], str]] = {
     "tags": ((ArrayType,), "array<string>"),
     "properties": ((MapType,), "map<string,string>"),
 }
-META_COLUMNS = ("key", "tags", "properties")
 
 
 class SchemaError(ValueError):
@@ -135,43 +133,39 @@ class RowGatherer:
     # -- which rows are messages
 
     def good_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        count = batch.num_rows
-        reasons = np.full(count, None, dtype=object)
+        """Those that are messages, with `due_ms` and, if any has one, `meta` in place of its columns."""
+        reasons = _Reasons(batch.num_rows)
         names = batch.schema.names
         batch = self._with_due_ms(batch)
         if "topic" in names:
-            _note(reasons, _topics_wrong(batch.column("topic")))
+            _note_topics(reasons, batch.column("topic"))
         due = batch.column("due_ms")
-        _note(reasons, _mask(pc.is_null(due), "due: null"))
+        reasons.note(pc.is_null(due), "due: null")
         times = pc.fill_null(due, 0).to_numpy(zero_copy_only=False)
-        _note(reasons, _mask(times < 0, "due: before 1970"))
+        reasons.note(times < 0, "due: before 1970")
         limit = self._limits.due_ms_max
-        _note(reasons, _mask(times > limit, f"due: further ahead than the cluster takes ({limit} ms since 1970)"))
+        reasons.note(times > limit, f"due: further ahead than the cluster takes ({limit} ms since 1970)")
         payload = batch.column("payload")
-        _note(reasons, _mask(pc.is_null(payload), "payload: null"))
+        reasons.note(pc.is_null(payload), "payload: null")
         sizes = pc.fill_null(pc.binary_length(payload), 1).to_numpy(zero_copy_only=False)
-        _note(reasons, _mask(sizes == 0, "payload: empty"))
+        reasons.note(sizes == 0, "payload: empty")
         most = self._limits.payload_bytes_max
-        _note(reasons, _mask(sizes > most, f"payload: more than {most} bytes"))
+        reasons.note(sizes > most, f"payload: more than {most} bytes")
         metas = [name for name in META_COLUMNS if name in names]
         if metas:
-            blobs = np.empty(count, dtype=object)
-            for row, values in enumerate(zip(*(batch.column(name).to_pylist() for name in metas), strict=True)):
-                blobs[row] = b""
-                if reasons[row] is None:
-                    try:
-                        blobs[row] = _meta(dict(zip(metas, values, strict=True)))
-                    except _IllegalMetaError as error:
-                        reasons[row] = str(error)
-            batch = batch.drop_columns(metas).append_column("meta", pa.array(blobs, pa.binary()))
-        bad = reasons != None  # noqa: E711  # elementwise
-        if bad.any():
-            self._reject(batch, reasons, bad)
-            batch = batch.filter(pa.array(~bad))
+            meta, wrong = meta_column({name: batch.column(name) for name in metas}, batch.num_rows)
+            for mask, text in wrong:
+                reasons.note(mask, text)
+            batch = batch.drop_columns(metas)
+            if meta is not None:
+                batch = batch.append_column("meta", meta)
+        if reasons.bad.any():
+            self._reject(batch, reasons)
+            batch = batch.filter(pa.array(~reasons.bad))
         return batch
 
-    def _reject(self, batch: pa.RecordBatch, reasons: NDArray[Any], bad: NDArray[np.bool_]) -> None:
-        part = batch.filter(pa.array(bad)).append_column("reason", pa.array(reasons[bad], pa.string()))
+    def _reject(self, batch: pa.RecordBatch, reasons: _Reasons) -> None:
+        part = batch.filter(pa.array(reasons.bad)).append_column("reason", pa.array(reasons.of_bad(), pa.string()))
         if "topic" not in part.schema.names:
             part = part.append_column("topic", pa.array([self._topic] * part.num_rows, pa.string()))
         payload = part.column("payload")
@@ -253,51 +247,36 @@ class RowGatherer:
         )
 
 
-def _note(reasons: NDArray[Any], found: tuple[NDArray[np.bool_], str | NDArray[Any]] | None) -> None:
-    """The first reason of a row counts."""
-    if found is None:
-        return
-    mask, text = found
-    rows = np.flatnonzero(mask)
-    rows = rows[[reasons[row] is None for row in rows.tolist()]]
-    reasons[rows] = text if isinstance(text, str) else text[rows]
+class _Reasons:
+    """Why rows cannot be messages; the first reason of a row counts."""
+
+    def __init__(self, rows: int) -> None:
+        self.bad = np.zeros(rows, np.bool_)
+        self._texts: NDArray[Any] | None = None
+
+    def note(self, mask: Any, text: str) -> None:
+        """The rows of a mask, of numpy or Arrow."""
+        found = mask if isinstance(mask, np.ndarray) else mask.to_numpy(zero_copy_only=False)
+        if not found.any():
+            return
+        if self._texts is None:
+            self._texts = np.full(len(self.bad), "", dtype=object)
+        self._texts[found & ~self.bad] = text
+        self.bad |= found
+
+    def of_bad(self) -> NDArray[Any]:
+        """Of each bad row."""
+        assert self._texts is not None
+        return self._texts[self.bad]
 
 
-def _mask(mask: Any, text: str) -> tuple[NDArray[np.bool_], str] | None:
-    found = mask if isinstance(mask, np.ndarray) else mask.to_numpy(zero_copy_only=False)
-    return (found, text) if found.any() else None
-
-
-def _topics_wrong(column: pa.Array) -> tuple[NDArray[np.bool_], NDArray[Any]] | None:
+def _note_topics(reasons: _Reasons, column: pa.Array) -> None:
+    reasons.note(pc.is_null(column), "topic: null")
     coded = column.dictionary_encode()
     wrong = [TOPIC.fullmatch(name) is None for name in coded.dictionary.to_pylist()]
-    null = pc.is_null(column).to_numpy(zero_copy_only=False)
-    if not (any(wrong) or null.any()):
-        return None
-    texts = np.array(["topic: not 1 to 127 characters of [A-Za-z0-9_-.%]"] * len(column), dtype=object)
-    texts[null] = "topic: null"
-    codes = pc.fill_null(coded.indices, 0).to_numpy(zero_copy_only=False)
-    return (np.array([*wrong, False])[codes] | null), texts
-
-
-class _IllegalMetaError(ValueError):
-    pass
-
-
-def _meta(values: dict[str, Any]) -> bytes:
-    """A serialized MessageMeta; empty if there is nothing in it."""
-    key, tags, properties = (values.get(name) for name in META_COLUMNS)
-    if not (key or tags or properties):
-        return b""
-    if tags and None in tags:
-        raise _IllegalMetaError("tags: one is null")
-    headers = dict(properties or ())
-    if None in headers.values():
-        raise _IllegalMetaError("properties: a value is null")
-    blob = MessageMeta(key=key or "", tags=tags or (), headers=headers).SerializeToString()
-    if len(blob) > META_BYTES_MAX:
-        raise _IllegalMetaError(f"key, tags and properties: {len(blob)} bytes, at most {META_BYTES_MAX}")
-    return bytes(blob)
+    if any(wrong):
+        codes = pc.fill_null(coded.indices, len(wrong)).to_numpy(zero_copy_only=False)
+        reasons.note(np.array([*wrong, False])[codes], "topic: not 1 to 127 characters of [A-Za-z0-9_-.%]")
 
 
 def _joined(column: pa.Array) -> tuple[bytes, NDArray[np.uint32]]:

@@ -6,24 +6,29 @@ import asyncio
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tests.pipeline.running import RunningCluster
 from tickwheel.client import AsyncClient
-from tickwheel.pipeline.build import BuildConfig, BuildError, build
+from tickwheel.pipeline.build import BuildConfig, BuildError, build, build_parquet
+from tickwheel.pipeline.bundling import encoded, steps
 from tickwheel.pipeline.hashes import key_hashes, tag_hashes
 from tickwheel.pipeline.load import Loader, LoadError, Progress, load
 from tickwheel.pipeline.manifest import Manifest, ManifestError, check_content, read_manifest
+from tickwheel.pipeline.meta_column import META_COLUMNS, meta_column
+from tickwheel.pipeline.runs import Run, write_run
 from tickwheel.pipeline.schedules import ScheduleConfig, schedule, write_schedule
 from tickwheel.pipeline.sink_rows import SchemaError
+from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.storage import bundle
 from tickwheel.storage.local import LocalDisk
 from tickwheel.storage.unit import UNIT
@@ -120,6 +125,14 @@ def test_a_build_holds_every_row_once(spark: SparkSession, tmp_path: Path) -> No
     }
     again = build(rows, tmp_path / "again", BuildConfig(tasks=3, bundle_messages_max=400))
     assert again.sha256 == manifest.sha256, "the same rows and options are the same load"
+    assert not (tmp_path / "out" / "_runs").exists()
+    source = str(tmp_path / "in.parquet")
+    rows.write.parquet(source)
+    from_files = build_parquet(spark, source, tmp_path / "files", BuildConfig(tasks=3, bundle_messages_max=400))
+    assert sorted(contents(tmp_path / "files", from_files)) == sorted(found)
+    rows.withColumn("day", f.lit(1)).write.partitionBy("day").parquet(str(tmp_path / "days"))
+    with pytest.raises(SchemaError, match="column day"):
+        build_parquet(spark, str(tmp_path / "days"), tmp_path / "none")
 
 
 def test_rows_that_cannot_be_messages_are_told_with_reasons(spark: SparkSession, tmp_path: Path) -> None:
@@ -250,3 +263,70 @@ def test_a_load_outlives_its_master_and_a_node_that_is_down(
     expected = Counter(pq.read_table(tmp_path / "in.parquet").column("payload").to_pylist())
     assert Counter(m.payload for m in cluster.messages("survives")) == expected
     cluster.check_agreement()
+
+
+# -- the steps of a build
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.text(max_size=3), st.just("k" * 200)),
+            st.one_of(st.none(), st.lists(st.one_of(st.none(), st.text(max_size=3)), max_size=3)),
+            st.one_of(
+                st.none(),
+                st.dictionaries(st.text(max_size=3), st.one_of(st.none(), st.text(max_size=140)), max_size=3),
+            ),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(0, 3),
+)
+def test_meta_is_what_protobuf_writes(rows: list[tuple[Any, Any, Any]], skip: int) -> None:
+    """Columns are joined by hand: each row must read as the same MessageMeta, and rows with a null be named."""
+    types = (pa.string(), pa.list_(pa.string()), pa.map_(pa.string(), pa.string()))
+    columns = {
+        name: pa.array(
+            [None if row[place] is None else list(row[place].items()) if place == 2 else row[place] for row in rows],
+            types[place],
+        )[skip:]
+        for place, name in enumerate(META_COLUMNS)
+    }
+    rows = rows[skip:]
+    meta, wrong = meta_column(columns, len(rows))
+    texts = [{text.partition(":")[0] for mask, text in wrong if mask[row]} for row in range(len(rows))]
+    for place, (key, tag_list, properties) in enumerate(rows):
+        expected = {"tags"} if None in (tag_list or ()) else set()
+        expected |= {"properties"} if None in (properties or {}).values() else set()
+        assert texts[place] == expected
+        if not expected:
+            blob = b"" if meta is None else meta[place].as_py()
+            assert MessageMeta.FromString(blob) == MessageMeta(key=key, tags=tag_list, headers=properties)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_runs_give_every_row_once_in_order(tmp_path: Path, data: st.DataObject) -> None:
+    """However rows lie in runs and however few are taken at once, more of one millisecond than that included."""
+    times = st.lists(st.integers(0, 6).map(lambda n: n * HOUR_MS // 3), min_size=1, max_size=30)
+    runs, expected = [], []
+    for number, due in enumerate(data.draw(st.lists(times, min_size=1, max_size=4))):
+        payload = [b"%d-%d" % (number, row) for row in range(len(due))]
+        topics = ["ab"[row % 2] for row in range(len(due))]
+        rows = pa.record_batch({"topic": topics, "due_ms": due, "payload": payload})
+        write_run(tmp_path / f"{number}.run", encoded(rows, "").sorted())
+        runs.append(Run(tmp_path / f"{number}.run"))
+        expected += list(zip(due, topics, payload, strict=True))
+    low, high = sorted(data.draw(st.tuples(st.integers(0, 3), st.integers(0, 3))))
+    found = []
+    for rows_ in steps(runs, low * HOUR_MS, high * HOUR_MS, data.draw(st.integers(1, 12))):
+        places = rows_.columns["topic_id"].tolist()
+        found += list(
+            zip(rows_.due_ms.tolist(), [rows_.topics[n] for n in places], rows_.records.to_pylist(), strict=True)
+        )
+    assert [row[0] for row in found] == sorted(row[0] for row in found)
+    wanted = [row for row in expected if low * HOUR_MS <= row[0] < high * HOUR_MS]
+    assert Counter(found) == Counter(wanted)
+    assert found == sorted(wanted, key=lambda row: row[0]), "equal times in the order in which they came"

@@ -1,0 +1,103 @@
+"""The column of serialized MessageMeta that key, tags and properties of a record batch make, without a loop over rows.
+
+Writes the wire format of protobuf by itself: a field's tag, its length, its bytes, joined by Arrow. What it writes is
+read as the same MessageMeta as the generated class would have written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tickwheel.proto.common_pb2 import MessageMeta
+
+META_COLUMNS = ("key", "tags", "properties")
+META_BYTES_MAX = 32_768
+_LENGTH_DELIMITED = 2
+
+Mask = NDArray[np.bool_]
+
+
+def _tag(number: int) -> bytes:
+    return bytes([number << 3 | _LENGTH_DELIMITED])
+
+
+_FIELDS = MessageMeta.DESCRIPTOR.fields_by_name
+_KEY, _TAGS, _HEADERS = (_tag(_FIELDS[name].number) for name in ("key", "tags", "headers"))
+_ENTRY_KEY, _ENTRY_VALUE = _tag(1), _tag(2)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _field(tag: bytes, values: pa.Array) -> pa.Array:
+    """Each value as a field; no nulls."""
+    lengths, which = np.unique(pc.binary_length(values).to_numpy(zero_copy_only=False), return_inverse=True)
+    heads = pa.array([tag + _varint(length) for length in lengths.tolist()], pa.binary())
+    return pc.binary_join_element_wise(heads.take(pa.array(which)), values, b"")
+
+
+def _filled(values: pa.Array) -> pa.Array:
+    return pc.fill_null(values.cast(pa.binary()), b"")
+
+
+def _joined(values: pa.Array, lengths: NDArray[np.int64]) -> pa.Array:
+    """So many values each in one."""
+    offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
+    return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), values), b"")
+
+
+def _rows_with(bad: pa.Array, lengths: NDArray[np.int64]) -> Mask:
+    """Rows of which one of the values is bad."""
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    found = np.zeros(len(lengths), np.bool_)
+    found[owners[bad.to_numpy(zero_copy_only=False)]] = True
+    return found
+
+
+def _lengths(column: pa.Array) -> NDArray[np.int64]:
+    lengths: NDArray[np.int64] = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    return lengths.astype(np.int64)
+
+
+def meta_column(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Array | None, list[tuple[Mask, str]]]:
+    """Meta of each row (None: no row has one), and which rows cannot have theirs, with the reason."""
+    parts: list[pa.Array] = []
+    wrong: list[tuple[Mask, str]] = []
+    key = columns.get("key")
+    if key is not None and key.null_count < count:
+        key = _filled(key)
+        parts.append(pc.if_else(pc.equal(pc.binary_length(key), 0), b"", _field(_KEY, key)))
+    tags = columns.get("tags")
+    if tags is not None and tags.null_count < count:
+        lengths, flat = _lengths(tags), pc.list_flatten(tags)
+        if flat.null_count:
+            wrong.append((_rows_with(pc.is_null(flat), lengths), "tags: one is null"))
+        parts.append(_joined(_field(_TAGS, _filled(flat)), lengths))
+    properties = columns.get("properties")
+    if properties is not None and properties.null_count < count:
+        properties = properties.cast(pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])))
+        lengths, entries = _lengths(properties), pc.list_flatten(properties)
+        names, values = entries.field("key"), entries.field("value")
+        if values.null_count:
+            wrong.append((_rows_with(pc.is_null(values), lengths), "properties: a value is null"))
+        whole = pc.binary_join_element_wise(
+            _field(_ENTRY_KEY, _filled(names)), _field(_ENTRY_VALUE, _filled(values)), b""
+        )
+        parts.append(_joined(_field(_HEADERS, whole), lengths))
+    if not parts:
+        return None, wrong
+    meta = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, b"")
+    large = pc.greater(pc.binary_length(meta), META_BYTES_MAX).to_numpy(zero_copy_only=False)
+    if large.any():
+        wrong.append((large, f"key, tags and properties: more than {META_BYTES_MAX} bytes"))
+    return meta, wrong

@@ -1,0 +1,95 @@
+"""Parquet files as pieces that tasks read by themselves, columns straight into numpy: never rows of Spark.
+
+Of plain files only. What needs Spark's own reader (columns in the names of folders, files of different schemas, a file
+system that Arrow does not know) is left to it: `find` gives None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+BATCH_ROWS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Neighbouring row groups of a file."""
+
+    path: str
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """All that is to be read."""
+
+    source: str
+    schema: StructType
+    pieces: tuple[Piece, ...]
+
+    def read(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Batches of one piece, with the types that Spark would give them."""
+        system, _ = _opened(self.source)
+        piece = self.pieces[number]
+        wanted = to_arrow_schema(self.schema, timezone="UTC")
+        with system.open_input_file(piece.path) as file:
+            for batch in pq.ParquetFile(file).iter_batches(BATCH_ROWS, list(piece.groups)):
+                yield batch if batch.schema.equals(wanted) else batch.cast(wanted, safe=False)
+
+
+def _opened(source: str) -> tuple[fs.FileSystem, str]:
+    if "://" in source:
+        found: tuple[fs.FileSystem, str] = fs.FileSystem.from_uri(source)
+        return found
+    return fs.LocalFileSystem(), source
+
+
+def find(source: str, piece_bytes: int) -> Pieces | None:
+    """Pieces of about so many bytes of a file or folder. None: Spark is to read it."""
+    try:
+        system, path = _opened(source)
+        paths = _files(system, path)
+        pieces: list[Piece] = []
+        schemas: list[pa.Schema] = []
+        for name in paths or ():
+            with system.open_input_file(name) as file:
+                footer = pq.ParquetFile(file)
+                schemas.append(footer.schema_arrow.remove_metadata())
+                pieces += _groups(name, footer.metadata, piece_bytes)
+        if not schemas or any(not schema.equals(schemas[0]) for schema in schemas):
+            return None
+        return Pieces(source, from_arrow_schema(schemas[0], prefer_timestamp_ntz=True), tuple(pieces))
+    except (OSError, pa.ArrowException, TypeError):
+        return None  # Spark's reader says what is wrong with it
+
+
+def _files(system: fs.FileSystem, path: str) -> list[str] | None:
+    if system.get_file_info(path).type == fs.FileType.File:
+        return [path]
+    found = system.get_file_info(fs.FileSelector(path, recursive=True))
+    inside = {info.path: info.path[len(path) :].strip("/").split("/") for info in found}
+    if any("=" in part for parts in inside.values() for part in parts[:-1]):
+        return None
+    hidden = {name for name, parts in inside.items() if any(part[0] in "_." for part in parts)}
+    return sorted(info.path for info in found if info.type == fs.FileType.File and info.path not in hidden)
+
+
+def _groups(path: str, metadata: pq.FileMetaData, piece_bytes: int) -> Iterator[Piece]:
+    held: list[int] = []
+    size = 0
+    for number in range(metadata.num_row_groups):
+        more = metadata.row_group(number).total_byte_size
+        if held and size + more > piece_bytes:
+            yield Piece(path, tuple(held))
+            held, size = [], 0
+        held.append(number)
+        size += more
+    if held:
+        yield Piece(path, tuple(held))
