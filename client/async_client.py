@@ -16,6 +16,7 @@ import grpc
 from tickwheel.client.admin import AdminClient
 from tickwheel.client.bulk import BulkClient
 from tickwheel.client.cluster import Cluster, TlsFiles
+from tickwheel.client.cold import ColdClient
 from tickwheel.client.consumer import CREDITS, UNAVAILABLE_S_MAX, Consumer, open_request
 from tickwheel.client.dead import DeadClient
 from tickwheel.client.errors import OutcomeUnknown, TickwheelError
@@ -130,6 +131,7 @@ class AsyncClient:
         self.snapshot = SnapshotClient(self.cluster, timeout_s)
         self.pulling = PullClient(self.cluster, timeout_s)
         self.bulk = BulkClient(self.cluster, timeout_s)
+        self.cold = ColdClient(self.cluster, timeout_s)
         self.sweeps = SweepClient(self.cluster, timeout_s)
         self._lanes: list[_Lane] = []
         self._name = new_producer_id()

@@ -13,7 +13,7 @@ import grpc
 
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import error_of, fault_of_call
-from tickwheel.proto import bulk_pb2
+from tickwheel.proto import bulk_pb2, cold_pb2
 from tickwheel.proto.bulk_pb2_grpc import BulkStub
 
 PIECE_BYTES = 1 << 20
@@ -63,10 +63,17 @@ class BulkClient:
         name: str,
         topics: Sequence[str],
         timeout_s: float | None = None,
+        cold: cold_pb2.ColdLoad | None = None,
     ) -> bulk_pb2.LoadState:
         """Have the master take one bundle over, repeating until the deadline while that makes sense."""
         request = bulk_pb2.TakeOverRequest(
-            job_id=job_id, load_sha256=load_sha256, sequence=sequence, bundles=bundles, name=name, topics=topics
+            job_id=job_id,
+            load_sha256=load_sha256,
+            sequence=sequence,
+            bundles=bundles,
+            name=name,
+            topics=topics,
+            cold=cold,
         )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> bulk_pb2.LoadState:

@@ -111,6 +111,31 @@ CLOCK_EXPIRED: ClockState.ValueType  # 5
 """The same for longer than clock.holdover_ms_max."""
 Global___ClockState: _TypeAlias = ClockState  # noqa: Y015
 
+class _ColdState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ColdStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ColdState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    COLD_EMPTY: _ColdState.ValueType  # 0
+    """Nothing waits in the cold tier."""
+    COLD_IN_TIME: _ColdState.ValueType  # 1
+    COLD_DUE_SOON: _ColdState.ValueType  # 2
+    """The next message is due within cold_lead_ms and not loaded: a warning."""
+    COLD_LATE: _ColdState.ValueType  # 3
+    """A message is overdue and not loaded: an alarm."""
+
+class ColdState(_ColdState, metaclass=_ColdStateEnumTypeWrapper): ...
+
+COLD_EMPTY: ColdState.ValueType  # 0
+"""Nothing waits in the cold tier."""
+COLD_IN_TIME: ColdState.ValueType  # 1
+COLD_DUE_SOON: ColdState.ValueType  # 2
+"""The next message is due within cold_lead_ms and not loaded: a warning."""
+COLD_LATE: ColdState.ValueType  # 3
+"""A message is overdue and not loaded: an alarm."""
+Global___ColdState: _TypeAlias = ColdState  # noqa: Y015
+
 @_typing.final
 class TraceRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -370,6 +395,7 @@ class NodeStatus(_message.Message):
     UNSETTLED_REMOVED_FIELD_NUMBER: _builtins.int
     UNREADABLE_MESSAGES_FIELD_NUMBER: _builtins.int
     UNREADABLE_REASON_FIELD_NUMBER: _builtins.int
+    COLD_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     node_id: _builtins.str
     role: Global___Role.ValueType
@@ -445,6 +471,8 @@ class NodeStatus(_message.Message):
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicStatus]:
         """By topic, the busiest first; at most 100."""
 
+    @_builtins.property
+    def cold(self) -> Global___ColdStatus: ...
     def __init__(
         self,
         *,
@@ -499,14 +527,65 @@ class NodeStatus(_message.Message):
         unsettled_removed: _builtins.int = ...,
         unreadable_messages: _builtins.int = ...,
         unreadable_reason: _builtins.str = ...,
+        cold: Global___ColdStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cold", b"cold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_agreed_age_ms", b"clock_agreed_age_ms", "clock_error_ms", b"clock_error_ms", "clock_ms", b"clock_ms", "clock_offset_ms", b"clock_offset_ms", "clock_rate_ppm", b"clock_rate_ppm", "clock_reason", b"clock_reason", "clock_slew_ms", b"clock_slew_ms", "clock_state", b"clock_state", "cluster_id", b"cluster_id", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_above_mark", b"disk_above_mark", "disk_bytes_free", b"disk_bytes_free", "disk_bytes_total", b"disk_bytes_total", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "late_p50_ms", b"late_p50_ms", "late_p99_ms", b"late_p99_ms", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "redeliver_rate", b"redeliver_rate", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "topics", b"topics", "unreadable_messages", b"unreadable_messages", "unreadable_reason", b"unreadable_reason", "unsettled_removed", b"unsettled_removed", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_agreed_age_ms", b"clock_agreed_age_ms", "clock_error_ms", b"clock_error_ms", "clock_ms", b"clock_ms", "clock_offset_ms", b"clock_offset_ms", "clock_rate_ppm", b"clock_rate_ppm", "clock_reason", b"clock_reason", "clock_slew_ms", b"clock_slew_ms", "clock_state", b"clock_state", "cluster_id", b"cluster_id", "cold", b"cold", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_above_mark", b"disk_above_mark", "disk_bytes_free", b"disk_bytes_free", "disk_bytes_total", b"disk_bytes_total", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "late_p50_ms", b"late_p50_ms", "late_p99_ms", b"late_p99_ms", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "redeliver_rate", b"redeliver_rate", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "topics", b"topics", "unreadable_messages", b"unreadable_messages", "unreadable_reason", b"unreadable_reason", "unsettled_removed", b"unsettled_removed", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
+
+@_typing.final
+class ColdStatus(_message.Message):
+    """What waits outside the cluster (docs/PIPELINE.md, cold tier)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    DAYS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
+    NEXT_DUE_MS_FIELD_NUMBER: _builtins.int
+    LATE_MS_FIELD_NUMBER: _builtins.int
+    LOADED_LATE_FIELD_NUMBER: _builtins.int
+    state: Global___ColdState.ValueType
+    parts: _builtins.int
+    """Parts that are not loaded, the days and the messages in them, cancelled and moved ones included."""
+    days: _builtins.int
+    messages: _builtins.int
+    cancelled: _builtins.int
+    """Messages that are cancelled while they wait, and such that were moved and wait for their new time."""
+    moved: _builtins.int
+    next_due_ms: _builtins.int
+    """The first due time of what is not loaded (of cancelled ones too); 0: nothing waits."""
+    late_ms: _builtins.int
+    """By how much it is overdue."""
+    loaded_late: _builtins.int
+    """Messages that were loaded after the hour in which they were due, ever."""
+    def __init__(
+        self,
+        *,
+        state: Global___ColdState.ValueType = ...,
+        parts: _builtins.int = ...,
+        days: _builtins.int = ...,
+        messages: _builtins.int = ...,
+        cancelled: _builtins.int = ...,
+        moved: _builtins.int = ...,
+        next_due_ms: _builtins.int = ...,
+        late_ms: _builtins.int = ...,
+        loaded_late: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "days", b"days", "late_ms", b"late_ms", "loaded_late", b"loaded_late", "messages", b"messages", "moved", b"moved", "next_due_ms", b"next_due_ms", "parts", b"parts", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ColdStatus: _TypeAlias = ColdStatus  # noqa: Y015
 
 @_typing.final
 class TopicStatus(_message.Message):
@@ -1241,6 +1320,7 @@ class Settings(_message.Message):
     CLIENT_QUOTAS_FIELD_NUMBER: _builtins.int
     PENDING_MAX_FIELD_NUMBER: _builtins.int
     GROUP_IN_FLIGHT_MAX_FIELD_NUMBER: _builtins.int
+    COLD_LEAD_MS_FIELD_NUMBER: _builtins.int
     delay_levels: _builtins.str
     """"1s 5s 10s ...": at most 64 levels, each a number and s, m, h or d."""
     attempts_max: _builtins.int
@@ -1280,6 +1360,10 @@ class Settings(_message.Message):
     """Messages pending in all."""
     group_in_flight_max: _builtins.int
     """Messages of one group out with its consumers; 0: as many as they take."""
+    cold_lead_ms: _builtins.int
+    """Messages of the cold tier must be loaded so long before they are due; a warning says if they are not. A cold message
+    cannot be moved to a nearer time.
+    """
     def __init__(
         self,
         *,
@@ -1307,10 +1391,11 @@ class Settings(_message.Message):
         client_quotas: _builtins.str | None = ...,
         pending_max: _builtins.int | None = ...,
         group_in_flight_max: _builtins.int | None = ...,
+        cold_lead_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_cold_lead_ms", b"_cold_lead_ms", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "cold_lead_ms", b"cold_lead_ms", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_cold_lead_ms", b"_cold_lead_ms", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "cold_lead_ms", b"cold_lead_ms", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempts_max: _TypeAlias = _typing.Literal["attempts_max"]  # noqa: Y015
     _WhichOneofArgType__attempts_max: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max"]  # noqa: Y015
@@ -1318,6 +1403,8 @@ class Settings(_message.Message):
     _WhichOneofArgType__batch_messages_max: _TypeAlias = _typing.Literal["_batch_messages_max", b"_batch_messages_max"]  # noqa: Y015
     _WhichOneofReturnType__client_quotas: _TypeAlias = _typing.Literal["client_quotas"]  # noqa: Y015
     _WhichOneofArgType__client_quotas: _TypeAlias = _typing.Literal["_client_quotas", b"_client_quotas"]  # noqa: Y015
+    _WhichOneofReturnType__cold_lead_ms: _TypeAlias = _typing.Literal["cold_lead_ms"]  # noqa: Y015
+    _WhichOneofArgType__cold_lead_ms: _TypeAlias = _typing.Literal["_cold_lead_ms", b"_cold_lead_ms"]  # noqa: Y015
     _WhichOneofReturnType__delay_levels: _TypeAlias = _typing.Literal["delay_levels"]  # noqa: Y015
     _WhichOneofArgType__delay_levels: _TypeAlias = _typing.Literal["_delay_levels", b"_delay_levels"]  # noqa: Y015
     _WhichOneofReturnType__delay_ms_max: _TypeAlias = _typing.Literal["delay_ms_max"]  # noqa: Y015
@@ -1366,6 +1453,8 @@ class Settings(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_messages_max) -> _WhichOneofReturnType__batch_messages_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__client_quotas) -> _WhichOneofReturnType__client_quotas | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cold_lead_ms) -> _WhichOneofReturnType__cold_lead_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_levels) -> _WhichOneofReturnType__delay_levels | None: ...
     @_typing.overload

@@ -22,27 +22,28 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from tickwheel.proto import cold_pb2 as tickwheel_dot_proto_dot_cold__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atickwheel/proto/bulk.proto\x12\x0ctickwheel.v1\"*\n\x0b\x42undleOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"8\n\x0b\x42undleState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0c\n\x04held\x18\x03 \x01(\x08\"]\n\nBundleData\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x05 \x01(\r\"w\n\x0fTakeOverRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bload_sha256\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12\x0f\n\x07\x62undles\x18\x04 \x01(\r\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x0e\n\x06topics\x18\x06 \x03(\t\" \n\x0eGetLoadRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"_\n\tLoadState\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bload_sha256\x18\x02 \x01(\t\x12\x0f\n\x07\x62undles\x18\x03 \x01(\r\x12\r\n\x05taken\x18\x04 \x01(\r\x12\r\n\x05units\x18\x05 \x01(\x04\x32\x96\x02\n\x04\x42ulk\x12\x43\n\x0bOfferBundle\x12\x19.tickwheel.v1.BundleOffer\x1a\x19.tickwheel.v1.BundleState\x12\x43\n\nSendBundle\x12\x18.tickwheel.v1.BundleData\x1a\x19.tickwheel.v1.BundleState(\x01\x12\x42\n\x08TakeOver\x12\x1d.tickwheel.v1.TakeOverRequest\x1a\x17.tickwheel.v1.LoadState\x12@\n\x07GetLoad\x12\x1c.tickwheel.v1.GetLoadRequest\x1a\x17.tickwheel.v1.LoadStateb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atickwheel/proto/bulk.proto\x12\x0ctickwheel.v1\x1a\x1atickwheel/proto/cold.proto\"*\n\x0b\x42undleOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"8\n\x0b\x42undleState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0c\n\x04held\x18\x03 \x01(\x08\"]\n\nBundleData\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x05 \x01(\r\"\x9d\x01\n\x0fTakeOverRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bload_sha256\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\r\x12\x0f\n\x07\x62undles\x18\x04 \x01(\r\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x0e\n\x06topics\x18\x06 \x03(\t\x12$\n\x04\x63old\x18P \x01(\x0b\x32\x16.tickwheel.v1.ColdLoad\" \n\x0eGetLoadRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"_\n\tLoadState\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bload_sha256\x18\x02 \x01(\t\x12\x0f\n\x07\x62undles\x18\x03 \x01(\r\x12\r\n\x05taken\x18\x04 \x01(\r\x12\r\n\x05units\x18\x05 \x01(\x04\x32\x96\x02\n\x04\x42ulk\x12\x43\n\x0bOfferBundle\x12\x19.tickwheel.v1.BundleOffer\x1a\x19.tickwheel.v1.BundleState\x12\x43\n\nSendBundle\x12\x18.tickwheel.v1.BundleData\x1a\x19.tickwheel.v1.BundleState(\x01\x12\x42\n\x08TakeOver\x12\x1d.tickwheel.v1.TakeOverRequest\x1a\x17.tickwheel.v1.LoadState\x12@\n\x07GetLoad\x12\x1c.tickwheel.v1.GetLoadRequest\x1a\x17.tickwheel.v1.LoadStateb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tickwheel.proto.bulk_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BUNDLEOFFER']._serialized_start=44
-  _globals['_BUNDLEOFFER']._serialized_end=86
-  _globals['_BUNDLESTATE']._serialized_start=88
-  _globals['_BUNDLESTATE']._serialized_end=144
-  _globals['_BUNDLEDATA']._serialized_start=146
-  _globals['_BUNDLEDATA']._serialized_end=239
-  _globals['_TAKEOVERREQUEST']._serialized_start=241
-  _globals['_TAKEOVERREQUEST']._serialized_end=360
-  _globals['_GETLOADREQUEST']._serialized_start=362
-  _globals['_GETLOADREQUEST']._serialized_end=394
-  _globals['_LOADSTATE']._serialized_start=396
-  _globals['_LOADSTATE']._serialized_end=491
-  _globals['_BULK']._serialized_start=494
-  _globals['_BULK']._serialized_end=772
+  _globals['_BUNDLEOFFER']._serialized_start=72
+  _globals['_BUNDLEOFFER']._serialized_end=114
+  _globals['_BUNDLESTATE']._serialized_start=116
+  _globals['_BUNDLESTATE']._serialized_end=172
+  _globals['_BUNDLEDATA']._serialized_start=174
+  _globals['_BUNDLEDATA']._serialized_end=267
+  _globals['_TAKEOVERREQUEST']._serialized_start=270
+  _globals['_TAKEOVERREQUEST']._serialized_end=427
+  _globals['_GETLOADREQUEST']._serialized_start=429
+  _globals['_GETLOADREQUEST']._serialized_end=461
+  _globals['_LOADSTATE']._serialized_start=463
+  _globals['_LOADSTATE']._serialized_end=558
+  _globals['_BULK']._serialized_start=561
+  _globals['_BULK']._serialized_end=839
 # @@protoc_insertion_point(module_scope)

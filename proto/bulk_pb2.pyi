@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from tickwheel.proto import cold_pb2 as _cold_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -114,6 +115,7 @@ class TakeOverRequest(_message.Message):
     BUNDLES_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
+    COLD_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """1 to 127 characters of [A-Za-z0-9_-.%]. One job id stands for one load."""
     load_sha256: _builtins.str
@@ -128,6 +130,10 @@ class TakeOverRequest(_message.Message):
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Topics that the bundle names by their places in this list; they must exist."""
 
+    @_builtins.property
+    def cold(self) -> _cold_pb2.ColdLoad:
+        """Its messages are of the cold tier."""
+
     def __init__(
         self,
         *,
@@ -137,10 +143,11 @@ class TakeOverRequest(_message.Message):
         bundles: _builtins.int = ...,
         name: _builtins.str = ...,
         topics: _abc.Iterable[_builtins.str] | None = ...,
+        cold: _cold_pb2.ColdLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cold", b"cold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundles", b"bundles", "job_id", b"job_id", "load_sha256", b"load_sha256", "name", b"name", "sequence", b"sequence", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundles", b"bundles", "cold", b"cold", "job_id", b"job_id", "load_sha256", b"load_sha256", "name", b"name", "sequence", b"sequence", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

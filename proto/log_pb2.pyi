@@ -11,6 +11,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tickwheel.proto import admin_pb2 as _admin_pb2
+from tickwheel.proto import cold_pb2 as _cold_pb2
 from tickwheel.proto import scheduler_pb2 as _scheduler_pb2
 from tickwheel.proto import staging_pb2 as _staging_pb2
 import builtins as _builtins
@@ -133,6 +134,7 @@ class Command(_message.Message):
     REPLAY_DEAD_FIELD_NUMBER: _builtins.int
     PURGE_DEAD_FIELD_NUMBER: _builtins.int
     SWEEP_FIELD_NUMBER: _builtins.int
+    COLD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lead(self) -> Global___Lead: ...
     @_builtins.property
@@ -159,6 +161,8 @@ class Command(_message.Message):
     def purge_dead(self) -> Global___PurgeDead: ...
     @_builtins.property
     def sweep(self) -> Global___SweepCommand: ...
+    @_builtins.property
+    def cold(self) -> _cold_pb2.ColdCommand: ...
     def __init__(
         self,
         *,
@@ -175,12 +179,13 @@ class Command(_message.Message):
         replay_dead: Global___ReplayDead | None = ...,
         purge_dead: Global___PurgeDead | None = ...,
         sweep: Global___SweepCommand | None = ...,
+        cold: _cold_pb2.ColdCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging", "sweep", b"sweep"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "cold", b"cold", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging", "sweep", b"sweep"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging", "sweep", b"sweep"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "body", b"body", "cancel", b"cancel", "cold", b"cold", "dispatch", b"dispatch", "filtered", b"filtered", "ingest", b"ingest", "lead", b"lead", "publish", b"publish", "purge_dead", b"purge_dead", "replay_dead", b"replay_dead", "reschedule", b"reschedule", "settle", b"settle", "staging", b"staging", "sweep", b"sweep"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["lead", "publish", "dispatch", "settle", "cancel", "reschedule", "admin", "ingest", "filtered", "staging", "replay_dead", "purge_dead", "sweep"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["lead", "publish", "dispatch", "settle", "cancel", "reschedule", "admin", "ingest", "filtered", "staging", "replay_dead", "purge_dead", "sweep", "cold"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -843,6 +848,7 @@ class Ingest(_message.Message):
     TOPIC_IDS_FIELD_NUMBER: _builtins.int
     SLOT_MS_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
+    COLD_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     hour: _builtins.int
     """First hour of the bundle, as it was built."""
@@ -863,6 +869,10 @@ class Ingest(_message.Message):
     def topic_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids of the topics that the bundle names by their places in this list."""
 
+    @_builtins.property
+    def cold(self) -> _cold_pb2.ColdLoad:
+        """Its messages are of the cold tier; the load is then remembered there, and job_id, sequence and bundles say nothing."""
+
     def __init__(
         self,
         *,
@@ -877,10 +887,11 @@ class Ingest(_message.Message):
         topic_ids: _abc.Iterable[_builtins.int] | None = ...,
         slot_ms: _builtins.int = ...,
         chunks: _builtins.bytes = ...,
+        cold: _cold_pb2.ColdLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cold", b"cold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundles", b"bundles", "chunks", b"chunks", "hour", b"hour", "job_id", b"job_id", "load_sha256", b"load_sha256", "log_bytes", b"log_bytes", "segment_sha256", b"segment_sha256", "sequence", b"sequence", "slot_ms", b"slot_ms", "topic_ids", b"topic_ids", "units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundles", b"bundles", "chunks", b"chunks", "cold", b"cold", "hour", b"hour", "job_id", b"job_id", "load_sha256", b"load_sha256", "log_bytes", b"log_bytes", "segment_sha256", b"segment_sha256", "sequence", b"sequence", "slot_ms", b"slot_ms", "topic_ids", b"topic_ids", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

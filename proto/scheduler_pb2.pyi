@@ -78,6 +78,10 @@ class _MessageStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageS
     MESSAGE_CANCELLED: _MessageState.ValueType  # 3
     REMOVED: _MessageState.ValueType  # 4
     """Removed with its segment: settled by all groups, or retention was over."""
+    COLD: _MessageState.ValueType  # 5
+    """In the cold tier: its content is not in the cluster yet; of the message only the id is given, and due_ms if it was
+    moved.
+    """
 
 class MessageState(_MessageState, metaclass=_MessageStateEnumTypeWrapper): ...
 
@@ -87,6 +91,10 @@ DISPATCHED: MessageState.ValueType  # 2
 MESSAGE_CANCELLED: MessageState.ValueType  # 3
 REMOVED: MessageState.ValueType  # 4
 """Removed with its segment: settled by all groups, or retention was over."""
+COLD: MessageState.ValueType  # 5
+"""In the cold tier: its content is not in the cluster yet; of the message only the id is given, and due_ms if it was
+moved.
+"""
 Global___MessageState: _TypeAlias = MessageState  # noqa: Y015
 
 class _SweepState:

@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from tickwheel.proto import admin_pb2 as _admin_pb2
+from tickwheel.proto import cold_pb2 as _cold_pb2
 from tickwheel.proto import scheduler_pb2 as _scheduler_pb2
 from tickwheel.proto import staging_pb2 as _staging_pb2
 import builtins as _builtins
@@ -339,6 +340,7 @@ class StateWindows(_message.Message):
     PRODUCERS_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
     STAGING_FIELD_NUMBER: _builtins.int
+    COLD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubscriptionWindow]: ...
     @_builtins.property
@@ -351,6 +353,8 @@ class StateWindows(_message.Message):
 
     @_builtins.property
     def staging(self) -> _staging_pb2.StagingSnapshot: ...
+    @_builtins.property
+    def cold(self) -> _cold_pb2.ColdSnapshot: ...
     def __init__(
         self,
         *,
@@ -358,10 +362,11 @@ class StateWindows(_message.Message):
         producers: _abc.Iterable[Global___ProducerSpan] | None = ...,
         batches: _abc.Iterable[Global___ProducerBatch] | None = ...,
         staging: _staging_pb2.StagingSnapshot | None = ...,
+        cold: _cold_pb2.ColdSnapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["staging", b"staging"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cold", b"cold", "staging", b"staging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "producers", b"producers", "staging", b"staging", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "cold", b"cold", "producers", b"producers", "staging", b"staging", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

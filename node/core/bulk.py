@@ -117,7 +117,10 @@ class BulkDesk:
         if failure is not None:
             done(failure)
             return
-        known = core.state.load(request.job_id)
+        cold = request.HasField("cold")
+        known = None if cold else core.state.load(request.job_id)
+        if cold and not core.cold.wants(request, done):
+            return
         if (
             known is not None
             and (known.sha256, known.bundles) == (request.load_sha256, request.bundles)
@@ -227,6 +230,7 @@ class BulkDesk:
             topic_ids=topic_ids,
             slot_ms=layout.slot_ms,
             chunks=layout.table.tobytes(),
+            cold=request.cold if request.HasField("cold") else None,
         )
         return problem_of(command, state.settings.slot_ms) or command
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from tickwheel.node.core.bulk import BulkDesk
 from tickwheel.node.core.bundle_store import BundleStore
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
+from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.consumers import ConsumerDesk
 from tickwheel.node.core.dead import DeadDesk
@@ -123,6 +124,7 @@ class NodeCore:
         self.executor = ports.executor
         store = BundleStore(ports.disk, ports.executor, self.steady_ms, self._fatal)
         self.bulk = BulkDesk(self, ports.disk, store)
+        self.cold = ColdDesk(self)
         self.background = Background(ports.executor, self.wheel, self._fatal)
         self.proposer = Proposer(config, identity.wheel_group, self.clock.now_ms)
         self.publisher = Publisher(config, self.state, self.proposer, self.clock.now_ms)

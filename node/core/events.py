@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.loads import IngestResult
 from tickwheel.node.state.results import CancelResult, PublishResult, RescheduleResult, SettleResult, SweepResult
 from tickwheel.node.state.staging import StagingResult
@@ -100,6 +101,8 @@ class Events:
         elif isinstance(result, IngestResult):
             if result.ingested is not None:
                 self._loaded(command.ingest, result.ingested, facts)
+                if len(result.withheld):
+                    self._ids(EventKind.CANCELLED, result.withheld, facts)
         elif isinstance(result, SettleResult):
             for batch, part in zip(command.settle.batches, result.parts, strict=False):
                 if part.settled:
@@ -116,6 +119,9 @@ class Events:
                 self._moved(result.ids, result.new_ids, result.due_ms, facts)
             elif len(result.ids):
                 self._ids(EventKind.CANCELLED, result.ids, facts)
+        elif isinstance(result, ColdResult):
+            if result.cancelled:
+                self._ids(EventKind.CANCELLED, np.array([command.cold.mark.id], np.uint64), facts)
         elif kind == "lead" and command.lead.node_id == self._node_id:
             record = EventRecord(EventKind.LEADS, **facts, texts=(self._node_id,))
             self._put(lambda: record, 128)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tickwheel.node.core.bulk import BulkDesk
 from tickwheel.node.core.checkpoint import BackupFile
+from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.disk_use import disk_use
@@ -103,6 +104,11 @@ class CoreFace:
     def bulk(self) -> BulkDesk:
         """Bulk load."""
         return self.core.bulk
+
+    @property
+    def cold(self) -> ColdDesk:
+        """The cold tier."""
+        return self.core.cold
 
     def schedule(self, batch: IncomingBatch, done: Callable[[BatchOutcome | Failure], None]) -> None:
         """Schedule a checked batch."""

@@ -259,7 +259,7 @@ def _changes_from_ms(command: Command) -> int:
         return min(retries, default=NO_CHANGE)
     if kind == "staging" and command.staging.WhichOneof("body") != "publish":
         return NO_CHANGE
-    return NO_CHANGE if kind in ("dispatch", "lead") else 0
+    return NO_CHANGE if kind in ("dispatch", "lead", "cold") else 0
 
 
 def _answer_of(value: object) -> object:

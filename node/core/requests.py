@@ -16,6 +16,7 @@ from tickwheel.node.core.failure import Failure, RequestError, invalid, no_agree
 from tickwheel.node.core.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch
 from tickwheel.node.core.publisher import BatchOutcome, resolve_when
 from tickwheel.node.core.work import Found, RemovedError
+from tickwheel.node.state.cold_parts import is_cold
 from tickwheel.node.state.membership import KINDS, message_of
 from tickwheel.node.state.results import AdminResult, CancelResult, RescheduleResult
 from tickwheel.node.state.settings import first_settings
@@ -70,6 +71,9 @@ class RequestDesk:
 
     def cancel(self, number: int, done: Callable[[scheduler_pb2.CancelOutcome.ValueType | Failure], None]) -> None:
         """Cancel by id; the outcome is decided when the command is applied."""
+        if is_cold(number):
+            self._core.cold.cancel(number, done)
+            return
 
         def found(unit: Found | Failure) -> None:
             if isinstance(unit, Failure):
@@ -98,6 +102,14 @@ class RequestDesk:
         except RequestError as error:
             done(error.failure)
             return
+        if is_cold(number):
+            core.cold.move(number, due_ms, done)
+            return
+        self.move(number, due_ms, done)
+
+    def move(self, number: int, due_ms: int, done: Callable[[Rescheduled | Failure], None]) -> None:
+        """Move a message that is in the wheel to a time that was checked."""
+        core = self._core
 
         def found(unit: Found | Failure) -> None:
             if isinstance(unit, Failure):
@@ -177,6 +189,9 @@ class RequestDesk:
     def get(self, number: int, content: bool, done: Callable[[scheduler_pb2.GetResponse | Failure], None]) -> None:
         """State and, with `content`, payload and meta of one message."""
         core = self._core
+        if is_cold(number):
+            core.cold.get(number, content, done)
+            return
         retries = core.state.waiting_retries(number)
 
         def found(result: Found | Failure) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tickwheel.node.core.counters import LATE_BOUNDS_MS
 from tickwheel.node.core.dispatcher import Phase
 from tickwheel.node.metrics import HistogramValue, MetricValue
+from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.loads import IngestResult
 from tickwheel.node.state.results import CancelResult, DispatchResult, PublishResult, SettleResult
 from tickwheel.node.state.staging import StagingResult
@@ -68,6 +69,8 @@ class Totals:
             self.settled += result.settled
         elif isinstance(result, CancelResult):
             self.cancelled += result.outcome == CANCELLED
+        elif isinstance(result, ColdResult):
+            self.cancelled += result.cancelled
 
 
 class Rates:
@@ -233,6 +236,7 @@ def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
         uptime_s=core.uptime_s(),
         lease_held=log.lease_held,
         slot_ms=core.state.settings.slot_ms,
+        cold=core.cold.status(),
     )
     for node_id, peer in sorted(log.peers.items()):
         member = members.get(node_id)
@@ -302,6 +306,13 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "ready_messages": float(status.ready),
         "staged_bytes": float(core.state.staging.staged_bytes),
         "pins": float(core.pins.count),
+        "cold_messages": float(status.cold.messages),
+        "cold_parts": float(status.cold.parts),
+        "cold_marks": float(len(core.state.cold.marks)),
+        "cold_state": {(admin_pb2.ColdState.Name(status.cold.state).removeprefix("COLD_").lower(),): 1.0},
+        "cold_next_due_seconds": status.cold.next_due_ms / 1_000,
+        "cold_late_seconds": status.cold.late_ms / 1_000,
+        "cold_loaded_late_messages": float(status.cold.loaded_late),
         "in_flight_messages": float(status.in_flight),
         "cursor_seconds": status.cursor_due_ms / 1_000,
         "scheduled_messages": float(core.totals.scheduled),

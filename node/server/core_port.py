@@ -17,7 +17,16 @@ from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.settings import Settings
-from tickwheel.proto import admin_pb2, bulk_pb2, consumer_pb2, dead_pb2, scheduler_pb2, snapshot_pb2, staging_pb2
+from tickwheel.proto import (
+    admin_pb2,
+    bulk_pb2,
+    cold_pb2,
+    consumer_pb2,
+    dead_pb2,
+    scheduler_pb2,
+    snapshot_pb2,
+    staging_pb2,
+)
 from tickwheel.proto.log_pb2 import AdminCommand
 
 
@@ -61,12 +70,33 @@ class BulkPort(Protocol):
     def load(self, job_id: str) -> bulk_pb2.LoadState: ...
 
 
+class ColdPort(Protocol):
+    """Parts of the cold tier; see node/core/cold.py."""
+
+    def register(
+        self, request: cold_pb2.RegisterColdRequest, done: Callable[[cold_pb2.ColdJob | Failure], None]
+    ) -> None: ...
+
+    def parts(
+        self, request: cold_pb2.ListColdPartsRequest, done: Callable[[cold_pb2.ColdParts | Failure], None]
+    ) -> None: ...
+
+    def moved(
+        self, request: cold_pb2.ListColdMovedRequest, done: Callable[[cold_pb2.ColdMoved | Failure], None]
+    ) -> None: ...
+
+
 class CorePort(Protocol):
     """The client face of NodeCore."""
 
     @property
     def settings(self) -> Settings:
         """Replicated settings, for checks of what clients send."""
+        ...
+
+    @property
+    def cold(self) -> ColdPort:
+        """The cold tier."""
         ...
 
     @property

@@ -33,6 +33,7 @@ from tickwheel.node.server.admin_service import AdminService
 from tickwheel.node.server.bulk_service import BulkService
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.clock_watch import ClockWatch
+from tickwheel.node.server.cold_service import ColdService
 from tickwheel.node.server.consumer_service import ConsumerService
 from tickwheel.node.server.dead_service import DeadService
 from tickwheel.node.server.driver import LAG_BOUNDS_MS, LoopDriver
@@ -49,6 +50,8 @@ from tickwheel.proto import (
     admin_pb2_grpc,
     bulk_pb2,
     bulk_pb2_grpc,
+    cold_pb2,
+    cold_pb2_grpc,
     consumer_pb2,
     consumer_pb2_grpc,
     dead_pb2,
@@ -254,6 +257,7 @@ class NodeProcess:
         staging_pb2_grpc.add_StagingServicer_to_server(StagingService(calls), server)
         snapshot_pb2_grpc.add_SnapshotServicer_to_server(SnapshotService(calls), server)
         bulk_pb2_grpc.add_BulkServicer_to_server(BulkService(calls), server)
+        cold_pb2_grpc.add_ColdServicer_to_server(ColdService(calls), server)
         dead_pb2_grpc.add_DeadLettersServicer_to_server(DeadService(calls), server)
         health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
         names = [
@@ -264,6 +268,7 @@ class NodeProcess:
                 (admin_pb2, "Admin"),
                 (staging_pb2, "Staging"),
                 (bulk_pb2, "Bulk"),
+                (cold_pb2, "Cold"),
                 (dead_pb2, "DeadLetters"),
                 (snapshot_pb2, "Snapshot"),
                 (health_pb2, "Health"),

@@ -328,6 +328,7 @@ class Administration:
         state.hour_min_kept = below
         state.unsettled_removed += unsettled
         self._wheel.remove_hours(below)
+        state.cold.forget(below)
         return AdminResult(hour_min_kept=below, unsettled_removed=unsettled)
 
     def retention_over(self, hour: int) -> int:

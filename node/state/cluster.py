@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.loads import Loads
 from tickwheel.node.state.producers import Producers
@@ -36,6 +37,7 @@ class ClusterState:
     producers: Producers = field(default_factory=Producers)
     sweeps: Sweeps = field(default_factory=Sweeps)
     loads: Loads = field(default_factory=Loads)
+    cold: ColdTier = field(default_factory=ColdTier)
     hour_min_kept: int = 0
     unsettled_removed: int = 0
     """Messages that retention removed although a group had not settled them (once per group) or no group ever had its

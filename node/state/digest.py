@@ -65,5 +65,8 @@ def digest(state: ClusterState, wheel: WheelPort) -> StateDigest:
     loads = state.loads.facts()
     if loads:
         parts["loads"] = _of(loads)
+    cold = state.cold.digest()
+    if cold:
+        parts["cold"] = cold
     whole = _of(*(item for name in sorted(parts) for item in (name, parts[name])))
     return StateDigest(applied_index=state.applied_index, digest=whole, parts=parts)

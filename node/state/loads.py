@@ -11,19 +11,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.names import check_topic_name
 from tickwheel.node.state.ports import WheelPort
+from tickwheel.node.state.results import NO_IDS
 from tickwheel.node.state.topics import Topics
 from tickwheel.proto import bulk_pb2, state_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.log_pb2 import Ingest
 from tickwheel.storage.bundle import TABLE, Layout, is_name, problem_of_table
 from tickwheel.wheel.bundles import Ingested
+from tickwheel.wheel.units import Ids
 
 LOADS_MAX = 1_000
 """Loads remembered; 150 bytes each."""
@@ -58,6 +61,8 @@ class IngestResult:
     units: int = 0
     ingested: Ingested | None = None
     """What they got; None: nothing was taken over now."""
+    withheld: Ids = field(default_factory=lambda: NO_IDS)
+    """Units of it that were cancelled by the command itself (cold tier); not counted in `units`."""
 
 
 class Loads:
@@ -104,8 +109,9 @@ class Loads:
 class Ingesting:
     """Applies `Ingest` commands. One per state machine."""
 
-    def __init__(self, wheel: WheelPort, topics: Topics, loads: Loads) -> None:
+    def __init__(self, wheel: WheelPort, topics: Topics, loads: Loads, cold: ColdTier) -> None:
         self._wheel = wheel
+        self._cold = cold
         self._topics = topics
         self._loads = loads
 
@@ -114,8 +120,13 @@ class Ingesting:
         if not alone:
             # What follows in the entry would meet a wheel that has not yet read what is due now.
             return Failure(pb.WRONG_STATE, "a bundle is taken over in an entry of the log of its own")
+        failure = problem_of(ingest, slot_ms)
+        if failure is not None:
+            return failure
+        if ingest.HasField("cold"):
+            return self._cold_apply(ingest, stamped_ms)
         known = self._loads.get(ingest.job_id)
-        failure = problem_of(ingest, slot_ms) or self._order(ingest, known)
+        failure = self._order(ingest, known)
         if failure is not None:
             return failure
         if known is not None and ingest.sequence <= known.taken:
@@ -131,6 +142,23 @@ class Ingesting:
         load.units += layout.units
         self._loads.used(load)
         return IngestResult(load.message(), layout.units, ingested)
+
+    def _cold_apply(self, ingest: Ingest, stamped_ms: int) -> IngestResult | Failure:
+        """One of the cold tier: that remembers what was loaded, for ever, and withholds what is not to come."""
+        failure = self._cold.problem_of(ingest.cold, ingest.units)
+        if failure is not None:
+            return failure
+        load = Load(ingest.job_id, ingest.load_sha256, ingest.bundles, ingest.sequence)
+        if not self._cold.wants(ingest.cold):
+            return IngestResult(load.message())
+        failure = self._room(ingest)
+        if failure is not None:
+            return failure
+        layout = layout_of(ingest)
+        ingested = self._wheel.ingest(ingest.segment_sha256, layout, tuple(ingest.topic_ids), stamped_ms)
+        withheld = self._cold.took(ingest.cold, ingested, self._wheel)
+        load.units = layout.units - len(withheld)
+        return IngestResult(load.message(), load.units, ingested, withheld)
 
     def _order(self, ingest: Ingest, known: Load | None) -> Failure | None:
         if known is not None and (known.sha256, known.bundles) != (ingest.load_sha256, ingest.bundles):

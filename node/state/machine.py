@@ -26,6 +26,7 @@ from tickwheel.node.state import filtering, snapshot
 from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.burial import Burial
 from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.control import filter_refusal
 from tickwheel.node.state.dead_letters import DeadLetters
 from tickwheel.node.state.digest import digest
@@ -114,7 +115,7 @@ class StateMachine:
         else:
             disk.make_dir(directory)
         self._admin = Administration(self._state, wheel, self._config.slot_ms)
-        self._ingesting = Ingesting(wheel, self._state.topics, self._state.loads)
+        self._ingesting = Ingesting(wheel, self._state.topics, self._state.loads, self._state.cold)
         self._publishing = Publishing(wheel, self._state.topics, self._state.producers)
         self.retrying = Retrying(self._state, wheel)
         self.burial = Burial(self._state, self.retrying)
@@ -181,6 +182,9 @@ class StateMachine:
             return self._admin.apply(command.admin)
         if kind == "lead":
             return self._lead(command.lead)
+        if kind == "cold":
+            marked = state.cold.apply(command.cold)
+            return Refused(marked) if isinstance(marked, Failure) else marked
         if kind == "sweep":
             return self._sweep(command.sweep, entry.stamped_ms)
         return Refused(Failure(pb.WRONG_STATE, f"command {kind or 'without a body'} is not known to this version"))
@@ -381,6 +385,11 @@ class StateMachine:
     def load(self, job_id: str) -> Load | None:
         """A bulk load, by its job id."""
         return self._state.loads.get(job_id)
+
+    @property
+    def cold(self) -> ColdTier:
+        """The cold tier; not to be changed."""
+        return self._state.cold
 
     def topic_id(self, name: str) -> int | None:
         """Id of a topic."""

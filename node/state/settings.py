@@ -84,6 +84,9 @@ class Settings:
     group_in_flight_max: int = 0
     """Flow control (node/core/flow.py); 0 or empty: none."""
 
+    cold_lead_ms: int = DAY_MS
+    """A job that runs once a day may fail once before anything is late."""
+
     @property
     def levels_ms(self) -> tuple[int, ...]:
         """The delay levels, level 1 first."""
@@ -115,6 +118,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "staging_jobs_max": (1, 100_000),
     "staging_expiry_ms": (60_000, 3_650 * DAY_MS),
     "staging_memory_ms": (60_000, 3_650 * DAY_MS),
+    "cold_lead_ms": (0, 365 * DAY_MS),
 }
 
 

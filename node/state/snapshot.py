@@ -16,6 +16,7 @@ import numpy as np
 
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.cold import ColdCapture
 from tickwheel.node.state.dead_letters import DeadLetters
 from tickwheel.node.state.groups import Group
 from tickwheel.node.state.membership import member_of, message_of
@@ -65,6 +66,7 @@ class StateCheckpoint:
     staging: StagingSnapshot
     staged: list[ManifestFile]
     staged_syncs: list[tuple[StagedFile, StagedSync]]
+    cold: ColdCapture
     ran: bool = False
     _files: list[ManifestFile] = field(default_factory=list)
 
@@ -113,6 +115,7 @@ class StateCheckpoint:
             self.disk.sync_dir(f"{self.directory}/staging")
         content = state_pb2.StateWindows(
             staging=self.staging,
+            cold=self.cold.message(),
             subscriptions=self.windows,
             producers=[state_pb2.ProducerSpan(producer_id=n, first=a, last=b) for n, a, b in self.spans],
             batches=[
@@ -250,6 +253,7 @@ def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
         staging=state.staging.snapshot(),
         staged=[file.manifest_file() for file in state.staging.files()],
         staged_syncs=[(file, file.begin_sync()) for file in state.staging.files() if file.needs_sync()],
+        cold=state.cold.capture(),
     )
 
 
@@ -304,6 +308,7 @@ def restore(state: ClusterState, data: bytes) -> None:
         state.groups.add(_restore_group(state, group, values))
     state.groups.last_id = snapshot.last_group_id
     state.staging.restore(windows.staging)
+    state.cold.restore(windows.cold)
     _remove_leavings(state, snapshot.windows_path)
     state.producers.restore(
         ((span.producer_id, span.first, span.last) for span in windows.producers),

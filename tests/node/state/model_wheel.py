@@ -110,6 +110,10 @@ class ModelWheel:
         """Not modelled: it reads no files."""
         raise NotImplementedError
 
+    def withhold(self, ids: Ids) -> Ids:
+        """Nothing was taken over."""
+        raise NotImplementedError
+
     def covers(self, hour_max: int) -> bool:
         """Any hour."""
         return True

@@ -1,0 +1,196 @@
+"""Requests about the cold tier, on the master: parts become known, single messages are cancelled, moved, looked up.
+
+What holds is decided when a command is applied (node/state/cold.py). A message that is loaded by then is in the wheel,
+and the request goes on there under the id that it has there; once loaded it stays so, so there is no way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tickwheel.node.core.failure import Failure, invalid, no_agreed_time
+from tickwheel.node.state.cold import ColdResult, Place
+from tickwheel.node.state.cold_marks import CANCELLED, LOADED, MOVED
+from tickwheel.proto import admin_pb2, bulk_pb2, cold_pb2, common_pb2, scheduler_pb2
+from tickwheel.proto.log_pb2 import Command
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+    from tickwheel.node.core.requests import Rescheduled
+
+
+class ColdDesk:
+    """One per node."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+
+    # -- jobs
+
+    def register(
+        self, request: cold_pb2.RegisterColdRequest, done: Callable[[cold_pb2.ColdJob | Failure], None]
+    ) -> None:
+        """Make the parts of a job known."""
+        failure = self._core.refusal() or self._core.disk_room.refusal()
+        if failure is not None:
+            done(failure)
+            return
+
+        def applied(result: object) -> None:
+            assert isinstance(result, cold_pb2.ColdJob | Failure)
+            done(result)
+
+        self._core.proposer.submit(Command(cold=cold_pb2.ColdCommand(register=request)), applied)
+
+    def parts(
+        self, request: cold_pb2.ListColdPartsRequest, done: Callable[[cold_pb2.ColdParts | Failure], None]
+    ) -> None:
+        """A page of parts."""
+        failure = self._core.refusal()
+        done(failure or self._core.state.cold.list_parts(request.after, request.waiting_only))
+
+    def moved(
+        self, request: cold_pb2.ListColdMovedRequest, done: Callable[[cold_pb2.ColdMoved | Failure], None]
+    ) -> None:
+        """A page of messages that were moved and wait."""
+        failure = self._core.refusal()
+        done(failure or self._core.state.cold.list_moved(request.after, request.due_below_ms))
+
+    def wants(self, request: bulk_pb2.TakeOverRequest, done: Callable[[bulk_pb2.LoadState | Failure], None]) -> bool:
+        """Whether a bundle of the cold tier is to be taken over; if not, this has answered."""
+        cold = self._core.state.cold
+        units = len(request.cold.ids) // 8
+        part = cold.parts.get(request.cold.part)
+        failure = cold.problem_of(request.cold, units or (part.rows if part is not None else 0))
+        if failure is not None:
+            done(failure)
+            return False
+        if cold.wants(request.cold):
+            return True
+        done(
+            bulk_pb2.LoadState(
+                job_id=request.job_id,
+                load_sha256=request.load_sha256,
+                bundles=request.bundles,
+                taken=request.sequence,
+            )
+        )
+        return False
+
+    # -- single messages
+
+    def cancel(self, number: int, done: Callable[[scheduler_pb2.CancelOutcome.ValueType | Failure], None]) -> None:
+        """By a cold id."""
+
+        def marked(result: Place | Failure | None) -> None:
+            if isinstance(result, Failure):
+                done(result)
+            elif result is None:
+                done(scheduler_pb2.NOT_FOUND)
+            elif result.kind == LOADED:
+                self._core.requests.cancel(result.loaded_id, done)
+            else:
+                done(scheduler_pb2.CANCELLED)
+
+        self._mark(cold_pb2.ColdMark(id=number), marked)
+
+    def move(self, number: int, due_ms: int, done: Callable[[Rescheduled | Failure], None]) -> None:
+        """To a time that may not be near: a job must still bring the message."""
+        from tickwheel.node.core.requests import Rescheduled
+
+        core = self._core
+
+        def marked(result: Place | Failure | None) -> None:
+            if isinstance(result, Failure):
+                done(result)
+            elif result is None:
+                done(Rescheduled(scheduler_pb2.RESCHEDULE_NOT_FOUND, 0, 0))
+            elif result.kind == LOADED:
+                core.requests.move(result.loaded_id, due_ms, done)
+            elif result.kind == CANCELLED:
+                done(Rescheduled(scheduler_pb2.RESCHEDULE_CANCELLED, 0, 0))
+            else:
+                done(Rescheduled(scheduler_pb2.RESCHEDULED, number, due_ms))
+
+        place = core.state.cold.place(number)
+        if place is not None and place.kind in (0, MOVED):
+            if not core.clock.known:
+                done(no_agreed_time())
+                return
+            lead_ms, now_ms = core.state.settings.cold_lead_ms, core.clock.now_ms()
+            if due_ms < now_ms + lead_ms:
+                limit = f"at least cold_lead_ms ({lead_ms}) ahead of now ({now_ms}): the message is not loaded yet"
+                done(invalid("due_ms", due_ms, limit).failure)
+                return
+        self._mark(cold_pb2.ColdMark(id=number, due_ms=due_ms), marked)
+
+    def _mark(self, mark: cold_pb2.ColdMark, done: Callable[[Place | Failure | None], None]) -> None:
+        core = self._core
+        failure = core.refusal()
+        if failure is not None:
+            done(failure)
+            return
+        place = core.state.cold.place(mark.id)
+        if place is not None and place.kind == LOADED:
+            done(place)
+            return
+
+        def applied(result: object) -> None:
+            if isinstance(result, Failure):
+                done(result)
+                return
+            assert isinstance(result, ColdResult)
+            done(result.place)
+
+        core.proposer.submit(Command(cold=cold_pb2.ColdCommand(mark=mark)), applied)
+
+    def get(self, number: int, content: bool, done: Callable[[scheduler_pb2.GetResponse | Failure], None]) -> None:
+        """State of a message; its content once it is loaded."""
+        core = self._core
+        failure = core.refusal()
+        if failure is not None:
+            done(failure)
+            return
+        place = core.state.cold.place(number)
+        if place is None:
+            text = f"{number >> 32}-{number & 0xFFFFFFFF}"
+            done(Failure(common_pb2.UNKNOWN_NAME, f"no message {text}", {"field": "id", "value": text}))
+            return
+        if place.kind == LOADED:
+            core.requests.get(place.loaded_id, content, done)
+            return
+        state = scheduler_pb2.MESSAGE_CANCELLED if place.kind == CANCELLED else scheduler_pb2.COLD
+        response = scheduler_pb2.GetResponse(state=state)
+        response.message.id.wheel_group = core.identity.wheel_group
+        response.message.id.hour, response.message.id.index = number >> 32, number & 0xFFFF_FFFF
+        response.message.due_ms = place.due_ms
+        done(response)
+
+    # -- operators
+
+    def status(self) -> admin_pb2.ColdStatus:
+        """What waits, and whether it is late."""
+        core = self._core
+        cold = core.state.cold
+        next_ms = cold.next_due_ms()
+        ahead_ms = next_ms - core.clock.now_ms()
+        state = admin_pb2.COLD_IN_TIME
+        if not next_ms:
+            state = admin_pb2.COLD_EMPTY
+        elif core.clock.known:
+            if ahead_ms < 0:
+                state = admin_pb2.COLD_LATE
+            elif ahead_ms < core.state.settings.cold_lead_ms:
+                state = admin_pb2.COLD_DUE_SOON
+        return admin_pb2.ColdStatus(
+            state=state,
+            parts=cold.parts.waiting,
+            days=cold.parts.waiting_days(),
+            messages=cold.parts.waiting_rows,
+            cancelled=cold.marks.count(CANCELLED),
+            moved=cold.marks.count(MOVED),
+            next_due_ms=next_ms,
+            late_ms=max(0, -ahead_ms) if state == admin_pb2.COLD_LATE else 0,
+            loaded_late=cold.late,
+        )

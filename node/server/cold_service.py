@@ -1,0 +1,33 @@
+"""The Cold service: parts of the cold tier. Everything here needs the admin role, as bulk load does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from tickwheel.node.server.access import Permission
+from tickwheel.node.server.calls import Calls
+from tickwheel.proto import cold_pb2
+from tickwheel.proto.cold_pb2_grpc import ColdServicer
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ColdService(ColdServicer):
+    """See cold.proto."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def RegisterCold(self, request: cold_pb2.RegisterColdRequest, context: Context) -> cold_pb2.ColdJob:
+        await self._calls.allow(context, Permission.ADMIN)
+        return await self._calls.answer(context, lambda done: self._calls.core.cold.register(request, done))
+
+    async def ListColdParts(self, request: cold_pb2.ListColdPartsRequest, context: Context) -> cold_pb2.ColdParts:
+        await self._calls.allow(context, Permission.ADMIN)
+        return await self._calls.answer(context, lambda done: self._calls.core.cold.parts(request, done))
+
+    async def ListColdMoved(self, request: cold_pb2.ListColdMovedRequest, context: Context) -> cold_pb2.ColdMoved:
+        await self._calls.allow(context, Permission.ADMIN)
+        return await self._calls.answer(context, lambda done: self._calls.core.cold.moved(request, done))

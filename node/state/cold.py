@@ -1,0 +1,292 @@
+"""The cold tier as the cluster knows it: parts that lie outside, marks on single messages, and how parts are loaded.
+
+The content of cold messages is in Parquet files outside; here is only what must be agreed. Taking over a bundle that
+is made of a part (`Ingest` with `cold`) is one command of the log, and that is the cut: what was cancelled or moved
+before it is withheld in the very same command, that is, its unit is marked in the wheel; what is cancelled or moved
+after it is so in the wheel, under the id that the message has there. So a bundle needs to know nothing of marks, and no
+answer that a client got can be overtaken by a job.
+
+Invariants:
+- A part is loaded at most once, and so is a message that was moved: a repeat finds nothing that waits, does nothing.
+- While a part is remembered, each of its messages is in exactly one state: waits at its time, cancelled, moved and
+  waits, loaded with its part, loaded after it was moved. Units of what was not loaded with its part are marked.
+- At most MARKS_MAX marks; a cancel or a move beyond is refused until parts are loaded.
+
+Belongs to the state machine, which is its only caller; others read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.state.cold_marks import CANCELLED, LOADED, MARKED, MOVED, NEVER_MS, ColdMarks, Mark, MarkRows
+from tickwheel.node.state.cold_parts import (
+    CHUNK,
+    PAGE_PARTS,
+    Chunks,
+    ColdParts,
+    Job,
+    Part,
+    ids_of_rows,
+    is_cold,
+    job_message,
+    part_message,
+    place_of,
+)
+from tickwheel.node.state.ports import WheelPort
+from tickwheel.node.state.publishing import DUE_MS_MAX
+from tickwheel.node.state.results import NO_IDS
+from tickwheel.proto import cold_pb2
+from tickwheel.proto import common_pb2 as pb
+from tickwheel.wheel.bundles import Ingested
+from tickwheel.wheel.units import HOUR_MS, Ids
+
+MARKS_MAX = 1_000_000
+"""21 MB; far above what waits for its part in most uses, and a wave of cancels must not fill the memory."""
+MOVED_MAX = 2_048
+"""Moved messages of one bundle: they are looked at one by one while it is applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a cold message is. `kind`: 0 it waits at its time; else that of its mark; LOADED also if its part is."""
+
+    kind: int = 0
+    due_ms: int = 0
+    """Of a moved one."""
+    loaded_id: int = 0
+    """Its id in the wheel."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdResult:
+    """Of a mark. `place` None: there is no such message. LOADED: it was loaded, nothing was done. Else where it is now,
+    and `refused` if it had been cancelled and cannot be moved."""
+
+    place: Place | None
+    refused: bool = False
+
+    @property
+    def cancelled(self) -> bool:
+        """By this command, or by one that it repeats."""
+        return not self.refused and self.place is not None and self.place.kind == CANCELLED
+
+
+@dataclass(frozen=True, slots=True)
+class ColdCapture:
+    """The cold tier as it was; any thread may make a message of it."""
+
+    last_part: int
+    late: int
+    jobs: list[Job]
+    parts: list[Part]
+    marks: list[tuple[int, MarkRows]]
+
+    def message(self) -> cold_pb2.ColdSnapshot:
+        """For a checkpoint."""
+        return cold_pb2.ColdSnapshot(
+            last_part=self.last_part,
+            late=self.late,
+            jobs=map(job_message, self.jobs),
+            parts=map(part_message, self.parts),
+            marks=[cold_pb2.ColdMarksSnapshot(part=number, marks=rows.tobytes()) for number, rows in self.marks],
+        )
+
+
+class ColdTier:
+    """See the module."""
+
+    def __init__(self, marks_max: int = MARKS_MAX) -> None:
+        self.parts = ColdParts()
+        self.marks = ColdMarks()
+        self._marks_max = marks_max
+        self.late = 0
+        """Messages that were loaded after the hour in which they were due, ever."""
+
+    def place(self, number: int) -> Place | None:
+        """Where the message of a cold id is; None: there is none, or the hours are gone that it was loaded into."""
+        part_number, row = place_of(number)
+        mark = self.marks.get(part_number, row)
+        if mark is not None:
+            return Place(*mark)
+        part = self.parts.get(part_number)
+        if part is None or row >= part.rows:
+            return None
+        if part.chunks is None:
+            return Place()
+        return Place(LOADED, 0, int(ids_of_rows(part.chunks, np.array([row]))[0]))
+
+    # -- commands
+
+    def apply(self, command: cold_pb2.ColdCommand) -> cold_pb2.ColdJob | ColdResult | Failure:
+        """Register a job, or mark a message."""
+        kind = command.WhichOneof("body")
+        if kind == "register":
+            return self.parts.register(command.register)
+        if kind == "mark":
+            return self._mark(command.mark)
+        return Failure(pb.WRONG_STATE, f"cold command {kind or 'without a body'} is not known to this version")
+
+    def _mark(self, command: cold_pb2.ColdMark) -> ColdResult | Failure:
+        moves = command.HasField("due_ms")
+        if moves and not 0 <= command.due_ms <= DUE_MS_MAX:
+            return invalid("due_ms", command.due_ms, f"0 to {DUE_MS_MAX}").failure
+        place = self.place(command.id) if is_cold(command.id) else None
+        if place is None or place.kind == LOADED:
+            return ColdResult(place)
+        if place.kind == CANCELLED:
+            return ColdResult(place, refused=moves)
+        part_number, row = place_of(command.id)
+        if not place.kind and len(self.marks) >= self._marks_max:
+            return limit_reached("cold_marks", self._marks_max, 60_000)
+        if moves:
+            mark: Mark | None = Mark(MOVED, command.due_ms)
+        else:
+            part = self.parts.get(part_number)
+            # If its part is loaded, its unit there is marked already, and says the same.
+            mark = None if part is not None and part.chunks is not None else Mark(CANCELLED, place.due_ms)
+        self.marks.put(part_number, row, mark)
+        return ColdResult(Place(MOVED, command.due_ms) if moves else Place(CANCELLED))
+
+    # -- loading
+
+    def problem_of(self, cold: cold_pb2.ColdLoad, units: int) -> Failure | None:
+        """Why a bundle cannot be what it says; None if it can."""
+        count = len(cold.ids) // 8
+        if count:
+            if len(cold.ids) != 8 * count or len(cold.due_ms) != 8 * count or not 1 <= count <= MOVED_MAX:
+                return invalid(
+                    "cold.ids", f"{len(cold.ids)} bytes", f"1 to {MOVED_MAX} ids, and as many due_ms"
+                ).failure
+            if count != units:
+                return invalid("cold.ids", count, f"{units}, as the bundle has messages").failure
+            return None
+        if not 1 <= cold.part <= self.parts.last:
+            return Failure(pb.UNKNOWN_NAME, f"no part {cold.part}", {"field": "cold.part", "value": str(cold.part)})
+        part = self.parts.get(cold.part)
+        if part is not None and part.rows != units:
+            return invalid("cold.part", f"{units} messages", f"{part.rows}, as it was registered").failure
+        return None
+
+    def wants(self, cold: cold_pb2.ColdLoad) -> bool:
+        """Whether anything of it waits to be loaded."""
+        if not cold.ids:
+            part = self.parts.get(cold.part)
+            return part is not None and part.chunks is None
+        pairs = zip(np.frombuffer(cold.ids, "<u8").tolist(), np.frombuffer(cold.due_ms, "<i8").tolist(), strict=True)
+        return any(self._waits(number, due_ms) for number, due_ms in pairs)
+
+    def _waits(self, number: int, due_ms: int) -> bool:
+        mark = self.marks.get(*place_of(number)) if is_cold(number) else None
+        return mark is not None and mark.kind == MOVED and mark.due_ms == due_ms
+
+    def took(self, cold: cold_pb2.ColdLoad, ingested: Ingested, wheel: WheelPort) -> Ids:
+        """The wheel has just taken a bundle over: this is the cut. The units that were marked in it."""
+        chunks = np.zeros(len(ingested.chunks), CHUNK)
+        for name in ("first_row", "hour", "first_index"):
+            chunks[name] = ingested.chunks[name]
+        rows = self._withheld_moved(cold, chunks) if cold.ids else self._withheld(cold.part, chunks)
+        # Late ones are the first rows: they lie in the order of their due times.
+        self.late += ingested.late - int(np.count_nonzero(rows < ingested.late))
+        return wheel.withhold(ids_of_rows(chunks, rows)) if len(rows) else NO_IDS
+
+    def _withheld(self, number: int, chunks: Chunks) -> np.ndarray:
+        """Rows of a part that have a mark. Cancelled ones need it no longer: their units have one."""
+        part = self.parts.get(number)
+        assert part is not None, "looked at before"
+        marked = self.marks.of(number)
+        self.marks.keep(number, marked["kind"] != CANCELLED)
+        self.parts.loaded(part, chunks)
+        return marked["row"].astype(np.int64)
+
+    def _withheld_moved(self, cold: cold_pb2.ColdLoad, chunks: Chunks) -> np.ndarray:
+        """Rows of a bundle of moved messages that were moved again, cancelled or loaded meanwhile."""
+        ids, due = np.frombuffer(cold.ids, "<u8").tolist(), np.frombuffer(cold.due_ms, "<i8").tolist()
+        loaded = ids_of_rows(chunks, np.arange(len(ids))).tolist()
+        withheld = []
+        for row, (number, due_ms, loaded_id) in enumerate(zip(ids, due, loaded, strict=True)):
+            if self._waits(number, due_ms):
+                self.marks.put(*place_of(number), Mark(LOADED, due_ms, loaded_id))
+            else:
+                withheld.append(row)
+        return np.array(withheld, np.int64)
+
+    def forget(self, below: int) -> None:
+        """Hours below are gone: so are the parts that were loaded into them, and marks that nothing needs any more."""
+        self.parts.forget(below)
+        for number in self.marks.parts():
+            if self.parts.get(number) is None:
+                rows = self.marks.of(number)
+                hours = np.where(
+                    rows["kind"] == LOADED,
+                    (rows["loaded_id"] >> np.uint64(32)).astype(np.int64),
+                    rows["due_ms"] // HOUR_MS,
+                )
+                kept = (rows["kind"] == MOVED) | (hours >= below)
+                if not kept.all():
+                    self.marks.keep(number, kept)
+
+    # -- what others read
+
+    def next_due_ms(self) -> int:
+        """First due time of what is not loaded, cancelled ones of parts that wait included; 0: nothing waits."""
+        part_ms, moved_ms = self.parts.next_due_ms(), self.marks.next_moved_ms()
+        if moved_ms == NEVER_MS:
+            return part_ms
+        return min(part_ms, moved_ms) if part_ms else moved_ms
+
+    def list_parts(self, after: int, waiting_only: bool) -> cold_pb2.ColdParts:
+        """A page of parts."""
+        answer = cold_pb2.ColdParts()
+        jobs = list(self.parts.jobs())
+        at = 0
+        for part in self.parts:
+            if part.number <= after or (waiting_only and part.chunks is not None):
+                continue
+            if len(answer.parts) == PAGE_PARTS:
+                answer.more = True
+                break
+            while at < len(jobs) and jobs[at].first_part + jobs[at].parts <= part.number:
+                at += 1
+            job = jobs[at]
+            answer.parts.add(
+                number=part.number,
+                job_id=job.job_id,
+                place=part.number - job.first_part,
+                day=part.day,
+                rows=part.rows,
+                due_min_ms=part.due_min_ms,
+                due_max_ms=part.due_max_ms,
+                sha256=part.sha256,
+                loaded=part.chunks is not None,
+                moved=self.marks.moved_of(part.number),
+            )
+        return answer
+
+    def list_moved(self, after: int, due_below_ms: int) -> cold_pb2.ColdMoved:
+        """A page of moved messages that wait."""
+        ids, due, more = self.marks.moved(after, due_below_ms, MOVED_MAX)
+        return cold_pb2.ColdMoved(ids=np.array(ids, "<u8").tobytes(), due_ms=np.array(due, "<i8").tobytes(), more=more)
+
+    # -- checkpoints
+
+    def capture(self) -> ColdCapture:
+        """For a checkpoint."""
+        return ColdCapture(self.parts.last, self.late, *self.parts.capture(), list(self.marks.capture()))
+
+    def restore(self, snapshot: cold_pb2.ColdSnapshot) -> None:
+        """From a checkpoint."""
+        self.parts.load(snapshot)
+        for item in snapshot.marks:
+            self.marks.load(item.part, np.frombuffer(item.marks, MARKED))
+        self.late = snapshot.late
+
+    def digest(self) -> bytes:
+        """Of all of it; empty while there was never anything."""
+        if not self.parts.last:
+            return b""
+        return hashlib.sha256(self.capture().message().SerializeToString(deterministic=True)).digest()
