@@ -301,4 +301,5 @@ def small_config(seed: int) -> CoreConfig:
         buffer_bytes_max=64 << 10,
         checkpoint_log_bytes=200 << 10,
         checkpoint_period_ms=5_000,
+        sweep_step_messages=5,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history import Label, Record
 
 
 @dataclass(slots=True)
@@ -23,3 +23,77 @@ class PauseAnswered(Record):
     kind: str
     name: str
     paused: bool
+
+
+# -- bulk cancels and moves
+
+
+@dataclass(slots=True, frozen=True)
+class Selected:
+    """Which messages a sweep means, and what is to become of them: cancelled, or moved to `due_ms` or by `shift_ms`."""
+
+    topic: str = ""
+    tag: str = ""
+    key: str = ""
+    key_prefix: str = ""
+    due_ms_min: int = 0
+    due_ms_max: int = 0
+    cancel: bool = False
+    due_ms: int | None = None
+    shift_ms: int | None = None
+
+    def by_text(self, topic: str, label: Label) -> bool:
+        """Whether it means a message, whenever that is due."""
+        return (
+            self.topic in ("", topic)
+            and (not self.tag or self.tag in label.tags)
+            and self.key in ("", label.key)
+            and label.key.startswith(self.key_prefix)
+        )
+
+    def by_time(self, due_ms: int) -> bool:
+        """Whether it means what is due then."""
+        return self.due_ms_min <= due_ms and (not self.due_ms_max or due_ms < self.due_ms_max)
+
+    def target_ms(self, due_ms: int) -> int:
+        """Where it moves what is due then."""
+        return self.due_ms if self.due_ms is not None else due_ms + (self.shift_ms or 0)
+
+
+@dataclass(slots=True)
+class SweepAsked(Record):
+    """Somebody begins to ask for a sweep."""
+
+    job: str
+    selected: Selected
+
+
+@dataclass(slots=True)
+class SweepBegan(Record):
+    """It is certain that it has begun."""
+
+    job: str
+
+
+@dataclass(slots=True)
+class SweepEnded(Record):
+    """What the cluster tells of a sweep that is over."""
+
+    job: str
+    finished: bool
+    """Else it was stopped."""
+    done: int
+    too_late: int
+    gone: int
+    too_far: int
+
+
+@dataclass(slots=True)
+class SweptSeen(Record):
+    """What the cluster tells of a message after all sweeps, by the names of MessageState."""
+
+    uid: int
+    id: int
+    """Its id now."""
+    state: str
+    due_ms: int

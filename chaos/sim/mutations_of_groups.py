@@ -6,12 +6,14 @@ import itertools
 from typing import Any
 
 from tickwheel.chaos.sim.mutations import Patches, mutation
-from tickwheel.node.core import fifo
+from tickwheel.node.core import fifo, sweeper
 from tickwheel.node.core.fifo import FifoChannel
 from tickwheel.node.state import snapshot
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.retrying import Retrying
+from tickwheel.node.state.sweeps import Sweeps
 from tickwheel.proto.common_pb2 import MessageMeta
+from tickwheel.proto.log_pb2 import SweepStep
 
 # -- message groups
 
@@ -74,3 +76,44 @@ def pauses_not_in_checkpoints(patches: Patches) -> None:
 @mutation("a pause of a group holds its topics that are paused too, no others")
 def group_pauses_not_asked(patches: Patches) -> None:
     patches.replace(StateMachine, "group_paused", lambda original: lambda self, group_id: False)
+
+
+# -- bulk cancels and moves
+
+
+@mutation("a sweep goes on a little behind the place where its last step ended")
+def sweeps_skip_some(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def step(self: Sweeps, step: SweepStep, *args: Any) -> Any:
+            step.next_due_ms += 100
+            return original(self, step, *args)
+
+        return step
+
+    patches.replace(Sweeps, "_step", make)
+
+
+@mutation("a sweep takes what is scheduled while it runs")
+def sweeps_take_newcomers(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def make_query(core: Any, selection: Any, stamped_ms_max: int | None = None, retries: bool = True) -> Any:
+            return original(core, selection, None, retries)
+
+        return make_query
+
+    patches.replace(sweeper, "make_query", make)
+
+
+@mutation("what a sweep comes too late for it counts as done")
+def sweeps_count_too_late(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def step(self: Sweeps, step: SweepStep, *args: Any) -> Any:
+            result = original(self, step, *args)
+            job = self.get(step.job_id)
+            if job is not None:
+                job.done, job.too_late = job.done + job.too_late, 0
+            return result
+
+        return step
+
+    patches.replace(Sweeps, "_step", make)

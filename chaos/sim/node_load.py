@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tickwheel.chaos.sim import lines
+from tickwheel.chaos.sim import lines, sweeps
 from tickwheel.chaos.sim.changes import Changes
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
 from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
@@ -20,6 +20,7 @@ from tickwheel.chaos.sim.pauses import Pauses
 from tickwheel.chaos.sim.producers import TOPICS, Producers
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.shape import Shape
+from tickwheel.chaos.sim.sweeps import Sweeps
 from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.failure import Failure
 from tickwheel.proto import common_pb2, scheduler_pb2
@@ -54,6 +55,9 @@ class NodeLoad:
         if shape.lines:
             self.parts.append(Lines(self._wires))
             paused += [("topic", lines.TOPIC), ("group", lines.GROUP)]
+        if shape.sweeps:
+            self.parts.append(Sweeps(self._wires))
+            paused.append(("group", sweeps.GROUP))
         if shape.pauses:
             self.parts.append(Pauses(self._wires, paused))
 

@@ -51,6 +51,8 @@ class Shape:
     """Clients of a FIFO topic (lines.py)."""
     pauses: int = 0
     """Operators who pause (pauses.py)."""
+    sweeps: int = 0
+    """Cancels and moves in bulk (sweeps.py)."""
 
     @property
     def loop_gap_ns(self) -> int:
@@ -75,4 +77,5 @@ def draw(world: World, fixed: Sequence[tuple[str, int]] = ()) -> Shape:
         checkpoint_every=one("checkpoint_every", CHECKPOINT_EVERY),
         lines=one("lines", WITH),
         pauses=one("pauses", WITH),
+        sweeps=one("sweeps", WITH),
     )

@@ -140,6 +140,10 @@ class CoreConfig:
     apply_slice_ms: int = 10
     """Longest time that apply may hold the loop before other work gets its turn."""
 
+    sweep_step_messages: int = 1_000
+    """Messages that one step of a bulk cancel or move takes at most: apply takes some milliseconds for them on each
+    node."""
+
     events_bytes_max: int = 0
     """Bytes of event files that a node keeps for traces and audits; 0: it writes none. A node's configuration has its
     own default."""

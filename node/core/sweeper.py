@@ -25,8 +25,6 @@ from tickwheel.wheel.units import HOUR_MS, ONE_TAG, CursorKey, Units, ids_of
 if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
 
-STEP_MESSAGES_MAX = 1_000
-"""Messages of one step: apply takes some milliseconds for them on each node."""
 STEP_HOURS_MAX = 256
 """Hours of one step: each costs apply some 20 us."""
 STEP_BYTES_MAX = 512 << 10
@@ -185,7 +183,7 @@ class _Step:
             self._step.last = True
             self._propose()
             return
-        self._finder.step(query, self._start, STEP_MESSAGES_MAX, self._found)
+        self._finder.step(query, self._start, self._core.config.sweep_step_messages, self._found)
 
     def _found(self, found: Found | Failure) -> None:
         if isinstance(found, Failure):

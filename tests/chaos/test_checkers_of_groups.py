@@ -4,22 +4,33 @@ pass."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from tickwheel.chaos.sim.checkers import ALL, BrokenPromise, Checker
 from tickwheel.chaos.sim.checkers.fifo import InOrder
 from tickwheel.chaos.sim.checkers.p1_pauses import PausesHold
+from tickwheel.chaos.sim.checkers.p9_sweeps import SweepsDone
 from tickwheel.chaos.sim.history import (
     Delivered,
     Label,
     Record,
     Row,
+    RunBegan,
     ScheduleAcknowledged,
     ScheduleSent,
     SettleSent,
 )
-from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked
+from tickwheel.chaos.sim.history_operators import (
+    PauseAnswered,
+    PauseAsked,
+    Selected,
+    SweepAsked,
+    SweepBegan,
+    SweepEnded,
+    SweptSeen,
+)
 from tickwheel.chaos.sim.world import MS, SECOND
 
 WALL_MS = 1_000_000
@@ -134,6 +145,62 @@ BAD: dict[str, tuple[type[Checker], list[Record]]] = {
     ),
     "delivered while its group is paused": (PausesHold, [*PAUSED, delivered(10, 1)]),
     "delivered while its topic is paused": (PausesHold, [PauseAnswered(0, "topic", "t", True), delivered(10, 1)]),
+}
+
+SWEPT = Label(key="s1-1", tags=("a",))
+CANCEL, MOVE = Selected("t", key_prefix="s1-", cancel=True), Selected("t", tag="a", shift_ms=1_000)
+WRITTEN: list[Record] = [sent(0, 1, label=SWEPT, due_in_ms=500), acknowledged(1, 1, due_in_ms=500)]
+
+
+def swept(selected: Selected, done: int, *, too_late: int = 0, until_ms: int = 30) -> list[Record]:
+    """A sweep from its first word to its end."""
+    return [
+        RunBegan(0, WALL_MS, ("kill",), ()),
+        *WRITTEN,
+        SweepAsked(10 * MS, "job", selected),
+        SweepBegan(20 * MS, "job"),
+        SweepEnded(until_ms * MS, "job", True, done, too_late, 0, 0),
+    ]
+
+
+def seen(state: str, *, due_in_ms: int = 500, id_: int = ID + 1) -> SweptSeen:
+    return SweptSeen(900 * MS, 1, id_, state, WALL_MS + due_in_ms)
+
+
+GOOD |= {
+    "cancelled in bulk": (SweepsDone, [*swept(CANCEL, 1), seen("MESSAGE_CANCELLED")]),
+    "too late in bulk": (SweepsDone, [*swept(CANCEL, 0, too_late=1, until_ms=600), delivered(700, 1, due_in_ms=500)]),
+    "moved in bulk": (SweepsDone, [*swept(MOVE, 1), replace(delivered(1_500, 1, due_in_ms=1_500), id=ID + 9)]),
+    "another key": (
+        SweepsDone,
+        [*swept(Selected("t", key="s1-11", cancel=True), 0), delivered(500, 1, due_in_ms=500)],
+    ),
+    "due later than it means": (
+        SweepsDone,
+        [
+            *swept(Selected("t", key_prefix="s1-", due_ms_max=WALL_MS + 500, cancel=True), 0),
+            delivered(500, 1, due_in_ms=500),
+        ],
+    ),
+}
+
+BAD |= {
+    "delivered after it was cancelled in bulk": (
+        SweepsDone,
+        [*swept(CANCEL, 1), seen("MESSAGE_CANCELLED"), delivered(901, 1, due_in_ms=500)],
+    ),
+    "left out by a sweep": (SweepsDone, [*swept(CANCEL, 1), delivered(500, 1, due_in_ms=500)]),
+    "still pending after a sweep": (SweepsDone, [*swept(CANCEL, 1), seen("PENDING")]),
+    "cancelled though no sweep means it": (
+        SweepsDone,
+        [*swept(Selected("t", key="s1-11", cancel=True), 0), seen("MESSAGE_CANCELLED")],
+    ),
+    "not met though pending": (SweepsDone, swept(CANCEL, 0)),
+    "met more than there is": (SweepsDone, swept(CANCEL, 1, too_late=1)),
+    "counts what it did not cancel": (SweepsDone, [*swept(CANCEL, 1, until_ms=600), delivered(610, 1, due_in_ms=500)]),
+    "left where it was": (SweepsDone, [*swept(MOVE, 1), delivered(500, 1, due_in_ms=500)]),
+    "moved elsewhere": (SweepsDone, [*swept(MOVE, 1), replace(delivered(1_500, 1, due_in_ms=1_400), id=ID + 9)]),
+    "moved by nobody": (SweepsDone, [*swept(CANCEL, 1, until_ms=600), replace(delivered(610, 1), id=ID + 9)]),
 }
 
 

@@ -20,6 +20,7 @@ from tickwheel.chaos.sim.checkers.p6_monotone import Monotone
 from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p8_same_state import SameState
 from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
+from tickwheel.chaos.sim.checkers.p9_sweeps import SweepsDone
 from tickwheel.chaos.sim.checkers.p10_live import Live
 from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
 
@@ -40,6 +41,7 @@ ALL: tuple[type[Checker], ...] = (
     Bounded,
     InOrder,
     PausesHold,
+    SweepsDone,
 )
 
 __all__ = ["ALL", "BrokenPromise", "Checker", "attach"]

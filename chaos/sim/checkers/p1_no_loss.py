@@ -16,6 +16,7 @@ from tickwheel.chaos.sim.history import (
     RunBegan,
     ScheduleAcknowledged,
 )
+from tickwheel.chaos.sim.history_operators import SweptSeen
 from tickwheel.chaos.sim.world import MS
 
 
@@ -32,6 +33,7 @@ class NoLoss(Checker):
         RescheduleAnswered,
         Delivered,
         Looked,
+        SweptSeen,
     )
 
     def __init__(self) -> None:
@@ -70,6 +72,14 @@ class NoLoss(Checker):
                 self._reschedule_open.pop(record.uid, None)
                 if record.outcome == "RESCHEDULED":
                     self._due_ms[record.uid] = record.due_ms
+            case SweptSeen():
+                # What p9_sweeps finds right: it will not come, or at that time.
+                self._reschedule_open.pop(record.uid, None)
+                self._due_ms[record.uid] = record.due_ms
+                if record.state == "MESSAGE_CANCELLED":
+                    self._cancelled.add(record.uid)
+                    for missing in self._missing.values():
+                        missing.discard(record.uid)
             case Looked():
                 self._looked(record)
             case RunBegan():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from tests.node.core.test_pending import ask, counted, face, schedule
 from tests.node.core.trio import Client, World, digests
-from tickwheel.node.core import pending, sweeper
+from tickwheel.node.core import pending
+from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.state import sweeps
 from tickwheel.proto import scheduler_pb2
@@ -44,9 +46,9 @@ def finish(world: World, job_id: str) -> Any:
     return job(world, job_id)
 
 
-def trio() -> World:
+def trio(seed: int = 1, step_messages: int = 1_000) -> World:
     """Three nodes with a master that knows the time."""
-    world = World()
+    world = World(seed, config=replace(CoreConfig(), segment_bytes=1 << 20, sweep_step_messages=step_messages))
     world.elect()
     world.run(2_000)
     return world
@@ -114,11 +116,8 @@ def test_only_what_is_selected_and_was_there_before(action: str) -> None:
 def test_masters_die_in_the_middle(action: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two masters in turn are killed while a sweep runs and messages become due under it: each message was cancelled
     (or moved) or came, none both and none neither; the counts add up; and all nodes agree."""
-    monkeypatch.setattr(sweeper, "STEP_MESSAGES_MAX", 7)
     monkeypatch.setattr(pending, "MATCHES_MAX", 7)
-    world = World(seed)
-    world.elect()
-    world.run(2_000)
+    world = trio(seed, 7)
     client = Client(world)
     # Half of them become due while the sweep runs and masters change.
     client.schedule([20 + n * 10 for n in range(200)] + [HOUR_MS + n for n in range(200)])
@@ -172,10 +171,9 @@ def test_a_sweep_survives_checkpoints_and_a_node_that_gets_one() -> None:
 def test_stopped_refused_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop keeps what was done; an empty selection, a bad time, another job under the same id, too many at once and
     an unknown id are refused with the field; the oldest that ended is forgotten first."""
-    monkeypatch.setattr(sweeper, "STEP_MESSAGES_MAX", 1)
     monkeypatch.setattr(sweeps, "SWEEPS_MAX", 4)
     monkeypatch.setattr(sweeps, "RUNNING_MAX", 2)
-    world = trio()
+    world = trio(step_messages=1)
     schedule(world, [("t", HOUR_MS + n, "k", []) for n in range(300)])
     selection = Selection(topic="t")
     wrong: list[tuple[str, dict[str, Any]]] = [

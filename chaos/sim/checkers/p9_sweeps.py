@@ -1,0 +1,241 @@
+"""P9 in bulk: a sweep that has finished left nothing out, touched nothing else, and counts right.
+
+`covered` by a sweep is what it means by text and time and was acknowledged before anybody asked for it; `touchable` is
+what else it may have met: sent before its beginning was confirmed, or moved meanwhile by another sweep. At the end the
+cluster is asked about everything that may have been swept and did not come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import Delivered, Label, Record, RunBegan, ScheduleAcknowledged, ScheduleSent
+from tickwheel.chaos.sim.history_operators import Selected, SweepAsked, SweepBegan, SweepEnded, SweptSeen
+from tickwheel.chaos.sim.world import MS
+
+AHEAD_MS = 100
+"""A dispatch may be proposed this long before its due time, the error of the clock included."""
+
+
+@dataclass(slots=True)
+class _Message:
+    """`due_ms` and `id` by the receipt; -1 before it."""
+
+    topic: str
+    label: Label
+    due_ms: int = -1
+    id: int = -1
+
+
+@dataclass(slots=True)
+class _Sweep:
+    selected: Selected
+    asked_ns: int
+    covered: set[int] = field(default_factory=set)
+    touchable: set[int] = field(default_factory=set)
+    began_ms: int = 0
+    ended: SweepEnded | None = None
+    ended_ms: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.ended is not None and self.ended.finished
+
+
+class SweepsDone(Checker):
+    """Judges what was sent with a key."""
+
+    promise: ClassVar[str] = "P9 (bulk)"
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        RunBegan,
+        ScheduleSent,
+        ScheduleAcknowledged,
+        SweepAsked,
+        SweepBegan,
+        SweepEnded,
+        SweptSeen,
+        Delivered,
+    )
+
+    def __init__(self) -> None:
+        self._start_wall_ms = 0
+        self._push_first = False
+        self._messages: dict[int, _Message] = {}
+        self._sweeps: dict[str, _Sweep] = {}
+        self._movable: set[int] = set()
+        """What a sweep that moves may have met."""
+        self._cancelled: set[int] = set()
+        self._moved: set[int] = set()
+        self._delivered: set[int] = set()
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                message = self._messages.get(record.uid)
+                if message is not None:
+                    self._judge_delivery(record, message)
+            case ScheduleSent():
+                label = record.rows[0].label
+                if label is not None and label.key:
+                    for row in record.rows:
+                        self._sent(row.uid, row.topic, row.label or label)
+            case ScheduleAcknowledged():
+                if record.uids[0] in self._messages:
+                    for uid, id_, due_ms in zip(record.uids, record.ids, record.due_ms, strict=True):
+                        self._messages[uid].id, self._messages[uid].due_ms = id_, due_ms
+            case SweepAsked():
+                self._asked(record)
+            case SweepBegan():
+                self._sweeps[record.job].began_ms = self._wall_ms(record)
+            case SweepEnded():
+                self._ended(record)
+            case SweptSeen():
+                self._seen(record)
+            case RunBegan():
+                self._start_wall_ms = record.start_wall_ms
+                self._push_first = record.push_first
+
+    def _wall_ms(self, record: Record) -> int:
+        return self._start_wall_ms + record.at_ns // MS
+
+    def _sent(self, uid: int, topic: str, label: Label) -> None:
+        if uid in self._messages:
+            return
+        self._messages[uid] = _Message(topic, label)
+        for sweep in self._sweeps.values():
+            if not sweep.began_ms and sweep.selected.by_text(topic, label):
+                self._may_touch(sweep, uid)
+
+    def _may_touch(self, sweep: _Sweep, uid: int) -> None:
+        sweep.touchable.add(uid)
+        if not sweep.selected.cancel:
+            self._movable.add(uid)
+
+    def _asked(self, record: SweepAsked) -> None:
+        sweep = self._sweeps[record.job] = _Sweep(record.selected, record.at_ns)
+        for uid, message in self._messages.items():
+            if not record.selected.by_text(message.topic, message.label):
+                continue
+            timely = uid not in self._movable and message.due_ms >= 0
+            if timely and not record.selected.by_time(message.due_ms):
+                continue
+            if timely:
+                sweep.covered.add(uid)
+            self._may_touch(sweep, uid)
+
+    def _ended(self, record: SweepEnded) -> None:
+        sweep = self._sweeps[record.job]
+        sweep.ended, sweep.ended_ms = record, self._wall_ms(record)
+        met = record.done + record.too_late + record.gone + record.too_far
+        if met > len(sweep.touchable):
+            self.broken(record.at_ns, f"{record.job} met {met} messages; it can mean {len(sweep.touchable)} at most")
+        if not record.finished:
+            return
+        alone = sweep.covered - self._met_by_others(sweep)
+        pending = sum(self._messages[uid].due_ms > sweep.began_ms + AHEAD_MS for uid in alone)
+        if met < pending:
+            self.broken(record.at_ns, f"{record.job} met {met} messages; {pending} that it means were pending")
+
+    def _met_by_others(self, sweep: _Sweep, cancels: bool = True) -> set[int]:
+        """What another sweep may have moved (or cancelled) since or before: this one may not have met it."""
+        others = [
+            other.touchable
+            for other in self._sweeps.values()
+            if other is not sweep and (cancels or not other.selected.cancel)
+        ]
+        return set().union(*others)
+
+    def _cancelling(self, uid: int) -> list[_Sweep]:
+        return [sweep for sweep in self._sweeps.values() if sweep.selected.cancel and uid in sweep.touchable]
+
+    def _moving(self, uid: int) -> list[_Sweep]:
+        return [sweep for sweep in self._sweeps.values() if not sweep.selected.cancel and uid in sweep.touchable]
+
+    def _must_have_met(self, uid: int, cancel: bool) -> str:
+        """A finished sweep of a kind that covers a message which was not dispatched by then; empty: none."""
+        for job, sweep in self._sweeps.items():
+            if (
+                sweep.selected.cancel == cancel
+                and sweep.finished
+                and uid in sweep.covered
+                and self._messages[uid].due_ms > sweep.ended_ms + AHEAD_MS
+                and uid not in self._met_by_others(sweep, cancels=False)
+            ):
+                return job
+        return ""
+
+    def _judge_delivery(self, record: Delivered, message: _Message) -> None:
+        uid = record.uid
+        name = f"message {uid} ({message.label.key}), delivered by {record.node}"
+        if uid in self._cancelled:
+            self.broken(record.at_ns, f"{name}, was cancelled in bulk")
+        if uid in self._delivered:
+            return
+        self._delivered.add(uid)
+        job = self._must_have_met(uid, cancel=True)
+        if job:
+            self.broken(record.at_ns, f"{name}, was left out by {job}, which had finished before its time")
+        self._judge_time(record.at_ns, uid, record.id, record.due_ms, name)
+
+    def _judge_time(self, at_ns: int, uid: int, id_: int, due_ms: int, name: str, left_out: bool = True) -> None:
+        """Whether a message is where its receipt or a sweep put it; with `left_out` whether a sweep had to."""
+        message = self._messages[uid]
+        if message.due_ms < 0:
+            return
+        moving = self._moving(uid)
+        if id_ == message.id:
+            if due_ms != message.due_ms:
+                self.broken(at_ns, f"{name}, is due at {due_ms}, not at {message.due_ms}, under the same id")
+            job = self._must_have_met(uid, cancel=False) if left_out else ""
+            if job and not any(sweep.ended and sweep.ended.too_far for sweep in moving):
+                self.broken(at_ns, f"{name}, was left where it was by {job}")
+            return
+        if not moving:
+            self.broken(at_ns, f"{name}, has another id, and nobody moved it")
+        self._moved.add(uid)
+        targets = [sweep.selected.target_ms(message.due_ms) for sweep in moving]
+        if not any(due_ms == target or (due_ms > target and target < self._wall_of(at_ns)) for target in targets):
+            self.broken(at_ns, f"{name}, was moved to {due_ms}; asked for was {targets}")
+
+    def _wall_of(self, at_ns: int) -> int:
+        return self._start_wall_ms + at_ns // MS
+
+    def _seen(self, record: SweptSeen) -> None:
+        uid = record.uid
+        message = self._messages[uid]
+        name = f"message {uid} ({message.label.key}), looked up"
+        if record.state == "MESSAGE_CANCELLED":
+            if not self._cancelling(uid):
+                self.broken(record.at_ns, f"{name}, is cancelled, and no sweep means it")
+            if uid in self._delivered and not self._push_first:
+                self.broken(record.at_ns, f"{name}, is cancelled, and it was delivered")
+            self._cancelled.add(uid)
+            self._judge_time(record.at_ns, uid, record.id, record.due_ms, name, left_out=False)
+        elif record.state == "PENDING":
+            for job, sweep in self._sweeps.items():
+                if (
+                    sweep.finished
+                    and sweep.selected.cancel
+                    and uid in sweep.covered - self._met_by_others(sweep, cancels=False)
+                ):
+                    self.broken(record.at_ns, f"{name}, was left out by {job}")
+            self._judge_time(record.at_ns, uid, record.id, record.due_ms, name)
+
+    def settle_accounts(self, at_ns: int) -> None:
+        """See Checker."""
+        if self._push_first:
+            return  # what was delivered ahead of a lost dispatch may be cancelled or moved, and nobody looks it up
+        for cancel, what, touched in ((True, "cancelled", self._cancelled), (False, "moved", self._moved)):
+            sweeps = {job: sweep for job, sweep in self._sweeps.items() if sweep.selected.cancel == cancel}
+            told = 0
+            for job, sweep in sweeps.items():
+                if sweep.ended is None:
+                    return  # the run did not come to its end
+                told += sweep.ended.done
+                most = len(touched & sweep.touchable)
+                if sweep.ended.done > most:
+                    self.broken(at_ns, f"{job} tells that it {what} {sweep.ended.done}; it was {most} at most")
+            if told != len(touched):
+                self.broken(at_ns, f"all sweeps together tell that they {what} {told} messages; it was {len(touched)}")

@@ -1,0 +1,219 @@
+"""Bulk cancels and moves: a producer that writes series of messages with keys and tags, and operators who sweep them.
+
+Each series is moved by one sweep at most, so that it can be counted what a move did; cancels overlap with all. At the
+end whatever may have been swept and never came is looked up.
+"""
+
+from __future__ import annotations
+
+from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.clients import Wires
+from tickwheel.chaos.sim.consumers import Consumers, Crowd
+from tickwheel.chaos.sim.history import Delivered, Label, Record, RescheduleSent, Row, ScheduleSent
+from tickwheel.chaos.sim.history_operators import Selected, SweepAsked, SweepBegan, SweepEnded, SweptSeen
+from tickwheel.chaos.sim.producers import Producers
+from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
+from tickwheel.proto import scheduler_pb2
+from tickwheel.proto.admin_pb2 import CreateGroupRequest
+from tickwheel.proto.common_pb2 import MessageId
+from tickwheel.proto.log_pb2 import AdminCommand
+
+TOPIC = "notes"
+GROUP = "readers"
+TAGS = ("urgent", "daily", "late")
+SWEEP_EVERY_NS = 700 * MS
+LOOK_EVERY_NS = 100 * MS
+LOOKED_AT_ONCE = 20
+SERIES_NEWEST = 6
+
+
+class Sweeps:
+    """`clients.Clients`."""
+
+    def __init__(self, wires: Wires) -> None:
+        self._wires = wires
+        self._world = wires.world
+        self._rng = wires.world.stream("clients/sweeps")
+        self._asking = Asking(wires, self._rng)
+        self._producers = Producers(wires, ("bulk",), self._rows, (GROUP,), self._rng)
+        self._consumers = Consumers(wires, (Crowd(GROUP, (TOPIC,)),), self._rng)
+        self._series = 0
+        self._moved: set[int] = set()
+        self._rows_of: dict[int, Row] = {}
+        self._due_ms: dict[int, int] = {}
+        """As asked for; of a delay: counted from the first try."""
+        self._undelivered: set[int] = set()
+        self._jobs: dict[str, Selected] = {}
+        self._running: set[str] = set()
+        self._told: set[int] = set()
+        """Messages of which is known what became of them."""
+        wires.history.subscribe((Delivered, ScheduleSent), self._observe)
+
+    def start(self) -> None:
+        """See Clients."""
+        group = AdminCommand(create_group=CreateGroupRequest(name=GROUP, topics=[TOPIC]))
+
+        def created(_: object) -> None:
+            self._producers.start()
+            self._consumers.start()
+            self._world.after(SECOND, self._sweep)
+            self._world.after(SECOND, self._look)
+
+        self._asking.command(lambda face, answer: face.admin(group, answer), created)
+
+    def unfinished(self) -> str:
+        """See Clients."""
+        if self._running:
+            return f"the end of sweep {min(self._running)}"
+        if in_doubt := self._in_doubt():
+            return f"what became of {len(in_doubt)} messages that were to be swept"
+        return self._producers.unfinished() or self._consumers.unfinished()
+
+    def _observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                self._undelivered.discard(record.uid)
+            case ScheduleSent(producer="bulk"):
+                for row in record.rows:
+                    if row.uid not in self._rows_of:
+                        self._rows_of[row.uid] = row
+                        due_ms = row.due_ms if row.due_ms is not None else self._world.wall_ms + (row.delay_ms or 0)
+                        self._due_ms[row.uid] = due_ms
+                        self._undelivered.add(row.uid)
+                        for job in sorted(self._running):
+                            self._may_move(self._jobs[job], row)
+
+    def _rows(self) -> tuple[Row, ...]:
+        rng = self._rng
+        wall_ms = self._world.wall_ms
+        self._series += 1
+        rows = []
+        for number in range(rng.choice((3, 10, 25))):
+            due_ms: int | None = wall_ms + rng.randrange(300, 4_000)
+            delay_ms = None
+            dice = rng.random()
+            if dice < 0.25 and not self._wires.winding_down:
+                due_ms = wall_ms + HOUR_MS * rng.randrange(1, 40) + rng.randrange(5_000)
+            elif dice < 0.35:
+                due_ms, delay_ms = None, rng.randrange(200, 3_000)
+            tags = tuple(tag for tag in TAGS if rng.random() < 0.3)
+            label = Label(tags=tags, key=f"s{self._series}-{number}")
+            rows.append(Row(self._wires.number(), TOPIC, due_ms, delay_ms, label))
+        return tuple(rows)
+
+    # -- sweeps
+
+    def _sweep(self) -> None:
+        if self._wires.winding_down:
+            return
+        self._world.after(int(self._rng.expovariate(1 / SWEEP_EVERY_NS)), self._sweep)
+        if not self._series or len(self._running) > 4:
+            return
+        job = f"sweep-{len(self._jobs) + 1}"
+        selected = self._selected()
+        self._jobs[job] = selected
+        self._running.add(job)
+        self._wires.history.add(SweepAsked(self._world.now_ns, job, selected))
+        for uid in sorted(self._undelivered):
+            self._may_move(selected, self._rows_of[uid])
+        request = request_of(job, selected)
+
+        def begun(_: object) -> None:
+            self._wires.history.add(SweepBegan(self._world.now_ns, job))
+            stops = self._rng.random() < 0.1
+            self._world.after(self._rng.randrange(20 * MS) if stops else 50 * MS, self._follow, job, stops)
+
+        self._asking.command(lambda face, answer: face.begin_sweep(request, answer), begun)
+
+    def _selected(self) -> Selected:
+        rng = self._rng
+        wall_ms = self._world.wall_ms
+        series = rng.randint(max(1, self._series - SERIES_NEWEST), self._series)
+        dice = rng.random()
+        if dice < 0.4 and series not in self._moved:
+            self._moved.add(series)
+            if rng.random() < 0.5:
+                return Selected(TOPIC, key_prefix=f"s{series}-", due_ms=wall_ms + rng.randrange(-1_000, 4_000))
+            return Selected(TOPIC, key_prefix=f"s{series}-", shift_ms=rng.randrange(-2_000, 3_000))
+        if dice < 0.6:
+            return Selected(TOPIC, key=f"s{series}-{rng.randrange(5)}", cancel=True)
+        if dice < 0.8:
+            return Selected(key_prefix=f"s{series}-", cancel=True)
+        from_ms = wall_ms + rng.randrange(-1_000, 3_000)
+        return Selected(TOPIC, tag=rng.choice(TAGS), due_ms_min=from_ms, due_ms_max=from_ms + 1_500, cancel=True)
+
+    def _may_move(self, selected: Selected, row: Row) -> None:
+        """A message that a sweep may move is announced, for those who judge by due times."""
+        if selected.cancel or row.label is None or not selected.by_text(row.topic, row.label):
+            return
+        target_ms = selected.target_ms(self._due_ms[row.uid])
+        self._wires.history.add(RescheduleSent(self._world.now_ns, row.uid, 0, target_ms))
+
+    def _follow(self, job: str, stops: bool) -> None:
+        """Ask until it is over."""
+
+        def told(answer: scheduler_pb2.Sweep) -> None:
+            if answer.state == scheduler_pb2.SWEEP_RUNNING:
+                self._world.after(100 * MS, self._follow, job, False)
+                return
+            finished = answer.state == scheduler_pb2.SWEEP_FINISHED
+            counts = (answer.done, answer.too_late, answer.gone, answer.too_far)
+            self._wires.history.add(SweepEnded(self._world.now_ns, job, finished, *counts))
+            self._running.discard(job)
+
+        if stops:
+            self._asking.command(lambda face, answer: face.stop_sweep(job, answer), told)
+        else:
+            self._asking.command(lambda face, answer: face.get_sweep(job, answer), told)
+
+    # -- what became of them
+
+    def _in_doubt(self) -> list[int]:
+        known = self._producers.known
+        found = []
+        for uid in sorted(self._undelivered - self._told):
+            row = self._rows_of[uid]
+            if uid in known and row.label is not None:
+                label = row.label
+                if any(job.by_text(row.topic, label) for job in self._jobs.values()):
+                    found.append(uid)
+        return found
+
+    def _look(self) -> None:
+        self._world.after(LOOK_EVERY_NS, self._look)
+        if not self._wires.winding_down or self._running or self._asking.open:
+            return
+        for uid in self._in_doubt()[:LOOKED_AT_ONCE]:
+            self._look_up(uid, self._producers.known[uid])
+
+    def _look_up(self, uid: int, id64: int) -> None:
+        def told(answer: scheduler_pb2.GetResponse) -> None:
+            state = scheduler_pb2.MessageState.Name(answer.state)
+            now: MessageId = answer.message.id
+            seen = SweptSeen(self._world.now_ns, uid, now.hour << 32 | now.index, state, answer.message.due_ms)
+            self._wires.history.add(seen)
+            self._told.add(uid)
+
+        self._asking.command(lambda face, answer: face.get(id64, False, answer), told)
+
+
+def request_of(job: str, selected: Selected) -> scheduler_pb2.BeginSweepRequest:
+    """A sweep as it is asked for."""
+    request = scheduler_pb2.BeginSweepRequest(
+        job_id=job,
+        selection=scheduler_pb2.Selection(
+            topic=selected.topic,
+            tag=selected.tag,
+            key=selected.key,
+            key_prefix=selected.key_prefix,
+            due_ms_min=selected.due_ms_min,
+            due_ms_max=selected.due_ms_max,
+        ),
+    )
+    if selected.cancel:
+        request.cancel = True
+    elif selected.due_ms is not None:
+        request.due_ms = selected.due_ms
+    else:
+        request.shift_ms = selected.shift_ms or 0
+    return request
