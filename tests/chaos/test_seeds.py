@@ -39,7 +39,7 @@ def test_node_under_faults(seed: int) -> None:
 def test_what_groups_and_operators_do(seed: int) -> None:
     """With every kind of clients at once, those too that a run has by its dice: each of them did something."""
     result = verdict(seed, SimulationConfig(level=Level.NODE, seconds=4, shape=WITH_ALL))
-    assert all(result.counts.get(kind) for kind in ("PauseAnswered", "SweepEnded", "SweptSeen"))
+    assert all(result.counts.get(kind) for kind in ("PauseAnswered", "SweepEnded"))
 
 
 @pytest.mark.parametrize("seed", range(3))
