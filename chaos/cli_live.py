@@ -24,6 +24,7 @@ from tickwheel.chaos.live.losses_report import print_losses
 from tickwheel.chaos.live.namespaces import NamespacesRefused
 from tickwheel.chaos.live.plan import UnknownFamily, families_of
 from tickwheel.chaos.live.report import print_report, replay_command, write_files
+from tickwheel.chaos.live.second_opinion import AuditFailed, add_opinion, check_extra, export, opinion
 from tickwheel.chaos.live.supervisor import RunFailed, RunOptions, Supervisor
 from tickwheel.node.local_cluster import LocalClusterError
 
@@ -49,6 +50,9 @@ def run(
             help="Nodes in network namespaces, packets really lost; needs Linux and root (or a user namespace).",
         ),
     ] = False,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Have the pipeline's audit judge the run as well; needs the extra spark.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Run real nodes under faults and judge every promise; exit code 1 if one was broken."""
@@ -68,10 +72,16 @@ def run(
         console.print(f"[dim]{time.monotonic() - began_s:7.1f} s[/dim]  {line}", highlight=False)
 
     try:
+        if audit:
+            check_extra()
         supervisor = Supervisor(options, told)
         supervisor.move_in()
         verdict = uvloop.run(supervisor.run())
-    except (RunFailed, NamespacesRefused) as error:
+        exported = export(where)
+        if audit and exported is not None:
+            told("auditing")
+            add_opinion(verdict, opinion(where, exported, verdict))
+    except (RunFailed, NamespacesRefused, AuditFailed) as error:
         console.print(f"[bold red]the run could not be carried out:[/bold red] {error}")
         raise typer.Exit(EXIT_VOID) from error
     write_files(verdict, where)

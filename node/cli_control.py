@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from tickwheel.client import AsyncClient
-from tickwheel.node.cli_cluster import Name, as_dict, cluster_app, group_app, topic_app
 from tickwheel.node.cli_output import (
     ADDRESS_DEFAULT,
     Addresses,
     AsJson,
+    as_dict,
     moment_ms,
     open_client,
     out,
@@ -22,6 +22,8 @@ from tickwheel.node.cli_output import (
     time_text,
     use_json,
 )
+from tickwheel.node.cli_status import status_app
+from tickwheel.node.cli_topics import Name, group_app, topic_app
 from tickwheel.proto import admin_pb2
 
 HOUR_MS = 3_600_000
@@ -109,7 +111,7 @@ def topic_resume(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJs
     _pause_topic(name, False, address, as_json)
 
 
-@cluster_app.command("disk")
+@status_app.command("disk")
 def disk(
     topics: Annotated[bool, typer.Option("--topics", help="Also by topic: reads the indexes of the hours.")] = False,
     hours: Annotated[int, typer.Option(min=0, help="So many of the largest hours.")] = 10,

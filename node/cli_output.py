@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +35,7 @@ Addresses = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead of text for people.")]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_WIDE = {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 out = Console(highlight=False)
@@ -51,6 +55,22 @@ def print_json(value: Any) -> None:
     """One line of JSON."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
     sys.stdout.flush()
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    """A proto message with its own field names, defaults included; enums by name, integers as numbers."""
+    found: dict[str, Any] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    for field in message.DESCRIPTOR.fields:
+        value = found.get(field.name)
+        if field.cpp_type in _WIDE and value is not None:  # which MessageToDict writes as text
+            found[field.name] = [int(item) for item in value] if isinstance(value, list) else int(value)
+        elif (
+            isinstance(value, list) and field.message_type is not None and not field.message_type.GetOptions().map_entry
+        ):
+            found[field.name] = [as_dict(item) for item in getattr(message, field.name)]
+    return found
 
 
 def fail(message: str, reason: str, metadata: Mapping[str, str]) -> None:

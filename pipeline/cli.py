@@ -230,10 +230,15 @@ def demo(
 
 @app.command()
 def audit(
-    directories: Annotated[
-        list[str], typer.Argument(metavar="NODE=DIR...", help="Nodes and their data directories, or copies of them.")
-    ],
     out: Annotated[Path, typer.Option(help="Folder for events, faults, lateness and audit.html.")],
+    directories: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NODE=DIR...", help="Nodes and their data directories, or copies of them."),
+    ] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(help="Folder of events that were exported already, instead of directories."),
+    ] = None,
     until_ms: Annotated[int, typer.Option(help="Messages due later are not judged as lost; 0: ten seconds ago.")] = 0,
     early_ms: Annotated[int, typer.Option(help="So much before its time is not yet early: the error of clocks.")] = 0,
     master: Master = "local[*]",
@@ -243,14 +248,19 @@ def audit(
     from tickwheel.pipeline import audit as judging
     from tickwheel.pipeline.event_export import export_events
 
-    named = {name: Path(path) for name, _, path in (item.partition("=") for item in directories)}
-    for name, path in named.items():
-        if not name or not (path / "events").is_dir():
-            raise _failed(f"{name}={path}: there is no folder {path}/events")
-    events = out / "events"
-    if events.exists() and any(events.iterdir()):
-        raise _failed(f"{events}: it is not empty; name a new folder for each audit")
-    export_events(named, events)
+    if bool(directories) == (events is not None):
+        raise _failed("either data directories or --events must be given")
+    if events is not None and not any(events.glob("*.parquet")):
+        raise _failed(f"{events}: there is no Parquet file in it")
+    if events is None:
+        named = {name: Path(path) for name, _, path in (item.partition("=") for item in directories or ())}
+        for name, path in named.items():
+            if not name or not (path / "events").is_dir():
+                raise _failed(f"{name}={path}: there is no folder {path}/events")
+        events = out / "events"
+        if events.exists() and any(events.iterdir()):
+            raise _failed(f"{events}: it is not empty; name a new folder for each audit")
+        export_events(named, events)
     with _spark(master, memory) as spark:
         config = judging.AuditConfig(until_ms or int(time.time() * 1_000) - 10_000, early_ms)
         print(judging.report(judging.audit(spark.read.parquet(str(events)), config), out))

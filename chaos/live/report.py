@@ -194,6 +194,14 @@ def print_report(verdict: Verdict, console: Console) -> None:
     console.print(f"{early}; {error}", highlight=False)
     figures = ", ".join(f"{figure.name} {figure.value}" for figure in key_figures(verdict))
     console.print(figures, highlight=False, style="dim")
+    if verdict.audit:
+        told = verdict.audit
+        console.print(
+            f"audit: {told['scheduled']:,} scheduled, lost {told['lost']:,}, early by true time {told['early']:,}, "
+            f"twice under one attempt {told['duplicated']:,}, without a master {told['without_master_ms']:,} ms; "
+            f"{'the verdict says the same' if not told['differences'] else 'the verdict says otherwise'}",
+            highlight=False,
+        )
     for one in verdict.broken[:TOLD_MAX]:
         console.print(f"[bold red]{one.promise}[/bold red] at {one.at_s:.3f} s: ", end="", highlight=False)
         console.print(one.text, highlight=False, markup=False)

@@ -2,7 +2,7 @@
 
 Shares no code with a node: it reads what workload and supervisor wrote down. `verdict_messages.py` judges what became
 of messages, `verdict_nodes.py` what the nodes said; this module puts both together, decides whether the run counts at
-all, and gives the result its form. Not judged here: P11 (limits), which the simulation looks at from inside.
+all, and gives the result its form. Most limits of P11 are judged by the simulation, which looks at them from inside.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ PROMISES = {
     "P8": "same state",
     "P9": "definite cancel",
     "P10": "live",
+    "P11": "bounded",
     "process": "nodes stay up",
+    "audit": "the audit says the same",
 }
 """What is judged; `process`: no node ends unless it is killed."""
 
@@ -83,6 +85,18 @@ class Series:
 
 
 @dataclass(slots=True)
+class Findings:
+    """What a second judge can be asked too, by id; see `second_opinion.py`."""
+
+    lost: set[tuple[int, str]] = field(default_factory=set)
+    """Id, group."""
+    early: set[tuple[int, str]] = field(default_factory=set)
+    duplicated: set[tuple[int, str, int]] = field(default_factory=set)
+    """Id, group, attempt."""
+    without_master_ms: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Verdict:
     """All that a report shows. Times in seconds since the load began, unless a name says otherwise."""
 
@@ -113,6 +127,10 @@ class Verdict:
     """How far a master said at most that its time might be off."""
     healed_s: float | None = None
     statuses: int = 0
+    findings: Findings = field(default_factory=Findings)
+    """Not part of the report."""
+    audit: dict[str, Any] = field(default_factory=dict)
+    """The audit's figures and in what it disagrees; empty if it was not asked."""
 
     @property
     def holds(self) -> bool:
@@ -131,8 +149,10 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """Everything, for a file."""
+        told = asdict(self)
+        del told["findings"]
         return {
-            **asdict(self),
+            **told,
             "holds": self.holds,
             "without_effect": [fault["number"] for fault in self.without_effect],
             "elections_without_fault": self.elections_without_fault,
@@ -220,6 +240,9 @@ def _fill(
 
     verdict.counts = dict(messages.counts)
     verdict.duplicates = dict(messages.duplicates)
+    verdict.findings = Findings(
+        messages.lost, messages.early, messages.duplicated, [failover.without_ms for failover in failovers]
+    )
     verdict.failover_duplicates_old = messages.old_failover_duplicates
     verdict.healed_s = nodes.healed_s
     verdict.statuses = nodes.statuses

@@ -115,6 +115,12 @@ class Messages:
         self._clock_error_ms: Callable[[float], float] = lambda at_ms: 0.0
         self.earliest_ms = -math.inf
         """How much before its time the earliest one came; below 0: none did."""
+        self.lost: set[tuple[int, str]] = set()
+        """Id and group: never came though it had to."""
+        self.early: set[tuple[int, str]] = set()
+        """Came more than EARLY_MS before its time by true time, whatever the nodes knew of theirs."""
+        self._attempts: set[tuple[int, str, int]] = set()
+        self._twice: set[tuple[int, str, int]] = set()
         self.lateness: list[tuple[float, float, float]] = []
         """When it came, when it was due, how late it was; first deliveries."""
         self.acknowledged_ms: list[tuple[float, int]] = []
@@ -212,6 +218,7 @@ class Messages:
                 continue
             self._same_id(at_ms, uid, message, id64)
             now = Delivered(at_ms, record["until"], term, attempt, record["consumer"], record["session"])
+            self._note_attempt((uid, group, attempt))
             before = message.last.get(group)
             message.last[group] = now
             if before is None:
@@ -219,6 +226,11 @@ class Messages:
             else:
                 reason = self._reason(uid, group, message, before, now)
                 self.duplicates[reason] += 1
+
+    def _note_attempt(self, attempt: tuple[int, str, int]) -> None:
+        if attempt in self._attempts:
+            self._twice.add(attempt)
+        self._attempts.add(attempt)
 
     def _note_term(self, at_ms: float, term: int, group: str) -> None:
         self.first_of_term.setdefault(term, at_ms)
@@ -294,6 +306,8 @@ class Messages:
     def _judge(self, uid: int, message: Message, end_ms: float) -> None:
         for group, at_ms in message.first_ms.items():
             early_ms = message.earliest_ms - at_ms
+            if math.floor(at_ms) + EARLY_MS < math.floor(message.earliest_ms):
+                self.early.add((message.id, group))
             self.earliest_ms = max(self.earliest_ms, early_ms)
             if early_ms > EARLY_MS and early_ms > EARLY_MS + max(self._clock_error_ms(at_ms), self._error_at(message)):
                 self._broken("P3", at_ms, f"message {uid} came to {group} {early_ms:,.0f} ms early")
@@ -303,8 +317,9 @@ class Messages:
         if message.refused and message.first_ms:
             at_ms = min(message.first_ms.values())
             self._broken("P2", at_ms, f"message {uid} was refused for good and came to {', '.join(message.first_ms)}")
-        if message.wanted and message.earliest_ms < end_ms - LATE_MS_MAX:
+        if message.wanted and message.earliest_ms < math.floor(end_ms) - LATE_MS_MAX:
             missing = _missing(self.groups, message.first_ms)
+            self.lost.update((message.id, group) for group in self.groups if group not in message.first_ms)
             if missing:
                 self.counts["lost"] += 1
                 due_ago_s = (end_ms - message.due_ms) / 1_000
@@ -317,6 +332,11 @@ class Messages:
     def _error_at(self, message: Message) -> float:
         """How far the time may have been off by which a delay was counted."""
         return max(map(self._clock_error_ms, (message.sent_ms, message.acknowledged_ms or message.sent_ms)))
+
+    @property
+    def duplicated(self) -> set[tuple[int, str, int]]:
+        """Id, group and attempt of what came more than once under one attempt."""
+        return {(self._messages[uid].id, group, attempt) for uid, group, attempt in self._twice}
 
     @property
     def old_failover_duplicates(self) -> int:

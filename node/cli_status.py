@@ -1,0 +1,189 @@
+"""Commands that show who does what, and hand mastership over: status, transfer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from tickwheel.client.errors import ClusterUnavailable, Fault
+from tickwheel.node.cli_output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    as_dict,
+    open_client,
+    out,
+    print_json,
+    table,
+    time_text,
+    use_json,
+)
+from tickwheel.proto import admin_pb2
+
+status_app = typer.Typer()
+
+
+def _short(name: str, prefix: str = "NODE_") -> str:
+    return name.removeprefix(prefix).lower()
+
+
+ROWS = (
+    *("node", "role", "state", "why", "term", "cursor (UTC)", "tick", "local index", "sync age", "applied lag"),
+    *(
+        "pending",
+        "ready",
+        "out",
+        "schedule /s",
+        "dispatch /s",
+        "deliver /s",
+        "settle /s",
+        "loop lag",
+        "clock",
+        "disk free",
+    ),
+)
+
+
+def _by_node(answer: tuple[str, admin_pb2.NodeStatus | Fault]) -> tuple[bool, str]:
+    """In the order of ids; who does not answer comes last."""
+    address, status = answer
+    return (isinstance(status, Fault), address if isinstance(status, Fault) else status.node_id)
+
+
+def status_table(answers: dict[str, admin_pb2.NodeStatus | Fault]) -> Table:
+    """A column a node: role, term, cursor, lag and rates."""
+    peers = {
+        peer.node_id: peer
+        for status in answers.values()
+        if isinstance(status, admin_pb2.NodeStatus) and status.role == admin_pb2.MASTER
+        for peer in status.peers
+    }
+    answers = dict(sorted(answers.items(), key=_by_node))
+    columns = [_column_of(status, peers) for status in answers.values()]
+    rows = [(name, *cells) for name, cells in zip(ROWS, zip(*columns, strict=True), strict=True) if any(cells)]
+    return table("", ("", *answers), rows, right=range(1, len(answers) + 1))
+
+
+def _clock(status: admin_pb2.NodeStatus) -> str:
+    """The node's wall clock against the cluster's time, and how far that may be off."""
+    state = admin_pb2.ClockState.Name(status.clock_state).removeprefix("CLOCK_").lower()
+    if status.clock_state in (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN):
+        return f"[yellow]{state}[/]"
+    text = f"{status.clock_offset_ms:+,.1f} ms, error {status.clock_error_ms:,.1f}"
+    return text if status.clock_state == admin_pb2.CLOCK_AGREED else f"{text} [yellow]{state}[/]"
+
+
+def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.PeerStatus]) -> list[str]:
+    if isinstance(status, Fault):
+        return ["", "[red]no answer[/]", *[""] * (len(ROWS) - 2)]
+    master = status.role == admin_pb2.MASTER
+    peer = peers.get(status.node_id)
+    role = _short(admin_pb2.Role.Name(status.role))
+    return [
+        status.node_id,
+        f"[bold green]{role}[/]{'*' if status.lease_held else ''}" if master else role,
+        _short(admin_pb2.NodeState.Name(status.state)),
+        status.state_reason,
+        str(status.term),
+        time_text(status.cursor_due_ms)[11:-1] if status.cursor_due_ms else "-",
+        str(status.tick),
+        f"{status.local_index:,}",
+        "-" if master else f"{status.sync_age_ms} ms",
+        "-" if peer is None else f"{peer.applied_lag:,}",
+        f"{status.pending:,}",
+        f"{status.ready:,}",
+        f"{status.in_flight:,}",
+        f"{status.schedule_rate:,.0f}",
+        f"{status.dispatch_rate:,.0f}",
+        f"{status.deliver_rate:,.0f}",
+        f"{status.settle_rate:,.0f}",
+        f"{status.loop_lag_ms} ms",
+        _clock(status),
+        f"{status.disk_bytes_free / (1 << 30):,.1f} GiB",
+    ]
+
+
+@status_app.command()
+def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between looks with --watch.")] = 1.0,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """What every node says: role (* holds the lease), term, cursor, lag, rates. Exit code 3 without a master."""
+    use_json(as_json)
+
+    async def go() -> bool:
+        async with open_client(address) as client:
+
+            async def look() -> dict[str, admin_pb2.NodeStatus | Fault]:
+                answers = await client.admin.statuses()
+                for answer in list(answers.values()):
+                    if isinstance(answer, admin_pb2.NodeStatus):
+                        client.cluster.learn(answer.master_address, answer.term)
+                new = [known for known in client.cluster.addresses if known not in answers]
+                return await client.admin.statuses() if new else answers
+
+            async def members() -> None:
+                """Ask the master for the others: one address is enough to see all."""
+                for answer in (await look()).values():
+                    if isinstance(answer, admin_pb2.NodeStatus):
+                        for peer in answer.peers:
+                            if peer.client_address:
+                                client.cluster.add(peer.client_address)
+
+            await members()
+            answers = dict(sorted((await look()).items(), key=_by_node))
+            if watch and not as_json and out.is_terminal:
+                with Live(status_table(answers), console=out, auto_refresh=False) as live:
+                    while True:
+                        await asyncio.sleep(interval)
+                        answers = dict(sorted((await look()).items(), key=_by_node))
+                        live.update(status_table(answers), refresh=True)
+            while True:
+                if as_json:
+                    print_json(
+                        [
+                            {"address": where, "error": answer.message}
+                            if isinstance(answer, Fault)
+                            else {"address": where, **as_dict(answer)}
+                            for where, answer in answers.items()
+                        ]
+                    )
+                else:
+                    out.print(status_table(answers))
+                if not watch:
+                    break
+                await asyncio.sleep(interval)
+                answers = dict(sorted((await look()).items(), key=_by_node))
+            return any(
+                isinstance(answer, admin_pb2.NodeStatus) and answer.role == admin_pb2.MASTER
+                for answer in answers.values()
+            )
+
+    if not asyncio.run(go()):
+        raise ClusterUnavailable("no node says that it is master", "NO_MASTER")
+
+
+@status_app.command()
+def transfer(
+    target: Annotated[str, typer.Argument(help="Node id; none: the one that is furthest.")] = "",
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Hand the master role over, without duplicates."""
+    use_json(as_json)
+
+    async def go() -> admin_pb2.TransferMasterResponse:
+        async with open_client(address) as client:
+            return await client.admin.transfer(target)
+
+    answer = asyncio.run(go())
+    if as_json:
+        print_json(as_dict(answer))
+    else:
+        out.print(f"{answer.master_id} is master in term {answer.term}; pause {answer.pause_ms} ms")

@@ -1,0 +1,174 @@
+"""Commands about topics and the groups that consume them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from tickwheel.node.cli_output import (
+    ADDRESS_DEFAULT,
+    Addresses,
+    AsJson,
+    as_dict,
+    open_client,
+    out,
+    print_json,
+    table,
+    use_json,
+)
+from tickwheel.node.cli_policy import AttemptsMax, Factor, Initial, Jitter, Longest, policy_from
+from tickwheel.proto import admin_pb2
+
+topic_app = typer.Typer(no_args_is_help=True, help="Topics.")
+group_app = typer.Typer(no_args_is_help=True, help="Consumer groups.")
+
+Name = Annotated[str, typer.Argument(help="Name.")]
+
+
+@topic_app.command("create")
+def topic_create(
+    name: Name,
+    fifo: Annotated[bool, typer.Option("--fifo", help="Messages of one group in order.")] = False,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Create a topic."""
+    use_json(as_json)
+
+    async def go() -> admin_pb2.Topic:
+        async with open_client(address) as client:
+            return await client.admin.create_topic(name, fifo=fifo)
+
+    topic = asyncio.run(go())
+    print_json(as_dict(topic)) if as_json else out.print(f"topic {topic.name}")
+
+
+@topic_app.command("delete")
+def topic_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Delete a topic."""
+    use_json(as_json)
+
+    async def go() -> None:
+        async with open_client(address) as client:
+            await client.admin.delete_topic(name)
+
+    asyncio.run(go())
+    print_json({"deleted": name}) if as_json else out.print(f"{name} is deleted")
+
+
+@topic_app.command("list")
+def topic_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """All topics."""
+    use_json(as_json)
+
+    async def go() -> list[admin_pb2.Topic]:
+        async with open_client(address) as client:
+            return await client.admin.topics()
+
+    topics = asyncio.run(go())
+    if as_json:
+        print_json([as_dict(topic) for topic in topics])
+        return
+    rows = [(t.name, "fifo" if t.fifo else "", "paused" if t.paused else "", f"{t.dispatched:,}") for t in topics]
+    out.print(table("", ("topic", "order", "state", "dispatched"), rows, right=(3,)))
+
+
+@group_app.command("create")
+def group_create(
+    name: Name,
+    topics: Annotated[list[str], typer.Argument(help="Its topics.")],
+    start_from: Annotated[str, typer.Option(help="earliest or latest.")] = "earliest",
+    filter: Annotated[str, typer.Option(help="Tags that it takes: 'a || b'; '*' or none: all.")] = "",
+    broadcasting: Annotated[
+        bool, typer.Option("--broadcasting", help="Each consumer gets every message; nothing is retried.")
+    ] = False,
+    initial: Initial = None,
+    factor: Factor = 2.0,
+    longest: Longest = None,
+    jitter: Jitter = 0.0,
+    attempts_max: AttemptsMax = 0,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Create a consumer group."""
+    use_json(as_json)
+    if start_from not in {"earliest", "latest"}:
+        raise typer.BadParameter("--start-from is earliest or latest")
+    policy = policy_from(initial, factor, longest, jitter, attempts_max)
+
+    async def go() -> admin_pb2.Group:
+        async with open_client(address) as client:
+            return await client.admin.create_group(
+                name, topics, start_from=start_from, filter=filter, broadcasting=broadcasting, retry=policy
+            )
+
+    group = asyncio.run(go())
+    print_json(as_dict(group)) if as_json else out.print(f"group {group.name} of {', '.join(group.topics)}")
+
+
+@group_app.command("update")
+def group_update(
+    name: Name,
+    initial: Initial = None,
+    factor: Factor = 2.0,
+    longest: Longest = None,
+    jitter: Jitter = 0.0,
+    attempts_max: AttemptsMax = 0,
+    address: Addresses = ADDRESS_DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Replace a group's retry policy; without --retry-initial messages come again at the delay levels."""
+    use_json(as_json)
+    policy = policy_from(initial, factor, longest, jitter, attempts_max)
+
+    async def go() -> admin_pb2.Group:
+        async with open_client(address) as client:
+            return await client.admin.update_group(name, policy)
+
+    group = asyncio.run(go())
+    print_json(as_dict(group)) if as_json else out.print(f"group {group.name} retries as said from now on")
+
+
+@group_app.command("delete")
+def group_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Delete a consumer group."""
+    use_json(as_json)
+
+    async def go() -> None:
+        async with open_client(address) as client:
+            await client.admin.delete_group(name)
+
+    asyncio.run(go())
+    print_json({"deleted": name}) if as_json else out.print(f"{name} is deleted")
+
+
+@group_app.command("list")
+def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """All consumer groups."""
+    use_json(as_json)
+
+    async def go() -> list[admin_pb2.Group]:
+        async with open_client(address) as client:
+            return await client.admin.groups()
+
+    groups = asyncio.run(go())
+    if as_json:
+        print_json([as_dict(group) for group in groups])
+        return
+    rows = [
+        (
+            g.name,
+            ", ".join(g.topics),
+            g.filter or "*",
+            "paused" if g.paused else "",
+            g.consumers,
+            f"{g.backlog:,}",
+            f"{g.in_flight:,}",
+            f"{g.dead:,}",
+        )
+        for g in groups
+    ]
+    titles = ("group", "topics", "tags", "state", "consumers", "backlog", "out", "dead")
+    out.print(table("", titles, rows, right=(4, 5, 6, 7)))
