@@ -1,16 +1,14 @@
 """A consumer: deliveries of one group from whoever is master, and their settlements back.
 
-Owns the Consume stream, the credits and the settlements without a receipt. Invariants: never more deliveries in hand
-than `credits`; a credit returns when its delivery is settled or its lease is surely over; a settlement is repeated on
-every new stream until a node has answered it. After a change of master the stream is opened anew there.
+Owns the Consume stream and the settlements without a receipt; what is in hand, and the credits, `hand.py`. Invariant: a
+settlement is repeated on every new stream until a node has answered it. After a change of master the stream is opened
+anew there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import bisect
 import contextlib
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
@@ -32,6 +30,8 @@ from tickwheel.client.errors import (
     fault_of_status,
 )
 from tickwheel.client.filtering import mismatches, without
+from tickwheel.client.hand import Hand
+from tickwheel.client.settling import acknowledge, extend_batch, settle_batch
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
 
@@ -41,8 +41,6 @@ UNKNOWN_TRIES_MAX = 20
 UNAVAILABLE_S_MAX = 60.0
 """So long without a master, the iterator raises ClusterUnavailable."""
 CLOSE_S = 5.0
-LEASE_MARGIN_S = 1.0
-"""A lease counts as over so long after its end by this clock."""
 
 
 class _Settle:
@@ -71,7 +69,6 @@ class Consumer:
     ) -> None:
         self._cluster = cluster
         self._open = open_request
-        self._credits = open_request.credits
         self._unavailable_s_max = unavailable_s_max
         self._closed_hook = closed
         self._ready: asyncio.Queue[DeliveredBatch | TickwheelError | None] = asyncio.Queue()
@@ -79,8 +76,7 @@ class Consumer:
         self._next_sequence = 1
         self._outbox: deque[consumer_pb2.ConsumeRequest] = deque()
         self._outbox_changed = asyncio.Event()
-        self._owed = 0
-        self._leases: deque[tuple[float, DeliveredBatch]] = deque()
+        self._hand = Hand(open_request.credits, self._send_credits)
         self._acks: dict[int, tuple[DeliveredBatch, list[int]]] = {}
         self._acks_by_key: dict[tuple[str, int], asyncio.Future[consumer_pb2.SettleReceipt]] = {}
         self._talking: asyncio.Task[Fault] | None = None
@@ -89,7 +85,6 @@ class Consumer:
         self._ended = False
         self._lease_s = 30.0
         self._generation = 0
-        self._opening_credits = 0
         self.term = 0
         """Term of the master of the open stream."""
         self.reconnects = 0
@@ -164,23 +159,9 @@ class Consumer:
         reason: str = "",
     ) -> asyncio.Future[consumer_pb2.SettleReceipt]:
         """Settle rows of a batch, or all; sent at once."""
-        wire = batch.wire
-        settle = consumer_pb2.SettleBatch(
-            group=wire.group,
-            topic=wire.topic,
-            outcome=outcome,
-            ids=wire.ids if rows is None else batch.ids[rows].tobytes(),
-            attempts=wire.attempts if rows is None else batch.attempts[rows].tobytes(),
-            delay_ms=delay_ms,
-            delay_level=delay_level,
-            reason=reason,
-            epoch=wire.epoch,
-        )
-        if wire.positions:
-            positions = np.frombuffer(wire.positions, "<u8")
-            settle.positions = wire.positions if rows is None else positions[rows].tobytes()
+        settle = settle_batch(batch, rows, outcome, delay_ms=delay_ms, delay_level=delay_level, reason=reason)
         future: asyncio.Future[consumer_pb2.SettleReceipt] = self._submit(consumer_pb2.ConsumeRequest(settle=settle))
-        self._give_back(batch, len(batch) if rows is None else len(rows))
+        self._hand.give_back(batch, len(batch) if rows is None else len(rows))
         return future
 
     def settle_one(self, batch: DeliveredBatch, row: int) -> asyncio.Future[consumer_pb2.SettleReceipt]:
@@ -202,41 +183,17 @@ class Consumer:
         by_key: dict[tuple[str, int], list[tuple[DeliveredBatch, NDArray[np.int64]]]] = {}
         for batch, places in acks.values():
             by_key.setdefault((batch.topic, batch.wire.epoch), []).append((batch, np.array(places, np.int64)))
-        for (topic, epoch), parts in by_key.items():
-            with_positions = all(batch.wire.positions for batch, _ in parts)
-            settle = consumer_pb2.SettleBatch(
-                group=parts[0][0].wire.group,
-                topic=topic,
-                outcome=consumer_pb2.ACK,
-                ids=b"".join([batch.ids[rows].tobytes() for batch, rows in parts]),
-                attempts=b"".join([batch.attempts[rows].tobytes() for batch, rows in parts]),
-                epoch=epoch,
-            )
-            if with_positions:
-                settle.positions = b"".join(
-                    [np.frombuffer(batch.wire.positions, "<u8")[rows].tobytes() for batch, rows in parts]
-                )
-            self._submit(consumer_pb2.ConsumeRequest(settle=settle), futures[topic, epoch])
+        for key, parts in by_key.items():
+            self._submit(consumer_pb2.ConsumeRequest(settle=acknowledge(parts)), futures[key])
             for batch, rows in parts:
-                self._give_back(batch, len(rows))
+                self._hand.give_back(batch, len(rows))
 
     async def extend_rows(self, batch: DeliveredBatch, rows: NDArray[np.int64] | None, lease_ms: int) -> int:
         """Extend leases of rows of a batch, or of all."""
-        wire = batch.wire
-        extend = consumer_pb2.ExtendBatch(
-            group=wire.group,
-            topic=wire.topic,
-            lease_ms=lease_ms,
-            ids=wire.ids if rows is None else batch.ids[rows].tobytes(),
-            attempts=wire.attempts if rows is None else batch.attempts[rows].tobytes(),
-            epoch=wire.epoch,
-        )
-        if wire.positions:
-            positions = np.frombuffer(wire.positions, "<u8")
-            extend.positions = wire.positions if rows is None else positions[rows].tobytes()
+        extend = extend_batch(batch, rows, lease_ms)
         receipt = await self._submit(consumer_pb2.ConsumeRequest(extend=extend))
         if receipt.extended:
-            self._hold(batch, lease_ms / 1_000 or self._lease_s)
+            self._hand.hold(batch, lease_ms / 1_000 or self._lease_s)
         return int(receipt.extended)
 
     def _submit(self, message: consumer_pb2.ConsumeRequest, future: asyncio.Future[Any] | None = None) -> Any:
@@ -253,44 +210,12 @@ class Consumer:
         self._send(message)
         return future
 
+    def _send_credits(self, credits: int) -> None:
+        self._send(consumer_pb2.ConsumeRequest(credits=credits))
+
     def _send(self, message: consumer_pb2.ConsumeRequest) -> None:
         self._outbox.append(message)
         self._outbox_changed.set()
-
-    # -- credits
-
-    def _give_back(self, batch: DeliveredBatch, count: int) -> None:
-        """So many deliveries left this consumer's hands."""
-        given = min(count, batch.unsettled)
-        batch.unsettled -= given
-        self._owe(given)
-
-    def _owe(self, count: int) -> None:
-        self._owed += count
-        if self._owed * 4 >= self._credits or (self._owed and not self._in_hand()):
-            self._send(consumer_pb2.ConsumeRequest(credits=self._owed))
-            self._owed = 0
-
-    def _in_hand(self) -> bool:
-        while self._leases and not self._leases[0][1].unsettled:
-            self._leases.popleft()
-        return bool(self._leases)
-
-    def _hold(self, batch: DeliveredBatch, lease_s: float) -> None:
-        """The batch was given a longer lease; its credits stay taken until that is surely over."""
-        for place, (before_s, held) in enumerate(self._leases):
-            if held is batch:
-                del self._leases[place]
-                end_s = max(before_s, time.monotonic() + lease_s + LEASE_MARGIN_S)
-                bisect.insort(self._leases, (end_s, batch), key=_end_of)
-                return
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        while self._leases and (not self._leases[0][1].unsettled or self._leases[0][0] <= now):
-            _, batch = self._leases.popleft()
-            count, batch.unsettled = batch.unsettled, 0
-            self._owe(count)
 
     # -- the stream
 
@@ -388,11 +313,9 @@ class Consumer:
 
     def _opening(self) -> consumer_pb2.ConsumeRequest:
         """Open anew with the credits that nothing in hand takes."""
-        held = sum(batch.unsettled for _, batch in self._leases)
-        self._owed = 0
         first = consumer_pb2.OpenConsumer()
         first.CopyFrom(self._open)
-        first.credits = self._opening_credits = max(0, self._credits - held)
+        first.credits = self._hand.opening()
         return consumer_pb2.ConsumeRequest(open=first)
 
     def _opened(self, opened: consumer_pb2.Opened) -> None:
@@ -401,9 +324,7 @@ class Consumer:
         self._lease_s = opened.lease_ms / 1_000
         # Credits that were waiting went with the opening; settlements without a receipt go again.
         self._outbox = deque(settle.message for settle in self._waiting.values())
-        held = sum(batch.unsettled for _, batch in self._leases)
-        self._owed = 0
-        self._owe(max(0, self._credits - held - self._opening_credits))
+        self._hand.opened()
         self._outbox_changed.set()
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
@@ -412,12 +333,12 @@ class Consumer:
                 await call.write(self._outbox.popleft())
                 continue
             self._outbox_changed.clear()
-            if self._leases:
+            if self._hand.has_leases:
                 # Not wait_for: before Python 3.12 it may swallow the cancellation that ends this task.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1.0):
                         await self._outbox_changed.wait()
-                self._expire()
+                self._hand.expire()
             else:
                 await self._outbox_changed.wait()
 
@@ -430,8 +351,7 @@ class Consumer:
             if not wire.ids:
                 return
         batch = DeliveredBatch(wire, self)
-        lease = (time.monotonic() + self._lease_s + LEASE_MARGIN_S, batch)
-        bisect.insort(self._leases, lease, key=_end_of)
+        self._hand.take(batch, self._lease_s)
         self._outbox_changed.set()
         self._ready.put_nowait(batch)
 
@@ -507,10 +427,6 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _end_of(lease: tuple[float, DeliveredBatch]) -> float:
-    return lease[0]
 
 
 def _seen(future: asyncio.Future[Any]) -> None:

@@ -69,7 +69,7 @@ async def test_a_caller_that_waits_for_room_learns_of_the_close(nodes: list[Fake
 
 async def test_an_extended_lease_keeps_its_credits(nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
     """Never more in hand than credits, also when a lease is extended beyond its first end."""
-    monkeypatch.setattr("tickwheel.client.consumer.LEASE_MARGIN_S", 0.5 - LEASE_S)
+    monkeypatch.setattr("tickwheel.client.hand.LEASE_MARGIN_S", 0.5 - LEASE_S)
     async with AsyncClient(nodes[0].address) as client:
         for _ in range(2):
             await client.schedule("t", b"x", delay_ms=0)

@@ -1,0 +1,92 @@
+"""What a consumer has in hand: batches under a lease, and the credits that they take.
+
+Owns the count. Invariants: never more deliveries in hand than credits; a credit returns when its delivery has left the
+hand, or when its lease is surely over. Credits that return are saved up and sent a quarter at a time, or as soon as
+nothing is in hand. Used by `consumer.py` alone.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections import deque
+from collections.abc import Callable
+
+from tickwheel.client.delivery import DeliveredBatch
+
+LEASE_MARGIN_S = 1.0
+"""A lease counts as over so long after its end by this clock."""
+
+
+class Hand:
+    """One consumer's. `send` gives credits to the node of the open stream."""
+
+    def __init__(self, credits: int, send: Callable[[int], None]) -> None:
+        self._credits = credits
+        self._send = send
+        self._owed = 0
+        self._opening = 0
+        self._leases: deque[tuple[float, DeliveredBatch]] = deque()
+        """By their end, each with its batch."""
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether `expire` may have something to do."""
+        return bool(self._leases)
+
+    def opening(self) -> int:
+        """Credits to open a stream with: those that nothing in hand takes. Whatever was owed goes with them."""
+        self._owed = 0
+        self._opening = self._free
+        return self._opening
+
+    def opened(self) -> None:
+        """The stream is open: give what has returned since."""
+        self._owed = 0
+        self._owe(max(0, self._free - self._opening))
+
+    @property
+    def _free(self) -> int:
+        return max(0, self._credits - sum(batch.unsettled for _, batch in self._leases))
+
+    def take(self, batch: DeliveredBatch, lease_s: float) -> None:
+        """A batch has come, under a lease of so long."""
+        bisect.insort(self._leases, (time.monotonic() + lease_s + LEASE_MARGIN_S, batch), key=_end_of)
+
+    def give_back(self, batch: DeliveredBatch, count: int) -> None:
+        """So many deliveries of it left the hand."""
+        given = min(count, batch.unsettled)
+        batch.unsettled -= given
+        self._owe(given)
+
+    def hold(self, batch: DeliveredBatch, lease_s: float) -> None:
+        """The batch was given a longer lease; its credits stay taken until that is surely over."""
+        for place, (before_s, held) in enumerate(self._leases):
+            if held is batch:
+                del self._leases[place]
+                end_s = max(before_s, time.monotonic() + lease_s + LEASE_MARGIN_S)
+                bisect.insort(self._leases, (end_s, batch), key=_end_of)
+                return
+
+    def expire(self) -> None:
+        """Take back the credits of leases that are over."""
+        now = time.monotonic()
+        while self._leases and (not self._leases[0][1].unsettled or self._leases[0][0] <= now):
+            _, batch = self._leases.popleft()
+            count, batch.unsettled = batch.unsettled, 0
+            self._owe(count)
+
+    def _owe(self, count: int) -> None:
+        self._owed += count
+        if self._owed * 4 >= self._credits or (self._owed and not self._holds_any()):
+            self._send(self._owed)
+            self._owed = 0
+
+    def _holds_any(self) -> bool:
+        while self._leases and not self._leases[0][1].unsettled:
+            self._leases.popleft()
+        return bool(self._leases)
+
+
+def _end_of(lease: tuple[float, DeliveredBatch]) -> float:
+    return lease[0]
