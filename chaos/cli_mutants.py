@@ -1,14 +1,16 @@
 """`tickwheel chaos mutants`: guards and old bugs, one at a time, and the seeds until the simulation finds each.
 
+Whatever is looked for by a directed scenario (aims.py) is also run with everything whole, which must be clean.
 Writes its table between two marks of a document, so that what is published is what one command gives.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tickwheel.chaos.sim.aims import FEW_CLIENTS, GUARD_AIMS
 from tickwheel.chaos.sim.mutations import MUTATIONS
 from tickwheel.chaos.sim.run import simulate
 from tickwheel.chaos.sim.setup import Level, SimulationConfig
@@ -27,121 +30,114 @@ DIRECTED = "test_guard_is_needed_and_enough"
 """In tests/replication/test_gaps.py: walks into the gap of each guard on purpose."""
 BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
 LOG_SECONDS, NODE_SECONDS = 10, 6
-TESTS = {
-    "term_ahead_of_disk": "`test_a_full_disk_keeps_a_node_in_the_term_that_it_can_remember`",
-    "leases_forgotten_with_checkpoint": "`test_a_checkpoint_from_a_peer_forgets_no_lease`",
-}
-"""Directed tests of old bugs that default seeds seldom meet (tests/replication/test_bad_days.py, tests/node/core)."""
+AIMS = GUARD_AIMS | {name: bug.aim for name, bug in MUTATIONS.items() if bug.aim is not None}
 TEST_ONLY = frozenset({"pickle_refused", "foreign_commands_fatal"})
 """Guards against what no schedule of a node's own brings about: bytes of a stranger."""
+WHOLE_SEEDS = 5
+"""So many seeds of a directed scenario at least are run with everything whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """Where a guard is looked for when the default faults do not lead there."""
-
-    faults: tuple[str, ...]
-    nodes: int = 0
-    shape: tuple[tuple[str, int], ...] = ()
-    without: str = ""
-    """A guard in front of it that is taken away too (mutations.LAYERS)."""
-
-    def words(self) -> str:
-        """For the table."""
-        parts = [", ".join(self.faults)]
-        if self.nodes:
-            parts.append(f"{self.nodes} nodes")
-        parts += [f"{name} {value}" for name, value in self.shape]
-        if self.without:
-            parts.append(self.without)
-        return "; ".join(parts)
-
-
-AIMS: dict[str, Aim] = {
-    "answers_fenced": Aim(("replay", "isolate", "delay", "freeze"), nodes=5, without="repeats_taken"),
-    "votes_counted_once": Aim(("replay", "kill"), nodes=5, without="repeats_taken"),
-    "starts_silent": Aim(("restart-bridge",), nodes=3, shape=(("log_pause_ms", 2_000),)),
-    "apply_errors_fatal": Aim(("failed-apply",)),
-    "transfer_marked": Aim(("handover",), nodes=5),
-    "input_drained_first": Aim(("freeze",), nodes=3),
-    "votes_sticky": Aim(("bridge",), nodes=3, shape=(("log_pause_ms", 2_000),)),
-    "lease_from_sending": Aim(("delay",), nodes=3),
-    "dumps_refused": Aim(("library-calls",)),
-    "proposals_local": Aim(("library-calls",)),
-}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Found:
-    """What became of one hunt. `seeds` were run; `by` is empty if none broke a promise."""
+    """What became of one hunt so far. `seeds` were run; `by` is empty if none broke a promise."""
 
     name: str
     level: str
     faults: str
-    seeds: int
-    by: str
-    how: str
+    seeds: int = 0
+    by: str = ""
+    how: str = ""
+    whole: int = 0
+    """Seeds of the directed scenario that were run with everything whole, all clean."""
+    unclean: str = ""
+    """What one of those broke."""
+
+    @property
+    def directed(self) -> bool:
+        """It was looked for by a scenario of its own."""
+        return self.name in AIMS
+
+    def over(self, seeds: int) -> bool:
+        """Nothing is left to be run."""
+        if self.unclean or self.name in TEST_ONLY:
+            return True
+        if not self.by:
+            return self.seeds >= seeds
+        return not self.directed or self.whole >= max(self.seeds, WHOLE_SEEDS)
 
     @property
     def proven(self) -> bool:
         """By the simulation, or by a test of its own."""
-        return bool(self.by) or self.name in GUARDS or self.name in TESTS
+        return not self.unclean and (bool(self.by) or self.name in GUARDS)
 
-    def cells(self) -> tuple[str, str, str, str, str]:
+    def cells(self) -> tuple[str, str, str, str, str, str]:
         """A row of the table."""
-        seeds = str(self.seeds) if self.by else f"not in {self.seeds}"
-        test = f"`{DIRECTED}[{self.name}]`" if self.name in GUARDS else TESTS.get(self.name, "nothing yet")
-        by = self.by or test
-        return self.name, self.level, self.faults, seeds, by
+        seeds = str(self.seeds) if self.by else f"not in {self.seeds}" if self.seeds else "-"
+        by = self.by or (f"`{DIRECTED}[{self.name}]`" if self.name in GUARDS else "nothing yet")
+        whole = f"BROKEN: {self.unclean}" if self.unclean else str(self.whole) if self.whole else ""
+        return self.name, self.level, self.faults, seeds, by, whole
 
 
 def config_of(name: str) -> SimulationConfig:
     """A run with one guard switched off, or one old bug put in."""
+    whole = whole_config_of(name)
     if name in GUARDS:
-        guards = Guards(**{name: False})
-        if name not in AIMS:
-            return SimulationConfig(level=Level.LOG, seconds=LOG_SECONDS, guards=guards)
-        aim = AIMS[name]
-        return SimulationConfig(
-            level=Level.LOG,
-            seconds=LOG_SECONDS,
-            faults=aim.faults,
-            nodes=aim.nodes,
-            shape=aim.shape,
-            guards=guards,
-            mutation=aim.without,
-        )
-    bug = MUTATIONS[name]
-    level = Level(bug.level)
-    seconds = LOG_SECONDS if level is Level.LOG else NODE_SECONDS
-    if bug.faults:
-        return SimulationConfig(level=level, seconds=seconds, faults=bug.faults, mutation=name)
-    return SimulationConfig(level=level, seconds=seconds, mutation=name)
+        return replace(whole, guards=Guards(**{name: False}))
+    return replace(whole, mutation=name)
 
 
-def faults_of(name: str) -> str:
-    """What is injected while it is looked for, in words."""
-    if name in AIMS:
-        return AIMS[name].words()
-    return ", ".join(MUTATIONS[name].faults) if name in MUTATIONS and MUTATIONS[name].faults else "default"
+def whole_config_of(name: str) -> SimulationConfig:
+    """The same run with everything whole, but for what has to be taken away in front of the guard."""
+    level = Level.LOG if name in GUARDS else Level(MUTATIONS[name].level)
+    config = SimulationConfig(level=level, seconds=LOG_SECONDS if level is Level.LOG else NODE_SECONDS)
+    aim = AIMS.get(name)
+    if aim is None:
+        return config
+    return replace(config, faults=aim.faults, nodes=aim.nodes, shape=(*FEW_CLIENTS, *aim.shape), mutation=aim.without)
 
 
-def hunt(name: str, first: int, seeds: int, minutes: float) -> Found:
-    """Run seeds until one breaks a promise, or seeds or time are over."""
-    config = config_of(name)
-    until_s = time.monotonic() + 60 * minutes
-    tried = 0
-    for seed in range(first, first + (0 if name in TEST_ONLY else seeds)):
-        if minutes and time.monotonic() > until_s:
-            break
-        result = simulate(seed, config)
-        tried += 1
+def begun(name: str) -> Found:
+    """A hunt of which nothing has been run."""
+    return Found(name, config_of(name).level.value, AIMS[name].words() if name in AIMS else "default")
+
+
+def hunt(found: Found, first: int, seeds: int, until_s: float) -> Found:
+    """Go on: seeds until one breaks a promise, then the same ones with everything whole, until the time is over."""
+    config, whole = config_of(found.name), whole_config_of(found.name)
+    while not found.over(seeds) and time.monotonic() < until_s:
+        if found.by:
+            result = simulate(first + found.whole, whole)
+            found.whole += 1
+            found.unclean = result.broken
+            continue
+        result = simulate(first + found.seeds, config)
+        found.seeds += 1
         if result.failed:
-            return Found(name, config.level.value, faults_of(name), tried, result.promise, result.broken)
-    return Found(name, config.level.value, faults_of(name), tried, "", "")
+            found.by, found.how = result.promise, result.broken
+    return found
 
 
-HEAD = ("| switched off or broken | level | faults | seeds until found | found by |", "|---|---|---|---|---|")
+def known_rows(path: Path | None, first: int) -> dict[str, Found]:
+    """What earlier pieces have found; rows whose scenario has changed since begin anew."""
+    if path is None or not path.exists():
+        return {}
+    kept = json.loads(path.read_text())
+    rows = [Found(**row) for row in kept["rows"]] if kept["first"] == first else []
+    known = [*GUARDS, *MUTATIONS]
+    return {row.name: row for row in rows if row.name in known and row.faults == begun(row.name).faults}
+
+
+def keep_rows(path: Path, first: int, rows: dict[str, Found]) -> None:
+    """For the next piece; whole or not at all."""
+    aside = path.with_suffix(".aside")
+    aside.write_text(json.dumps({"first": first, "rows": [asdict(row) for row in rows.values()]}, indent=1))
+    aside.replace(path)
+
+
+HEAD = (
+    "| switched off or broken | level | scenario | seeds until found | found by | clean seeds when whole |",
+    "|---|---|---|---|---|---|",
+)
 
 
 def write_table(path: Path, rows: list[Found]) -> None:
@@ -161,14 +157,16 @@ def mutants(
     seeds: Annotated[int, typer.Option(help="Seeds to try for each.", min=1)] = 300,
     first: Annotated[int, typer.Option("--from", help="The first seed.", min=0)] = 0,
     only: Annotated[str, typer.Option(help="Only these guards and bugs, by commas.")] = "",
-    minutes: Annotated[float, typer.Option(help="Give each up after so many minutes; 0: never.", min=0)] = 0,
+    seconds: Annotated[float, typer.Option(help="Stop after so many seconds; 0: never. See --keep.", min=0)] = 0,
+    keep: Annotated[Path | None, typer.Option(help="File from which to go on, and which keeps what was found.")] = None,
     jobs: Annotated[int, typer.Option(help="Processes; 0: one for each CPU.", min=0)] = 1,
     write: Annotated[Path | None, typer.Option(help="Document in whose table the rows go.", exists=True)] = None,
 ) -> None:
     """Switch each guard off, put each old bug in, and count the seeds until a promise breaks.
 
-    Exit code 1 if one of our own bugs is missed by the simulation; for a guard the table names the test that walks
-    into its gap.
+    A directed scenario is also run with everything whole, and must be clean then. Exit code 1 if one of our own bugs is
+    missed by the simulation (for a guard the table names the test that walks into its gap) or a whole run is not
+    clean; 3 if the time was over before all was run: with --keep the same command goes on.
     """
     known = [*GUARDS, *MUTATIONS]
     wanted = [name.strip() for name in only.split(",")] if only else known
@@ -176,25 +174,34 @@ def mutants(
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: known are {', '.join(known)}")
     console = Console()
-    rows: dict[str, Found] = {}
+    rows = known_rows(keep, first)
+    open_rows = [name for name in wanted if name not in rows or not rows[name].over(seeds)]
+    until_s = time.monotonic() + (seconds or 1e9)
 
     def found(row: Found) -> None:
         rows[row.name] = row
+        if keep is not None:
+            keep_rows(keep, first, rows)
         console.print(" ".join(row.cells()), row.how[:100], highlight=False, markup=False)
 
     workers = jobs or os.cpu_count() or 1
     if workers == 1:
-        for name in wanted:
-            found(hunt(name, first, seeds, minutes))
+        for name in open_rows:
+            if time.monotonic() < until_s:
+                found(hunt(rows.get(name) or begun(name), first, seeds, until_s))
     else:
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            for done in as_completed([pool.submit(hunt, name, first, seeds, minutes) for name in wanted]):
+            hunts = [pool.submit(hunt, rows.get(name) or begun(name), first, seeds, until_s) for name in open_rows]
+            for done in as_completed(hunts):
                 found(done.result())
-    ordered = [rows[name] for name in wanted]
-    table = Table("switched off or broken", "level", "faults", "seeds", "found by")
+    ordered = [rows[name] for name in wanted if name in rows]
+    table = Table("switched off or broken", "level", "scenario", "seeds", "found by", "whole")
     for row in ordered:
-        table.add_row(*row.cells(), style="" if row.by else "red")
+        table.add_row(*row.cells(), style="" if row.proven else "red")
     console.print(table)
+    ended = [row for row in ordered if row.over(seeds)]
     if write is not None:
-        write_table(write, ordered)
-    raise typer.Exit(0 if all(row.proven for row in ordered) else 1)
+        write_table(write, ended)
+    if not all(row.proven for row in ended):
+        raise typer.Exit(1)
+    raise typer.Exit(0 if len(ended) == len(wanted) else 3)

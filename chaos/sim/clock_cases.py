@@ -33,7 +33,7 @@ class _Load(NodeLoad):
 
     def build(self, machine: Machine) -> CoreProcess:
         stage = self._cluster
-        config = replace(small_config(stage.world.seed), **self._changes)
+        config = replace(small_config(stage.world.seed, stage.shape), **self._changes)
         return CoreProcess(machine, stage.founders, stage.config.guards, config, stage.shape, self._census)
 
 

@@ -56,6 +56,13 @@ def skew(world: World, machines: Sequence[Machine], machine: Machine, rng: rando
     return begun
 
 
+def ahead(world: World, machines: Sequence[Machine], machine: Machine, rng: random.Random) -> Begun:
+    """The wall clock is ahead by seconds or more: what is delivered by it is early."""
+    struck, begun = _strike(world, machines, machine, rng)
+    struck.clock.skew_ms = rng.choice([skew_ms for skew_ms in SKEWS_MS if skew_ms >= 1_000])
+    return begun
+
+
 def drift(world: World, machines: Sequence[Machine], machine: Machine, rng: random.Random) -> Begun:
     """Wall and monotonic clock run fast or slow, by up to 2 %; in the end the wall clock is set right."""
     struck, begun = _strike(world, machines, machine, rng)

@@ -22,7 +22,6 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.proto import consumer_pb2
 
 GROUPS = ("billing", "audit")
-LEASE_MS = 3_000
 CREDITS = 200
 
 _Together = tuple[int, int, str, consumer_pb2.Outcome.ValueType, int, int]
@@ -68,7 +67,11 @@ class Consumers:
         self._world = wires.world
         self._history = wires.history
         self._rng = rng or wires.rng
-        self._consumers = [_Consumer(crowd, number) for crowd in crowds for number in range(crowd.consumers)]
+        self._consumers = [
+            _Consumer(crowd, number)
+            for crowd in crowds
+            for number in range(min(crowd.consumers, wires.shape.consumers))
+        ]
 
     def start(self) -> None:
         """See Clients."""
@@ -101,7 +104,7 @@ class Consumers:
             group=consumer.crowd.group,
             topics=consumer.crowd.topics,
             credits=CREDITS,
-            lease_ms=LEASE_MS,
+            lease_ms=self._wires.shape.lease_ms,
             batch_messages_max=consumer.crowd.batch_messages_max,
         )
 

@@ -292,12 +292,12 @@ def pushes_first(seed: int) -> bool:
     return seed % 4 == 3
 
 
-def small_config(seed: int) -> CoreConfig:
+def small_config(seed: int, shape: Shape) -> CoreConfig:
     """Small files and frequent checkpoints, so that a short run meets all of it."""
     return replace(
         CoreConfig(),
         delivery_order=DeliveryOrder.PUSH_FIRST if pushes_first(seed) else DeliveryOrder.COMMIT_FIRST,
-        segment_bytes=128 << 10,
+        segment_bytes=shape.segment_bytes,
         buffer_bytes_max=64 << 10,
         checkpoint_log_bytes=200 << 10,
         checkpoint_period_ms=5_000,

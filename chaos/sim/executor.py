@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from tickwheel.chaos.sim.world import World
+from tickwheel.chaos.sim.world import MS, World
 
 if TYPE_CHECKING:
     from tickwheel.chaos.sim.node import Machine
@@ -22,6 +22,8 @@ WORK_NS_LEAST = 100_000
 WORK_NS_MOST = 10_000_000
 # However many faults slow one disk: a sync that hangs for seconds is another fault.
 SLOWNESS_MOST = 60.0
+HELD_NS = 50 * MS
+"""How often a work that hangs by itself is looked at."""
 
 T = TypeVar("T")
 
@@ -61,6 +63,10 @@ class SimulatedExecutor:
             late_ns = machine.hangs_until_ns - self._world.now_ns
             self._world.after(late_ns, self._take_effect, work, done, end_ns + late_ns)
             return
+        if machine.hung_work and work.__qualname__.startswith(machine.hung_work):
+            machine.works_hung += 1
+            self._world.after(HELD_NS, self._take_effect_unheard, work)
+            return
         if machine.frozen:
             machine.when_thawed(self._take_effect, work, done, end_ns)
             return
@@ -71,6 +77,16 @@ class SimulatedExecutor:
         except Exception as error:
             failure = error
         self._world.at(end_ns, self._report, done, result, failure)
+
+    def _take_effect_unheard(self, work: Callable[[], T]) -> None:
+        """Of a work that hung by itself: it gets through to the disk, and its call does not return."""
+        machine = self._machine
+        if machine.boot != self._boot or machine.process is None:
+            return
+        if machine.hung_work:
+            self._world.after(HELD_NS, self._take_effect_unheard, work)
+        else:
+            work()
 
     def _report(
         self, done: Callable[[T | None, BaseException | None], None], result: T | None, failure: BaseException | None

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tickwheel.chaos.sim import (
+    checkpoint_faults,
     clock_faults,
     disk_faults,
     election_faults,
@@ -55,6 +56,9 @@ KINDS: dict[str, Kind] = {
     "power-slaves": Kind(
         process_faults.power_slaves, (1_500, 3_000), "pages and directory changes lost", default=False
     ),
+    # Directed: leads to a term that is not stored.
+    "full-voter": Kind(process_faults.full_voter, (1_000, 2_500), "writes refused", default=False),
+    "wrong-start": Kind(process_faults.wrong_start, (1_500, 4_000), "readings of a wrong clock", default=False),
     "restart": Kind(process_faults.restart, (20, 2_000), "processes stopped"),
     "freeze": Kind(process_faults.freeze, (100, 4_000), "inputs that waited"),
     "slow-disk": Kind(disk_faults.slow_disk, (500, 5_000), "syncs slowed"),
@@ -73,6 +77,20 @@ KINDS: dict[str, Kind] = {
         moment_faults.power_checkpoint, (1_000, 6_000), "pages and directory changes lost", node_only=True
     ),
     "kill-returning": Kind(moment_faults.kill_returning, (1_000, 6_000), "masters killed", node_only=True),
+    "kill-installed": Kind(
+        checkpoint_faults.kill_installed, (3_000, 5_000), "masters killed", default=False, node_only=True
+    ),
+    "power-in-checkpoint": Kind(
+        checkpoint_faults.power_in_checkpoint,
+        (1_000, 6_000),
+        "pages and directory changes lost",
+        default=False,
+        node_only=True,
+    ),
+    "kill-left": Kind(moment_faults.kill_left, (1_000, 3_000), "masters killed", default=False, node_only=True),
+    "hung-install": Kind(
+        checkpoint_faults.hung_install, (2_000, 4_000), "works that hung", default=False, node_only=True
+    ),
     "newcomer": Kind(member_faults.newcomer, (3_000, 8_000), "members that came to count", node_only=True),
     "replace": Kind(member_faults.replace_member, (3_000, 10_000), "members removed", node_only=True),
     "skew": Kind(_clock(clock_faults.skew), (500, 10_000), "readings of a wrong clock"),

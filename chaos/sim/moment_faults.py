@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 
+from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene
 from tickwheel.chaos.sim.history import CheckpointBegan, Record, SessionClosed, SettleSent
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.failure import Failure
+from tickwheel.proto import common_pb2
 
 
 def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
@@ -74,4 +78,40 @@ def kill_returning(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
             one.start()
 
     scene.history.subscribe((SessionClosed, SettleSent), returned)
+    return Active(end, lambda: state["masters"])
+
+
+def kill_left(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """The streams of all consumers break; what they held comes back, and before anybody takes it the master dies."""
+    state = {"masters": 0, "over": 0}
+
+    def leave() -> None:
+        master = scene.master()
+        if state["over"] or master is None or not master.running:
+            return
+        process = master.process
+        assert isinstance(process, CoreProcess)
+        core = process.host.core
+        master.deliver(close, core)
+        scene.world.after(rng.randrange(15 * MS, 60 * MS), strike, master, master.boot)
+
+    def close(core: NodeCore) -> None:
+        for group_id in sorted(core.delivery.sessions.groups()):
+            for session in list(core.delivery.sessions.of_group(group_id)):
+                core.delivery.close_session(session, core.clock.now_ms(), give_back=True)
+                session.closed(Failure(common_pb2.OUTCOME_UNKNOWN, "its stream broke"))
+
+    def strike(master: Machine, boot: int) -> None:
+        if state["over"] or master.boot != boot or master.process is None:
+            return
+        state["masters"] += 1
+        master.kill()
+        scene.world.after(rng.randrange(1_500 * MS, 2_500 * MS), master.start)
+
+    def end() -> None:
+        state["over"] = 1
+        for one in scene.machines:
+            one.start()
+
+    leave()
     return Active(end, lambda: state["masters"])

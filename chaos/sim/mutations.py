@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tickwheel.chaos.sim.aims import Aim
 from tickwheel.node.core import delivery
 from tickwheel.node.core.channel import Channel
 from tickwheel.node.core.checkpoint import Checkpointer
@@ -69,18 +70,18 @@ class Mutation:
     what: str
     level: str
     apply: Break
-    faults: tuple[str, ...]
-    """Directed: with these faults alone it shows sooner than with all of them; empty: the default ones."""
+    aim: Aim | None
+    """Directed: it shows sooner there than with the default faults."""
 
 
 MUTATIONS: dict[str, Mutation] = {}
 
 
-def mutation(what: str, level: str = "node", faults: tuple[str, ...] = ()) -> Callable[[Break], Break]:
+def mutation(what: str, level: str = "node", aim: Aim | None = None) -> Callable[[Break], Break]:
     """Enter a function, named after its bug, into the table."""
 
     def enter(function: Break) -> Break:
-        MUTATIONS[function.__name__] = Mutation(function.__name__, what, level, function, faults)
+        MUTATIONS[function.__name__] = Mutation(function.__name__, what, level, function, aim)
         return function
 
     return enter
@@ -145,7 +146,7 @@ def acknowledged_when_appended(patches: Patches) -> None:
     patches.replace(RaftLog, "propose", make)
 
 
-@mutation("term and vote are not on stable storage before the vote is given", "log", faults=("kill-voters",))
+@mutation("term and vote are not on stable storage before the vote is given", "log", aim=Aim(("kill-voters",)))
 def vote_not_stored(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def store(self: HardState, term: int, voted_for: str) -> None:
@@ -156,7 +157,7 @@ def vote_not_stored(patches: Patches) -> None:
     patches.replace(HardState, "store", make)
 
 
-@mutation("on a full disk a node goes on in a term that was not stored", "log", faults=("disk-full", "kill", "restart"))
+@mutation("on a full disk a node goes on in a term that was not stored", "log", aim=Aim(("full-voter",), nodes=3))
 def term_ahead_of_disk(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def set_term(self: Engine, term: int, voted_for: str | None) -> None:
@@ -172,12 +173,12 @@ def term_ahead_of_disk(patches: Patches) -> None:
 # -- mastership
 
 
-@mutation("a master acts without its lease", faults=("isolate", "freeze", "partition"))
+@mutation("a master acts without its lease", aim=Aim(("isolate", "freeze", "partition")))
 def lease_not_checked(patches: Patches) -> None:
     patches.replace(NodeCore, "_may_act", lambda original: lambda self: self.leading)
 
 
-@mutation("a sync of an older term is taken", faults=("one-way", "delay"))
+@mutation("a sync of an older term is taken", aim=Aim(("one-way", "delay")))
 def sync_term_not_checked(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def on_sync(self: Conversation, peer_id: str, frame: Any) -> None:
@@ -203,12 +204,15 @@ def cursor_from_sync(patches: Patches) -> None:
     patches.replace(NodeCore, "_lead_was_applied", make)
 
 
-@mutation("a new master forgets the leases that it heard of", faults=("kill", "handover"))
+@mutation("a new master forgets the leases that it heard of", aim=Aim(("kill", "handover")))
 def leases_forgotten(patches: Patches) -> None:
     patches.replace(HeardLeases, "held", lambda original: lambda self, now_ms: [])
 
 
-@mutation("a new master holds what came back meanwhile by its old lease", faults=("kill-returning",))
+@mutation(
+    "a new master holds what came back meanwhile by its old lease",
+    aim=Aim(("kill-left",), nodes=3, shape=(("consumers", 1), ("lease_ms", 10_000))),
+)
 def stale_lease(patches: Patches) -> None:
     inside = {"hear": False, "return": False}
 
@@ -242,12 +246,12 @@ def stale_lease(patches: Patches) -> None:
 # -- the cluster clock
 
 
-@mutation("each node goes by its own clock", faults=("skew", "clock-steps"))
+@mutation("each node goes by its own clock", aim=Aim(("skew", "clock-steps")))
 def own_clock_trusted(patches: Patches) -> None:
     patches.replace(ClusterClock, "_set_members", lambda original: lambda self, names: original(self, [self._node_id]))
 
 
-@mutation("the time of one of the others is taken for the cluster's", faults=("skew", "clock-steps"))
+@mutation("the time of one of the others is taken for the cluster's", aim=Aim(("wrong-start",), nodes=3))
 def one_peer_believed(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def set_members(self: ClusterClock, names: Any) -> None:
@@ -258,13 +262,23 @@ def one_peer_believed(patches: Patches) -> None:
     patches.replace(ClusterClock, "_set_members", make)
 
 
-@mutation("a slave that takes over a checkpoint forgets the leases that it heard of", faults=("kill", "cut-candidates"))
+@mutation(
+    "a slave that takes over a checkpoint forgets the leases that it heard of",
+    aim=Aim(("kill-installed",), nodes=3, shape=(("journal_tail_bytes", 0), ("lease_ms", 20_000))),
+)
 def leases_forgotten_with_checkpoint(patches: Patches) -> None:
-    patches.replace(SyncState, "take_over", lambda original: lambda self, earlier: None)
+    def make(original: Any) -> Any:
+        def take_over(self: SyncState, earlier: SyncState) -> None:
+            self.heard = earlier.heard
+
+        return take_over
+
+    patches.replace(SyncState, "take_over", make)
 
 
 @mutation(
-    "a peer's checkpoint is put in place while the own disk still writes", faults=("hung-disk", "isolate", "kill")
+    "a peer's checkpoint is put in place while the own disk still writes",
+    aim=Aim(("hung-install",), nodes=3, shape=(("journal_tail_bytes", 0),)),
 )
 def installed_over_writes(patches: Patches) -> None:
     patches.replace(NodeCore, "writing", lambda original: False)
@@ -409,7 +423,10 @@ def manifest_before_files(patches: Patches) -> None:
     patches.replace(SimulatedDisk, "sync_dir", make_sync)
 
 
-@mutation("the journal is cut before the checkpoint that covers it is durable", faults=("power-checkpoint",))
+@mutation(
+    "the journal is cut before the checkpoint that covers it is durable",
+    aim=Aim(("power-in-checkpoint",), nodes=3, shape=(("segment_bytes", 8 << 10),)),
+)
 def journal_cut_early(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def begin(self: Checkpointer, now_ms: int) -> None:

@@ -83,6 +83,8 @@ class Machine:
         self.applies_failed = 0
         self.hangs_until_ns = 0
         """Until then no work of the disk returns."""
+        self.hung_work = ""
+        """Works of functions whose name begins so return only when this is empty again."""
         self.works_hung = 0
         self.unread = 0
         """Inputs that the turn being taken leaves for the next."""

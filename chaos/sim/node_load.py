@@ -63,8 +63,8 @@ class NodeLoad:
 
     def build(self, machine: Machine) -> CoreProcess:
         """A whole node."""
-        config = small_config(self._stage.world.seed)
         stage = self._stage
+        config = small_config(stage.world.seed, stage.shape)
         return CoreProcess(machine, stage.founders, stage.config.guards, config, stage.shape, self._census)
 
     def start(self) -> None:
@@ -86,10 +86,23 @@ class NodeLoad:
         owed = self._retries().outstanding()
         if owed:
             return f"{len(owed)} retries, for instance {owed[0]}"
+        if waiting := self._came_back():
+            return f"{waiting} messages that came back and that nobody gets"
         for part in self.parts:
             if open_still := part.unfinished():
                 return open_still
         return "" if len(set(positions.values())) == 1 else f"equal applied indexes: {positions}"
+
+    def _came_back(self) -> int:
+        """What was handed back, by whom or whatever, and is open: whoever has credit should have it by now."""
+        cores = [m.process.host.core for m in self._stage.machines if isinstance(m.process, CoreProcess)]
+        states = [core.state for core in cores if core.leading]
+        return sum(
+            subscription.returned_count
+            for state in states
+            for (_, topic_id), subscription in state.subscriptions()
+            if not state.topic_fifo(topic_id)  # a retry in place has a pause
+        )
 
     def _no_loss(self) -> NoLoss:
         checkers = getattr(self._stage, "checkers", ())

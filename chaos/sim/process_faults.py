@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from tickwheel.chaos.sim import clock_faults
 from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, PlannedFault, Scene, excuse_over, nothing
 from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
@@ -63,6 +64,15 @@ def power_slaves(scene: Scene, machine: Machine, planned: PlannedFault, rng: ran
     return Active(end, lambda: lost)
 
 
+def wrong_start(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """All processes are killed and start anew while one machine's wall clock is ahead."""
+    end, effect = clock_faults.ahead(scene.world, scene.machines, machine, rng)
+    kill_all(scene, machine, planned, rng)
+    for one in scene.machines:
+        scene.world.after(rng.randrange(60 * MS, 300 * MS), one.start)
+    return Active(end, effect)
+
+
 def start_all(scene: Scene, rng: random.Random) -> Callable[[], None]:
     def start() -> None:
         for one in scene.machines:
@@ -103,6 +113,31 @@ def failed_apply(scene: Scene, machine: Machine, planned: PlannedFault, rng: ran
         scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
 
     return Active(end, lambda: machine.applies_failed - before)
+
+
+def full_voter(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """A slave's disk is full when the others go on to another term; killed, it comes back with room on its disk."""
+    slave = machine if machine is not scene.master() else next(one for one in scene.machines if one is not machine)
+    before = slave.disk.counters().writes_refused
+    over = {"yes": False}
+    slave.excuses += 1
+    slave.disk.fill(0)
+
+    def lose_master() -> None:
+        master = scene.master()
+        if not over["yes"] and master is not None and master is not slave:
+            master.kill()
+            scene.world.after(rng.randrange(1_500 * MS, 2_500 * MS), master.start)
+
+    def end() -> None:
+        over["yes"] = True
+        slave.kill()
+        slave.disk.make_room()
+        scene.world.after(rng.randrange(1, 100 * MS), slave.start)
+        scene.world.after(EXCUSE_ECHO_NS, excuse_over, slave)
+
+    scene.world.after(rng.randrange(1, 200 * MS), lose_master)
+    return Active(end, lambda: slave.disk.counters().writes_refused - before)
 
 
 def library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:

@@ -23,6 +23,9 @@ LOG_PAUSE_MS = (40, 40, 40, 2_000)
 CHECKPOINT_EVERY = (50, 300, 1 << 60)
 WITH = (0, 0, 1)
 """Whether some kind of clients takes part."""
+CONSUMERS = (2,)
+LEASE_MS = (3_000,)
+SEGMENT_BYTES = (128 << 10,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,12 @@ class Shape:
     """Operators who pause (pauses.py)."""
     sweeps: int = 0
     """Cancels and moves in bulk (sweeps.py)."""
+    consumers: int = 2
+    """Of each group at most. With one nobody takes what it hands back when it leaves."""
+    lease_ms: int = 3_000
+    """Of deliveries."""
+    segment_bytes: int = 128 << 10
+    """Of a journal file of a whole node."""
 
     @property
     def loop_gap_ns(self) -> int:
@@ -78,4 +87,7 @@ def draw(world: World, fixed: Sequence[tuple[str, int]] = ()) -> Shape:
         lines=one("lines", WITH),
         pauses=one("pauses", WITH),
         sweeps=one("sweeps", WITH),
+        consumers=one("consumers", CONSUMERS),
+        lease_ms=one("lease_ms", LEASE_MS),
+        segment_bytes=one("segment_bytes", SEGMENT_BYTES),
     )

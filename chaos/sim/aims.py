@@ -1,0 +1,46 @@
+"""Where an old bug or a missing guard shows when the default faults do not lead there: directed scenarios."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Faults and settings of a run that walks into one gap. With nothing switched off or broken such a run is clean."""
+
+    faults: tuple[str, ...]
+    nodes: int = 0
+    """0: by the dice of the seed."""
+    shape: tuple[tuple[str, int], ...] = ()
+    """Fields of shape.Shape that are not left to the dice."""
+    without: str = ""
+    """A guard in front of the one in question that is taken away too (mutations.LAYERS)."""
+
+    def words(self) -> str:
+        """For the table."""
+        parts = [", ".join(self.faults)]
+        if self.nodes:
+            parts.append(f"{self.nodes} nodes")
+        parts += [f"{name} {value}" for name, value in self.shape]
+        if self.without:
+            parts.append(self.without)
+        return "; ".join(parts)
+
+
+FEW_CLIENTS = (("lines", 0), ("pauses", 0), ("sweeps", 0))
+"""A directed run has no more clients than it needs, so that it stays what it is when kinds of clients are added."""
+
+GUARD_AIMS: dict[str, Aim] = {
+    "answers_fenced": Aim(("replay", "isolate", "delay", "freeze"), nodes=5, without="repeats_taken"),
+    "votes_counted_once": Aim(("replay", "kill"), nodes=5, without="repeats_taken"),
+    "starts_silent": Aim(("restart-bridge",), nodes=3, shape=(("log_pause_ms", 2_000),)),
+    "apply_errors_fatal": Aim(("failed-apply",)),
+    "transfer_marked": Aim(("handover",), nodes=5),
+    "input_drained_first": Aim(("freeze",), nodes=3),
+    "votes_sticky": Aim(("bridge",), nodes=3, shape=(("log_pause_ms", 2_000),)),
+    "lease_from_sending": Aim(("delay",), nodes=3),
+    "dumps_refused": Aim(("library-calls",)),
+    "proposals_local": Aim(("library-calls",)),
+}
+"""By guard (replication.guards.Guards)."""

@@ -1,0 +1,143 @@
+"""Faults that strike while a node writes a checkpoint of its own or takes that of a peer, for `faults.KINDS`."""
+
+from __future__ import annotations
+
+import random
+
+from tickwheel.chaos.sim.core_process import CoreProcess
+from tickwheel.chaos.sim.executor import HELD_NS
+from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene
+from tickwheel.chaos.sim.history import CheckpointTaken, Record
+from tickwheel.chaos.sim.network_faults import block, links_of
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.world import MS
+
+CHECKPOINT_WORK = "Checkpointer._begin"
+"""Function of the work that writes a checkpoint."""
+
+
+def kill_installed(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """A slave takes a checkpoint of a peer, and a moment later the master dies: what the slave had heard before it
+    must know still."""
+    slave = _slave(scene, machine)
+    state = {"killed": 0}
+
+    def taken(record: Record) -> None:
+        assert isinstance(record, CheckpointTaken)
+        if behind.over or record.node != slave.name or state["killed"]:
+            return
+        state["killed"] = 1
+        scene.world.after(rng.randrange(20 * MS, 400 * MS), strike)
+
+    def strike() -> None:
+        master = scene.master()
+        if master is None or master is slave or master.process is None:
+            state["killed"] = 0
+            return
+        master.kill()
+        for link in links_of(scene, master):
+            link.reset()
+        scene.world.after(rng.randrange(1_500 * MS, 2_500 * MS), master.start)
+
+    def end() -> None:
+        behind.end()
+        for one in scene.machines:
+            one.start()
+
+    scene.history.subscribe((CheckpointTaken,), taken)
+    behind = _Behind(scene, slave, rng)
+    return Active(end, lambda: state["killed"])
+
+
+def hung_install(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """A slave's own checkpoint hangs in its disk while one of a peer arrives. In the end it gets through to the disk,
+    and the process dies before it hears of that."""
+    slave = _slave(scene, machine)
+    before = slave.works_hung
+    slave.hung_work = CHECKPOINT_WORK
+    _ask_for_checkpoint(slave)
+
+    def end() -> None:
+        behind.end()
+        slave.hung_work = ""
+        scene.world.after(rng.randrange(HELD_NS, 4 * HELD_NS), slave.kill)
+        scene.world.after(rng.randrange(4 * HELD_NS, 8 * HELD_NS), slave.start)
+
+    behind = _Behind(scene, slave, rng)
+    return Active(end, lambda: slave.works_hung - before)
+
+
+def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """Again and again a checkpoint of the target hangs in its disk until the machine loses power."""
+    state = {"lost": 0, "over": 0}
+
+    def again() -> None:
+        if state["over"]:
+            return
+        machine.hung_work = CHECKPOINT_WORK
+        _ask_for_checkpoint(machine)
+        scene.world.after(rng.randrange(20 * MS, 200 * MS), strike, machine.works_hung)
+
+    def strike(before: int) -> None:
+        if state["over"]:
+            return
+        if machine.works_hung > before:
+            counted = machine.disk.counters()
+            machine.lose_power()
+            after = machine.disk.counters()
+            state["lost"] += after.pages_lost + after.dir_changes_lost - counted.pages_lost - counted.dir_changes_lost
+            scene.world.after(rng.randrange(10 * MS, 100 * MS), machine.start)
+        scene.world.after(rng.randrange(200 * MS, 700 * MS), again)
+
+    def end() -> None:
+        state["over"] = 1
+        machine.hung_work = ""
+        machine.kill()
+        scene.world.after(1, machine.start)
+
+    again()
+    return Active(end, lambda: state["lost"])
+
+
+def _slave(scene: Scene, machine: Machine) -> Machine:
+    """The target, or another if that is the master."""
+    master = scene.master()
+    return machine if machine is not master else next(one for one in scene.machines if one is not master)
+
+
+def _ask_for_checkpoint(machine: Machine) -> None:
+    if isinstance(machine.process, CoreProcess):
+        checkpointer = machine.process.host.core.checkpointer
+        machine.deliver(checkpointer.request, lambda files: checkpointer.copied())
+
+
+class _Behind:
+    """A slave is cut off while all others write checkpoints; what was on its way to it then is lost."""
+
+    def __init__(self, scene: Scene, slave: Machine, rng: random.Random) -> None:
+        self._scene = scene
+        self._slave = slave
+        self._links = links_of(scene, slave)
+        self._cut = block(self._links)
+        self._back = False
+        self.over = False
+        cut_ns = rng.randrange(500 * MS, 1_200 * MS)
+        scene.world.after(cut_ns // 2, self._checkpoints)
+        scene.world.after(cut_ns, self._connect)
+
+    def _checkpoints(self) -> None:
+        for one in self._scene.machines:
+            if one is not self._slave:
+                _ask_for_checkpoint(one)
+
+    def _connect(self) -> None:
+        if not self._back:
+            self._back = True
+            for link in self._links:
+                link.reset()
+            self._cut.end()
+
+    def end(self) -> None:
+        """It is connected, and nothing more happens."""
+        self.over = True
+        self._connect()
