@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +22,14 @@ from tickwheel.client.errors import (
     RequestRefused,
     TickwheelError,
 )
-from tickwheel.pipeline.manifest import BuiltBundle, Manifest, check_content, read_manifest
+from tickwheel.pipeline.manifest import BuiltBundle, Manifest, ManifestError, check_content, read_manifest
 
 AHEAD_MAX = 6
 """Bundles that a node may have and that are not taken over yet."""
+SENDERS = 2
+"""Bundles on their way to a node at once: one is made durable while the next one comes in."""
+CONTENTS_MAX = 4
+"""Bundles in memory; 52 MB each with messages of 100 bytes."""
 AGAIN_S = 1.0
 """Until a node that could not be reached is tried again."""
 GIVE_UP_S = 120.0
@@ -50,16 +55,41 @@ class Progress:
     seconds: float = 0.0
 
 
-class _Content:
-    """A bundle's file."""
+class _Contents:
+    """Bytes of the bundles that are being sent, read and checked once for all nodes."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: OrderedDict[str, asyncio.Task[_Content]] = OrderedDict()
+
+    async def get(self, built: BuiltBundle) -> _Content:
+        """Raises ManifestError."""
+        task = self._held.get(built.name)
+        if task is None:
+            task = asyncio.create_task(asyncio.to_thread(self._read, built))
+            self._held[built.name] = task
+        self._held.move_to_end(built.name)
+        while len(self._held) > CONTENTS_MAX:
+            self._held.popitem(last=False)
+        try:
+            return await asyncio.shield(task)
+        except OSError as error:
+            self._held.pop(built.name, None)
+            raise ManifestError(f"{built.path(self._folder)}: it cannot be read: {error}") from error
+
+    def _read(self, built: BuiltBundle) -> _Content:
+        check_content(self._folder, built)
+        return _Content(built.path(self._folder).read_bytes())
+
+
+class _Content:
+    """A bundle's bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
 
     def read_at(self, offset: int, size: int) -> bytes:
-        with self._path.open("rb") as file:
-            file.seek(offset)
-            return file.read(size)
+        return self._data[offset : offset + size]
 
 
 class Loader:
@@ -71,6 +101,10 @@ class Loader:
         self._manifest = manifest
         self.job_id = job_id or f"load-{manifest.sha256[:24]}"
         self.progress = Progress(len(manifest.bundles), manifest.units)
+        self._contents = _Contents(folder)
+        self._next: dict[str, int] = {}
+        """Of each node, the next bundle to be sent."""
+        self._sent: dict[str, set[int]] = {}
         self._held: dict[str, int] = {}
         """Bundles, from the first on, that each node has had."""
         self._moved = asyncio.Event()
@@ -86,7 +120,7 @@ class Loader:
         progress.taken, progress.taken_units = state.taken, state.units
         for topic in manifest.topics:
             await self._client.admin.create_topic(topic)
-        senders = [asyncio.create_task(self._send_all(address)) for address in addresses]
+        senders = [asyncio.create_task(self._send_all(address)) for address in addresses for _ in range(SENDERS)]
 
         async def tell() -> None:
             while True:
@@ -117,33 +151,39 @@ class Loader:
         return [status.master_address, *sorted(by_id.values())]
 
     async def _send_all(self, address: str) -> None:
-        """Bring all bundles that are not taken over to one node, in order."""
+        """Bring all bundles that are not taken over to one node, in order, as one of its SENDERS."""
         progress, bundles = self.progress, self._manifest.bundles
-        place = progress.taken
-        while place < len(bundles):
-            if place < progress.taken:
-                # It was away; what it lacks of these it gets from the others.
-                place = progress.taken
-                continue
+        # What it lacks of those taken over while it was away it gets from the others.
+        while (place := max(self._next.get(address, 0), progress.taken)) < len(bundles):
             if place >= progress.taken + AHEAD_MAX:
                 await self._wait_for_move()
                 continue
-            try:
-                if address not in self._held:
-                    await asyncio.to_thread(check_content, self._folder, bundles[place])
-                await self._send(address, bundles[place])
-            except (ClusterUnavailable, OutcomeUnknown, LimitReached) as error:
-                progress.unreachable[address] = str(error)
-                self._move()
-                await asyncio.sleep(AGAIN_S)
-                continue
-            progress.unreachable.pop(address, None)
-            place += 1
-            self._held[address] = place
-            self._move()
+            self._next[address] = place + 1
+            while place >= progress.taken:
+                try:
+                    await self._send(address, bundles[place])
+                except (ClusterUnavailable, OutcomeUnknown, LimitReached) as error:
+                    progress.unreachable[address] = str(error)
+                    self._move()
+                    await asyncio.sleep(AGAIN_S)
+                else:
+                    progress.unreachable.pop(address, None)
+                    self._note_sent(address, place)
+                    break
+
+    def _note_sent(self, address: str, place: int) -> None:
+        sent = self._sent.setdefault(address, set())
+        sent.add(place)
+        held = self._held.get(address, 0)
+        while held in sent or held < self.progress.taken:
+            sent.discard(held)
+            held += 1
+        self._held[address] = held
+        self._move()
 
     async def _send(self, address: str, built: BuiltBundle) -> None:
-        sent = await self._client.bulk.send(address, built.name, built.bytes, _Content(built.path(self._folder)))
+        content = await self._contents.get(built)
+        sent = await self._client.bulk.send(address, built.name, built.bytes, content)
         self.progress.sent_bytes[address] = self.progress.sent_bytes.get(address, 0) + sent
 
     def _move(self) -> None:
