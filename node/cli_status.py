@@ -44,6 +44,7 @@ ROWS = (
         "loop lag",
         "clock",
         "disk free",
+        "bulk load",
     ),
 )
 
@@ -104,7 +105,16 @@ def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.
         f"{status.loop_lag_ms} ms",
         _clock(status),
         f"{status.disk_bytes_free / (1 << 30):,.1f} GiB",
+        _bulk(status.bulk),
     ]
+
+
+def _bulk(bulk: admin_pb2.BulkStatus) -> str:
+    """Since the node's start; empty if there was nothing."""
+    if not (bulk.received_bytes or bulk.bundles_taken_over or bulk.refused):
+        return ""
+    text = f"{bulk.messages_taken_over:,} in {bulk.bundles_taken_over:,}, {bulk.received_bytes / 1e6:,.0f} MB in"
+    return f"{text}, {bulk.refused:,} refused" if bulk.refused else text
 
 
 @status_app.command()

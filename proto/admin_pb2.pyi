@@ -396,6 +396,7 @@ class NodeStatus(_message.Message):
     UNREADABLE_MESSAGES_FIELD_NUMBER: _builtins.int
     UNREADABLE_REASON_FIELD_NUMBER: _builtins.int
     COLD_FIELD_NUMBER: _builtins.int
+    BULK_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     node_id: _builtins.str
     role: Global___Role.ValueType
@@ -473,6 +474,8 @@ class NodeStatus(_message.Message):
 
     @_builtins.property
     def cold(self) -> Global___ColdStatus: ...
+    @_builtins.property
+    def bulk(self) -> Global___BulkStatus: ...
     def __init__(
         self,
         *,
@@ -528,10 +531,11 @@ class NodeStatus(_message.Message):
         unreadable_messages: _builtins.int = ...,
         unreadable_reason: _builtins.str = ...,
         cold: Global___ColdStatus | None = ...,
+        bulk: Global___BulkStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cold", b"cold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bulk", b"bulk", "cold", b"cold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_agreed_age_ms", b"clock_agreed_age_ms", "clock_error_ms", b"clock_error_ms", "clock_ms", b"clock_ms", "clock_offset_ms", b"clock_offset_ms", "clock_rate_ppm", b"clock_rate_ppm", "clock_reason", b"clock_reason", "clock_slew_ms", b"clock_slew_ms", "clock_state", b"clock_state", "cluster_id", b"cluster_id", "cold", b"cold", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_above_mark", b"disk_above_mark", "disk_bytes_free", b"disk_bytes_free", "disk_bytes_total", b"disk_bytes_total", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "late_p50_ms", b"late_p50_ms", "late_p99_ms", b"late_p99_ms", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "redeliver_rate", b"redeliver_rate", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "topics", b"topics", "unreadable_messages", b"unreadable_messages", "unreadable_reason", b"unreadable_reason", "unsettled_removed", b"unsettled_removed", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "bulk", b"bulk", "clock_agreed_age_ms", b"clock_agreed_age_ms", "clock_error_ms", b"clock_error_ms", "clock_ms", b"clock_ms", "clock_offset_ms", b"clock_offset_ms", "clock_rate_ppm", b"clock_rate_ppm", "clock_reason", b"clock_reason", "clock_slew_ms", b"clock_slew_ms", "clock_state", b"clock_state", "cluster_id", b"cluster_id", "cold", b"cold", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_above_mark", b"disk_above_mark", "disk_bytes_free", b"disk_bytes_free", "disk_bytes_total", b"disk_bytes_total", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "late_p50_ms", b"late_p50_ms", "late_p99_ms", b"late_p99_ms", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "redeliver_rate", b"redeliver_rate", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "topics", b"topics", "unreadable_messages", b"unreadable_messages", "unreadable_reason", b"unreadable_reason", "unsettled_removed", b"unsettled_removed", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -586,6 +590,46 @@ class ColdStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ColdStatus: _TypeAlias = ColdStatus  # noqa: Y015
+
+@_typing.final
+class BulkStatus(_message.Message):
+    """Bulk load on this node, since its start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUNDLES_HELD_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    BUNDLES_TAKEN_OVER_FIELD_NUMBER: _builtins.int
+    MESSAGES_TAKEN_OVER_FIELD_NUMBER: _builtins.int
+    TAKEOVER_MS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    bundles_held: _builtins.int
+    """Whole bundles on its disk."""
+    received_bytes: _builtins.int
+    """Of bundles, from clients and peers."""
+    bundles_taken_over: _builtins.int
+    messages_taken_over: _builtins.int
+    takeover_ms: _builtins.int
+    """From requests for taking over to their answers, of those that were done. Master."""
+    refused: _builtins.int
+    """Offers, pieces and takings over that were refused."""
+    def __init__(
+        self,
+        *,
+        bundles_held: _builtins.int = ...,
+        received_bytes: _builtins.int = ...,
+        bundles_taken_over: _builtins.int = ...,
+        messages_taken_over: _builtins.int = ...,
+        takeover_ms: _builtins.int = ...,
+        refused: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundles_held", b"bundles_held", "bundles_taken_over", b"bundles_taken_over", "messages_taken_over", b"messages_taken_over", "received_bytes", b"received_bytes", "refused", b"refused", "takeover_ms", b"takeover_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BulkStatus: _TypeAlias = BulkStatus  # noqa: Y015
 
 @_typing.final
 class TopicStatus(_message.Message):

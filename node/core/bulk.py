@@ -50,10 +50,15 @@ class _TakeOver:
 
     request: bulk_pb2.TakeOverRequest
     done: LoadAnswer
-    until_ms: int
+    begun_ms: int
+    """Steady."""
     holders: set[str] = field(default_factory=set)
     layout: Layout | None = None
     proposed: bool = False
+
+    @property
+    def until_ms(self) -> int:
+        return self.begun_ms + ASK_MS
 
 
 @dataclass(slots=True)
@@ -79,10 +84,7 @@ class BulkDesk:
         self._checking: set[str] = set()
         self._current: _TakeOver | None = None
         self._fetch: _Fetch | None = None
-        self.units = 0
-        """Messages taken over since the start, replayed ones included."""
-        self.fetched = 0
-        """Bundles fetched from peers."""
+        self.counts = store.counts
 
     # -- clients
 
@@ -90,8 +92,8 @@ class BulkDesk:
         """See BundleStore. New ones only while this node's disk is below its high-water mark."""
         refusal = self._core.disk_room.own_refusal()
         if refusal is not None and not self.store.held(name):
-            return refusal
-        return self.store.offer(name, total_bytes)
+            return self.counts.judged("offer", refusal)
+        return self.counts.judged("offer", self.store.offer(name, total_bytes))
 
     def take(
         self, name: str, total_bytes: int, offset: int, data: bytes, crc32c: int, done: Callable[[Held | Failure], None]
@@ -103,7 +105,7 @@ class BulkDesk:
                 self._check(name)
             done(answer)
 
-        self.store.take(name, total_bytes, offset, data, crc32c, taken)
+        self.store.take(name, total_bytes, offset, data, crc32c, self.counts.judging("piece", taken))
 
     def load(self, job_id: str) -> bulk_pb2.LoadState:
         """How far a load has been taken over here."""
@@ -113,6 +115,7 @@ class BulkDesk:
     def take_over(self, request: bulk_pb2.TakeOverRequest, done: LoadAnswer) -> None:
         """Take a bundle of a load over; on the master."""
         core = self._core
+        done = self.counts.judging("take_over", done)
         failure = core.refusal()
         if failure is not None:
             done(failure)
@@ -145,7 +148,7 @@ class BulkDesk:
             text = f"the master does not hold bundle {request.name}; send it to every node, then try again"
             done(Failure(common_pb2.WRONG_STATE, text, {"field": "name", "retry_after_ms": "200"}))
             return
-        current = self._current = _TakeOver(request, done, core.steady_ms() + ASK_MS)
+        current = self._current = _TakeOver(request, done, core.steady_ms())
         current.layout = self._checked.get(request.name)
         if current.layout is None:
             self._check(request.name)
@@ -162,6 +165,8 @@ class BulkDesk:
     def _end(self, current: _TakeOver, answer: bulk_pb2.LoadState | Failure) -> None:
         if self._current is current:
             self._current = None
+            if not isinstance(answer, Failure):
+                self.counts.takeover_ms += self._core.steady_ms() - current.begun_ms
             current.done(answer)
 
     def _check(self, name: str) -> None:
@@ -300,7 +305,7 @@ class BulkDesk:
             fetch.bytes = answer.bytes
             if answer.held:
                 self._fetch = None
-                self.fetched += 1
+                self.counts.fetched += 1
             else:
                 self._ask(fetch)
 

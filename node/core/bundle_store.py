@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import google_crc32c
 
+from tickwheel.node.core.bulk_counts import BulkCounts
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.proto import common_pb2
 from tickwheel.replication.ports import Executor
@@ -75,8 +76,7 @@ class BundleStore:
         """Name and when anybody last asked for it."""
         self._next_ms = 0
         self._stopped = False
-        self.received = self.removed = 0
-        """Bundles, for metrics."""
+        self.counts = BulkCounts()
         now_ms = steady_ms()
         for name in disk.list(DIRECTORY):
             if name.endswith(SUFFIX) and is_name(name.removesuffix(SUFFIX)):
@@ -90,6 +90,11 @@ class BundleStore:
             return False
         self._whole[name] = self._steady_ms()
         return True
+
+    @property
+    def held_count(self) -> int:
+        """Whole bundles that are here."""
+        return len(self._whole)
 
     def bytes_of(self, name: str) -> int:
         """Of a whole one."""
@@ -147,11 +152,12 @@ class BundleStore:
                 self._failed(part, error, done)
                 return
             part.bytes += len(data)
+            self.counts.received_bytes += len(data)
             whole = part.bytes == total_bytes
             if whole:
                 self._parts.pop(name, None)
                 self._whole[name] = self._steady_ms()
-                self.received += 1
+                self.counts.received += 1
             done(Held(name, part.bytes, whole))
 
         last = offset + len(data) == total_bytes
@@ -213,7 +219,7 @@ class BundleStore:
         for name in [name for name, touched_ms in self._whole.items() if now_ms - touched_ms > UNCLAIMED_MS]:
             del self._whole[name]
             self._disk.remove(bundle_path(name))
-            self.removed += 1
+            self.counts.removed += 1
 
     def stop(self) -> None:
         """Take nothing more; what is coming in is worth nothing to whoever comes after."""

@@ -54,6 +54,10 @@ class Totals:
     dispatched: int = 0
     settled: int = 0
     cancelled: int = 0
+    loaded: int = 0
+    """Of those scheduled, the ones that came in bundles;"""
+    loaded_bundles: int = 0
+    """and in how many."""
 
     def note(self, result: object) -> None:
         """Count one result of apply."""
@@ -61,6 +65,8 @@ class Totals:
             self.scheduled += sum(len(r.ids) for r in result.requests if not r.repeated)
         elif isinstance(result, IngestResult):
             self.scheduled += result.units
+            self.loaded += result.units
+            self.loaded_bundles += result.ingested is not None
         elif isinstance(result, StagingResult):
             self.scheduled += result.published
         elif isinstance(result, DispatchResult):
@@ -253,6 +259,7 @@ def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
     status.unreadable_messages, status.unreadable_reason = core.salvage.waiting, core.salvage.reason
     _add_clock(core, status)
     _add_topics(core, status)
+    _add_bulk(core, status)
     return status
 
 
@@ -272,6 +279,31 @@ def clock_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "clock_agreement_age_seconds": view.agreed_age_ms / 1_000,
         "clock_jumps_refused": float(core.clock.jumps_refused),
         "clock_cursors_ahead": float(core.clock.cursors_ahead),
+    }
+
+
+def _add_bulk(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
+    counts, bulk = core.bulk.counts, status.bulk
+    bulk.bundles_held = core.bulk.store.held_count
+    bulk.received_bytes = counts.received_bytes
+    bulk.bundles_taken_over, bulk.messages_taken_over = core.totals.loaded_bundles, core.totals.loaded
+    bulk.takeover_ms = counts.takeover_ms
+    bulk.refused = counts.refused.total()
+
+
+def bulk_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
+    """Those about bulk load."""
+    counts = core.bulk.counts
+    return {
+        "bulk_received_bytes": float(counts.received_bytes),
+        "bulk_bundles_received": float(counts.received),
+        "bulk_bundles_fetched": float(counts.fetched),
+        "bulk_bundles_removed": float(counts.removed),
+        "bulk_bundles_held": float(core.bulk.store.held_count),
+        "bulk_bundles_taken_over": float(core.totals.loaded_bundles),
+        "bulk_messages_taken_over": float(core.totals.loaded),
+        "bulk_takeover_seconds": counts.takeover_ms / 1_000,
+        "bulk_refusals": {(step,): float(count) for step, count in counts.refused.items()},
     }
 
 
@@ -305,6 +337,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "pending_messages": float(status.pending),
         "ready_messages": float(status.ready),
         "staged_bytes": float(core.state.staging.staged_bytes),
+        **bulk_metrics(core),
         "pins": float(core.pins.count),
         "cold_messages": float(status.cold.messages),
         "cold_parts": float(status.cold.parts),

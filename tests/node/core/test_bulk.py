@@ -17,6 +17,7 @@ from tickwheel.node.core import bundle_store
 from tickwheel.node.core.bundle_store import Held
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.status import node_metrics
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, bulk_pb2, common_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
@@ -215,7 +216,7 @@ def test_a_slave_that_was_down_fetches_what_it_lacks(world: World) -> None:
         if slave.host.core.bulk.waiting:
             seen.append(slave.host.face.status().state_reason)
     assert seen and name_of(data) in seen[0]
-    assert slave.host.core.bulk.fetched == 1 and not slave.host.core.bulk.waiting
+    assert slave.host.core.bulk.counts.fetched == 1 and not slave.host.core.bulk.waiting
     settle_down(world)
     assert slave.disk.exists(bundle.bundle_path(name_of(data)))
 
@@ -394,7 +395,7 @@ def test_bundles_that_nobody_claims_go(world: World, monkeypatch: pytest.MonkeyP
     world.run(40_000)
     for other in world.nodes.values():
         assert other.disk.list("bulk") == [f"{name_of(kept)}.bundle"]
-    assert store.removed == 1
+    assert store.counts.removed == 1
 
 
 def test_what_is_no_bundle_is_refused(world: World) -> None:
@@ -502,3 +503,25 @@ def test_loaded_messages_are_noted_by_their_bundle() -> None:
     kinds = [admin_pb2.TraceEvent.Kind.Name(event.kind) for event in answers[0].events]
     assert kinds[:3] == ["SCHEDULED", "DISPATCHED", "DELIVERED"] and answers[0].events[0].topic == "t"
     assert answers[0].events[0].due_ms == listed[first]
+
+
+def test_a_load_shows_in_status_and_metrics(world: World) -> None:
+    """Bytes that came in, bundles and messages taken over, how long that took, what was refused, what was fetched."""
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    slave.kill()
+    data, wanted = bundle_of([world.now_ms + 30_000 + n * 7_000 for n in range(3_000)])
+    loader = Loader(world, [data])
+    assert isinstance(loader.ask(0)[0], Failure)
+    loader.load()
+    slave.start()
+    settle_down(world)
+    assert master.host is not None and slave.host is not None
+    bulk = master.host.face.status().bulk
+    assert (bulk.bundles_held, bulk.received_bytes) == (1, len(data))
+    assert (bulk.bundles_taken_over, bulk.messages_taken_over, bulk.refused) == (1, len(wanted), 1)
+    assert bulk.takeover_ms > 0
+    metrics = node_metrics(slave.host.core)
+    assert metrics["bulk_bundles_fetched"] == metrics["bulk_bundles_taken_over"] == metrics["bulk_bundles_held"] == 1
+    assert metrics["bulk_messages_taken_over"] == len(wanted) and metrics["bulk_received_bytes"] == len(data)
+    assert node_metrics(master.host.core)["bulk_refusals"] == {("take_over",): 1.0}
