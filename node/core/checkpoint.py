@@ -25,7 +25,8 @@ from tickwheel.replication.log import Member, ReplicatedLog
 from tickwheel.storage.bundle import DIRECTORY, SUFFIX
 from tickwheel.storage.disk import Disk, DiskFullError
 from tickwheel.storage.manifest import FILE_NAME, read_manifest, restore_files, write_manifest
-from tickwheel.wheel.engine import Wheel, WheelConfig
+from tickwheel.wheel.engine import Wheel
+from tickwheel.wheel.holdings import WheelConfig
 
 if TYPE_CHECKING:
     from tickwheel.node.core.core import Ports

@@ -11,7 +11,8 @@ import pytest
 
 from tickwheel.storage import bundle
 from tickwheel.storage.simulated import SimulatedDisk
-from tickwheel.wheel.engine import CancelOutcome, Wheel, WheelConfig
+from tickwheel.wheel.engine import CancelOutcome, Wheel
+from tickwheel.wheel.holdings import WheelConfig
 from tickwheel.wheel.sweep import DISPATCHED, DONE, MARKED, UNKNOWN
 from tickwheel.wheel.units import UNIT, CursorKey, Units
 

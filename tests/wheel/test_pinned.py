@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.storage.simulated import SimulatedDisk
-from tickwheel.wheel.engine import Wheel, WheelConfig
+from tickwheel.wheel.engine import Wheel
+from tickwheel.wheel.holdings import WheelConfig
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, ids_of
 
 BASE_MS = 490_000 * HOUR_MS

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.wheel.test_engine_model import HOUR_MS, START_MS, History
-from tickwheel.wheel import engine, queries
+from tickwheel.wheel import queries, reads
 from tickwheel.wheel.queries import Wanted
 from tickwheel.wheel.units import CursorKey, ids_of
 
@@ -45,7 +45,7 @@ def budget(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(queries, "WINDOW_UNITS_FIRST", 3)
         monkeypatch.setattr(queries, "WINDOW_UNITS_MAX", 9)
         monkeypatch.setattr(queries, "EXAMINED_MAX", 20)
-        monkeypatch.setattr(engine, "QUERY_HOURS_MAX", 2)
+        monkeypatch.setattr(reads, "QUERY_HOURS_MAX", 2)
 
 
 @pytest.mark.usefixtures("budget")

@@ -14,7 +14,8 @@ from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.failure import limit_reached
 from tickwheel.proto.log_pb2 import Command
 from tickwheel.storage.simulated import SimulatedDisk
-from tickwheel.wheel.engine import Wheel, WheelConfig
+from tickwheel.wheel.engine import Wheel
+from tickwheel.wheel.holdings import WheelConfig
 from tickwheel.wheel.units import UNIT, CursorKey
 
 NOW_MS = 490_000 * 3_600_000

@@ -1,0 +1,127 @@
+"""What is read of the wheel: records and units by id, what is pending in a range of times, usage.
+
+A layer of the wheel (engine.py). Reads are jobs on inputs that were captured here: nothing is read on the loop but by
+`fetch`. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tickwheel.storage.disk import DiskError
+from tickwheel.wheel.holdings import Holdings
+from tickwheel.wheel.pinned import Pinned
+from tickwheel.wheel.queries import HOURS_MAX as QUERY_HOURS_MAX
+from tickwheel.wheel.queries import CountJob, ScanJob, Schedule, Wanted
+from tickwheel.wheel.reading import LookupJob, RecordsJob
+from tickwheel.wheel.units import HOUR_MS, LACKING, CursorKey, Ids, Units
+from tickwheel.wheel.usage import UsageJob
+
+
+class Reads(Holdings):
+    """See the module."""
+
+    def records(self, units: Units) -> RecordsJob:
+        """Fetch the records of units; those of removed hours are missing in it."""
+        return RecordsJob(units, self._removed_below, self._buffers(), self._lies_in_files, self._open_hour)
+
+    def removed(self, ids: Ids) -> bool:
+        """Whether one of them was in an hour that has been removed."""
+        return bool((ids >> np.uint64(32) < np.uint64(self._removed_below)).any())
+
+    def lookup(self, ids: Ids) -> LookupJob:
+        """Find units by id, following moves."""
+        resolved = np.array([self._marks.moves.resolve(id)[0] for id in ids.tolist()], dtype=np.uint64)
+        hours = (resolved >> np.uint64(32)).tolist()
+        indexes = (resolved & np.uint64(0xFFFF_FFFF)).tolist()
+        pairs = list(zip(hours, indexes, strict=True))
+        found = np.array([h >= self._removed_below and i < self._hours.units(h) for h, i in pairs], dtype=np.bool_)
+        cancelled = np.array([self._marks.has(h, i) for h, i in pairs], dtype=np.bool_)
+        return LookupJob(ids, resolved, found, cancelled, self._buffers(), self._lies_in_files, self._open_hour)
+
+    def fetch(self, ids: Ids, bytes_max: int) -> tuple[Units, list[bytes]]:
+        """Units and records of messages that are there, read at once on this thread: the first ones up to `bytes_max`
+        (one at least). What follows from the log alone, however the messages lie: in place of a record that the disk
+        does not give back come as many zeros, and its unit says so (LACKING).
+        """
+        lookup = self.lookup(ids)
+        lookup.run()
+        if not lookup.found.all():
+            raise AssertionError(f"messages {ids[~lookup.found][:3].tolist()} were to be copied and are not there")
+        ends = np.cumsum(lookup.units["size"], dtype=np.int64)
+        units = lookup.units[: max(1, int(np.searchsorted(ends, bytes_max, "right")))]
+        records = self.records(units)
+        try:
+            records.run()
+        except DiskError:
+            return units, [self._record_or_zeros(units[row : row + 1]) for row in range(len(units))]
+        return units, records.records
+
+    def _record_or_zeros(self, unit: Units) -> bytes:
+        job = self.records(unit)
+        try:
+            job.run()
+        except DiskError:
+            unit["flags"] |= LACKING
+            return bytes(int(unit["size"][0]))
+        return job.records[0]
+
+    def scan(
+        self, due_min: int, due_max: int, start: CursorKey | None, limit: int, wanted: Wanted | None = None
+    ) -> ScanJob:
+        """Pending units with due_min <= due_ms < due_max from `start` on, in dispatch order; see ScanJob."""
+        if start is not None:
+            due_min = max(due_min, start.due_ms)
+        return ScanJob(self._schedule(due_min, due_max), start, limit, wanted or Wanted())
+
+    def count(self, due_min: int, due_max: int, bucket_ms: int, wanted: Wanted | None = None) -> CountJob:
+        """How many units are pending, by bucket; see CountJob."""
+        return CountJob(self._schedule(due_min, due_max), bucket_ms, wanted or Wanted())
+
+    def pin(self, due_min: int, due_max: int) -> Pinned:
+        """What is pending now with due_min <= due_ms < due_max, for `scan_pinned` at any time later."""
+        due_min = max(due_min, self.cursor.due_ms)
+        hours = self._hours.used(due_min // HOUR_MS, -(-due_max // HOUR_MS))
+        bounds = self._hours.next_index[hours - self._hours.base]
+        return Pinned(self.cursor, hours, bounds, self._marks.copy(hours.tolist()))
+
+    def scan_pinned(
+        self, pinned: Pinned, hour: int, start: CursorKey | None, due_min: int, due_max: int, limit: int
+    ) -> ScanJob:
+        """One hour's units that a pin may mean, from `start` on: `Pinned.known` says which it does."""
+        due_min = max(due_min, pinned.cursor.due_ms, hour * HOUR_MS, 0 if start is None else start.due_ms)
+        schedule = Schedule(
+            slot_ms=self._slot_ms,
+            due_min=due_min,
+            due_max=min(due_max, (hour + 1) * HOUR_MS),
+            cursor=pinned.cursor,
+            hours=[self._open_hour(hour)] if pinned.bound(hour) else [],
+            hours_end_ms=None,
+            blocks=[block for buffer in self._buffers() for block in buffer.snapshot()],
+            marks=pinned.marks,
+        )
+        return ScanJob(schedule, start, limit)
+
+    def _schedule(self, due_min: int, due_max: int) -> Schedule:
+        due_min = max(due_min, self.cursor.due_ms)
+        hours = self._hours.used(due_min // HOUR_MS, -(-due_max // HOUR_MS)).tolist()
+        end_ms = hours[QUERY_HOURS_MAX] * HOUR_MS if len(hours) > QUERY_HOURS_MAX else None
+        hours = hours[:QUERY_HOURS_MAX]
+        return Schedule(
+            slot_ms=self._slot_ms,
+            due_min=due_min,
+            due_max=due_max,
+            cursor=self.cursor,
+            hours=[self._open_hour(hour) for hour in hours],
+            hours_end_ms=end_ms,
+            blocks=[block for buffer in self._buffers() for block in buffer.snapshot()],
+            marks=self._marks.copy(hours),
+        )
+
+    def usage(self, hours: list[int]) -> UsageJob:
+        """What hours take on disk, by topic."""
+        return UsageJob([self._open_hour(hour) for hour in hours])
+
+    def resolve(self, id: int) -> int:
+        """Id of the newest unit of a message."""
+        return self._marks.moves.resolve(int(id))[0]
