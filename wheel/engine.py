@@ -2,7 +2,9 @@
 
 The uppermost of its layers, each a class in a module of its own that knows those below: what is there (holdings.py),
 reads of it (reads.py), the loaded ticks (window.py), bundles that are taken over (ingest.py), and here the commands of
-the log, background work and checkpoints. Everybody else knows `Wheel` alone. Deterministic and synchronous: time is an argument, files are only touched by jobs that somebody else runs, and by a
+the log, background work and checkpoints. Everybody else knows `Wheel` alone.
+
+Deterministic and synchronous: time is an argument, files are only touched by jobs that somebody else runs, and by a
 synchronous load when a dispatch reaches further than what is loaded.
 
 Invariants:
