@@ -16,7 +16,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 help:  ## Say what there is (this)
 	@printf 'tickwheel: a replicated scheduler for delayed messages\n\n'
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-20s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-22s%s\n", $$1, $$2 }'
 	@printf '\nThe first run makes $(VENV) and takes a minute. Another interpreter: make PYTHON=python3.12 ...\n'
 
 demo: $(RUN_STAMP)  ## Three nodes, real flights, the master killed half way: was anything lost?

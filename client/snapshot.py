@@ -1,4 +1,4 @@
-"""Reading everything that is pending, as of one applied index, from one node in parts.
+"""Reading everything that is pending, or that a group has settled, as of one applied index, from one node in parts.
 
 Owns the choice of the node: a slave if there is one that serves, so that deliveries go on undisturbed. Whoever reads
 parts elsewhere needs no more than address and pin.
@@ -6,8 +6,9 @@ parts elsewhere needs no more than address and pin.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 import numpy as np
@@ -18,6 +19,7 @@ from tickwheel.client.errors import ClusterUnavailable, Fault, error_of, fault_o
 from tickwheel.proto import admin_pb2, snapshot_pb2
 from tickwheel.proto.snapshot_pb2_grpc import SnapshotStub
 
+A = TypeVar("A")
 READ_TIMEOUT_S = 60.0
 READERS = ("slave", "master")
 
@@ -38,6 +40,17 @@ class Pin:
     topics: dict[int, str]
 
 
+@dataclass(frozen=True, slots=True)
+class SettledPin:
+    """What a group has settled on one node after one entry of the log."""
+
+    address: str
+    pin_id: int
+    applied_index: int
+    topics: tuple[tuple[int, str, int, int], ...]
+    """Id, name, and positions from and below, of each topic of the group."""
+
+
 class SnapshotClient:
     """The snapshot calls of one cluster."""
 
@@ -51,9 +64,42 @@ class SnapshotClient:
         """Pin what is pending: everything that was acknowledged before this call and has not been delivered.
 
         ClusterUnavailable names the addresses that were asked."""
+
+        async def ask(channel: grpc.aio.Channel, index: int, left_s: float) -> snapshot_pb2.PinResponse:
+            request = snapshot_pb2.PinRequest(
+                topics=topics, due_ms_min=due_ms_min, due_ms_max=due_ms_max, applied_index_min=index
+            )
+            return await SnapshotStub(channel).Pin(request, timeout=left_s)
+
+        address, answer = await self._pinned(reader, ask)
+        return Pin(
+            address,
+            answer.pin_id,
+            answer.node_id,
+            answer.applied_index,
+            answer.cursor_due_ms,
+            tuple(np.frombuffer(answer.hours, "<u4").tolist()),
+            tuple(np.frombuffer(answer.units, "<u4").tolist()),
+            dict(answer.topics),
+        )
+
+    async def pin_settled(self, group: str, *, due_ms_min: int = 0, reader: str = "slave") -> SettledPin:
+        """Pin what a group has settled and the cluster still keeps; everything that was acknowledged before this call.
+
+        RequestRefused: there is no such group. ClusterUnavailable names the addresses that were asked."""
+
+        async def ask(channel: grpc.aio.Channel, index: int, left_s: float) -> snapshot_pb2.PinSettledResponse:
+            request = snapshot_pb2.PinSettledRequest(group=group, due_ms_min=due_ms_min, applied_index_min=index)
+            return await SnapshotStub(channel).PinSettled(request, timeout=left_s)
+
+        address, answer = await self._pinned(reader, ask)
+        topics = tuple((topic.topic_id, topic.name, topic.first, topic.end) for topic in answer.topics)
+        return SettledPin(address, answer.pin_id, answer.applied_index, topics)
+
+    async def _pinned(self, reader: str, ask: Callable[[grpc.aio.Channel, int, float], Awaitable[A]]) -> tuple[str, A]:
+        """The answer of a node that has applied what the master had, and its address."""
         deadline = Deadline(self._timeout_s)
         backoff = Backoff()
-        request = snapshot_pb2.PinRequest(topics=topics, due_ms_min=due_ms_min, due_ms_max=due_ms_max)
         while True:
             # The master's position now is at or behind everything that anybody was told of.
             master = await self._cluster.master(deadline)
@@ -61,25 +107,15 @@ class SnapshotClient:
             leader = statuses.get(master)
             fault: Fault | None = leader if isinstance(leader, Fault) else None
             if isinstance(leader, admin_pb2.NodeStatus):
-                request.applied_index_min = leader.applied_index
                 address = _reader(statuses, master) if reader == "slave" else master
                 try:
-                    answer = await SnapshotStub(self._cluster.channel(address)).Pin(request, timeout=deadline.left_s)
+                    answer = await ask(self._cluster.channel(address), leader.applied_index, deadline.left_s)
                 except grpc.aio.AioRpcError as error:
                     fault = fault_of_call(error)
                     if not (fault.elsewhere or fault.later):
                         raise error_of(fault) from None
                 else:
-                    return Pin(
-                        address,
-                        answer.pin_id,
-                        answer.node_id,
-                        answer.applied_index,
-                        answer.cursor_due_ms,
-                        tuple(np.frombuffer(answer.hours, "<u4").tolist()),
-                        tuple(np.frombuffer(answer.units, "<u4").tolist()),
-                        dict(answer.topics),
-                    )
+                    return address, answer
             else:
                 self._cluster.forget(master)
             if deadline.over:
@@ -114,6 +150,25 @@ class SnapshotClient:
             if not page.HasField("next_due_ms"):
                 return
             request.start_due_ms, request.start_index = page.next_due_ms, page.next_index
+
+    async def settled_pages(
+        self, address: str, pin_id: int, topic_id: int, first: int, end: int, *, content: bool, retries: bool = False
+    ) -> AsyncIterator[snapshot_pb2.SettledPage]:
+        """All pages of positions of one topic; with `retries` where those stand instead. RequestRefused: the pin is
+        gone; pin anew."""
+        request = snapshot_pb2.ReadSettledRequest(
+            pin_id=pin_id, topic_id=topic_id, first=first, end=end, content=content, retries=retries
+        )
+        stub = SnapshotStub(self._cluster.channel(address))
+        while True:
+            try:
+                page = await stub.ReadSettled(request, timeout=READ_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                raise error_of(fault_of_call(error)) from None
+            yield page
+            if not page.HasField("next"):
+                return
+            request.first = page.next
 
 
 def _reader(statuses: dict[str, admin_pb2.NodeStatus | Fault], master: str) -> str:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,18 +23,29 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tickwheel.pipeline.load import Progress
+    from tickwheel.pipeline.options import Connection
 
-app = typer.Typer(help="Bulk work on Spark: build and load, generate, forecast, audit.", no_args_is_help=True)
+app = typer.Typer(
+    help="Bulk work on Spark: build and load, generate, forecast, audit, archive and replay.", no_args_is_help=True
+)
 
 Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
 Memory = Annotated[str, typer.Option(help="Heap of Spark's driver.")]
+CaFile = Annotated[str, typer.Option(help="TLS: who signs the nodes' certificates.")]
+CertFile = Annotated[str, typer.Option(help="TLS: the own certificate.")]
+KeyFile = Annotated[str, typer.Option(help="TLS: its key.")]
+_WHEN = "A time like 2026-11-21 or 2026-11-21T10:00 (UTC), or milliseconds since 1970."
 Endpoints = Annotated[str, typer.Option(help="Addresses of nodes, host:port, with commas between.")]
 
 
 @contextmanager
 def _spark(master: str, memory: str, *, quick: bool = False) -> Iterator[SparkSession]:
+    """A session; one that this process had before is left as it is."""
+    from pyspark.sql import SparkSession
+
     from tickwheel.pipeline.session import NoJavaError, SessionConfig, build_session
 
+    ours = SparkSession.getActiveSession() is None
     try:
         session = build_session(SessionConfig(master=master, driver_memory=memory, quick=quick))
     except NoJavaError as error:
@@ -41,7 +53,8 @@ def _spark(master: str, memory: str, *, quick: bool = False) -> Iterator[SparkSe
     try:
         yield session
     finally:
-        session.stop()
+        if ours:
+            session.stop()
 
 
 def _failed(text: str) -> RequestRefused:
@@ -195,6 +208,94 @@ def forecast(
     print(looking.tables(found))
     for path in looking.plots(found, out) if out is not None else []:
         print(path)
+
+
+@app.command()
+def archive(
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the archive; what is there is added to.")],
+    endpoints: Endpoints,
+    group: Annotated[str, typer.Option(help="Consumer groups, with commas between; default: all.")] = "",
+    from_: Annotated[str, typer.Option("--from", help=f"Only what was due first at or after. {_WHEN}")] = "",
+    to: Annotated[str, typer.Option(help=f"Only what was due first before. {_WHEN}")] = "",
+    ca_file: CaFile = "",
+    cert_file: CertFile = "",
+    key_file: KeyFile = "",
+    master: Master = "local[*]",
+    memory: Memory = "2g",
+) -> None:
+    """Add what groups have settled, and their dead letters, to an archive in Parquet; each message once."""
+    from tickwheel.pipeline.archive import archive as add
+
+    connection = _connection(endpoints, ca_file, cert_file, key_file)
+    names = [name.strip() for name in group.split(",") if name.strip()]
+    from_ms, to_ms = _time_ms("--from", from_), _time_ms("--to", to)
+    with _spark(master, memory) as spark:
+        for one in add(spark, folder, connection, names, from_ms=from_ms, to_ms=to_ms):
+            print(
+                f"{one.group}: {one.settled:,} settled messages and {one.dead:,} dead letters added, "
+                f"{one.known:,} were there"
+            )
+
+
+@app.command()
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Folder that `archive` filled.")],
+    endpoints: Endpoints,
+    job_id: Annotated[str, typer.Option(help="Names the replay: under the same one nothing is scheduled twice.")],
+    where: Annotated[
+        str, typer.Option(help="Condition in SQL, for instance \"topic = 'x' AND kind = 'dead'\".")
+    ] = "true",
+    shift: Annotated[str, typer.Option(help="Due so much after it was due first: 2h, 1d12h, 52w.")] = "",
+    due: Annotated[str, typer.Option(help="Or an expression in SQL: bigint (ms since 1970) or timestamp.")] = "",
+    topic: Annotated[str, typer.Option(help="Another topic; default: each message's own.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be scheduled.")] = False,
+    ca_file: CaFile = "",
+    cert_file: CertFile = "",
+    key_file: KeyFile = "",
+    master: Master = "local[*]",
+    memory: Memory = "2g",
+) -> None:
+    """Schedule messages of an archive again, exactly once by job id."""
+    from pyspark.errors import PySparkException
+
+    from tickwheel.pipeline import replay as again
+    from tickwheel.pipeline.archive import ArchiveError, read_archive
+
+    connection = _connection(endpoints, ca_file, cert_file, key_file)
+    config = again.ReplayConfig(where, shift, due, topic)
+    try:
+        with _spark(master, memory) as spark:
+            rows = read_archive(spark, folder)
+            if dry_run:
+                print(again.summary(again.selected(rows, config)))
+                return
+            count = again.replay(rows, connection, job_id, config)
+    except (ArchiveError, again.ReplayError) as error:
+        raise _failed(str(error)) from None
+    except PySparkException as error:
+        raise _failed(str(error).strip().splitlines()[0]) from None
+    print(f"{count:,} messages scheduled as job {job_id}; under that name none of them is scheduled again")
+
+
+def _connection(endpoints: str, ca_file: str, cert_file: str, key_file: str) -> Connection:
+    from tickwheel.pipeline.options import CONNECTION, OptionError, Options, connection_of
+
+    given = {"endpoints": endpoints, "ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
+    try:
+        return connection_of(Options({name: value for name, value in given.items() if value}, CONNECTION), 15.0)
+    except OptionError as error:
+        raise _failed(str(error)) from None
+
+
+def _time_ms(option: str, text: str) -> int:
+    """0 for none."""
+    if not text or text.isdigit():
+        return int(text or 0)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise _failed(f"{option}: {text!r}: {_WHEN}") from None
+    return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1_000)
 
 
 @app.command()

@@ -49,6 +49,16 @@ class SnapshotStub:
                 request_serializer=tickwheel_dot_proto_dot_snapshot__pb2.UnpinRequest.SerializeToString,
                 response_deserializer=tickwheel_dot_proto_dot_snapshot__pb2.UnpinResponse.FromString,
                 _registered_method=True)
+        self.PinSettled = channel.unary_unary(
+                '/tickwheel.v1.Snapshot/PinSettled',
+                request_serializer=tickwheel_dot_proto_dot_snapshot__pb2.PinSettledRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_snapshot__pb2.PinSettledResponse.FromString,
+                _registered_method=True)
+        self.ReadSettled = channel.unary_unary(
+                '/tickwheel.v1.Snapshot/ReadSettled',
+                request_serializer=tickwheel_dot_proto_dot_snapshot__pb2.ReadSettledRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_snapshot__pb2.SettledPage.FromString,
+                _registered_method=True)
 
 
 class SnapshotServicer:
@@ -75,6 +85,21 @@ class SnapshotServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PinSettled(self, request, context):
+        """Remembers what a group has settled by now of what is still kept: a few bits a message of its open windows. Forgotten
+        PIN_HOLD_MS after it was last read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadSettled(self, request, context):
+        """A page of one topic, in the order of dispatch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SnapshotServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +117,16 @@ def add_SnapshotServicer_to_server(servicer, server):
                     servicer.Unpin,
                     request_deserializer=tickwheel_dot_proto_dot_snapshot__pb2.UnpinRequest.FromString,
                     response_serializer=tickwheel_dot_proto_dot_snapshot__pb2.UnpinResponse.SerializeToString,
+            ),
+            'PinSettled': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinSettled,
+                    request_deserializer=tickwheel_dot_proto_dot_snapshot__pb2.PinSettledRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_snapshot__pb2.PinSettledResponse.SerializeToString,
+            ),
+            'ReadSettled': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadSettled,
+                    request_deserializer=tickwheel_dot_proto_dot_snapshot__pb2.ReadSettledRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_snapshot__pb2.SettledPage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +210,60 @@ class Snapshot:
             '/tickwheel.v1.Snapshot/Unpin',
             tickwheel_dot_proto_dot_snapshot__pb2.UnpinRequest.SerializeToString,
             tickwheel_dot_proto_dot_snapshot__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinSettled(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Snapshot/PinSettled',
+            tickwheel_dot_proto_dot_snapshot__pb2.PinSettledRequest.SerializeToString,
+            tickwheel_dot_proto_dot_snapshot__pb2.PinSettledResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadSettled(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Snapshot/ReadSettled',
+            tickwheel_dot_proto_dot_snapshot__pb2.ReadSettledRequest.SerializeToString,
+            tickwheel_dot_proto_dot_snapshot__pb2.SettledPage.FromString,
             options,
             channel_credentials,
             insecure,

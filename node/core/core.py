@@ -37,6 +37,7 @@ from tickwheel.node.core.record_answers import RecordAnswers
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.retention import Retention
 from tickwheel.node.core.salvage import Salvage
+from tickwheel.node.core.settled import SettledDesk
 from tickwheel.node.core.staging import StagingDesk
 from tickwheel.node.core.status import Rates, Totals
 from tickwheel.node.core.sweeper import Sweeper
@@ -209,6 +210,7 @@ class NodeCore:
         self.salvage = Salvage(self)
         self.record_answers = RecordAnswers(self)
         self.delivery.unreadable = self.salvage.add
+        self.settled = SettledDesk(self)
         self.random_bits = ports.random.getrandbits
         self.consumers = ConsumerDesk(self)
         self.term = 0

@@ -230,6 +230,20 @@ class CoreFace:
         """Nobody reads it any more."""
         self.core.pins.unpin(pin_id)
 
+    def pin_settled(
+        self,
+        request: snapshot_pb2.PinSettledRequest,
+        done: Callable[[snapshot_pb2.PinSettledResponse | Failure], None],
+    ) -> None:
+        """Remember what a group has settled by now."""
+        self.core.settled.pin(request, done)
+
+    def read_settled(
+        self, request: snapshot_pb2.ReadSettledRequest, done: Callable[[snapshot_pb2.SettledPage | Failure], None]
+    ) -> None:
+        """A page of it."""
+        self.core.settled.read(request, done)
+
     def open_consumer(
         self,
         request: consumer_pb2.OpenConsumer,

@@ -166,6 +166,16 @@ class CorePort(Protocol):
 
     def unpin(self, pin_id: int) -> None: ...
 
+    def pin_settled(
+        self,
+        request: snapshot_pb2.PinSettledRequest,
+        done: Callable[[snapshot_pb2.PinSettledResponse | Failure], None],
+    ) -> None: ...
+
+    def read_settled(
+        self, request: snapshot_pb2.ReadSettledRequest, done: Callable[[snapshot_pb2.SettledPage | Failure], None]
+    ) -> None: ...
+
     def open_consumer(
         self,
         request: consumer_pb2.OpenConsumer,

@@ -1,4 +1,5 @@
-"""The Snapshot service: what is pending as of one applied index, from this node, whatever its role."""
+"""The Snapshot service: what is pending, and what a group has settled, as of one applied index, from this node,
+whatever its role."""
 
 from __future__ import annotations
 
@@ -34,3 +35,15 @@ class SnapshotService(SnapshotServicer):
         await self._calls.allow(context, Permission.CLIENT)
         self._calls.core.unpin(request.pin_id)
         return snapshot_pb2.UnpinResponse()
+
+    async def PinSettled(
+        self, request: snapshot_pb2.PinSettledRequest, context: Context
+    ) -> snapshot_pb2.PinSettledResponse:
+        calls = self._calls
+        await calls.allow(context, Permission.CLIENT)
+        return await calls.answer(context, lambda done: calls.core.pin_settled(request, done))
+
+    async def ReadSettled(self, request: snapshot_pb2.ReadSettledRequest, context: Context) -> snapshot_pb2.SettledPage:
+        calls = self._calls
+        await calls.allow(context, Permission.CLIENT)
+        return await calls.answer(context, lambda done: calls.core.read_settled(request, done))

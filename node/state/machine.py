@@ -35,7 +35,9 @@ from tickwheel.node.state.loads import Ingesting, IngestResult, Load
 from tickwheel.node.state.membership import Members, after
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.publishing import DUE_MS_MAX, META_BYTES_MAX, Publishing
+from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.results import (
+    NO_IDS,
     CancelResult,
     DispatchResult,
     FilteredResult,
@@ -54,6 +56,7 @@ from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.node.state.staging import Staging
 from tickwheel.node.state.subscription import RETURNING, SETTLING, Subscription
 from tickwheel.node.state.sweeps import Sweeps
+from tickwheel.node.state.waiting import ROWS_MAX as WAITING_ROWS_MAX
 from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import scheduler_pb2 as scheduler
@@ -75,7 +78,7 @@ from tickwheel.proto.log_pb2 import (
 )
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
-from tickwheel.wheel.units import ONE_TAG, UNIT, CursorKey, Units
+from tickwheel.wheel.units import ONE_TAG, UNIT, CursorKey, Ids, Units
 
 __all__ = ["StateCheckpoint", "StateConfig", "StateMachine"]
 
@@ -416,6 +419,11 @@ class StateMachine:
         topic = self._state.topics.get(topic_id)
         return 0 if topic is None else topic.ready.count
 
+    def ready_log(self, topic_id: int) -> ReadyLog | None:
+        """Ready queue of a topic, to read."""
+        topic = self._state.topics.get(topic_id)
+        return None if topic is None else topic.ready
+
     def ready_messages(self) -> int:
         """Dispatched messages that some group has still to settle, once per group."""
         return sum(subscription.backlog for subscription in self._state.groups.subscriptions())
@@ -486,6 +494,11 @@ class StateMachine:
         cursor = self.wheel.cursor
         found = ((group.name, group.waiting.of(id, cursor)) for group in self._state.groups)
         return [(name, *retry) for name, retry in found if retry is not None]
+
+    def waiting_origins(self, group_id: int) -> Ids:
+        """Messages of a group whose retry waits in the wheel, by the ids they were first scheduled under."""
+        group = self._state.groups.get(group_id)
+        return NO_IDS if group is None else group.waiting.newest(WAITING_ROWS_MAX, self.wheel.cursor)
 
     def dead_letters_kept(self) -> int:
         """Dead letters of all groups."""

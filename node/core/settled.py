@@ -1,0 +1,216 @@
+"""Readers of what a group has settled and the cluster still keeps: what they see is that of one applied index.
+
+Owns the pins of this node, master or slave: of each topic of the group its floor, a bit for each position of its open
+window, and the ids of messages that wait for a retry. No file is held. A message is done if the last position that it
+has for the group is settled and it waits for no retry; pages give settled positions, and apart from them where retries
+stand, so that readers tell which is the last. Hours that are removed meanwhile are passed over and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.core.intake import DUE_MS_LIMIT
+from tickwheel.node.core.work import RemovedError
+from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.targets import origins_of
+from tickwheel.proto import common_pb2
+from tickwheel.proto.snapshot_pb2 import (
+    PinSettledRequest,
+    PinSettledResponse,
+    ReadSettledRequest,
+    SettledPage,
+    SettledTopic,
+)
+from tickwheel.wheel.units import Ids, Units, ids_of
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+PINS_MAX = 16
+"""Each is a bit for each message of the group's open windows. Of more the one that was read least recently goes."""
+PIN_HOLD_MS = 600_000
+PAGE_POSITIONS = 4_096
+PAGE_RETRIES = 65_536
+"""Positions looked at for retries at once."""
+PAGE_BYTES_MAX = 4 << 20
+"""Of records; one that is larger makes a page of its own."""
+RETRY_HINT_MS = 20
+
+Done = Callable[[SettledPage | Failure], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """What a group had settled of one topic."""
+
+    floor: int
+    bits: NDArray[np.uint8]
+    """Of the positions from the floor on, packed: 1 is settled."""
+    count: int
+    """Positions from here on were not settled, or not there."""
+
+    def settled(self, first: int, end: int) -> NDArray[np.bool_]:
+        """Of [first, end)."""
+        found = np.zeros(end - first, np.bool_)
+        found[: max(0, self.floor - first)] = True
+        low, high = max(first, self.floor), min(end, self.floor + self.count)
+        if low < high:
+            at = low - self.floor
+            start = at // 8 * 8
+            bits = np.unpackbits(self.bits[start // 8 : -(-(high - self.floor) // 8)], bitorder="little")
+            found[low - first : high - first] = bits[at - start : high - self.floor - start]
+        return found
+
+
+@dataclass(slots=True)
+class _Pin:
+    group_id: int
+    windows: dict[int, _Window]
+    ends: dict[int, int]
+    waiting: Ids
+    used_ms: int
+
+
+def _window_of(subscription: Subscription) -> _Window:
+    settled = np.frombuffer(subscription.window_bytes(), "<u2") == 0
+    return _Window(subscription.floor, np.packbits(settled, bitorder="little"), len(settled))
+
+
+class SettledDesk:
+    """One per node."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        self._pins: dict[int, _Pin] = {}
+
+    def pin(self, request: PinSettledRequest, done: Callable[[PinSettledResponse | Failure], None]) -> None:
+        """Remember what is settled now."""
+        core, state = self._core, self._core.state
+        if core.recovering or core.applied_index < request.applied_index_min:
+            text = f"applied {core.applied_index} of {max(core.recover_to, request.applied_index_min)}"
+            done(Failure(common_pb2.RECOVERING, text, {"retry_after_ms": str(RETRY_HINT_MS)}))
+            return
+        if not 0 <= request.due_ms_min <= DUE_MS_LIMIT:
+            done(invalid("due_ms_min", request.due_ms_min, "a time in milliseconds since 1970, or 0").failure)
+            return
+        group_id = state.group_id(request.group)
+        if group_id is None:
+            facts = {"field": "group", "value": request.group}
+            done(Failure(common_pb2.UNKNOWN_NAME, f"group {request.group} does not exist", facts))
+            return
+        now_ms = core.steady_ms()
+        pins = {number: pin for number, pin in self._pins.items() if now_ms - pin.used_ms <= PIN_HOLD_MS}
+        if len(pins) >= PINS_MAX:
+            del pins[min(pins, key=lambda number: pins[number].used_ms)]
+        self._pins = pins
+        pin = _Pin(group_id, {}, {}, np.unique(state.waiting_origins(group_id)), now_ms)
+        # By chance: a number of an earlier life of this node must name nothing.
+        pin_id = core.random_bits(63) | 1
+        pins[pin_id] = pin
+        response = PinSettledResponse(pin_id=pin_id, applied_index=core.applied_index, node_id=core.identity.node_id)
+        for (of_group, topic_id), subscription in state.subscriptions():
+            ready = state.ready_log(topic_id)
+            if of_group != group_id or ready is None:
+                continue
+            pin.windows[topic_id] = _window_of(subscription)
+            pin.ends[topic_id] = ready.count
+            first = ready.position_of_due(request.due_ms_min) if request.due_ms_min else ready.first_retained
+            name = state.topic_name(topic_id)
+            response.topics.append(SettledTopic(topic_id=topic_id, name=name, first=first, end=ready.count))
+        done(response)
+
+    def read(self, request: ReadSettledRequest, done: Done) -> None:
+        """A page of one topic."""
+        pin = self._pins.get(request.pin_id)
+        if pin is None:
+            text = f"pin {request.pin_id} is not known: it was not read for long, or the node was restarted; pin anew"
+            done(Failure(common_pb2.WRONG_STATE, text, {"field": "pin_id", "value": str(request.pin_id)}))
+            return
+        pin.used_ms = self._core.steady_ms()
+        window, ready = pin.windows.get(request.topic_id), self._core.state.ready_log(request.topic_id)
+        if window is None or ready is None:
+            done(invalid("topic_id", request.topic_id, "a topic of the pin").failure)
+            return
+        stop = min(request.end, pin.ends[request.topic_id])
+        first = min(max(request.first, ready.first_retained), stop)
+        page = SettledPage(removed=max(0, first - request.first))
+        if request.retries:
+            end = min(first + PAGE_RETRIES, stop)
+            rows = ready.targets.between(first, end)
+            rows = rows[rows["group"] == pin.group_id]
+            page.ids, page.positions = rows["origin"].tobytes(), rows["position"].tobytes()
+            if end < stop:
+                page.next = end
+            done(page)
+            return
+        end = min(first + PAGE_POSITIONS, stop)
+        if end < stop:
+            page.next = end
+        settled = window.settled(first, end)
+        settled[ready.foreign(pin.group_id, first, end) - first] = False
+        positions = first + np.flatnonzero(settled)
+        if not len(positions):
+            done(page)
+            return
+
+        def found(units: Units | None, error: BaseException | None) -> None:
+            if units is None:
+                self._failed(request, error, first, done)
+            else:
+                self._describe(request, pin, page, positions, units, done)
+
+        self._core.background.read_units(ready.gather(positions), found)
+
+    def _failed(self, request: ReadSettledRequest, error: BaseException | None, first: int, done: Done) -> None:
+        """Of a page from `first` on. Hours that were removed in the meantime are passed over."""
+        ready = self._core.state.ready_log(request.topic_id)
+        if isinstance(error, RemovedError) and (ready is None or ready.first_retained > first):
+            self.read(request, done)
+        else:
+            done(Failure(common_pb2.WRONG_STATE, f"what is settled cannot be read: {error}"))
+
+    def _describe(
+        self,
+        request: ReadSettledRequest,
+        pin: _Pin,
+        page: SettledPage,
+        positions: NDArray[np.int64],
+        units: Units,
+        done: Done,
+    ) -> None:
+        ends = np.cumsum(units["size"], dtype=np.int64)
+        fit = max(1, int(np.searchsorted(ends, PAGE_BYTES_MAX, side="right"))) if request.content else len(units)
+        if fit < len(units):
+            page.next = int(positions[fit])
+            units, positions = units[:fit], positions[:fit]
+        origins = origins_of(units)
+        ids: Ids = np.where(origins != 0, origins, ids_of(units))
+        keep = ~np.isin(ids, pin.waiting)
+        units, positions, ids = units[keep], positions[keep], ids[keep]
+        retried = units["target_group"] != 0
+        page.ids, page.positions = ids.astype("<u8").tobytes(), positions.astype("<u8").tobytes()
+        # A retry keeps in its place when it was due first.
+        page.due_ms = np.where(retried, units["scheduled_ms"], units["due_ms"]).astype("<i8").tobytes()
+        page.last_due_ms = units["due_ms"].tobytes()
+        page.scheduled_ms = np.where(retried, 0, units["scheduled_ms"]).astype("<i8").tobytes()
+        page.sizes, page.meta_sizes = units["size"].tobytes(), units["meta_size"].astype("<u4").tobytes()
+        if not request.content or not len(units):
+            done(page)
+            return
+        first = int(positions[0])
+
+        def read(records: list[bytes] | None, error: BaseException | None) -> None:
+            if records is None:
+                self._failed(request, error, first, done)
+            else:
+                page.records = b"".join(records)
+                done(page)
+
+        self._core.background.read_records(units, read)

@@ -1,0 +1,142 @@
+"""Scheduling messages of an archive again: selected by a condition in SQL, through the sink, exactly once by job.
+
+Topic, payload, key, tags and properties are what they were; the property `REPLAY_OF` names the message that it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, LongType, TimestampType
+
+from tickwheel.pipeline.options import Connection
+
+REPLAY_OF = "tickwheel.replay-of"
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+class ReplayError(ValueError):
+    """A replay cannot be made; the text names the option, and the column where one is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayConfig:
+    """What is to be scheduled again, and when."""
+
+    where: str = "true"
+    """A condition in Spark's SQL over the columns of the archive."""
+
+    shift: str = ""
+    """Due so much after it was due first: 90s, 2h, 1d12h, 52w. Or:"""
+
+    due: str = ""
+    """an expression in Spark's SQL over the columns: bigint (milliseconds since 1970) or timestamp."""
+
+    topic: str = ""
+    """Another topic for all; by default that of each message."""
+
+
+def shift_ms(text: str) -> int:
+    """A duration in milliseconds. Raises ReplayError."""
+    at, total = 0, 0.0
+    for found in DURATION.finditer(text):
+        if found.start() != at:
+            break
+        total += float(found[1]) * _UNIT_MS[found[2]]
+        at = found.end()
+    if not text or at != len(text):
+        raise ReplayError(f"shift: {text!r}: numbers with ms, s, m, h, d or w, for instance 1d12h")
+    return round(total)
+
+
+def selected(archive: DataFrame, config: ReplayConfig) -> DataFrame:
+    """Columns of the sink for what is to be scheduled again, each message once. Raises ReplayError."""
+    if bool(config.shift) == bool(config.due):
+        raise ReplayError("shift, due: exactly one of them must be given")
+    chosen = _checked("where", archive, lambda: archive.where(config.where)).dropDuplicates(["id"])
+    due = F.col("due_ms") + shift_ms(config.shift) if config.shift else F.expr(config.due)
+    named = _checked("due", archive, lambda: chosen.withColumn("new_due", due))
+    kind = named.schema["new_due"].dataType
+    when: Column = F.col("new_due").cast("bigint")
+    if isinstance(kind, TimestampType):
+        when = F.ceil(F.unix_micros("new_due") / 1_000)
+    elif not isinstance(kind, LongType | IntegerType):
+        raise ReplayError(
+            f"due: it is {kind.simpleString()}, and must be bigint (milliseconds since 1970) or timestamp"
+        )
+    none = F.create_map().cast("map<string,string>")
+    others = F.map_filter(F.coalesce("properties", none), lambda name, _: name != REPLAY_OF)
+    return named.select(
+        (F.lit(config.topic) if config.topic else F.col("topic")).alias("topic"),
+        when.alias("due_ms"),
+        "payload",
+        "key",
+        "tags",
+        F.map_concat(others, F.create_map(F.lit(REPLAY_OF), F.col("id"))).alias("properties"),
+    )
+
+
+def _checked(option: str, archive: DataFrame, make: Callable[[], DataFrame]) -> DataFrame:
+    try:
+        made = make()
+        made.schema  # noqa: B018  # analysed now
+        return made
+    except ParseException as error:
+        raise ReplayError(f"{option}: {str(error).strip().splitlines()[0]}") from None
+    except AnalysisException as error:
+        raise ReplayError(f"{option}: {_explained(error, archive)}") from None
+
+
+def _explained(error: AnalysisException, archive: DataFrame) -> str:
+    if (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
+        name = (error.getMessageParameters() or {}).get("objectName", "").strip("`")
+        return f"there is no column {name}; there are {', '.join(archive.columns)}"
+    return str(error).strip().splitlines()[0]
+
+
+def replay(archive: DataFrame, connection: Connection, job_id: str, config: ReplayConfig) -> int:
+    """Schedule again what is selected; how many messages that are.
+
+    Repeating it under the same job id, after whatever ended it, schedules nothing twice. A message that cannot be
+    scheduled fails all of it. Raises ReplayError, and what the sink raises.
+    """
+    rows = selected(archive, config).persist()
+    try:
+        count = rows.count()
+        writer = rows.write.format("tickwheel").options(**sink_options(connection))
+        writer.option("job_id", job_id).option("bad_rows", "fail").mode("append").save()
+    finally:
+        rows.unpersist()
+    return count
+
+
+def sink_options(connection: Connection) -> dict[str, str]:
+    """A connection as options of the data source."""
+    options = {"endpoints": ",".join(connection.endpoints), "timeout_s": str(connection.timeout_s)}
+    if connection.tls is not None:
+        tls = connection.tls
+        names = {"ca_file": tls.ca_file, "cert_file": tls.cert_file, "key_file": tls.key_file}
+        options |= {name: str(value) for name, value in names.items() if value}
+        if tls.server_name:
+            options["server_name"] = tls.server_name
+    return options
+
+
+def summary(rows: DataFrame) -> str:
+    """What would be scheduled, by topic, for people."""
+    found = rows.groupBy("topic").agg(F.count("*"), F.min("due_ms"), F.max("due_ms")).orderBy("topic").collect()
+    lines = [f"{sum(row[1] for row in found):,} messages would be scheduled"]
+    for topic, count, first, last in found:
+        lines.append(f"  {topic:24} {count:>12,}  due {_time(first)} to {_time(last)}")
+    return "\n".join(lines)
+
+
+def _time(at_ms: int) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"

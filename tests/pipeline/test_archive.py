@@ -1,0 +1,215 @@
+"""Archive and replay on a real cluster: what is settled and what is dead, once each, and back again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from typer.testing import CliRunner
+
+from tests.pipeline.running import RunningCluster
+from tickwheel.client import Delivery
+from tickwheel.client.async_client import Message
+from tickwheel.pipeline.archive import ArchiveError, archive, read_archive
+from tickwheel.pipeline.cli import app
+from tickwheel.pipeline.options import CONNECTION, Connection, Options, connection_of
+from tickwheel.pipeline.replay import REPLAY_OF, ReplayConfig, ReplayError, replay, selected, shift_ms, summary
+
+TOPIC, GROUP = "archived", "archivists"
+COUNT = 300
+
+
+def connection(cluster: RunningCluster) -> Connection:
+    """Of the cluster of the tests."""
+    return connection_of(Options({"endpoints": cluster.endpoints}, CONNECTION), 15.0)
+
+
+def headers(message: Message) -> Mapping[str, str]:
+    """Of a message that was read with its content."""
+    assert message.headers is not None
+    return message.headers
+
+
+def fate(number: int) -> str:
+    """What the consumer does with a message, by its number."""
+    if number % 10 == 0:
+        return "dies"
+    if number % 10 == 1:
+        return "comes again"
+    return "waits" if number % 10 == 2 else "stays out" if number % 10 == 3 else "done"
+
+
+class Handled:
+    """What became of the messages, by payload: the ids, and which the group is done with."""
+
+    def __init__(self) -> None:
+        self.ids: dict[bytes, str] = {}
+        self.fates: dict[str, set[bytes]] = {}
+
+
+@pytest.fixture(scope="module")
+def handled(cluster: RunningCluster) -> Handled:
+    """Some are acknowledged at once, some at the second attempt, some die, some wait for an attempt in an hour, and
+    some are left with the consumer."""
+    found = Handled()
+
+    async def go() -> None:
+        client = cluster.client
+        now_ms = time.time_ns() // 1_000_000 + 3_000  # none is late, which would move its due time
+        asked = []
+        for number in range(COUNT):
+            meta = {"key": f"k{number}", "tags": ["a"], "headers": {"n": str(number)}} if number % 2 else {}
+            asked.append(client.schedule(TOPIC, f"m-{number}", due_ms=now_ms + number, **meta))  # type: ignore[arg-type]
+        for number, receipt in enumerate(await asyncio.gather(*asked)):
+            found.ids[f"m-{number}".encode()] = receipt.id
+            found.fates.setdefault(fate(number), set()).add(f"m-{number}".encode())
+        left = COUNT + COUNT // 10
+        settled = []
+        async with client.consumer(GROUP, TOPIC, lease=timedelta(minutes=10)) as consumer:
+            async for batch in consumer.batches():
+                for delivery in batch:
+                    settled += settle(delivery)
+                left -= len(batch)
+                if not left:
+                    break
+            await asyncio.gather(*settled)
+            await consumer.drain()
+
+    def settle(delivery: Delivery) -> list[asyncio.Future[object]]:
+        what = fate(int(delivery.payload.partition(b"-")[2]))
+        if what == "dies":
+            return [asyncio.ensure_future(delivery.dead("too bad"))]
+        if what == "waits" or (what == "comes again" and delivery.attempt == 1):
+            delay = timedelta(hours=1) if what == "waits" else timedelta(milliseconds=1)
+            return [asyncio.ensure_future(delivery.nack(delay=delay))]
+        return [] if what == "stays out" else [asyncio.ensure_future(delivery.ack())]
+
+    cluster.wait(go())
+    return found
+
+
+@pytest.fixture(scope="module")
+def archived(
+    spark: SparkSession, cluster: RunningCluster, handled: Handled, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The archive after two runs."""
+    path = tmp_path_factory.mktemp("archive") / "a"
+    done = len(handled.fates["done"]) + len(handled.fates["comes again"])
+    dead = len(handled.fates["dies"])
+    [first] = archive(spark, path, connection(cluster), [GROUP])
+    assert (first.settled, first.dead, first.known) == (done, dead, 0)
+    [again] = archive(spark, path, connection(cluster), [GROUP])
+    assert (again.settled, again.dead, again.known) == (0, 0, done + dead)
+    return path
+
+
+@pytest.fixture(scope="module")
+def rows(spark: SparkSession, archived: Path) -> DataFrame:
+    """It as a frame."""
+    return read_archive(spark, archived)
+
+
+def test_what_is_done_is_archived_once_and_nothing_else(rows: DataFrame, handled: Handled) -> None:
+    """Not what waits for a retry or is still out; a message that came again is there once, under its first id, with
+    the time when it was due first. Content is complete."""
+    found = {bytes(row.payload): row for row in rows.collect()}
+    by_kind = {kind: {payload for payload, row in found.items() if row.kind == kind} for kind in ("settled", "dead")}
+    assert by_kind["settled"] == handled.fates["done"] | handled.fates["comes again"]
+    assert by_kind["dead"] == handled.fates["dies"]
+    assert len(found) == rows.count()
+    for payload, row in found.items():
+        assert (row.group, row.topic, row.id) == (GROUP, TOPIC, handled.ids[payload])
+        number = int(payload.partition(b"-")[2])
+        meta = (f"k{number}", ["a"], {"n": str(number)}) if number % 2 else (None, None, None)
+        assert (row.key, row.tags, row.properties) == meta
+        assert (row.last_due_ms or row.due_ms) > row.due_ms or fate(number) != "comes again"
+    dues = {int(payload.partition(b"-")[2]): row.due_ms for payload, row in found.items()}
+    assert len({due_ms - number for number, due_ms in dues.items()}) == 1
+    letter = found[b"m-0"]
+    assert (letter.cause, letter.error, letter.attempts) == ("declared_dead", "too bad", 1)
+
+
+def test_only_the_days_that_are_asked_for(
+    spark: SparkSession, cluster: RunningCluster, handled: Handled, tmp_path: Path, rows: DataFrame
+) -> None:
+    """By when messages were due first."""
+    middle = sorted(row.due_ms for row in rows.select("due_ms").collect())[100]
+    [found] = archive(spark, tmp_path, connection(cluster), [GROUP], from_ms=middle, to_ms=middle + 50)
+    wanted = rows.where(f"due_ms >= {middle} AND due_ms < {middle + 50}").count()
+    assert found.settled + found.dead == wanted > 0
+
+
+def test_a_selection_is_scheduled_again_once(
+    spark: SparkSession, cluster: RunningCluster, handled: Handled, rows: DataFrame
+) -> None:
+    """With all that the messages had, and the id they had; although the same job is run twice."""
+    config = ReplayConfig(where=f"topic = '{TOPIC}' AND kind = 'dead' AND key IS NULL", shift="1d2h", topic="replayed")
+    wanted = {row.id: row for row in rows.where(config.where).collect()}
+    assert summary(selected(rows, config)).startswith(f"{len(wanted):,} messages")
+    for _ in range(2):
+        assert replay(rows, connection(cluster), "replay-the-dead", config) == len(wanted)
+    messages = cluster.messages("replayed")
+    assert {headers(message)[REPLAY_OF] for message in messages} == set(wanted)
+    assert len(messages) == len(wanted) == 30
+    for message in messages:
+        row = wanted[headers(message)[REPLAY_OF]]
+        assert message.payload == bytes(row.payload)
+        assert message.due_ms == row.due_ms + 26 * 3_600_000
+
+
+def test_due_times_may_be_computed(spark: SparkSession, cluster: RunningCluster, rows: DataFrame) -> None:
+    """From any columns, as milliseconds or as a timestamp; key, tags and properties go along."""
+    config = ReplayConfig(where="key IN ('k5', 'k7')", due="timestamp_millis(due_ms) + INTERVAL 3 DAYS")
+    replay(rows, connection(cluster), "replay-computed", config)
+    found = [m for m in cluster.messages(TOPIC) if REPLAY_OF in headers(m)]
+    before = {row.key: row for row in rows.where(config.where).collect()}
+    assert Counter(m.key for m in found) == Counter(list(before))
+    for message in found:
+        row = before[message.key]
+        assert message.due_ms == row.due_ms + 3 * 86_400_000
+        assert (list(message.tags), message.headers) == (row.tags, {**row.properties, REPLAY_OF: row.id})
+
+
+def test_what_cannot_be_is_said(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:
+    """A wrong column by its name, and what there is; a condition that is none; no due time, or of a wrong kind."""
+    wrong = {
+        "no column topik; there are kind, group, id, topic": ReplayConfig(where="topik = 'x'", shift="1d"),
+        "no column duty": ReplayConfig(due="duty + 1"),
+        "where: ": ReplayConfig(where="topic =", shift="1d"),
+        "exactly one of them": ReplayConfig(),
+        "must be bigint": ReplayConfig(due="topic"),
+        "shift: '1 day'": ReplayConfig(shift="1 day"),
+    }
+    for text, config in wrong.items():
+        with pytest.raises(ReplayError, match=text):
+            selected(rows, config)
+    assert (shift_ms("1d12h"), shift_ms("90s"), shift_ms("1.5m")) == (129_600_000, 90_000, 90_000)
+    with pytest.raises(ArchiveError, match="no archive"):
+        read_archive(spark, tmp_path)
+
+
+def test_the_commands_say_what_they_did(
+    spark: SparkSession, cluster: RunningCluster, archived: Path, rows: DataFrame
+) -> None:
+    """As an operator uses them: all groups into an archive that has them, a look, a replay, and a wrong condition."""
+
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(app, [words[0], str(archived), "--endpoints", cluster.endpoints, *words[1:]])
+        return f"{done.output}{done.exception or ''}"
+
+    before = rows.count()
+    said = run("archive", "--group", GROUP, "--from", "2026-01-01", "--to", "2100-01-01T00:00Z")
+    assert f"{GROUP}: 0 settled messages and 0 dead letters added, {before:,} were there" in said
+    said = run("replay", "--job-id", "by-hand", "--where", "kind = 'dead'", "--shift", "1w", "--dry-run")
+    assert said.startswith("30 messages would be scheduled")
+    said = run("replay", "--job-id", "by-hand", "--where", "key = 'k15'", "--shift", "1w", "--topic", "by-hand")
+    assert said.startswith("1 messages scheduled as job by-hand")
+    assert cluster.payloads("by-hand") == Counter(["m-15"])
+    assert "no column nokey" in run("replay", "--job-id", "x", "--where", "nokey = 'k15'", "--shift", "1w")
+    assert "--from: 'soon'" in run("archive", "--from", "soon")
