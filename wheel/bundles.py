@@ -196,8 +196,9 @@ class Bundles:
         inside = (place > 0) & (index < first[last] + units[last])
         return inside, below
 
-    def forget(self, below: int) -> None:
-        """Hours below are gone; so are bundles of which nothing is left."""
+    def forget(self, below: int) -> list[str]:
+        """Hours below are gone; so are bundles of which nothing is left: their names."""
+        gone: list[str] = []
         for hour in [hour for hour in self._chunks if hour < below]:
             taken = self._chunks.pop(hour)
             self.chunks -= len(taken)
@@ -205,8 +206,10 @@ class Bundles:
                 overlay = self._overlays[number]
                 if overlay.chunks == 1:
                     del self._overlays[number]
+                    gone.append(overlay.name)
                 else:
                     self._overlays[number] = replace(overlay, chunks=overlay.chunks - 1)
+        return gone
 
     # -- checkpoints
 

@@ -204,7 +204,8 @@ class Wheel(Ingest):
         self._removed_below = below
         self._doomed += self._hours.forget(below)
         self._marks.forget(below)
-        self._bundles.forget(below)
+        for name in self._bundles.forget(below):
+            self._gone[name] = self._run
         for hour in [hour for hour in self._chunks if hour < below]:
             del self._chunks[hour]
 
@@ -374,6 +375,7 @@ class Wheel(Ingest):
         """The manifest that names this checkpoint is durable; its `remove_old` is to run now, in a worker."""
         for hour in job.doomed:
             self._close_hour(hour)
+        self._gone = {name: run for name, run in self._gone.items() if run >= job.wheel_state.run}
 
     def digest_parts(self) -> dict[str, bytes]:
         """Digests of the logical state, by name: the same on every node at the same applied index."""

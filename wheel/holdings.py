@@ -55,6 +55,9 @@ class Holdings:
         self._active = Buffer()
         self._frozen: Buffer | None = None
         self._bundles = Bundles()
+        self._gone: dict[str, int] = {}
+        """Bundles of which nothing is left, and the last checkpoint that was begun before: a replay needs their files
+        until a later one is durable."""
         self._chunks: dict[int, list[Chunk]] = {}
         self._open: dict[int, Segment] = {}
         self._run = 0
@@ -134,7 +137,7 @@ class Holdings:
 
     def bundle_names(self) -> set[str]:
         """Bundles whose files are needed."""
-        return {overlay.name for overlay in self._bundles.overlays()}
+        return {overlay.name for overlay in self._bundles.overlays()} | self._gone.keys()
 
     def hours(self) -> list[int]:
         """Hours that have units."""

@@ -71,6 +71,10 @@ class _Fetch:
     """Place in the list of peers of the one that was asked."""
     asked_until_ms: int = 0
     bytes: int = 0
+    failed: int = 0
+    """Peers asked in a row of which nothing came."""
+    gone: bool = False
+    """The master has said that it does not have it any more."""
 
 
 class BulkDesk:
@@ -292,6 +296,7 @@ class BulkDesk:
         if fetch is None or fetch.name != piece.name:
             return
         if not piece.held or not piece.data:
+            fetch.gone = fetch.gone or peer_id == self._core.log.status().master_id
             fetch.asked_until_ms = min(fetch.asked_until_ms, self._core.steady_ms() + AGAIN_MS)
             return
 
@@ -303,6 +308,7 @@ class BulkDesk:
                 fetch.asked_until_ms = self._core.steady_ms() + PIECE_MS
                 return
             fetch.bytes = answer.bytes
+            fetch.failed = 0
             if answer.held:
                 self._fetch = None
                 self.counts.fetched += 1
@@ -340,8 +346,18 @@ class BulkDesk:
             return
         state = self.store.offer(fetch.name, fetch.total_bytes)
         fetch.bytes = 0 if isinstance(state, Failure) else state.bytes
+        if fetch.gone and fetch.failed > len(self._voters()):
+            self._copy_instead(fetch)
         fetch.peer += 1
+        fetch.failed += 1
         self._ask(fetch)
+
+    def _copy_instead(self, fetch: _Fetch) -> None:
+        """Nobody who answers has it, and the master is past it: what it brought has been removed there."""
+        fetch.gone, fetch.failed = False, 0
+        master_id = self._core.log.status().master_id
+        if master_id is not None and master_id != self._core.identity.node_id:
+            self._core.checkpoint_needed(master_id, self._core.applied_index)
 
     def _ask(self, fetch: _Fetch) -> None:
         peers = self._voters()

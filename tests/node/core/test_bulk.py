@@ -12,8 +12,9 @@ import google_crc32c
 import numpy as np
 import pytest
 
+from tests.node.core import trio
 from tests.node.core.trio import EPOCH_MS, MS, Client, Node, World, digests
-from tickwheel.node.core import bundle_store
+from tickwheel.node.core import bundle_store, retention
 from tickwheel.node.core.bundle_store import Held
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
@@ -525,3 +526,130 @@ def test_a_load_shows_in_status_and_metrics(world: World) -> None:
     assert metrics["bulk_bundles_fetched"] == metrics["bulk_bundles_taken_over"] == metrics["bulk_bundles_held"] == 1
     assert metrics["bulk_messages_taken_over"] == len(wanted) and metrics["bulk_received_bytes"] == len(data)
     assert node_metrics(master.host.core)["bulk_refusals"] == {("take_over",): 1.0}
+
+
+def gone_by(monkeypatch: pytest.MonkeyPatch, *, checkpoint_period_ms: int) -> tuple[World, Client, Node, Loader, int]:
+    """A world whose hour ends soon, a bundle of that hour loaded while one slave is down, delivered and removed."""
+    monkeypatch.setattr(trio, "EPOCH_MS", 500_000 * HOUR_MS - 12_000)
+    monkeypatch.setattr(retention, "HOURS_KEPT", 0)
+    monkeypatch.setattr(bundle_store, "UNCLAIMED_MS", 3_000)
+    monkeypatch.setattr(bundle_store, "CHECK_PERIOD_MS", 500)
+    config = replace(
+        CoreConfig(), segment_bytes=1 << 20, retention_period_ms=500, checkpoint_period_ms=checkpoint_period_ms
+    )
+    world = World(config=config)
+    begin(world)
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    slave.kill()
+    client = Client(world)
+    client.consume()
+    data, wanted = bundle_of([world.now_ms + 1_000 + n for n in range(50)])
+    loader = Loader(world, [data])
+    loader.load()
+    for _ in range(3):
+        client.schedule([6_000])
+        world.run(8_000)
+    check(client, wanted)
+    assert master.host is not None and master.host.core.wheel.bundle_chunks == 0
+    return world, client, slave, loader, len(wanted)
+
+
+def test_a_bundle_stays_until_a_checkpoint_covers_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hours are removed, but a replay would take it over again: without it every node would wait for the others."""
+    world, _, slave, loader, units = gone_by(monkeypatch, checkpoint_period_ms=10_000_000)
+    path = bundle.bundle_path(name_of(loader.datas[0]))
+    for node in world.nodes.values():
+        assert node is slave or node.disk.exists(path)
+        node.kill()
+    for node in world.nodes.values():
+        node.start()
+    world.run(3_000)
+    settle_down(world)
+    for node in world.nodes.values():
+        assert node.host is not None and node.host.face.bulk.load("job").units == units
+        assert not node.host.installs
+        done: list[object] = []
+        node.host.core.checkpointer.request(done.append)
+        node.host.core.checkpointer.copied()
+        node.wake()
+        world.run_until(lambda done=done: bool(done))  # type: ignore[misc]
+    world.run(8_000)
+    assert not any(node.disk.exists(path) for node in world.nodes.values()), "a checkpoint covers its end"
+    assert not any(node.fatal for node in world.nodes.values())
+
+
+def test_a_slave_copies_a_checkpoint_when_nobody_has_the_bundle_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes back after the bundle's hours were removed everywhere, and the log still names it."""
+    world, client, slave, loader, units = gone_by(monkeypatch, checkpoint_period_ms=2_000)
+    path = bundle.bundle_path(name_of(loader.datas[0]))
+    world.run_until(lambda: not any(node.disk.exists(path) for node in world.nodes.values()), 20_000)
+    slave.start()
+    world.run(6_000)
+    settle_down(world)
+    assert slave.host is not None and slave.host.installs == 1
+    assert slave.host.face.bulk.load("job").units == units and not slave.host.core.bulk.waiting
+    client.schedule([500])
+    world.run(3_000)
+    assert not client.lost()
+    assert not any(node.fatal for node in world.nodes.values())
+
+
+def test_a_slave_with_a_full_disk_takes_the_bundle_later(world: World) -> None:
+    """It refuses the bundle and is no reason to wait: the others take it over, and it fetches it when there is room."""
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    data, _ = bundle_of([world.now_ms + 60_000 + n * 7_000 for n in range(3_000)])
+    slave.disk.fill(200_000)
+    loader = Loader(world, [data])
+    state = loader.load()
+    assert state.units == 3_000
+    assert [failure.reason for failure in loader.failures] == [common_pb2.DISK_FULL]
+    world.run(500)
+    assert slave.host is not None and slave.host.core.bulk.waiting
+    core = slave.host.core
+    slave.disk.make_room()
+    world.run_until(lambda: core.bulk.counts.fetched == 1)
+    settle_down(world)
+
+
+def test_a_bundle_that_rots_on_a_slave_stops_that_node_alone(world: World) -> None:
+    """After it was accepted its bytes change: the node names the file and stops, the others deliver everything."""
+    client = Client(world)
+    client.consume()
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    data, wanted = bundle_of([world.now_ms + 3_000 + n for n in range(300)])
+    loader = Loader(world, [data])
+    loader.send_all()
+    layout = bundle.Layout(1_000, 1, np.frombuffer(data, bundle.TABLE, 1, bundle.HEADER_BYTES))
+    slave.disk.flip(bundle.bundle_path(name_of(data)), layout.index_at + 5)
+    loader.take_over(0)
+    world.run(6_000)
+    check(client, wanted)
+    assert slave.host is None and name_of(data) in slave.fatal
+    slave.fatal = ""
+
+
+def test_a_checkpoint_waits_for_what_a_node_lacks(world: World) -> None:
+    """While the bundle is being fetched there is nothing whole to write; then the checkpoint is, and names it."""
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    slave.kill()
+    data, _ = bundle_of([world.now_ms + 30_000 + n * 7_000 for n in range(3_000)])
+    Loader(world, [data]).load()
+    slave.start()
+    assert slave.host is not None
+    core = slave.host.core
+    for _ in range(400):
+        world.run(1)
+        if core.bulk.waiting:
+            break
+    done: list[Any] = []
+    core.checkpointer.request(done.append)
+    slave.wake()
+    assert core.wheel.absorbing and not done
+    world.run_until(lambda: bool(done))
+    assert not core.wheel.absorbing and bundle.bundle_path(name_of(data)) in {file.path for file in done[0]}
+    core.checkpointer.copied()
+    settle_down(world)
