@@ -15,7 +15,9 @@ from pyarrow import fs
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-BATCH_ROWS = 1 << 17
+BATCH_ROWS_MAX = 1 << 17
+BATCH_BYTES = 16 << 20
+"""Of one record batch, about: rows may be of 4 MiB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class Piece:
 
     path: str
     groups: tuple[int, ...]
+    batch_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Pieces:
         piece = self.pieces[number]
         wanted = to_arrow_schema(self.schema, timezone="UTC")
         with system.open_input_file(piece.path) as file:
-            for batch in pq.ParquetFile(file).iter_batches(BATCH_ROWS, list(piece.groups)):
+            for batch in pq.ParquetFile(file).iter_batches(piece.batch_rows, list(piece.groups)):
                 yield batch if batch.schema.equals(wanted) else batch.cast(wanted, safe=False)
 
 
@@ -83,13 +86,18 @@ def _files(system: fs.FileSystem, path: str) -> list[str] | None:
 
 def _groups(path: str, metadata: pq.FileMetaData, piece_bytes: int) -> Iterator[Piece]:
     held: list[int] = []
-    size = 0
+    size = rows = 0
+
+    def piece() -> Piece:
+        return Piece(path, tuple(held), max(1, min(BATCH_ROWS_MAX, BATCH_BYTES * rows // max(1, size))))
+
     for number in range(metadata.num_row_groups):
         more = metadata.row_group(number).total_byte_size
         if held and size + more > piece_bytes:
-            yield Piece(path, tuple(held))
-            held, size = [], 0
+            yield piece()
+            held, size, rows = [], 0, 0
         held.append(number)
         size += more
+        rows += metadata.row_group(number).num_rows
     if held:
-        yield Piece(path, tuple(held))
+        yield piece()

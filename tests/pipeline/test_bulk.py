@@ -25,6 +25,7 @@ from tickwheel.pipeline.hashes import key_hashes, tag_hashes
 from tickwheel.pipeline.load import Loader, LoadError, Progress, load
 from tickwheel.pipeline.manifest import Manifest, ManifestError, check_content, read_manifest
 from tickwheel.pipeline.meta_column import META_COLUMNS, meta_column
+from tickwheel.pipeline.parquet_pieces import find
 from tickwheel.pipeline.runs import Run, write_run
 from tickwheel.pipeline.schedules import ScheduleConfig, schedule, write_schedule
 from tickwheel.pipeline.sink_rows import SchemaError
@@ -330,3 +331,24 @@ def test_runs_give_every_row_once_in_order(tmp_path: Path, data: st.DataObject) 
     wanted = [row for row in expected if low * HOUR_MS <= row[0] < high * HOUR_MS]
     assert Counter(found) == Counter(wanted)
     assert found == sorted(wanted, key=lambda row: row[0]), "equal times in the order in which they came"
+
+
+def test_pieces_of_parquet_files_are_every_row_once(tmp_path: Path) -> None:
+    """Row groups of several files in pieces, hidden files left out; what Spark alone can read is left to it."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(3):
+        table = pa.table({"due_ms": pa.array(range(number * 100, number * 100 + 100)), "payload": [b"x" * 50] * 100})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=30)
+    (folder / "_SUCCESS").write_bytes(b"")
+    (folder / ".hidden").write_bytes(b"no Parquet")
+    found = find(str(folder), 1_500)
+    assert found is not None and len(found.pieces) > 3
+    rows = [value for n in range(len(found.pieces)) for batch in found.read(n) for value in batch["due_ms"].to_pylist()]
+    assert sorted(rows) == list(range(300))
+    assert all(piece.batch_rows >= 30 for piece in found.pieces)
+    pq.write_table(pa.table({"due_ms": ["other"]}), folder / "3.parquet")
+    assert find(str(folder), 1_500) is None, "schemas differ"
+    (folder / "3.parquet").write_bytes(b"no Parquet")
+    assert find(str(folder), 1_500) is None
+    assert find("nosuch://bucket/in", 1_500) is None and find(str(tmp_path / "missing"), 1_500) is None
