@@ -1,0 +1,259 @@
+"""What others read of the replicated state: names, groups, places, counts. Nothing here changes anything.
+
+The state machine is one of these; node/core reads it through these methods alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.state.administration import Administration
+from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.cold import ColdTier
+from tickwheel.node.state.control import filter_refusal
+from tickwheel.node.state.dead_letters import DeadLetters
+from tickwheel.node.state.digest import digest
+from tickwheel.node.state.loads import Load
+from tickwheel.node.state.membership import Members, after
+from tickwheel.node.state.ports import WheelPort
+from tickwheel.node.state.ready import ReadyLog
+from tickwheel.node.state.results import NO_IDS
+from tickwheel.node.state.retry_policy import RetryPolicy
+from tickwheel.node.state.settings import Settings
+from tickwheel.node.state.staging import Staging
+from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.sweeps import Sweeps
+from tickwheel.node.state.waiting import ROWS_MAX as WAITING_ROWS_MAX
+from tickwheel.proto import admin_pb2
+from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.replication.log import Member
+from tickwheel.wheel.units import Ids
+
+
+class StateView:
+    """See the module."""
+
+    def __init__(self, state: ClusterState, wheel: WheelPort, admin: Administration) -> None:
+        self._state = state
+        self.wheel = wheel
+        self._admin = admin
+        self._levels: tuple[str, NDArray[np.int64]] = ("", np.zeros(0, np.int64))
+
+    @property
+    def sweeps(self) -> Sweeps:
+        """Jobs over what is pending; not to be changed."""
+        return self._state.sweeps
+
+    @property
+    def applied_index(self) -> int:
+        """Index of the last entry applied."""
+        return self._state.applied_index
+
+    @property
+    def applied_term(self) -> int:
+        """Raft term of that entry."""
+        return self._state.applied_term
+
+    @property
+    def lead_term(self) -> int:
+        """Highest term of a lead command."""
+        return self._state.lead_term
+
+    @property
+    def created(self) -> bool:
+        """Whether the cluster has been created."""
+        return bool(self._state.cluster_id)
+
+    @property
+    def cluster_id(self) -> str:
+        """Empty until it has been created."""
+        return self._state.cluster_id
+
+    @property
+    def settings(self) -> Settings:
+        """The replicated settings."""
+        return self._state.settings
+
+    @property
+    def staging(self) -> Staging:
+        """What bulk writers have staged."""
+        return self._state.staging
+
+    def accepted(self, producer_id: str, sequence: int) -> bool:
+        """Whether this sequence of a producer was accepted before: to schedule it again adds nothing."""
+        span = self._state.producers.span(producer_id) if producer_id else None
+        return span is not None and sequence <= span.last
+
+    @property
+    def delay_levels_ms(self) -> NDArray[np.int64]:
+        """Delays of level 1, 2, ..."""
+        text = self._state.settings.delay_levels
+        if self._levels[0] != text:
+            self._levels = (text, np.array(self._state.settings.levels_ms, np.int64))
+        return self._levels[1]
+
+    def members(self) -> list[Member]:
+        """Members of the cluster, in the order they came."""
+        return list(self._state.members.values())
+
+    def members_after(self, command: AdminCommand) -> Members | Failure:
+        """What this command about members would make of them now."""
+        return after(command, self._state.members, self._state.removed_ids)
+
+    def load(self, job_id: str) -> Load | None:
+        """A bulk load, by its job id."""
+        return self._state.loads.get(job_id)
+
+    @property
+    def cold(self) -> ColdTier:
+        """The cold tier; not to be changed."""
+        return self._state.cold
+
+    def topic_id(self, name: str) -> int | None:
+        """Id of a topic."""
+        topic = self._state.topics.named(name)
+        return None if topic is None else topic.topic_id
+
+    def topic_name(self, topic_id: int) -> str:
+        """Name of a topic; empty if it was deleted."""
+        topic = self._state.topics.get(topic_id)
+        return "" if topic is None else topic.name
+
+    def topic_fifo(self, topic_id: int) -> bool:
+        """Whether messages of one message group go one after the other."""
+        topic = self._state.topics.get(topic_id)
+        return topic is not None and topic.fifo
+
+    def topic_paused(self, topic_id: int) -> bool:
+        """Whether its delivery is paused."""
+        topic = self._state.topics.get(topic_id)
+        return topic is not None and topic.paused
+
+    def ready_count(self, topic_id: int) -> int:
+        """Messages that have entered its ready queue so far."""
+        topic = self._state.topics.get(topic_id)
+        return 0 if topic is None else topic.ready.count
+
+    def ready_log(self, topic_id: int) -> ReadyLog | None:
+        """Ready queue of a topic, to read."""
+        topic = self._state.topics.get(topic_id)
+        return None if topic is None else topic.ready
+
+    def ready_messages(self) -> int:
+        """Dispatched messages that some group has still to settle, once per group."""
+        return sum(subscription.backlog for subscription in self._state.groups.subscriptions())
+
+    def topic_messages(self) -> list[admin_pb2.Topic]:
+        """All topics."""
+        return [topic.message() for topic in self._state.topics]
+
+    def group_id(self, name: str) -> int | None:
+        """Id of a group."""
+        group = self._state.groups.named(name)
+        return None if group is None else group.group_id
+
+    def group_name(self, group_id: int) -> str:
+        """Name of a group; empty if it was deleted."""
+        group = self._state.groups.get(group_id)
+        return "" if group is None else group.name
+
+    def group_broadcasting(self, group_id: int) -> bool:
+        """Whether every consumer of it gets every message."""
+        group = self._state.groups.get(group_id)
+        return group is not None and group.broadcasting
+
+    def group_paused(self, group_id: int) -> bool:
+        """Whether its delivery is paused."""
+        group = self._state.groups.get(group_id)
+        return group is not None and group.paused
+
+    def filter_refusal(self, group_id: int, asked: str) -> Failure | None:
+        """Whether a filter that a consumer states (empty: none) is another than its group's."""
+        group = self._state.groups.get(group_id)
+        return None if group is None else filter_refusal(group, asked)
+
+    def group_filter(self, group_id: int) -> str:
+        """Its filter, normalised; empty: everything."""
+        group = self._state.groups.get(group_id)
+        return "" if group is None else group.filter
+
+    def unchecked(self) -> list[tuple[int, int]]:
+        """Subscriptions (group id, topic id) of groups with a filter."""
+        return [(s.group_id, s.topic_id) for s in self._state.groups.subscriptions() if s.checked is not None]
+
+    def group_topics(self, group_id: int) -> list[int]:
+        """Ids of its topics."""
+        group = self._state.groups.get(group_id)
+        return [] if group is None else list(group.subscriptions)
+
+    def group_messages(self) -> list[admin_pb2.Group]:
+        """All groups."""
+        return [self._admin.describe(group) for group in self._state.groups]
+
+    def subscription(self, group_id: int, topic_id: int) -> Subscription | None:
+        """A group's place in a topic."""
+        group = self._state.groups.get(group_id)
+        return None if group is None else group.subscriptions.get(topic_id)
+
+    def subscriptions(self) -> Iterator[tuple[tuple[int, int], Subscription]]:
+        """All, by (group id, topic id)."""
+        return (((s.group_id, s.topic_id), s) for s in self._state.groups.subscriptions())
+
+    def dead_count(self, group_id: int) -> int:
+        """Dead letters of a group that are kept."""
+        group = self._state.groups.get(group_id)
+        return 0 if group is None else group.dead.count
+
+    def waiting_retries(self, id: int) -> list[tuple[str, int, int, int]]:
+        """(group, id of the retry's unit, due_ms, deliveries so far) of a message's retries that wait in the wheel."""
+        cursor = self.wheel.cursor
+        found = ((group.name, group.waiting.of(id, cursor)) for group in self._state.groups)
+        return [(name, *retry) for name, retry in found if retry is not None]
+
+    def waiting_origins(self, group_id: int) -> Ids:
+        """Messages of a group whose retry waits in the wheel, by the ids they were first scheduled under."""
+        group = self._state.groups.get(group_id)
+        return NO_IDS if group is None else group.waiting.newest(WAITING_ROWS_MAX, self.wheel.cursor)
+
+    def dead_letters_kept(self) -> int:
+        """Dead letters of all groups."""
+        return sum(group.dead.count for group in self._state.groups)
+
+    def dead_letters(self, group_id: int) -> DeadLetters | None:
+        """Dead letters of a group, to read."""
+        group = self._state.groups.get(group_id)
+        return None if group is None else group.dead
+
+    def retry_policy(self, group_id: int) -> RetryPolicy:
+        """How messages of a group come again."""
+        group = self._state.groups.get(group_id)
+        return RetryPolicy() if group is None else group.retry
+
+    @property
+    def removed_unsettled(self) -> int:
+        """Messages removed by retention that a group had not settled (once per group), or that no group ever saw."""
+        return self._state.unsettled_removed
+
+    @property
+    def hour_min_kept(self) -> int:
+        """Hours below were removed."""
+        return self._state.hour_min_kept
+
+    def removable_hours(self) -> int:
+        """Hours below this one hold nothing that a group still needs: propose RemoveHours with it.
+
+        A topic without groups retains.
+        """
+        return self._admin.removable_hours()
+
+    def retention_over(self, hour: int) -> int:
+        """Hours below this one are over for a retention that reaches back to the start of `hour`."""
+        return self._admin.retention_over(hour)
+
+    def digest(self) -> admin_pb2.StateDigest:
+        """Digest of the logical state at the applied index, by parts."""
+        return digest(self._state, self.wheel)
