@@ -209,7 +209,7 @@ class NodeCore:
         self.pins = PinDesk(self)
         self.salvage = Salvage(self)
         self.record_answers = RecordAnswers(self)
-        self.delivery.unreadable = self.salvage.add
+        self.delivery.fetching.unreadable = self.salvage.add
         self.settled = SettledDesk(self)
         self.random_bits = ports.random.getrandbits
         self.consumers = ConsumerDesk(self)

@@ -10,7 +10,6 @@ Before anything leaves, the lease of mastership is asked again: a deposed master
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,30 +20,27 @@ from tickwheel.node.core.channel import Channel, Staged
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.counters import Counters
 from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.fetching import Fetching
 from tickwheel.node.core.fifo import FifoChannel
+from tickwheel.node.core.inherited import Inherited
 from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, Positions
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.recent import RecentUnits
+from tickwheel.node.core.returns import Returns
 from tickwheel.node.core.sessions import CREDITS_MAX, Session, Sessions
 from tickwheel.node.core.settlements import Settlements
-from tickwheel.node.core.sift import Sift, Sifted
-from tickwheel.node.core.work import Background, RemovedError
+from tickwheel.node.core.work import Background
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import SettleResult
-from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.log_pb2 import (
-    SETTLE_RETURN,
     SettleColumns,
 )
 from tickwheel.proto.peer_pb2 import LeaseRange
-from tickwheel.storage.disk import DiskError
 from tickwheel.wheel.engine import Wheel
-from tickwheel.wheel.units import Units, ids_of
-
-RETURN_RETRY_MS = 200
+from tickwheel.wheel.units import Units
 
 
 class Delivery:
@@ -72,17 +68,11 @@ class Delivery:
         self._channels: dict[ChannelKey, Channel] = {}
         self._recent: dict[int, RecentUnits] = {}
         self._leases = LeaseTable()
-        self._returning: dict[ChannelKey, set[int]] = {}
-        """Positions whose return is on its way into the log: not to be handed out before it is applied."""
-        self._held_ids: dict[ChannelKey, dict[int, int]] = {}
-        """Ids that an earlier master delivered ahead of a lost dispatch, and until when they are leased."""
         self.push: PushAhead | None = None
         """Set by the core in push-first."""
         self.on_delivered: Callable[[int, int, str, consumer_pb2.DeliverBatch], None] | None = None
         """Set by the core: time, topic id, name of the consumer, batch. Must not raise."""
-        self.unreadable: Callable[[Channel, int, int, Units | None, str], None] = _nobody_hears
-        """Set by the core: of a channel this position with this id, the unit if it is known, and why."""
-        self._reign = 0
+        self.fetching = Fetching(state, background, fatal, self._read)
         self._turn = 0
         self.reigning = False
         self.term = 0
@@ -93,6 +83,10 @@ class Delivery:
             config, state, proposer, self._leases, self.feed, self.counters, self._came_back, self._settled, draw
         )
         self._broadcasts = Broadcasts(self._make_channel, self.settlements.propose)
+        self._inherited = Inherited(state, self._leases, self.feed, self._channel)
+        self._returns = Returns(
+            state, self._leases, self.settlements, self._broadcasts, self.counters, self._channels.get
+        )
         self._hold_until_ms = 0
         self._news = False
         self._dirty: set[int] = set()
@@ -102,48 +96,28 @@ class Delivery:
 
     def begin(self, term: int, now_ms: int) -> None:
         """This node leads in `term` and has applied everything before it."""
-        self._reign += 1
+        self.fetching.next_reign()
+        self._returns.begin()
         self.reigning = True
         self.term = term
         self._hold_until_ms = self._wheel.cursor.due_ms - 1
         self.heard.prune(now_ms, self._floors())
         epochs = {key: subscription.epoch for key, subscription in self._state.subscriptions()}
         for lease in self.heard.held(now_ms, epochs):
-            self._take_over(lease)
+            self._inherited.take_over(lease)
         self._dirty.update(self.sessions.groups())
-
-    def _take_over(self, lease: Lease) -> None:
-        """A lease of an earlier master; what it delivered ahead of a dispatch that is not in the log is held by id."""
-        if self._state.group_broadcasting(lease.channel[0]):
-            return  # a consumer's own, and the consumers are other ones now
-        subscription = self._state.subscription(*lease.channel)
-        if lease.ids is not None and subscription is not None:
-            places, known = subscription.locate(lease.ids, lease.positions)
-            again, found = subscription.locate(lease.ids[~known], None)
-            held = self._held_ids.setdefault(lease.channel, {})
-            held.update(dict.fromkeys(lease.ids[~known][~found].tolist(), lease.until_ms))
-            positions = np.sort(np.concatenate((places[known], again[found])))
-            attempts = np.ones(len(positions), np.uint32)
-            lease = Lease(lease.channel, positions, attempts, lease.until_ms, 0, epoch=lease.epoch)
-        if subscription is not None:
-            # What came back or was settled since is held by nobody.
-            current = _current(subscription, lease)
-            lease = replace(lease, positions=lease.positions[current], attempts=lease.attempts[current])
-        if len(lease.positions):
-            self._leases.give(lease)
-            self.feed.add(lease)
 
     def end(self, failure: Failure) -> None:
         """Mastership is gone: stop at once, clear everything, tell the consumers."""
-        self._reign += 1
+        self.fetching.next_reign()
         self.reigning = False
         self.settlements.retries.lose(failure)
         self._channels.clear()
         self._recent.clear()
         self._leases.clear()
         self._broadcasts.end()
-        self._returning.clear()
-        self._held_ids.clear()
+        self._returns.end()
+        self._inherited.clear()
         self.feed.clear()
         self._dirty.clear()
         self.sessions.close_all(failure)
@@ -156,8 +130,7 @@ class Delivery:
         if pushed is None:
             self._fatal(f"topic {topic_id}: other messages were dispatched than had been delivered ahead")
             return
-        if self._held_ids:
-            self._hold_by_id(topic_id, first_position, units)
+        self._inherited.dispatched(topic_id, first_position, units)
         if not pushed:
             self._recent_of(topic_id).add(first_position, units)
         for group_id in self.sessions.groups():
@@ -168,8 +141,7 @@ class Delivery:
     def on_pushed(self, topic_id: int, first_position: int, units: Units) -> None:
         """Hook of push-first: units that a dispatch under way will bring to these positions of a ready queue."""
         self._recent_of(topic_id).add(first_position, units)
-        if self._held_ids:
-            self._hold_by_id(topic_id, first_position, units)
+        self._inherited.dispatched(topic_id, first_position, units)
         for group_id in self.sessions.groups():
             subscription = self._state.subscription(group_id, topic_id)
             if subscription is None or self._state.group_paused(group_id) or self._state.topic_paused(topic_id):
@@ -201,29 +173,15 @@ class Delivery:
             recent = self._recent[topic_id] = RecentUnits()
         return recent
 
-    def _hold_by_id(self, topic_id: int, first_position: int, units: Units) -> None:
-        """Messages that an earlier master delivered ahead of a dispatch that was lost: held until their leases end."""
-        ids = ids_of(units)
-        for key in [key for key in self._held_ids if key[1] == topic_id]:
-            held = self._held_ids[key]
-            places = [place for place, id in enumerate(ids.tolist()) if id in held]
-            channel = self._channel(key)
-            if not places or channel is None:
-                continue
-            positions = np.array(places, np.uint64) + np.uint64(first_position)
-            channel.hold(positions)
-            for place, position in zip(places, positions.tolist(), strict=True):
-                until_ms = held.pop(int(ids[place]))
-                one, first_attempt = np.array([position], np.uint64), np.ones(1, np.uint32)
-                lease = Lease(key, one, first_attempt, until_ms, 0, epoch=channel.epoch)
-                self._leases.give(lease)
-                self.feed.add(lease)
-
     # -- consumers
 
     def _wanted(self, group_id: int) -> None:
         """A consumer of this group takes more."""
         self._dirty.add(group_id)
+
+    def _read(self) -> None:
+        """Something was read: any group may have something to do."""
+        self._dirty.update(self.sessions.groups())
 
     def wake_group(self, group_id: int) -> None:
         """There may be something to do for this group."""
@@ -239,8 +197,8 @@ class Delivery:
                 continue
             del self._channels[key]
             self._leases.drop(key)
-            self._returning.pop(key, None)
-            self._held_ids.pop(key, None)
+            self._returns.forget(key)
+            self._inherited.forget(key)
         for key in self._broadcasts.topics_read():
             subscription = self._state.subscription(*key)
             if subscription is None or any(
@@ -266,7 +224,7 @@ class Delivery:
             self._broadcasts.left(session.session_id)
         elif give_back:
             for lease in self._leases.close_session(session.session_id):
-                self._return(lease, now_ms, expired=False)
+                self._returns.give_back(lease, now_ms, expired=False)
 
     # -- the loop
 
@@ -275,7 +233,7 @@ class Delivery:
         if not self.reigning:
             return
         for lease in self._leases.expire(now_ms):
-            self._return(lease, now_ms, expired=True)
+            self._returns.give_back(lease, now_ms, expired=True)
         self._news = False
         dirty, self._dirty = self._dirty, set()
         for group_id in sorted(dirty):
@@ -317,7 +275,7 @@ class Delivery:
             for lease in self._leases.open_leases():
                 if lease.session_id == 0 and lease.channel == key:
                     channel.hold(lease.positions)
-            channel.hold(np.array(sorted(self._returning.get(key, ())), np.uint64))
+            channel.hold(self._returns.positions(key))
             self._channels[key] = channel
         return channel
 
@@ -334,7 +292,7 @@ class Delivery:
             subscription=subscription,
             recent=self._recent.setdefault(key[1], RecentUnits()),
             config=self._config,
-            fetch=self._fetch,
+            fetch=self.fetching.fetch,
             next_position=subscription.floor,
             hold_until_ms=self._hold_until_ms,
             epoch=subscription.epoch,
@@ -462,55 +420,6 @@ class Delivery:
         if self.on_delivered is not None:
             self.on_delivered(now_ms, channel.key[1], session.name, batch)
 
-    def _fetch(self, channel: Channel, staged: Staged, fetched: Callable[[], None]) -> None:
-        reign = self._reign
-
-        def broken(error: BaseException) -> None:
-            staged.failed = str(error)
-            fetched()
-            self._fatal(f"messages that are due cannot be looked for: {error}")
-
-        def sifted(found: Sifted) -> None:
-            if reign != self._reign:
-                return
-            positions, ids = staged.positions, staged.ids
-            channel.withhold(staged, found, fetched)
-            for row, error in found.failed.items():
-                unit = found.units[row : row + 1] if found.known[row] else None
-                self.unreadable(channel, int(positions[row]), int(ids[row]), unit, str(error))
-            self._dirty.update(self.sessions.groups())
-
-        def records_read(records: list[bytes] | None, error: BaseException | None) -> None:
-            if reign != self._reign:
-                return
-            if isinstance(error, RemovedError):
-                staged.kept = staged.ids >> np.uint64(32) >= np.uint64(self._state.hour_min_kept)
-                fetched()
-                return
-            if isinstance(error, DiskError):
-                Sift(self._background, staged.ids, staged.units, sifted, broken).go()
-                return
-            if error is not None:
-                broken(error)
-                return
-            staged.records = records
-            fetched()
-            self._dirty.update(self.sessions.groups())
-
-        def units_found(units: Units | None, error: BaseException | None) -> None:
-            if reign != self._reign:
-                return
-            if error is not None or units is None:
-                records_read(None, error)
-                return
-            staged.units = units
-            self._background.read_records(units, records_read)
-
-        if staged.units is not None:
-            self._background.read_records(staged.units, records_read)
-        else:
-            self._background.read_units(staged.ids, units_found)
-
     # -- messages that come back
 
     def _settled(self, key: ChannelKey) -> None:
@@ -527,57 +436,6 @@ class Delivery:
             positions, known = channel.subscription.locate(np.frombuffer(columns.ids, "<u8"), given)
             channel.release_hold(positions[known])
         self._dirty.add(key[0])
-
-    def _return(self, lease: Lease, now_ms: int, *, expired: bool) -> None:
-        """A lease is over: what is not settled comes again, later if it ran out, at once if it was given back."""
-        subscription = self._state.subscription(*lease.channel)
-        if subscription is None or not len(lease.positions):
-            return
-        if self._state.group_broadcasting(lease.channel[0]):
-            self.counters.expired += self._broadcasts.answered(lease.channel, lease.session_id, lease.positions)
-            return
-        if int(lease.positions[-1]) >= self._state.ready_count(lease.channel[1]):
-            # Delivered ahead, and its dispatch is not applied yet: there is nothing to return it to.
-            self._leases.give(replace(lease, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
-            return
-        is_open = _current(subscription, lease)
-        positions, attempts = lease.positions[is_open], lease.attempts[is_open]
-        channel = self._channels.get(lease.channel)
-        if channel is not None:
-            # What is settled or came back on another way is not held by this lease any more.
-            channel.release_hold(lease.positions[~is_open])
-        if not len(positions):
-            return
-        self.counters.expired += expired * len(positions)
-        returning = self._returning.setdefault(lease.channel, set())
-        returning.update(positions.tolist())
-        if channel is not None:
-            channel.hold(positions)
-        reign = self._reign
-
-        def returned(result: SettleResult | Failure) -> None:
-            if reign == self._reign:
-                returning.difference_update(positions.tolist())
-                now_there = self._channels.get(lease.channel)
-                if expired and now_there is not None and not isinstance(result, Failure):
-                    now_there.release_hold(positions)
-            if isinstance(result, Failure) and reign == self._reign and self.reigning:
-                again = replace(lease, positions=positions, attempts=attempts, closed=False)
-                self._leases.give(replace(again, until_ms=now_ms + RETURN_RETRY_MS))
-
-        if expired:
-            self.settlements.expire(lease, positions, attempts, now_ms, returned)
-            return
-        columns = SettleColumns(
-            group_id=lease.channel[0],
-            topic_id=lease.channel[1],
-            kind=SETTLE_RETURN,
-            ids=subscription.ids_of(positions).tobytes(),
-            attempts=attempts.astype("<u4").tobytes(),
-            positions=positions.tobytes(),
-            epoch=lease.epoch,
-        )
-        self.settlements.propose(columns, returned)
 
     # -- upkeep
 
@@ -614,14 +472,3 @@ class Delivery:
         """Positions out under any open lease; for tests."""
         parts = [lease.positions for lease in self._leases.open_leases() if lease.channel == key]
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
-
-
-def _nobody_hears(channel: Channel, position: int, id: int, unit: Units | None, error: str) -> None:
-    raise AssertionError(f"message {id} cannot be read, and nobody is there to look after it: {error}")
-
-
-def _current(subscription: Subscription, lease: Lease) -> NDArray[np.bool_]:
-    """Which positions of a lease are still those that it gave out: not settled, and not come back since."""
-    current: NDArray[np.bool_] = ~subscription.is_settled(lease.positions)
-    current &= subscription.attempts_of(lease.positions) == lease.attempts
-    return current

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.node.state.subscription import Subscription
 from tickwheel.proto.peer_pb2 import LeaseRange
 from tickwheel.wheel.units import Ids
 
@@ -313,3 +314,10 @@ def _merged(key: ChannelKey, ranges: list[LeaseRange], epoch: int) -> list[Lease
         for end_ms in np.unique(until)
         for mask in [until == end_ms]
     ]
+
+
+def current(subscription: Subscription, lease: Lease) -> NDArray[np.bool_]:
+    """Which positions of a lease are still those that it gave out: not settled, and not come back since."""
+    is_current: NDArray[np.bool_] = ~subscription.is_settled(lease.positions)
+    is_current &= subscription.attempts_of(lease.positions) == lease.attempts
+    return is_current

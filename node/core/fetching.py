@@ -1,0 +1,100 @@
+"""Reads what channels have claimed: units if they are not at hand, then records; from memory, else by a worker.
+
+What was removed with its hour meanwhile is left out. What the disk does not give back is withheld by its channel and
+handed to who looks after it (salvage.py); anything else that fails is a bug and stops the node. Answers of an earlier
+reign are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tickwheel.node.core.channel import Channel, Staged
+from tickwheel.node.core.sift import Sift, Sifted
+from tickwheel.node.core.work import Background, RemovedError
+from tickwheel.node.state.machine import StateMachine
+from tickwheel.storage.disk import DiskError
+from tickwheel.wheel.units import Units
+
+Unreadable = Callable[[Channel, int, int, Units | None, str], None]
+"""Of a channel this position with this id, the unit if it is known, and why."""
+
+
+def _nobody_hears(channel: Channel, position: int, id: int, unit: Units | None, error: str) -> None:
+    raise AssertionError(f"message {id} cannot be read, and nobody is there to look after it: {error}")
+
+
+class Fetching:
+    """One per node."""
+
+    def __init__(
+        self,
+        state: StateMachine,
+        background: Background,
+        fatal: Callable[[str], None],
+        news: Callable[[], None],
+    ) -> None:
+        """`news`: something that was read may be handed out."""
+        self._state = state
+        self._background = background
+        self._fatal = fatal
+        self._news = news
+        self._reign = 0
+        self.unreadable: Unreadable = _nobody_hears
+        """Set by the core."""
+
+    def next_reign(self) -> None:
+        """Mastership began or is gone: nobody waits for answers any more."""
+        self._reign += 1
+
+    def fetch(self, channel: Channel, staged: Staged, fetched: Callable[[], None]) -> None:
+        """See channel.Fetch."""
+        reign = self._reign
+
+        def broken(error: BaseException) -> None:
+            staged.failed = str(error)
+            fetched()
+            self._fatal(f"messages that are due cannot be looked for: {error}")
+
+        def sifted(found: Sifted) -> None:
+            if reign != self._reign:
+                return
+            positions, ids = staged.positions, staged.ids
+            channel.withhold(staged, found, fetched)
+            for row, error in found.failed.items():
+                unit = found.units[row : row + 1] if found.known[row] else None
+                self.unreadable(channel, int(positions[row]), int(ids[row]), unit, str(error))
+            self._news()
+
+        def records_read(records: list[bytes] | None, error: BaseException | None) -> None:
+            if reign != self._reign:
+                return
+            if isinstance(error, RemovedError):
+                staged.kept = staged.ids >> np.uint64(32) >= np.uint64(self._state.hour_min_kept)
+                fetched()
+                return
+            if isinstance(error, DiskError):
+                Sift(self._background, staged.ids, staged.units, sifted, broken).go()
+                return
+            if error is not None:
+                broken(error)
+                return
+            staged.records = records
+            fetched()
+            self._news()
+
+        def units_found(units: Units | None, error: BaseException | None) -> None:
+            if reign != self._reign:
+                return
+            if error is not None or units is None:
+                records_read(None, error)
+                return
+            staged.units = units
+            self._background.read_records(units, records_read)
+
+        if staged.units is not None:
+            self._background.read_records(staged.units, records_read)
+        else:
+            self._background.read_units(staged.ids, units_found)

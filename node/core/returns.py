@@ -1,0 +1,115 @@
+"""Leases that are over: what of them is open comes again, later if they ran out, at once if they were given back.
+
+Owns which returns are on their way into the log: such a message is not handed out before that is applied. Soft state of
+one reign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from tickwheel.node.core.broadcast import Broadcasts
+from tickwheel.node.core.channel import Channel
+from tickwheel.node.core.counters import Counters
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.leases import ChannelKey, Lease, LeaseTable, Positions, current
+from tickwheel.node.core.settlements import Settlements
+from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.state.results import SettleResult
+from tickwheel.proto.log_pb2 import SETTLE_RETURN, SettleColumns
+
+RETURN_RETRY_MS = 200
+
+
+class Returns:
+    """One per node."""
+
+    def __init__(
+        self,
+        state: StateMachine,
+        leases: LeaseTable,
+        settlements: Settlements,
+        broadcasts: Broadcasts,
+        counters: Counters,
+        channel: Callable[[ChannelKey], Channel | None],
+    ) -> None:
+        """`channel`: the one that there is, if there is one."""
+        self._state = state
+        self._leases = leases
+        self._settlements = settlements
+        self._broadcasts = broadcasts
+        self._counters = counters
+        self._channel = channel
+        self._under_way: dict[ChannelKey, set[int]] = {}
+        self._reign = 0
+
+    def begin(self) -> None:
+        """A reign begins."""
+        self._reign += 1
+
+    def end(self) -> None:
+        """Mastership is gone."""
+        self._reign += 1
+        self._under_way.clear()
+
+    def positions(self, key: ChannelKey) -> Positions:
+        """What of a channel is on its way into the log."""
+        return np.array(sorted(self._under_way.get(key, ())), np.uint64)
+
+    def forget(self, key: ChannelKey) -> None:
+        """The group was reset, or is gone."""
+        self._under_way.pop(key, None)
+
+    def give_back(self, lease: Lease, now_ms: int, *, expired: bool) -> None:
+        """A lease is over."""
+        subscription = self._state.subscription(*lease.channel)
+        if subscription is None or not len(lease.positions):
+            return
+        if self._state.group_broadcasting(lease.channel[0]):
+            self._counters.expired += self._broadcasts.answered(lease.channel, lease.session_id, lease.positions)
+            return
+        if int(lease.positions[-1]) >= self._state.ready_count(lease.channel[1]):
+            # Delivered ahead, and its dispatch is not applied yet: there is nothing to return it to.
+            self._leases.give(replace(lease, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
+            return
+        is_open = current(subscription, lease)
+        positions, attempts = lease.positions[is_open], lease.attempts[is_open]
+        channel = self._channel(lease.channel)
+        if channel is not None:
+            # What is settled or came back on another way is not held by this lease any more.
+            channel.release_hold(lease.positions[~is_open])
+        if not len(positions):
+            return
+        self._counters.expired += expired * len(positions)
+        returning = self._under_way.setdefault(lease.channel, set())
+        returning.update(positions.tolist())
+        if channel is not None:
+            channel.hold(positions)
+        reign = self._reign
+
+        def returned(result: SettleResult | Failure) -> None:
+            if reign == self._reign:
+                returning.difference_update(positions.tolist())
+                now_there = self._channel(lease.channel)
+                if expired and now_there is not None and not isinstance(result, Failure):
+                    now_there.release_hold(positions)
+                if isinstance(result, Failure):
+                    again = replace(lease, positions=positions, attempts=attempts, closed=False)
+                    self._leases.give(replace(again, until_ms=now_ms + RETURN_RETRY_MS))
+
+        if expired:
+            self._settlements.expire(lease, positions, attempts, now_ms, returned)
+            return
+        columns = SettleColumns(
+            group_id=lease.channel[0],
+            topic_id=lease.channel[1],
+            kind=SETTLE_RETURN,
+            ids=subscription.ids_of(positions).tobytes(),
+            attempts=attempts.astype("<u4").tobytes(),
+            positions=positions.tobytes(),
+            epoch=lease.epoch,
+        )
+        self._settlements.propose(columns, returned)
