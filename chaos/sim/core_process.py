@@ -23,9 +23,10 @@ from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
-from tickwheel.node.core.core import NodeCore, NodeIdentity, Ports
+from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.host import NodeHost, raft_config
+from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.log import LogStatus

@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 
 from tickwheel.chaos.sim.aims import Aim
-from tickwheel.node.core import delivery
+from tickwheel.node.core import inherited
 from tickwheel.node.core.channel import Channel
 from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
+from tickwheel.node.core.inherited import Inherited
 from tickwheel.node.core.leases import HeardLeases
+from tickwheel.node.core.reign import Reign
 from tickwheel.node.core.requests import RequestDesk
+from tickwheel.node.core.returns import Returns
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.producers import Producers
@@ -175,7 +177,7 @@ def term_ahead_of_disk(patches: Patches) -> None:
 
 @mutation("a master acts without its lease", aim=Aim(("isolate", "freeze", "partition")))
 def lease_not_checked(patches: Patches) -> None:
-    patches.replace(NodeCore, "_may_act", lambda original: lambda self: self.leading)
+    patches.replace(NodeCore, "may_act", lambda original: lambda self: self.leading)
 
 
 @mutation("a sync of an older term is taken", aim=Aim(("one-way", "delay")))
@@ -193,15 +195,16 @@ def sync_term_not_checked(patches: Patches) -> None:
 @mutation("a new master takes its cursor from the sync instead of the log")
 def cursor_from_sync(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def applied(self: NodeCore, lead: Any) -> None:
-            heard = self.sync.heard
-            if self._leading and lead.node_id == self.identity.node_id and heard.at_ns:
-                self.wheel.cursor = CursorKey(heard.tick * self.wheel._slot_ms, 0)
+        def applied(self: Reign, lead: Any) -> None:
+            core = self._core
+            heard = core.sync.heard
+            if self.elected and lead.node_id == core.identity.node_id and heard.at_ns:
+                core.wheel.cursor = CursorKey(heard.tick * core.wheel._slot_ms, 0)
             original(self, lead)
 
         return applied
 
-    patches.replace(NodeCore, "_lead_was_applied", make)
+    patches.replace(Reign, "lead_was_applied", make)
 
 
 @mutation("a new master forgets the leases that it heard of", aim=Aim(("kill", "handover")))
@@ -218,7 +221,7 @@ def stale_lease(patches: Patches) -> None:
 
     def within(place: str) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:
-            def wrapped(self: Delivery, *args: Any, **named: Any) -> Any:
+            def wrapped(self: Any, *args: Any, **named: Any) -> Any:
                 inside[place] = True
                 try:
                     return original(self, *args, **named)
@@ -237,9 +240,9 @@ def stale_lease(patches: Patches) -> None:
     def make_release(original: Any) -> Any:
         return lambda self, positions: None if inside["return"] else original(self, positions)
 
-    patches.replace(Delivery, "_take_over", within("hear"))
-    patches.replace(Delivery, "_return", within("return"))
-    patches.replace(delivery, "_current", make_current)
+    patches.replace(Inherited, "take_over", within("hear"))
+    patches.replace(Returns, "give_back", within("return"))
+    patches.replace(inherited, "current", make_current)
     patches.replace(Channel, "release_hold", make_release)
 
 

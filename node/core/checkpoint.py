@@ -29,7 +29,7 @@ from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.holdings import WheelConfig
 
 if TYPE_CHECKING:
-    from tickwheel.node.core.core import Ports
+    from tickwheel.node.core.world import Ports
 
 WHEEL_DIRECTORY = "wheel"
 STATE_DIRECTORY = "state"

@@ -11,8 +11,8 @@ input the driver calls `tick`, at the latest when the time comes that `tick` ret
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from tickwheel.node.core import wake
 from tickwheel.node.core.bulk import BulkDesk
 from tickwheel.node.core.bundle_store import BundleStore
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
@@ -34,6 +34,7 @@ from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.publisher import Publisher
 from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.record_answers import RecordAnswers
+from tickwheel.node.core.reign import Reign
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.retention import Retention
 from tickwheel.node.core.salvage import Salvage
@@ -46,14 +47,14 @@ from tickwheel.node.core.synced import SyncedFile, read_synced
 from tickwheel.node.core.topic_rates import DELIVERED, DISPATCHED, TopicRates
 from tickwheel.node.core.trace import Tracer
 from tickwheel.node.core.work import Background
+from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.consumer_pb2 import DeliverBatch
-from tickwheel.proto.log_pb2 import Command, Lead, LogEntry
+from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
-from tickwheel.replication.log import LogStatus, Member, ReplicatedLog, Role
-from tickwheel.replication.ports import Clock, Executor, Network, Random
+from tickwheel.replication.log import LogStatus, Member, ReplicatedLog
 from tickwheel.storage.disk import Disk
 from tickwheel.wheel.queries import CountJob, Wanted
 from tickwheel.wheel.units import Units
@@ -65,30 +66,6 @@ BUFFERS_APPLIED_MAX = 3
 """and from which on a node applies no more of its log until the disk has caught up."""
 IDLE_MS_MAX = 1_000
 SLOT_MS_DEFAULT = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """The world as a node sees it."""
-
-    disk: Disk
-    clock: Clock
-    executor: Executor
-    """Reads, merges, checkpoints."""
-    sync_executor: Executor
-    """The journal's fdatasync: never behind a read."""
-    network: Network
-    random: Random
-
-
-@dataclass(frozen=True, slots=True)
-class NodeIdentity:
-    """Who this node is."""
-
-    cluster_id: str
-    node_id: str
-    wheel_group: int = 0
-    disk_uuid: str = ""
 
 
 MakeLog = Callable[["NodeCore", Restored], ReplicatedLog]
@@ -151,7 +128,7 @@ class NodeCore:
             self.wheel,
             self.proposer,
             self.background,
-            self._may_act,
+            self.may_act,
             self._fatal,
             ports.random.random,
         )
@@ -213,15 +190,11 @@ class NodeCore:
         self.settled = SettledDesk(self)
         self.random_bits = ports.random.getrandbits
         self.consumers = ConsumerDesk(self)
-        self.term = 0
-        self._leading = False
-        self._lead_applied = False
+        self.reign = Reign(self, self._create_cluster)
         self._next_upkeep_ms = 0
         self._stopped = False
         self.recover_to = 0
         self._recovered = False
-        self.handing_over = False
-        self.leader_changes = 0
 
     # -- life
 
@@ -236,7 +209,7 @@ class NodeCore:
         """Stop taking part; idempotent. Whoever waits gets an answer."""
         if self._stopped:
             return
-        self._step_down()
+        self.reign.step_down()
         self._stopped = True
         self.bulk.store.stop()
         self.events.flush()
@@ -257,7 +230,25 @@ class NodeCore:
     @property
     def leading(self) -> bool:
         """Master, with its own lead command applied: requests are served."""
-        return self._leading and self._lead_applied
+        return self.reign.begun
+
+    @property
+    def term(self) -> int:
+        """Newest Raft term that this node knows of."""
+        return self.reign.term
+
+    @property
+    def handing_over(self) -> bool:
+        """A planned handover is under way: nothing new is begun."""
+        return self.reign.handing_over
+
+    @property
+    def leader_changes(self) -> int:
+        """Times that this node became or ceased to be master."""
+        return self.reign.changes
+
+    def _create_cluster(self) -> None:
+        self.requests.create_cluster(self._first_settings, self._first_members)
 
     def tick(self) -> int:
         """Do what is due; returns the monotonic_ns at which the next call is needed at the latest."""
@@ -267,11 +258,11 @@ class NodeCore:
         now_ns = self._ports.clock.monotonic_ns()
         self.clock.tick(now_ns, self._member_ids, self.log.send_beside)
         if self.leading and not self.delivery.reigning and self.clock.known:
-            self._begin_reign()
+            self.reign.begin()
         now_ms, steady_ms = self.clock.at_ms(now_ns), now_ns // 1_000_000
         may_dispatch = self.clock.may_dispatch(now_ns)
         if self.leading:
-            if self._may_act():
+            if self.may_act():
                 if may_dispatch:
                     self.dispatcher.tick(now_ms)
                 self.filter_sweep.tick(now_ms)
@@ -282,10 +273,10 @@ class NodeCore:
             self.proposer.flush()
             # What was proposed leaves at once, not at the next timer.
             log_wants_ns = min(log_wants_ns, self.log.tick())
-            if self.delivery.has_news and self._may_act():
+            if self.delivery.has_news and self.may_act():
                 self.delivery.tick(now_ms)
                 self.proposer.flush()
-        elif self._leading:
+        elif self.reign.elected:
             self.proposer.flush()
             log_wants_ns = min(log_wants_ns, self.log.tick())
         self.consumers.tick(steady_ms)
@@ -309,35 +300,9 @@ class NodeCore:
                     self.retention.tick(now_ms)
         if not self.wheel.absorbing:
             self.checkpointer.tick(steady_ms)
-        return self._wake_at(now_ms, steady_ms, may_dispatch, log_wants_ns)
-
-    def _wake_at(self, now_ms: int, steady_ms: int, may_dispatch: bool, log_wants_ns: int) -> int:
-        wait_ms = min(IDLE_MS_MAX, self._next_upkeep_ms - steady_ms)
-        for until_ms in (self.consumers.wanted_ms(), self.bulk.wanted_ms(), self.salvage.wanted_ms()):
-            if until_ms is not None:
-                wait_ms = min(wait_ms, until_ms - steady_ms)
-        wanted_ms = self.background.wanted_ms(now_ms)
-        if wanted_ms is not None:
-            wait_ms = min(wait_ms, wanted_ms - now_ms)
-        if self.leading:
-            if self.publisher.cut_short:
-                wait_ms = 0
-            wanted_ms = self.proposer.wanted_ms()
-            if wanted_ms is not None:
-                wait_ms = min(wait_ms, wanted_ms - now_ms)
-            if self._may_act():
-                wanted_ms = self.delivery.wanted_ms()
-                if wanted_ms is not None:
-                    wait_ms = min(wait_ms, wanted_ms - now_ms)
-                wanted_ms = self.staging.wanted_ms()
-                if wanted_ms is not None:
-                    wait_ms = min(wait_ms, wanted_ms - now_ms)
-                wanted_ms = self.filter_sweep.wanted_ms()
-                if wanted_ms is not None:
-                    wait_ms = min(wait_ms, wanted_ms - now_ms)
-                wanted_ms = self.dispatcher.wanted_ms(now_ms) if may_dispatch else None
-                if wanted_ms is not None:
-                    wait_ms = min(wait_ms, wanted_ms - now_ms)
+        wait_ms = min(
+            IDLE_MS_MAX, self._next_upkeep_ms - steady_ms, wake.wait_ms(self, now_ms, steady_ms, may_dispatch)
+        )
         wake_ns = self._ports.clock.monotonic_ns() + max(0, wait_ms) * 1_000_000
         return min(log_wants_ns, wake_ns, self.clock.wanted_ns())
 
@@ -384,7 +349,7 @@ class NodeCore:
             if kind == "dispatch":
                 self.clock.judge_cursor(command_.dispatch.due_ms)
             elif kind == "lead":
-                self._lead_was_applied(command_.lead)
+                self.reign.lead_was_applied(command_.lead)
             elif kind == "admin" and isinstance(result, AdminResult):
                 if result.members is not None:
                     self.log.set_members(result.members)
@@ -406,70 +371,8 @@ class NodeCore:
 
     def role_changed(self, status: LogStatus) -> None:
         """See LogListener."""
-        if self._stopped:
-            return
-        if status.role is Role.MASTER:
-            if self._leading and self.term == status.term:
-                return
-            self._step_down()
-            self.term = status.term
-            self._leading = True
-            self._lead_applied = False
-            self.leader_changes += 1
-            self.proposer.term = status.term
-            self._propose_lead()
-        else:
-            self.term = status.term
-            if self._leading:
-                self._step_down()
-                self.leader_changes += 1
-
-    def _propose_lead(self) -> None:
-        commands = [Command(lead=Lead(term=self.term, node_id=self.identity.node_id))]
-        for command in commands:
-            self.proposer.submit(command, self._lead_answered)
-
-    def _lead_answered(self, result: object) -> None:
-        if isinstance(result, Failure) and self._leading and not self._lead_applied and self.proposer.term:
-            self._propose_lead()
-
-    def _lead_was_applied(self, lead: Lead) -> None:
-        if not self._leading or lead.term != self.term or lead.node_id != self.identity.node_id:
-            return
-        self._lead_applied = True
-        if not self.state.created:
-            self.requests.create_cluster(self._first_settings, self._first_members)
-        if self.clock.known:
-            self._begin_reign()
-
-    def _begin_reign(self) -> None:
-        """Align and deliver: this node leads, has applied everything, and knows what time it is."""
-        self.clock.begin_reign()
-        now_ms = self.clock.now_ms()
-        self.retention.begin()
-        self.filter_sweep.begin()
-        self.delivery.begin(self.term, now_ms)
-        self.dispatcher.begin(now_ms)
-
-    def _step_down(self) -> None:
-        """Stop the wheel at once and clear the delivery state."""
-        if not self._leading:
-            return
-        self._leading = False
-        self._lead_applied = False
-        failure = self.refusal() or not_master(None, None)
-        self.clock.end_reign()
-        self.dispatcher.end()
-        self.proposer.lose(failure)
-        self.publisher.lose(failure)
-        self.flow.end()
-        self.staging.lose(failure)
-        self.members.lose(failure)
-        self.sweeper.lose()
-        self.bulk.lose(failure)
-        self.delivery.end(failure)
-        self.salvage.end()
-        self.consumers.end(failure)
+        if not self._stopped:
+            self.reign.role_changed(status)
 
     def sync_out(self, peer_id: str) -> PeerFrame | None:
         """See LogListener."""
@@ -528,7 +431,8 @@ class NodeCore:
 
     # -- what requests ask
 
-    def _may_act(self) -> bool:
+    def may_act(self) -> bool:
+        """Master with its lease, and not about to hand over: what leaves the node is true."""
         return self.leading and not self.handing_over and self.log.lease_held()
 
     def refusal(self) -> Failure | None:
@@ -552,22 +456,7 @@ class NodeCore:
 
     def transfer(self, target_id: str | None, done: Callable[[Failure | None], None]) -> None:
         """Planned handover: nothing new is proposed, the target catches up, then it is told to lead."""
-        failure = self.refusal()
-        if failure is not None:
-            done(failure)
-            return
-        self.handing_over = True
-
-        def transferred(problem: str | None) -> None:
-            self.handing_over = False
-            if problem is None:
-                done(None)
-            else:
-                done(Failure(common_pb2.WRONG_STATE, problem, {"retry_after_ms": "1000"}))
-
-        # A settlement left behind would be delivered again by the next master.
-        self.proposer.flush_all()
-        self.log.transfer(target_id, transferred)
+        self.reign.transfer(target_id, done)
 
     @property
     def phase(self) -> Phase:

@@ -13,9 +13,10 @@ from typing import Protocol
 
 from tickwheel.node.core.checkpoint import Restored
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.core import NodeCore, NodeIdentity, Ports
+from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.face import CoreFace
 from tickwheel.node.core.install import CheckpointCopy, CopyError, install_if_complete
+from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.config import RaftConfig

@@ -14,7 +14,7 @@ from tickwheel.proto.log_pb2 import SettleKind
 from tickwheel.storage.events import EventKind, EventRecord
 
 if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeIdentity
+    from tickwheel.node.core.world import NodeIdentity
 
 IDS_MAX = 100
 TRACES_MAX = 4

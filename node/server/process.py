@@ -23,9 +23,9 @@ from grpc_reflection.v1alpha import reflection
 
 from tickwheel.node.config import ConfigError, NodeConfig
 from tickwheel.node.core.checkpoint import BackupFile
-from tickwheel.node.core.core import NodeIdentity, Ports
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.host import NodeHost, raft_config
+from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.logs import RateLimit, logger, set_up_logs
 from tickwheel.node.metrics import HistogramValue, MetricValue, registry_of
 from tickwheel.node.server.access import Access

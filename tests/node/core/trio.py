@@ -17,12 +17,12 @@ import google_crc32c
 import numpy as np
 
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.core import NodeIdentity, Ports
 from tickwheel.node.core.face import Session
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.log import Member

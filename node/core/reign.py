@@ -1,0 +1,126 @@
+"""Whether this node is master, and what begins and ends with that.
+
+Elected, it commits lead{term}; once that is applied it has applied everything before, and serves. Deposed, it stops its
+wheel at once and forgets what it delivered. A planned handover stops proposing first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tickwheel.node.core.failure import Failure, not_master
+from tickwheel.proto import common_pb2
+from tickwheel.proto.log_pb2 import Command, Lead
+from tickwheel.replication.log import LogStatus, Role
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+
+class Reign:
+    """One per node."""
+
+    def __init__(self, core: NodeCore, create_cluster: Callable[[], None]) -> None:
+        """`create_cluster`: called by the first master of a new cluster."""
+        self._core = core
+        self._create_cluster = create_cluster
+        self.term = 0
+        self.elected = False
+        """Master, by the log."""
+        self._lead_applied = False
+        self.handing_over = False
+        self.changes = 0
+
+    @property
+    def begun(self) -> bool:
+        """Master, with its own lead command applied: requests are served."""
+        return self.elected and self._lead_applied
+
+    def role_changed(self, status: LogStatus) -> None:
+        """See LogListener."""
+        if status.role is Role.MASTER:
+            if self.elected and self.term == status.term:
+                return
+            self.step_down()
+            self.term = status.term
+            self.elected = True
+            self._lead_applied = False
+            self.changes += 1
+            self._core.proposer.term = status.term
+            self._propose_lead()
+        else:
+            self.term = status.term
+            if self.elected:
+                self.step_down()
+                self.changes += 1
+
+    def _propose_lead(self) -> None:
+        lead = Lead(term=self.term, node_id=self._core.identity.node_id)
+        self._core.proposer.submit(Command(lead=lead), self._lead_answered)
+
+    def _lead_answered(self, result: object) -> None:
+        if isinstance(result, Failure) and self.elected and not self._lead_applied and self._core.proposer.term:
+            self._propose_lead()
+
+    def lead_was_applied(self, lead: Lead) -> None:
+        """A lead command was applied; perhaps this node's own."""
+        core = self._core
+        if not self.elected or lead.term != self.term or lead.node_id != core.identity.node_id:
+            return
+        self._lead_applied = True
+        if not core.state.created:
+            self._create_cluster()
+        if core.clock.known:
+            self.begin()
+
+    def begin(self) -> None:
+        """Align and deliver: this node leads, has applied everything, and knows what time it is."""
+        core = self._core
+        core.clock.begin_reign()
+        now_ms = core.clock.now_ms()
+        core.retention.begin()
+        core.filter_sweep.begin()
+        core.delivery.begin(self.term, now_ms)
+        core.dispatcher.begin(now_ms)
+
+    def step_down(self) -> None:
+        """Stop the wheel at once and clear the delivery state. Nothing if this node was not elected."""
+        if not self.elected:
+            return
+        self.elected = False
+        self._lead_applied = False
+        core = self._core
+        failure = core.refusal() or not_master(None, None)
+        core.clock.end_reign()
+        core.dispatcher.end()
+        core.proposer.lose(failure)
+        core.publisher.lose(failure)
+        core.flow.end()
+        core.staging.lose(failure)
+        core.members.lose(failure)
+        core.sweeper.lose()
+        core.bulk.lose(failure)
+        core.delivery.end(failure)
+        core.salvage.end()
+        core.consumers.end(failure)
+
+    def transfer(self, target_id: str | None, done: Callable[[Failure | None], None]) -> None:
+        """Planned handover: nothing new is proposed, the target catches up, then it is told to lead."""
+        core = self._core
+        failure = core.refusal()
+        if failure is not None:
+            done(failure)
+            return
+        self.handing_over = True
+
+        def transferred(problem: str | None) -> None:
+            self.handing_over = False
+            if problem is None:
+                done(None)
+            else:
+                done(Failure(common_pb2.WRONG_STATE, problem, {"retry_after_ms": "1000"}))
+
+        # A settlement left behind would be delivered again by the next master.
+        core.proposer.flush_all()
+        core.log.transfer(target_id, transferred)

@@ -1,0 +1,32 @@
+"""The world as a node sees it, and who the node is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tickwheel.replication.ports import Clock, Executor, Network, Random
+from tickwheel.storage.disk import Disk
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The world as a node sees it."""
+
+    disk: Disk
+    clock: Clock
+    executor: Executor
+    """Reads, merges, checkpoints."""
+    sync_executor: Executor
+    """The journal's fdatasync: never behind a read."""
+    network: Network
+    random: Random
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """Who this node is."""
+
+    cluster_id: str
+    node_id: str
+    wheel_group: int = 0
+    disk_uuid: str = ""
