@@ -9,9 +9,9 @@ from tickwheel.chaos.sim.mutations import Patches, mutation
 from tickwheel.node.core import fifo, sweeper
 from tickwheel.node.core.fifo import FifoChannel
 from tickwheel.node.state import snapshot
-from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.retrying import Retrying
 from tickwheel.node.state.sweeps import Sweeps
+from tickwheel.node.state.view import StateView
 from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.proto.log_pb2 import SweepStep
 
@@ -75,7 +75,7 @@ def pauses_not_in_checkpoints(patches: Patches) -> None:
 
 @mutation("a pause of a group holds its topics that are paused too, no others")
 def group_pauses_not_asked(patches: Patches) -> None:
-    patches.replace(StateMachine, "group_paused", lambda original: lambda self, group_id: False)
+    patches.replace(StateView, "group_paused", lambda original: lambda self, group_id: False)
 
 
 # -- bulk cancels and moves
