@@ -66,6 +66,16 @@ class StagingClient:
 
         return await self._cluster.call(invoke, timeout_s or self._timeout_s)
 
+    async def reserve(self, job_id: str, rows: int, rows_per_s: int) -> float:
+        """Seconds after which so many rows may be staged, if all writers of the job together are to stage no more than
+        `rows_per_s` and ask before they do."""
+        request = staging_pb2.GetStagedJobRequest(job_id=job_id, reserve_rows=rows, rows_per_s=rows_per_s)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
+            return await StagingStub(channel).GetStagedJob(request, timeout=try_s)
+
+        return (await self._cluster.call(invoke, self._timeout_s)).wait_ms / 1_000
+
     async def stage(self, request: staging_pb2.StageRequest) -> staging_pb2.StagedJob:
         """Keep one block. LimitReached: what may be staged at a time is full for as long as the call may take."""
 
@@ -126,6 +136,7 @@ class StagedAttemptWriter:
     ) -> None:
         self._client = client
         self._names = (job_id, run_id, partition, batch)
+        self.job_id = job_id
         self.attempt = secrets.randbits(63) | 1
         self.blocks = 0
         self.rows = 0

@@ -89,24 +89,6 @@ class StagedMessage(WriterCommitMessage):
     published_before: bool
 
 
-class _Pace:
-    """At most so many rows a second; 0: as fast as it goes."""
-
-    def __init__(self, rows_per_s: int) -> None:
-        self._rows_per_s = rows_per_s
-        self._began = time.monotonic()
-        self._rows = 0
-
-    def wait(self, rows: int) -> None:
-        """Until these rows may go."""
-        if not self._rows_per_s:
-            return
-        self._rows += rows
-        ahead_s = self._rows / self._rows_per_s - (time.monotonic() - self._began)
-        if ahead_s > 0:
-            time.sleep(ahead_s)
-
-
 def reach(config: SinkConfig, job_id: str) -> None:
     """Fails soon, with the addresses, if there is no cluster. Raises ClusterUnavailable."""
     with config.connection.open() as client:
@@ -126,16 +108,15 @@ def write_partition(
         gatherer = RowGatherer(config.topic, limits)
         attempt = staging.attempt(job_id, run_id, partition, batch, in_flight_max=config.in_flight)
         rejected = RejectedFile(folder, f"part-{partition:05}-{attempt.attempt:016x}.parquet")
-        pace = _Pace(config.rate_limit)
         done = job.state in (staging_pb2.STAGED_PUBLISHING, staging_pb2.STAGED_PUBLISHED)
         try:
             if not done:
                 for item in batches:
-                    _send(client, attempt, gatherer.take(item), pace)
+                    _send(client, attempt, gatherer.take(item), config.rate_limit)
                     _reject(config, gatherer, rejected)
                     if attempt.published_before:
                         break
-                _send(client, attempt, gatherer.rest(), pace)
+                _send(client, attempt, gatherer.rest(), config.rate_limit)
             staged = client.wait(attempt.finish())
         finally:
             name = rejected.close()
@@ -152,9 +133,11 @@ def write_partition(
         )
 
 
-def _send(client: Client, attempt: StagedAttemptWriter, blocks: Iterator[Rows], pace: _Pace) -> None:
+def _send(client: Client, attempt: StagedAttemptWriter, blocks: Iterator[Rows], rate_limit: int) -> None:
     for rows in blocks:
-        pace.wait(len(rows.due_ms))
+        if rate_limit and not attempt.published_before:
+            staging = client.asynchronous.staging
+            time.sleep(client.wait(staging.reserve(attempt.job_id, len(rows.due_ms), rate_limit)))
         client.wait(attempt.write(rows))
 
 

@@ -38,7 +38,7 @@ class TickwheelSource(DataSource):
     - `job_id`: what must happen once. Running a job again with the same one, after whatever failure, writes its rows
       once in all (recognised for `staging_memory_ms`, 30 days); 1 to 64 characters of [A-Za-z0-9_-.]; default: another
       one for each write. Not for streams: of those query and batch are the job.
-    - `rate_limit`: rows a second of each task; default 0, as fast as it goes.
+    - `rate_limit`: rows a second, of all tasks together (the master gives out the time); default 0, as fast as it goes.
     - `in_flight`: blocks of about 1 MiB that a task has on their way; default 4.
     - `bad_rows`: what becomes of rows that cannot be messages (a null, an illegal name, too large, too far ahead):
       `reject` (default) writes them to `rejected_path`, `fail` fails the write.

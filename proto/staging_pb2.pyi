@@ -188,17 +188,26 @@ class GetStagedJobRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    RESERVE_ROWS_FIELD_NUMBER: _builtins.int
+    ROWS_PER_S_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     batch: _builtins.int
+    reserve_rows: _builtins.int
+    """The caller is about to stage so many rows of a job that is to stage no more than `rows_per_s` in all: the answer says
+    how long to wait. 0: it is not.
+    """
+    rows_per_s: _builtins.int
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         batch: _builtins.int = ...,
+        reserve_rows: _builtins.int = ...,
+        rows_per_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "job_id", b"job_id", "reserve_rows", b"reserve_rows", "rows_per_s", b"rows_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -220,6 +229,7 @@ class StagedJob(_message.Message):
     PAYLOAD_BYTES_MAX_FIELD_NUMBER: _builtins.int
     DELAY_MS_MAX_FIELD_NUMBER: _builtins.int
     NOW_MS_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     batch: _builtins.int
     state: Global___StagedState.ValueType
@@ -237,6 +247,8 @@ class StagedJob(_message.Message):
     payload_bytes_max: _builtins.int
     delay_ms_max: _builtins.int
     now_ms: _builtins.int
+    wait_ms: _builtins.int
+    """If rows were reserved: they are to be staged so much later. The master remembers it, and nobody else."""
     def __init__(
         self,
         *,
@@ -252,10 +264,11 @@ class StagedJob(_message.Message):
         payload_bytes_max: _builtins.int = ...,
         delay_ms_max: _builtins.int = ...,
         now_ms: _builtins.int = ...,
+        wait_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_messages_max", b"batch_messages_max", "delay_ms_max", b"delay_ms_max", "job_id", b"job_id", "now_ms", b"now_ms", "payload_bytes_max", b"payload_bytes_max", "rows", b"rows", "rows_discarded", b"rows_discarded", "rows_published", b"rows_published", "staged_bytes", b"staged_bytes", "staged_bytes_max", b"staged_bytes_max", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batch_messages_max", b"batch_messages_max", "delay_ms_max", b"delay_ms_max", "job_id", b"job_id", "now_ms", b"now_ms", "payload_bytes_max", b"payload_bytes_max", "rows", b"rows", "rows_discarded", b"rows_discarded", "rows_published", b"rows_published", "staged_bytes", b"staged_bytes", "staged_bytes_max", b"staged_bytes_max", "state", b"state", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
+from tickwheel.node.core.pace import Paces
 from tickwheel.node.state.names import check_producer_id
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.staging import Job, StagingResult
@@ -82,6 +83,7 @@ class StagingDesk:
         self._drives: dict[str, _Drive] = {}
         self._next_expiry_ms = 0
         self._wants_ms: int | None = None
+        self._paces = Paces()
 
     # -- requests
 
@@ -202,7 +204,14 @@ class StagingDesk:
     def job(self, request: GetStagedJobRequest, done: Answer) -> None:
         """How far a job is, as applied here."""
         failure = self._core.refusal() or _names(request.job_id, "any", request.batch)
-        done(self._describe(request.job_id, request.batch) if failure is None else failure)
+        if failure is not None:
+            done(failure)
+            return
+        answer = self._describe(request.job_id, request.batch)
+        if request.reserve_rows and request.rows_per_s:
+            now_ms = self._core.steady_ms()
+            answer.wait_ms = self._paces.reserve(request.job_id, request.reserve_rows, request.rows_per_s, now_ms)
+        done(answer)
 
     def _answer(self, job_id: str, batch: int, result: object, done: Answer) -> None:
         if isinstance(result, StagingResult):

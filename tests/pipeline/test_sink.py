@@ -181,6 +181,14 @@ def test_an_unreachable_cluster_fails_soon_with_its_addresses(spark: SparkSessio
     assert time.monotonic() - began < 20
 
 
+def test_the_rate_is_that_of_all_tasks_together(spark: SparkSession, cluster: RunningCluster) -> None:
+    """Two tasks of 8,192 rows each at 8,192 a second: the second block waits for a second, whichever it is."""
+    began = time.monotonic()
+    write(frame(spark, 2 * 8_192, 2), cluster, topic="sink-paced", rate_limit=8_192)
+    assert time.monotonic() - began >= 1.0
+    assert cluster.payloads("sink-paced") == expected(2 * 8_192)
+
+
 def test_rows_are_there_once_although_the_master_dies_in_the_middle(
     spark: SparkSession, cluster: RunningCluster
 ) -> None:
@@ -192,7 +200,7 @@ def test_rows_are_there_once_although_the_master_dies_in_the_middle(
     def run() -> None:
         try:
             spark.createDataFrame([(1,)], "a int")  # a thread must have used the session before it writes
-            write(frame(spark, rows), cluster, topic="sink-over", job_id="over-1", rate_limit=5_000, in_flight=2)
+            write(frame(spark, rows), cluster, topic="sink-over", job_id="over-1", rate_limit=10_000, in_flight=2)
         except BaseException as error:
             failures.append(error)
 
