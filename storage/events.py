@@ -216,6 +216,37 @@ def read_events(disk: Disk, path: str) -> Iterator[EventRecord]:
         yield record
 
 
+def newest_index(disk: Disk, directory: str) -> int:
+    """The last log entry that the files tell of; 0: of none. Read from the newest file on, without columns."""
+    for path in reversed(paths(disk, directory)):
+        try:
+            file = disk.open(path)
+            try:
+                data = file.read_at(0, file.size())
+            finally:
+                file.close()
+        except DiskError:
+            continue
+        newest = _newest_index(data)
+        if newest:
+            return newest
+    return 0
+
+
+def _newest_index(data: bytes) -> int:
+    at = newest = 0
+    while at + _HEADER.size <= len(data):
+        magic, version, _, _, _, _, body_bytes, _, _, _, index, text_bytes, _, crc = _HEADER.unpack_from(data, at)
+        text_at = at + _HEADER.size
+        end = text_at + text_bytes + body_bytes
+        if magic != _MAGIC or version > FORMAT_VERSION or end > len(data):
+            break
+        if google_crc32c.value(data[at : text_at - 4] + data[text_at:end]) != crc:
+            break
+        newest, at = max(newest, index), end
+    return newest
+
+
 class EventWriter:
     """Appends records and keeps the files bounded. One at a time; used by workers, one call after the other."""
 

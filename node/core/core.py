@@ -203,6 +203,7 @@ class NodeCore:
         if self._restored.members:
             self.log.set_members(self._restored.members)
         self.recover_to = self.log.status().last_index
+        self.events.noted_to = min(self.events.noted_to, self.recover_to)
         self.log.start()
 
     def stop(self) -> None:
@@ -300,6 +301,8 @@ class NodeCore:
                     self.retention.tick(now_ms)
         if not self.wheel.absorbing:
             self.checkpointer.tick(steady_ms)
+            if self.checkpointer.running:
+                self.events.flush()  # what it covers is not replayed
         wait_ms = min(
             IDLE_MS_MAX, self._next_upkeep_ms - steady_ms, wake.wait_ms(self, now_ms, steady_ms, may_dispatch)
         )
@@ -336,8 +339,7 @@ class NodeCore:
             self._fatal(f"log entry {index} cannot be read ({error}): was it written by a newer version?")
             return []
         self.stamped_ms = max(self.stamped_ms, entry.stamped_ms)
-        # What is replayed after a start was noted before.
-        noted = self.events.enabled and index > self.recover_to
+        noted = self.events.enabled and index > self.events.noted_to
         now_ms = self.clock.now_ms() if noted else 0
         results = self.state.apply(index, term, entry)
         for command_, result in zip(entry.commands, results, strict=True):
@@ -360,8 +362,8 @@ class NodeCore:
 
     def _on_dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
         self.topic_rates.add(topic_id, DISPATCHED, len(units))
-        if self.events.enabled and self.applied_index > self.recover_to:
-            self.events.dispatched(self.clock.now_ms(), self.applied_term, topic_id, units)
+        if self.events.enabled and self.applied_index > self.events.noted_to:
+            self.events.dispatched(self.applied_index, self.clock.now_ms(), self.applied_term, topic_id, units)
         self.delivery.on_dispatched(topic_id, first_position, units)
 
     def _on_delivered(self, now_ms: int, topic_id: int, consumer: str, batch: DeliverBatch) -> None:

@@ -3,6 +3,9 @@
 The loop only puts references to what it has in hand into a queue (arrays of a result, columns of a command or of a
 delivered batch), once a batch; a worker makes columns of them and writes them (storage/events.py). When the queue is
 full records are left out and counted, so that writing never holds the node up. Nothing depends on these files.
+
+A process that is killed loses what waited. The journal has it: what is replayed behind the last entry that the files
+tell of is noted then; only deliveries, which are in no log, are lost.
 """
 
 from __future__ import annotations
@@ -22,7 +25,16 @@ from tickwheel.proto.log_pb2 import Command, Ingest, LogEntry, Publish, SettleCo
 from tickwheel.proto.scheduler_pb2 import CANCELLED, RESCHEDULED
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import Disk
-from tickwheel.storage.events import COLUMNS, Column, EventKind, EventRecord, EventWriter, paths, read_events
+from tickwheel.storage.events import (
+    COLUMNS,
+    Column,
+    EventKind,
+    EventRecord,
+    EventWriter,
+    newest_index,
+    paths,
+    read_events,
+)
 from tickwheel.storage.loaded_events import messages_of, note_texts, rows_of
 from tickwheel.wheel.bundles import Ingested
 from tickwheel.wheel.units import Units, ids_of
@@ -65,6 +77,8 @@ class Events:
         self._node_id = node_id
         self.enabled = bytes_max > 0
         self._writer = EventWriter(disk, DIRECTORY, bytes_max)
+        self.noted_to = newest_index(disk, DIRECTORY) if self.enabled else 0
+        """Last entry that was noted before this start; what a replay brings beyond it had not been written yet."""
         self._queue: list[Make] = []
         self._queue_bytes = 0
         self._writing = False
@@ -161,14 +175,22 @@ class Events:
         record = EventRecord(EventKind.MOVED, **facts, count=len(ids), columns=columns)
         self._put(lambda: record, 3 * ids.nbytes + 512)
 
-    def dispatched(self, now_ms: int, term: int, topic_id: int, units: Units) -> None:
-        """Units of a topic became ready."""
+    def dispatched(self, index: int, now_ms: int, term: int, topic_id: int, units: Units) -> None:
+        """Units of a topic became ready, by the entry with this index."""
         topic = self._names.topic_name(topic_id)
 
         def make() -> EventRecord:
             ids, origins = ids_of(units), origins_of(units)
             columns = {"id": np.where(origins != 0, origins, ids), "unit": ids}
-            return EventRecord(EventKind.DISPATCHED, now_ms, term=term, count=len(ids), texts=(topic,), columns=columns)
+            return EventRecord(
+                EventKind.DISPATCHED,
+                now_ms,
+                term=term,
+                log_index=index,
+                count=len(ids),
+                texts=(topic,),
+                columns=columns,
+            )
 
         self._put(make, units.nbytes + 512)
 

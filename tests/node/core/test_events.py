@@ -121,6 +121,32 @@ def test_notes_outlive_a_kill_and_are_not_doubled_by_the_replay() -> None:
         assert kinds(traced(world, node, later[0])) == ["SCHEDULED"]
 
 
+def test_what_a_kill_left_unwritten_is_noted_by_the_replay() -> None:
+    """Scheduled, dispatched and settled within the last half second: the journal tells, once; deliveries are lost."""
+    world = noting()
+    client = Client(world)
+    client.consume()
+    ids = schedule(world, [("t", 100 + n, "k", []) for n in range(3)])
+    world.run_until(lambda: sum(map(len, client.got.values())) == 3)
+    world.run(60)
+    slave = next(node for node in world.nodes.values() if node is not world.master())
+    assert slave.host is not None and slave.host.core.state.settled == 3
+    slave.kill()
+    slave.start()
+    world.heal()
+    world.run(2_000)
+    assert kinds(traced(world, slave, ids[1])) == ["SCHEDULED", "DISPATCHED", "SETTLED"]
+    for path in slave.disk.paths():
+        if path.startswith("events/"):
+            slave.disk.open(path).sync()
+    slave.disk.sync_dir("events")
+    slave.kill()
+    slave.start()
+    world.heal()
+    world.run(2_000)
+    assert kinds(traced(world, slave, ids[2])) == ["SCHEDULED", "DISPATCHED", "SETTLED"]
+
+
 def test_a_full_queue_leaves_out_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than fits is left out, never waited for, and counted in the files."""
     world = noting()
