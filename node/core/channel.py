@@ -110,9 +110,9 @@ class Channel:
         return min(first, min(self._unread)) if self._unread else first
 
     @property
-    def withheld(self) -> int:
-        """Messages claimed that cannot be read."""
-        return len(self._unread)
+    def not_out(self) -> int:
+        """Messages claimed that no consumer holds."""
+        return self._staged_count + len(self._unread)
 
     def advance(self, demand: int, ready_count: int) -> None:
         """Claim and fetch up to `demand` messages more than are staged."""

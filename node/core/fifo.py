@@ -83,6 +83,13 @@ class FifoChannel(Channel):
         """Messages read or being read that are not out."""
         return self._staged_count + self._ahead - len(self._out)
 
+    @property
+    def not_out(self) -> int:
+        """See Channel. What an earlier master's lease is on is read ahead like all others, but out."""
+        out = {self._lanes[name].waiting[0].position for name in self._out}
+        held = sum(position < self.next_position and position not in out for position in self._held)
+        return max(0, self.staged_count - held)
+
     def claims(self, position: int, attempt: int) -> bool:
         """What came back stays in its lane."""
         return True

@@ -25,7 +25,7 @@ def out(channel: Channel) -> int:
             for position, attempt in zip(positions[:here].tolist(), attempts[:here].tolist(), strict=True)
         )
         below -= waiting
-    return max(0, below - channel.staged_count - channel.withheld)
+    return max(0, below - channel.not_out)
 
 
 def room(channels: Iterable[Channel], limit: int) -> int:

@@ -138,3 +138,23 @@ def test_what_is_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world.run(3_000)
     assert [number for number, _ in client.by_group()["a"]] == [0, *range(60)]
     assert client.by_group()["b"] == [(60, 1)]
+
+
+def test_what_an_earlier_master_handed_out_counts_as_out() -> None:
+    """The limit of what a group has out holds through a loss of the master, until those leases are over."""
+    world, client = cluster(9)
+    admin(world, settings=admin_pb2.Settings(group_in_flight_max=2))
+    client.judge = lambda record, attempt: None
+    client.consume(lease_ms=4_000)
+    client.schedule_of(["a", "b", "c", "d", "a"])
+    world.run(300)
+    assert sorted(client.by_group()) == ["a", "b"]
+    master = world.elect()
+    master.kill()
+    world.elect()
+    master.start()
+    world.run(2_000)
+    assert sorted(client.by_group()) == ["a", "b"]
+    client.judge = lambda record, attempt: ACK
+    world.run_until(lambda: len(client.got) == 5)
+    assert client.by_group()["a"] == [(0, 1), (0, 2), (4, 1)]
