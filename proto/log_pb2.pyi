@@ -809,24 +809,33 @@ class RemoveHours(_message.Message):
 
     HOUR_MIN_KEPT_FIELD_NUMBER: _builtins.int
     FORCED_BELOW_FIELD_NUMBER: _builtins.int
+    DEAD_BEFORE_MS_FIELD_NUMBER: _builtins.int
     hour_min_kept: _builtins.int
     """Hours below this one go,"""
     forced_below: _builtins.int
     """but from this one on only those that no group needs when the command is applied: retention is not over for them.
     Absent: all below hour_min_kept go.
     """
+    dead_before_ms: _builtins.int
+    """Dead letters that died before go, whether an hour goes or not. Absent: those that died before the hours that go."""
     def __init__(
         self,
         *,
         hour_min_kept: _builtins.int = ...,
         forced_below: _builtins.int | None = ...,
+        dead_before_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_forced_below", b"_forced_below", "forced_below", b"forced_below"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dead_before_ms", b"_dead_before_ms", "_forced_below", b"_forced_below", "dead_before_ms", b"dead_before_ms", "forced_below", b"forced_below"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_forced_below", b"_forced_below", "forced_below", b"forced_below", "hour_min_kept", b"hour_min_kept"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dead_before_ms", b"_dead_before_ms", "_forced_below", b"_forced_below", "dead_before_ms", b"dead_before_ms", "forced_below", b"forced_below", "hour_min_kept", b"hour_min_kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dead_before_ms: _TypeAlias = _typing.Literal["dead_before_ms"]  # noqa: Y015
+    _WhichOneofArgType__dead_before_ms: _TypeAlias = _typing.Literal["_dead_before_ms", b"_dead_before_ms"]  # noqa: Y015
     _WhichOneofReturnType__forced_below: _TypeAlias = _typing.Literal["forced_below"]  # noqa: Y015
     _WhichOneofArgType__forced_below: _TypeAlias = _typing.Literal["_forced_below", b"_forced_below"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dead_before_ms) -> _WhichOneofReturnType__dead_before_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__forced_below) -> _WhichOneofReturnType__forced_below | None: ...
 
 Global___RemoveHours: _TypeAlias = RemoveHours  # noqa: Y015

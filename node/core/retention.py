@@ -6,7 +6,8 @@ settled by then is removed, and counted; it begins when a message is dispatched,
 scheduled. Hours near the cursor stay, so that a message can still be looked up a while
 after it was delivered. Removal itself is a command of the log: the same on every node, at the same place in it. It says
 which hours go because retention is over for them, and which only if nobody needs them when it is applied: a group may
-have been created since the master looked.
+have been created since the master looked. Dead letters hold no hour; those that died before the retention reaches back
+go with the same command, also when no hour does.
 """
 
 from __future__ import annotations
@@ -44,15 +45,17 @@ class Retention:
             return
         self._next_ms = now_ms + self._period_ms
         forced, below = self.hours_below(now_ms)
-        if below <= self._state.hour_min_kept:
+        dead_before_ms = max(0, now_ms - self._state.settings.retention_ms)
+        death_ms = self._state.oldest_death_ms()
+        if below <= self._state.hour_min_kept and (death_ms is None or death_ms >= dead_before_ms):
             return
         self._proposed = True
 
         def removed(_: object) -> None:
             self._proposed = False
 
-        command = Command(admin=AdminCommand(remove_hours=RemoveHours(hour_min_kept=below, forced_below=forced)))
-        self._proposer.submit(command, removed, may_gather=True)
+        removal = RemoveHours(hour_min_kept=below, forced_below=forced, dead_before_ms=dead_before_ms)
+        self._proposer.submit(Command(admin=AdminCommand(remove_hours=removal)), removed, may_gather=True)
 
     def hours_below(self, now_ms: int) -> tuple[int, int]:
         """Hours below the first are over for retention, hours below the second can go."""

@@ -312,11 +312,16 @@ class Administration:
         if command.HasField("forced_below"):
             # A group may have come since the master looked: what is not over for retention is looked at again.
             below = min(below, max(self.retention_over(command.forced_below), self.removable_hours()))
-        if below <= state.hour_min_kept:
-            return AdminResult(hour_min_kept=state.hour_min_kept)
         # Dead letters have their payloads with them and hold no hour; but they do not outlive the retention.
-        over = min(below, command.forced_below) if command.HasField("forced_below") else below
-        unsettled = sum(group.dead.remove_died_before(over * HOUR_MS) for group in state.groups)
+        unsettled = 0
+        if command.HasField("dead_before_ms"):
+            unsettled += sum(group.dead.remove_died_before(command.dead_before_ms) for group in state.groups)
+        if below <= state.hour_min_kept:
+            state.unsettled_removed += unsettled
+            return AdminResult(hour_min_kept=state.hour_min_kept, unsettled_removed=unsettled)
+        if not command.HasField("dead_before_ms"):
+            over = min(below, command.forced_below) if command.HasField("forced_below") else below
+            unsettled += sum(group.dead.remove_died_before(over * HOUR_MS) for group in state.groups)
         for topic in state.topics:
             ready = topic.ready
             first = ready.first_of_hour(below)

@@ -66,6 +66,8 @@ class DeadLetters:
         rows, content = (restored.dead_rows, restored.dead_bytes) if restored is not None else (None, None)
         self.rows = Sequence(disk, f"{path}.rows", LETTER, rows, keep_bytes=KEEP_BYTES)
         self.bytes = Sequence(disk, f"{path}.bytes", BYTE, content, keep_bytes=KEEP_BYTES)
+        self._oldest = (-1, 0)
+        """Number of the oldest letter and when it died, so that asking needs no read."""
         gone = np.frombuffer(restored.dead_gone, "<u8").tolist() if restored is not None else ()
         self._gone: set[int] = set(gone)
         self._lacking: set[int] = (
@@ -76,6 +78,16 @@ class DeadLetters:
     def count(self) -> int:
         """Letters that are kept."""
         return self.rows.count - self.rows.first - len(self._gone)
+
+    @property
+    def oldest_died_ms(self) -> int | None:
+        """When the oldest letter that is kept died; None: there is none."""
+        first = self.rows.first
+        if not self.count:
+            return None
+        if self._oldest[0] != first:
+            self._oldest = (first, int(self.row(first)["died_ms"]))
+        return self._oldest[1]
 
     @property
     def next_number(self) -> int:

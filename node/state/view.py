@@ -223,6 +223,11 @@ class StateView:
         """Dead letters of all groups."""
         return sum(group.dead.count for group in self._state.groups)
 
+    def oldest_death_ms(self) -> int | None:
+        """When the oldest of all dead letters died; None: there are none."""
+        times = (group.dead.oldest_died_ms for group in self._state.groups)
+        return min((died_ms for died_ms in times if died_ms is not None), default=None)
+
     def dead_letters(self, group_id: int) -> DeadLetters | None:
         """Dead letters of a group, to read."""
         group = self._state.groups.get(group_id)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.node.core.test_retries import Picky, admin, verdict
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.wheel.units import HOUR_MS
 
@@ -119,3 +121,23 @@ def test_a_removed_message_is_said_to_be_removed() -> None:
     master.wake()
     world.run(200)
     assert "NOT_FOUND" in str(outcomes[0])
+
+
+def test_dead_letters_go_after_the_retention_though_no_hour_does() -> None:
+    """In one hour, of which nothing may go: letters older than the retention leave all nodes and are counted."""
+    world = World(35, config=CONFIG)
+    admin(world, settings=admin_pb2.Settings(retention_ms=60_000))
+    client = Picky(world, lambda record, attempt: verdict(consumer_pb2.DEAD, reason="no"))
+    client.consume()
+    client.schedule([50] * 5)
+    world.run(1_000)
+    cores = [node.host.core for node in world.nodes.values() if node.host is not None]
+    assert [core.state.dead_letters_kept() for core in cores] == [5, 5, 5]
+    kept = {core.state.hour_min_kept for core in cores}
+    world.run(58_000)
+    assert [core.state.dead_letters_kept() for core in cores] == [5, 5, 5]
+    world.run(3_000)
+    assert [core.state.dead_letters_kept() for core in cores] == [0, 0, 0]
+    assert {core.state.removed_unsettled for core in cores} == {5}
+    assert {core.state.hour_min_kept for core in cores} == kept
+    assert len(digests(world)) == 1
