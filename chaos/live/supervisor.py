@@ -78,12 +78,12 @@ class Supervisor:
         """`told` gets a line for people whenever something happens. Raises NamespacesRefused."""
         self._options = options
         self._told = told
+        names = [f"n{number}" for number in range(1, options.nodes + 1)]
+        self._switch = Switch(names, options.seed) if options.netns else None
         self._directory = options.directory.resolve()
         self._directory.mkdir(parents=True, exist_ok=True)
         self._time = TrueTime(anchor_now())
         self._history = HistoryWriter(self._directory / "supervisor.jsonl", self._time)
-        names = [f"n{number}" for number in range(1, options.nodes + 1)]
-        self._switch = Switch(names, options.seed) if options.netns else None
         self._cluster = ChaosCluster(self._directory / "nodes", options.nodes, options.seed, switch=self._switch)
         self._watch = Watch(self._cluster, self._history, self._time)
         self._injector = Injector(self._cluster, self._watch, self._history, told)

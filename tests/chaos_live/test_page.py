@@ -38,6 +38,15 @@ def test_a_broken_promise_stands_on_the_page_as_text() -> None:
     assert "&lt;script&gt;alert(1)" in text
 
 
+def test_every_promise_has_a_name_in_the_headline() -> None:
+    """A run whose nodes hold too much memory says what is broken; the headline was empty words once."""
+    story = good()
+    story.tell(KILL_MS, "memory", node="n3", bytes=1 << 40)
+    verdict = judge(story.sorted())
+    assert set(verdict.broken_counts) == {"P11"}
+    assert headline(verdict)[0] == "P11 (bounded) broken"
+
+
 def test_the_tables_name_faults_failovers_and_the_verdict() -> None:
     """A run is understood in the terminal without the page."""
     story = good()
