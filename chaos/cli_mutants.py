@@ -33,8 +33,8 @@ LOG_SECONDS, NODE_SECONDS = 10, 6
 AIMS = GUARD_AIMS | {name: bug.aim for name, bug in MUTATIONS.items() if bug.aim is not None}
 TEST_ONLY = frozenset({"pickle_refused", "foreign_commands_fatal"})
 """Guards against what no schedule of a node's own brings about: bytes of a stranger."""
-WHOLE_SEEDS = 5
-"""So many seeds of a directed scenario at least are run with everything whole."""
+WHOLE_SEEDS_LEAST, WHOLE_SEEDS_MOST = 5, 10
+"""So many seeds of a directed scenario are run with everything whole, that in which it was found among them."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,11 @@ class Found:
             return True
         if not self.by:
             return self.seeds >= seeds
-        return not self.directed or self.whole >= max(self.seeds, WHOLE_SEEDS)
+        return not self.directed or self.whole >= min(max(self.seeds, WHOLE_SEEDS_LEAST), WHOLE_SEEDS_MOST)
+
+    def next_whole(self, first: int) -> int:
+        """The seed to be run next with everything whole."""
+        return first + max(self.seeds - WHOLE_SEEDS_MOST, 0) + self.whole
 
     @property
     def proven(self) -> bool:
@@ -106,7 +110,7 @@ def hunt(found: Found, first: int, seeds: int, until_s: float) -> Found:
     config, whole = config_of(found.name), whole_config_of(found.name)
     while not found.over(seeds) and time.monotonic() < until_s:
         if found.by:
-            result = simulate(first + found.whole, whole)
+            result = simulate(found.next_whole(first), whole)
             found.whole += 1
             found.unclean = result.broken
             continue

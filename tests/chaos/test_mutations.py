@@ -106,6 +106,8 @@ def test_a_row_needs_its_whole_runs() -> None:
     name = "votes_sticky"
     found = Found(name, "log", begun(name).faults, 1, "P10", "how", whole=1)
     assert not found.over(300)
+    found.seeds, found.whole = 74, 9
+    assert not found.over(300) and found.next_whole(0) == 73, "the seed that found it is among them"
     found.unclean = "P10 at 3 s"
     assert found.over(300) and not found.proven and "BROKEN" in found.cells()[-1]
 
