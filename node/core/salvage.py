@@ -159,9 +159,12 @@ class Salvage:
         channel, state = case.channel, self._core.state
         subscription = state.subscription(*channel.key)
         if subscription is channel.subscription and subscription.epoch == channel.epoch:
-            attempt = int(subscription.attempts_of(np.array([case.position], np.uint64))[0])
-            if attempt and not self._core.wheel.removed(np.array([case.id], np.uint64)):
-                return False
+            position, id = np.array([case.position], np.uint64), np.array([case.id], np.uint64)
+            if subscription.attempts_of(position)[0] and not self._core.wheel.removed(id):
+                # Delivered ahead of a dispatch that failed, another message may have its place by now.
+                dispatched = case.position < state.ready_count(channel.key[1])
+                if not dispatched or int(subscription.ids_of(position)[0]) == case.id:
+                    return False
         self._drop(case)
         channel.forsake(case.position)
         self._core.delivery.wake_group(channel.key[0])

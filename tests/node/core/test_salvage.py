@@ -321,3 +321,20 @@ def test_a_disk_that_reads_nothing_of_an_hour() -> None:
     assert sorted(client.numbers()) == list(range(COUNT))
     assert master.host is not None and master.host.core.salvage.salvaged == COUNT
     all_up(world)
+
+
+def test_what_has_lost_its_place_is_not_waited_for() -> None:
+    """A message delivered ahead of a dispatch that failed: another one lies at its position, which is left alone."""
+    world = cluster(11)
+    client = Seen(world, lambda record, attempt: None)
+    client.consume(lease_ms=60_000)
+    world.run(DELAY_MS + 300)
+    master = world.elect()
+    assert master.host is not None
+    core = master.host.core
+    assert len(client.got) == COUNT
+    core.salvage.add(core.delivery._channels[1, 1], 3, world.now_ms // 3_600_000 << 32 | 999, None, "bad page")
+    master.wake()
+    world.run(1_000)
+    assert core.salvage.waiting == 0 and not letters(world)
+    all_up(world)
