@@ -69,8 +69,8 @@ class FifoChannel(Channel):
     """Their heads may leave, if they are still there."""
     _paused: list[tuple[int, str]] = field(default_factory=list)
     """A heap of those that wait for their time."""
-    _blocked: list[str] = field(default_factory=list)
-    """An earlier master's lease is on their heads, or their return is under way."""
+    _blocked: dict[str, int] = field(default_factory=dict)
+    """An earlier master's lease is on their heads, or their return is under way; and the attempt that is held."""
     _out: dict[str, None] = field(default_factory=dict)
     _ahead: int = 0
     _ahead_bytes: int = 0
@@ -194,7 +194,9 @@ class FifoChannel(Channel):
             return None
         self._sort()
         if self._stirred:
+            self._stirred = False
             self._look_at_what_is_out()
+            self._look_at_what_is_held()
         while self._paused and self._paused[0][0] <= now_ms:
             self._free.append(heapq.heappop(self._paused)[1])
         chosen: list[tuple[_Waiting, int]] = []
@@ -208,7 +210,7 @@ class FifoChannel(Channel):
             head = lane.waiting[0]
             due_ms = max(int(head.staged.due_ms[head.row]), self.subscription.pauses.get(head.position, 0))
             if head.position in self._held:
-                self._blocked.append(name)
+                self._blocked[name] = attempt
             elif due_ms > now_ms:
                 heapq.heappush(self._paused, (due_ms, name))
             else:
@@ -220,7 +222,6 @@ class FifoChannel(Channel):
 
     def _look_at_what_is_out(self) -> None:
         """Lanes whose head was settled, or came back, are free again."""
-        self._stirred = False
         names = list(self._out)
         positions = np.array([self._lanes[name].waiting[0].position for name in names], np.uint64)
         given = np.array([self._lanes[name].out for name in names], np.uint32)
@@ -228,6 +229,17 @@ class FifoChannel(Channel):
             name = names[place]
             self._lanes[name].out = 0
             del self._out[name]
+            self._free.append(name)
+
+    def _look_at_what_is_held(self) -> None:
+        """The consumer may answer for it under this master: then the lease that holds it is over."""
+        names = list(self._blocked)
+        positions = np.array([self._lanes[name].waiting[0].position for name in names], np.uint64)
+        held = np.array([self._blocked[name] for name in names], np.uint32)
+        for place in np.flatnonzero(self.subscription.attempts_of(positions) != held).tolist():
+            name = names[place]
+            self._held.discard(int(positions[place]))
+            del self._blocked[name]
             self._free.append(name)
 
     def _attempt_of_head(self, name: str, lane: _Lane) -> int:

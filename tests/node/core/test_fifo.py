@@ -158,3 +158,34 @@ def test_what_an_earlier_master_handed_out_counts_as_out() -> None:
     client.judge = lambda record, attempt: ACK
     world.run_until(lambda: len(client.got) == 5)
     assert client.by_group()["a"] == [(0, 1), (0, 2), (4, 1)]
+
+
+@pytest.mark.parametrize("outcome", [consumer_pb2.ACK, consumer_pb2.RETRY])
+def test_an_answer_to_the_next_master_ends_what_the_last_ones_lease_holds(
+    outcome: consumer_pb2.Outcome.ValueType,
+) -> None:
+    """The consumer answers for what the lost master had given it, under a lease of a minute: its message group goes on
+    at once, and after a nack the message comes again after its pause, not after the lease."""
+    world, client = cluster(10)
+    client.judge = lambda record, attempt: None
+    client.consume(lease_ms=60_000)
+    client.schedule_of(["a", "a"])
+    world.run(300)
+    assert client.by_group() == {"a": [(0, 1)]}
+    master = world.elect()
+    master.kill()
+    world.elect()
+    master.start()
+    world.run(1_500)
+    assert client.by_group() == {"a": [(0, 1)]} and client.session is not None and client.at is not None
+    client.judge = lambda record, attempt: ACK
+    ((ids,),) = (client.ids.values(),)
+    settle = consumer_pb2.SettleBatch(group="g", topic="t", outcome=outcome)
+    settle.ids, settle.attempts = np.array([*ids], "<u8").tobytes(), np.array([1], "<u4").tobytes()
+    client._settle(client.session, settle)
+    client.at.wake()
+    world.run(100)
+    again = outcome == consumer_pb2.RETRY
+    assert client.by_group()["a"] == ([(0, 1)] if again else [(0, 1), (1, 1)])
+    world.run(400)
+    assert client.by_group()["a"] == ([(0, 1), (0, 2), (1, 1)] if again else [(0, 1), (1, 1)])
