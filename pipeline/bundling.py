@@ -91,7 +91,7 @@ class Spreader:
             return
         held, self._held, self._bytes = self._held, [], 0
         for batch in pa.Table.from_batches(held).combine_chunks().to_batches():
-            good = self._good.good_rows(_with_hashes(batch))
+            good = self._good.good_rows(with_hashes(batch))
             if good.num_rows:
                 yield self._write(encoded(good, self._topic).sorted())
 
@@ -254,7 +254,8 @@ class Bundler:
         return pa.RecordBatch.from_pylist([row], RESULT)
 
 
-def _with_hashes(batch: pa.RecordBatch) -> pa.RecordBatch:
+def with_hashes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """With what filters and searches by key need of keys and tags."""
     names = batch.schema.names
     if "key" in names and batch.column("key").null_count < batch.num_rows:
         batch = batch.append_column("key_hash", pa.array(key_hashes(batch.column("key"))))

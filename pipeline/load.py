@@ -23,6 +23,7 @@ from tickwheel.client.errors import (
     TickwheelError,
 )
 from tickwheel.pipeline.manifest import BuiltBundle, Manifest, ManifestError, check_content, read_manifest
+from tickwheel.proto.bulk_pb2 import LoadState
 
 AHEAD_MAX = 6
 """Bundles that a node may have and that are not taken over yet."""
@@ -114,7 +115,7 @@ class Loader:
         started = time.monotonic()
         manifest, progress = self._manifest, self.progress
         addresses = await self._addresses()
-        state = await self._client.bulk.load(self.job_id)
+        state = await self._known()
         if state.load_sha256 and state.load_sha256 != manifest.sha256:
             raise LoadError(f"job {self.job_id} has loaded something else; name this load otherwise")
         progress.taken, progress.taken_units = state.taken, state.units
@@ -139,6 +140,17 @@ class Loader:
         progress.seconds = time.monotonic() - started
         told(progress)
         return progress
+
+    async def _known(self) -> LoadState:
+        """How far the cluster is."""
+        return await self._client.bulk.load(self.job_id)
+
+    async def _take(self, place: int) -> LoadState:
+        """Ask for one bundle to be taken over."""
+        built, manifest = self._manifest.bundles[place], self._manifest
+        return await self._client.bulk.take_over(
+            self.job_id, manifest.sha256, place + 1, len(manifest.bundles), built.name, built.topics
+        )
 
     async def _addresses(self) -> list[str]:
         """Client addresses of all members. Raises ClusterUnavailable, LoadError."""
@@ -211,14 +223,7 @@ class Loader:
             reachable = [address for address in addresses if address not in progress.unreachable]
             if 2 * len(with_it) > len(addresses) and set(reachable) <= set(with_it):
                 try:
-                    state = await self._client.bulk.take_over(
-                        self.job_id,
-                        self._manifest.sha256,
-                        place + 1,
-                        len(self._manifest.bundles),
-                        built.name,
-                        built.topics,
-                    )
+                    state = await self._take(place)
                 except (LimitReached, ClusterUnavailable, OutcomeUnknown) as error:
                     problem = str(error)
                 except RequestRefused as error:

@@ -1,0 +1,288 @@
+"""Promotion: parts of a cold tier whose time comes near are built as bundles on Spark and taken over by the cluster.
+
+A bundle has all rows of its part in their order; what was cancelled or moved is the cluster's to withhold, in the very
+command that takes the bundle over (node/state/cold.py). Messages that were moved to a nearer time come in bundles of
+their own, which name them. The cluster knows what is loaded: whatever ends a promotion, the next one does the rest, and
+two at once do nothing twice.
+
+A part that cannot be read holds up nothing but itself; the promotion does all others, then fails and names it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from tickwheel.client import AsyncClient
+from tickwheel.pipeline.build import DUE_MS_MAX, PAYLOAD_BYTES_MAX
+from tickwheel.pipeline.bundling import BUNDLES, RESULT, Bundler, encoded, with_hashes
+from tickwheel.pipeline.cold_freeze import HORIZON_DAYS
+from tickwheel.pipeline.cold_store import DAY_MS, ColdError, ColdFile, ColdStore, read_part
+from tickwheel.pipeline.load import Loader, Progress
+from tickwheel.pipeline.manifest import BuiltBundle, Manifest
+from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits
+from tickwheel.proto.bulk_pb2 import LoadState
+from tickwheel.proto.cold_pb2 import ColdLoad
+from tickwheel.storage import bundle
+
+PROMOTE = "_promote"
+PARTS_AT_ONCE = 32
+"""Parts that are built before they are loaded: at most some 3 GiB beside the cold tier for a while."""
+MOVED_BYTES_MAX = 32 << 20
+"""Of the moved messages of one bundle."""
+LEFT_S = 86_400
+"""What a promotion that was killed left behind is removed after this."""
+
+_PARTS_TYPE = StructType(
+    [
+        StructField("number", LongType()),
+        StructField("path", StringType()),
+        StructField("sha256", StringType()),
+        StructField("rows", LongType()),
+    ]
+)
+
+
+_BUILT = pa.schema([("number", pa.int64()), ("problem", pa.string()), *RESULT])
+
+
+@dataclass(slots=True)
+class Promotion:
+    """What one run did."""
+
+    until_ms: int
+    parts: int = 0
+    """Taken over by this run."""
+    messages: int = 0
+    """Of them, without what was cancelled or moved elsewhere."""
+    moved: int = 0
+    """Messages at the times that they had been moved to."""
+    problems: list[str] = field(default_factory=list)
+    """Parts that could not be loaded, and why."""
+    seconds: float = 0.0
+
+
+class ColdLoader(Loader):
+    """Loads bundles of the cold tier: each is a load of its own, which the cluster remembers for ever."""
+
+    def __init__(self, client: AsyncClient, folder: Path, manifest: Manifest, loads: list[ColdLoad]) -> None:
+        super().__init__(client, folder, manifest)
+        self._loads = loads
+        self._units = 0
+
+    async def _known(self) -> LoadState:
+        return LoadState()
+
+    async def _take(self, place: int) -> LoadState:
+        built, load = self._manifest.bundles[place], self._loads[place]
+        name = f"cold-{load.part or 'moved'}"
+        state = await self._client.bulk.take_over(name, built.name, 1, 1, built.name, built.topics, cold=load)
+        self._units += state.units
+        return LoadState(taken=place + 1, units=self._units)
+
+
+class Promoter:
+    """One run of a promotion."""
+
+    def __init__(self, spark: SparkSession, client: AsyncClient, folder: str | Path) -> None:
+        self._spark = spark
+        self._client = client
+        self._store = ColdStore(folder)
+        self._work = self._store.folder / PROMOTE / uuid.uuid4().hex
+        self._slot_ms = 1_000
+
+    async def run(
+        self,
+        until_ms: int = 0,
+        horizon_days: float = HORIZON_DAYS,
+        told: Callable[[Progress], None] = lambda _: None,
+    ) -> Promotion:
+        """Load all that is due before `until_ms`, by default what comes within the horizon now.
+
+        Raises ColdError, LoadError, TickwheelError kinds.
+        """
+        started = time.monotonic()
+        status = await self._client.admin.master_status()
+        self._store.belong_to(status.cluster_id)
+        self._slot_ms = status.slot_ms
+        done = Promotion(until_ms or int(status.clock_ms + horizon_days * DAY_MS))
+        self._clean()
+        try:
+            await self._load_moved(done, told)
+            await self._load_parts(done, told)
+        finally:
+            shutil.rmtree(self._work, ignore_errors=True)
+        done.seconds = time.monotonic() - started
+        return done
+
+    def _clean(self) -> None:
+        """Remove what promotions left behind that were killed long ago."""
+        folder = self._store.folder / PROMOTE
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.stat().st_mtime < time.time() - LEFT_S:
+                shutil.rmtree(path, ignore_errors=True)
+
+    # -- parts
+
+    async def _load_parts(self, done: Promotion, told: Callable[[Progress], None]) -> None:
+        waiting = [part for part in await self._client.cold.parts(waiting_only=True) if part.due_min_ms < done.until_ms]
+        waiting.sort(key=lambda part: (part.due_min_ms, part.number))
+        wanted: list[tuple[int, ColdFile]] = []
+        for part in waiting:
+            manifest = self._store.manifest(part.job_id)
+            if manifest is None or part.place >= len(manifest.parts):
+                done.problems.append(f"part {part.number}: {self._store.folder} has no manifest of job {part.job_id}")
+                continue
+            file = manifest.parts[part.place]
+            problem = self._store.problem_of(file)
+            if not problem and bytes.fromhex(file.sha256) != part.sha256:
+                problem = f"{file.path}: it is not what was registered"
+            if problem:
+                done.problems.append(f"part {part.number}: {problem}")
+            else:
+                wanted.append((part.number, file))
+        for at in range(0, len(wanted), PARTS_AT_ONCE):
+            built = self._build(wanted[at : at + PARTS_AT_ONCE], done)
+            await self._load(built, [ColdLoad(part=number) for number, _ in built], done, told)
+            done.parts += len(built)
+
+    def _build(self, parts: list[tuple[int, ColdFile]], done: Promotion) -> list[tuple[int, BuiltBundle]]:
+        """Bundles of parts, in their order, without those that cannot be built."""
+        (self._work / BUNDLES).mkdir(parents=True, exist_ok=True)
+        rows = [(number, part.path, part.sha256, part.rows) for number, part in parts]
+        frame = self._spark.createDataFrame(rows, _PARTS_TYPE).repartition(len(rows), "number")
+        task = _task(str(self._store.folder), str(self._work), self._slot_ms)
+        found = {row["number"]: row for row in frame.mapInArrow(task, from_arrow_schema(_BUILT)).collect()}
+        good = []
+        for number, _ in parts:
+            row = found[number]
+            if row["problem"]:
+                done.problems.append(f"part {number}: {row['problem']}")
+            else:
+                good.append((number, _built(row)))
+        return good
+
+    async def _load(
+        self,
+        built: list[tuple[int, BuiltBundle]],
+        loads: list[ColdLoad],
+        done: Promotion,
+        told: Callable[[Progress], None],
+    ) -> None:
+        if not built:
+            return
+        bundles = [one for _, one in built]
+        manifest = Manifest(self._slot_ms, sum(one.units for one in bundles), 0, bundles)
+        progress = await ColdLoader(self._client, self._work, manifest, loads).run(told)
+        done.messages += progress.taken_units
+        shutil.rmtree(self._work / BUNDLES)
+
+    # -- moved messages
+
+    async def _load_moved(self, done: Promotion, told: Callable[[Progress], None]) -> None:
+        async for ids, due_ms in self._moved(done.until_ms):
+            files = self._store.numbered()
+            tables, kept_ids, kept_due = [], [], []
+            parts = ids >> 32 & 0x7FFF_FFFF
+            for number in np.unique(parts).tolist():
+                chosen = parts == number
+                file = files.get(number)
+                try:
+                    if file is None:
+                        raise ColdError(f"{self._store.folder} knows no such part; freeze its job again")
+                    table = read_part(self._store.folder, file.path, file.sha256)
+                except ColdError as error:
+                    done.problems.append(f"{int(chosen.sum())} moved messages of part {number}: {error}")
+                    continue
+                tables.append(table.take(pa.array(ids[chosen] & 0xFFFF_FFFF)))
+                kept_ids.append(ids[chosen])
+                kept_due.append(due_ms[chosen])
+            if tables:
+                await self._load_rows(tables, np.concatenate(kept_ids), np.concatenate(kept_due), done, told)
+
+    async def _moved(self, until_ms: int) -> AsyncIterator[tuple[np.ndarray, np.ndarray]]:
+        after, more = 0, True
+        while more:
+            ids, due_ms, more = await self._client.cold.moved(until_ms, after)
+            if ids:
+                after = ids[-1]
+                yield np.array(ids, np.uint64), np.array(due_ms, np.int64)
+
+    async def _load_rows(
+        self,
+        tables: list[pa.Table],
+        ids: np.ndarray,
+        due_ms: np.ndarray,
+        done: Promotion,
+        told: Callable[[Progress], None],
+    ) -> None:
+        """Rows at their new times, as bundles that name them."""
+        table = pa.concat_tables(tables, promote_options="default")
+        order = np.argsort(due_ms, kind="stable")
+        ids, due_ms = ids[order], due_ms[order]
+        table = table.take(pa.array(order))
+        table = table.set_column(table.column_names.index("due_ms"), "due_ms", pa.array(due_ms))
+        ends = np.cumsum(pc.binary_length(table.column("payload")).to_numpy())
+        at = 0
+        while at < len(ids):
+            before = int(ends[at - 1]) if at else 0
+            end = max(at + 1, int(np.searchsorted(ends, before + MOVED_BYTES_MAX, side="right")))
+            (self._work / BUNDLES).mkdir(parents=True, exist_ok=True)
+            row = _bundle(table.slice(at, end - at), self._work, uuid.uuid4().hex, self._slot_ms)
+            load = ColdLoad(ids=ids[at:end].astype("<u8").tobytes(), due_ms=due_ms[at:end].astype("<i8").tobytes())
+            before_units = done.messages
+            await self._load([(0, _built(row))], [load], done, told)
+            done.moved += done.messages - before_units
+            at = end
+
+
+def _built(row: Any) -> BuiltBundle:
+    names = ("name", "bytes", "units", "hour_min", "hour_max", "crc32c", "topics")
+    return BuiltBundle(**{name: row[name] for name in names})
+
+
+def _bundle(table: pa.Table, folder: Path, attempt: str, slot_ms: int) -> dict[str, Any]:
+    """One bundle of a table, row by row. Raises ColdError if it would be another number of rows or of bundles."""
+    good = RowGatherer("", RowLimits(1, PAYLOAD_BYTES_MAX, DUE_MS_MAX))
+    bundler = Bundler(folder, attempt, slot_ms=slot_ms, units_max=bundle.UNITS_MAX)
+    made: list[pa.RecordBatch] = []
+    for batch in table.combine_chunks().to_batches():
+        made += bundler.take(encoded(good.good_rows(with_hashes(batch)), ""))
+    made += bundler.rest()
+    if len(made) != 1 or good.rejected:
+        raise ColdError(f"{table.num_rows} rows gave {len(made)} bundles, and some of them may have been rejected")
+    row: dict[str, Any] = made[0].to_pylist()[0]
+    if row["units"] != table.num_rows:
+        raise ColdError(f"{table.num_rows} rows gave a bundle of {row['units']}")
+    return row
+
+
+def _task(folder: str, work: str, slot_ms: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What runs in the workers: a part in, a bundle out."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for part in batch.to_pylist():
+                row = dict.fromkeys(_BUILT.names) | {"number": part["number"], "problem": ""}
+                try:
+                    table = read_part(folder, part["path"], part["sha256"])
+                    if table.num_rows != part["rows"]:
+                        raise ColdError(f"{part['path']}: it has {table.num_rows} rows, {part['rows']} were written")
+                    row |= _bundle(table, Path(work), uuid.uuid4().hex, slot_ms)
+                except (ColdError, bundle.BadBundleError) as error:
+                    row["problem"] = str(error)
+                yield pa.RecordBatch.from_pylist([row], _BUILT)
+
+    return run

@@ -1,0 +1,269 @@
+"""The folder of a cold tier: Parquet files by due day, and what says which of them count.
+
+    COLD/cold.json                        the cluster that it belongs to
+    COLD/day=2027-01-31/<job>-<hash>.parquet   one part: rows of one day, sorted by due time
+    COLD/_jobs/<job>/plan.json            fixed when the job began: from when on rows are cold
+    COLD/_jobs/<job>/manifest.json        its parts in their order; written once, last
+    COLD/_jobs/<job>/registered.json      the number of its first part in the cluster
+    COLD/_ids/<job>.parquet               the id of every message
+    COLD/_near/<job>/, COLD/_rejected/<job>/   rows that did not become cold ones
+
+Files never change. A part that no manifest names does not count, and Spark reads the days as one partitioned table.
+Everything is written aside, synced and renamed; what a job decided is written by whoever is first (`write_once`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tickwheel.pipeline.sink_rejected import TEMPORARY, publish
+
+DAY_MS = 86_400_000
+JOBS, IDS, NEAR, REJECTED = "_jobs", "_ids", "_near", "_rejected"
+VERSION = 1
+_JOB = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+class ColdError(Exception):
+    """The cold tier cannot be used as asked; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdFile:
+    """One part."""
+
+    path: str
+    """Below the folder."""
+    day: int
+    """Days since 1970."""
+    rows: int
+    due_min_ms: int
+    due_max_ms: int
+    bytes: int
+    sha256: str
+    topics: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ColdJobManifest:
+    """What a job brought."""
+
+    job_id: str
+    boundary_ms: int
+    """Rows due before this were near."""
+    rows: int
+    near: int
+    rejected: int
+    near_files: list[str]
+    rejected_files: list[str]
+    parts: list[ColdFile]
+
+    @property
+    def sha256(self) -> str:
+        """Names its content."""
+        facts = [[p.sha256, p.rows, p.due_min_ms, p.due_max_ms, p.topics] for p in self.parts]
+        return hashlib.sha256(json.dumps([self.boundary_ms, facts]).encode()).hexdigest()
+
+
+def day_folder(day: int) -> str:
+    """Of a day since 1970."""
+    return "day=" + datetime.fromtimestamp(day * DAY_MS / 1_000, UTC).strftime("%Y-%m-%d")
+
+
+def sync_folder(path: Path) -> None:
+    """Names in it are on stable storage then."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_file(path: Path, data: bytes, *, aside: str) -> None:
+    """Whole or not at all, and durable on return."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{aside}.tmp"
+    _write_synced(temporary, data)
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_once(path: Path, body: dict[str, Any]) -> dict[str, Any]:
+    """Write it unless it is there; what is there then, which is what whoever came first wrote."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}-{uuid.uuid4().hex}.tmp"
+    text = json.dumps(body, sort_keys=True)
+    content = json.dumps({"crc32c": google_crc32c.value(text.encode()), "body": body}, sort_keys=True, indent=1)
+    _write_synced(temporary, content.encode())
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+    sync_folder(path.parent)
+    found = read_json(path)
+    if found is None:
+        raise ColdError(f"{path}: it was removed just after it was written")
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """None: there is none. Raises ColdError if it is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        body: dict[str, Any] = content["body"]
+        if google_crc32c.value(json.dumps(body, sort_keys=True).encode()) == content["crc32c"]:
+            return body
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ColdError(f"{path}: it cannot be read: {error}") from error
+    raise ColdError(f"{path}: it does not match its checksum")
+
+
+class ColdStore:
+    """One folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).absolute()
+
+    def job_folder(self, job_id: str) -> Path:
+        """Raises ColdError for what cannot be the name of a job."""
+        if not _JOB.fullmatch(job_id):
+            raise ColdError(f"job_id: {job_id}: 1 to 100 characters of [A-Za-z0-9_.-], the first no point or dash")
+        return self.folder / JOBS / job_id
+
+    def belong_to(self, cluster_id: str) -> None:
+        """It is the cold tier of this cluster from now on. Raises ColdError if it is another's."""
+        found = write_once(self.folder / "cold.json", {"version": VERSION, "cluster_id": cluster_id})
+        if found["version"] != VERSION:
+            raise ColdError(f"{self.folder}: it is of version {found['version']}, this is {VERSION}")
+        if found["cluster_id"] != cluster_id:
+            raise ColdError(f"{self.folder}: it belongs to cluster {found['cluster_id']}, this is {cluster_id}")
+
+    def plan(self, job_id: str, boundary_ms: int) -> int:
+        """From when on rows of a job are cold: as it was decided when the job began."""
+        plan = write_once(self.job_folder(job_id) / "plan.json", {"boundary_ms": boundary_ms})
+        return int(plan["boundary_ms"])
+
+    def jobs(self) -> list[str]:
+        """All that ever began."""
+        folder = self.folder / JOBS
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+    def manifest(self, job_id: str) -> ColdJobManifest | None:
+        """None: the job has not ended its writing. Raises ColdError."""
+        body = read_json(self.job_folder(job_id) / "manifest.json")
+        return None if body is None else _manifest(body)
+
+    def publish(self, manifest: ColdJobManifest) -> ColdJobManifest:
+        """The job has written its parts; the manifest that counts, whoever wrote it. Removes what it does not name."""
+        path = self.job_folder(manifest.job_id) / "manifest.json"
+        counts = _manifest(write_once(path, asdict(manifest)))
+        named = {part.path for part in counts.parts}
+        name = re.escape(manifest.job_id)
+        own = re.compile(rf"{name}-[0-9a-f]{{16}}\.parquet|\.{name}@.*\.tmp")
+        for folder in self.folder.glob("day=*"):
+            for file in folder.iterdir():
+                if own.fullmatch(file.name) and f"{folder.name}/{file.name}" not in named:
+                    file.unlink(missing_ok=True)
+        return counts
+
+    def publish_beside(self, manifest: ColdJobManifest) -> None:
+        """Near and rejected rows of the attempts that counted come to their places. Repeating it is harmless."""
+        for kind, names in ((NEAR, manifest.near_files), (REJECTED, manifest.rejected_files)):
+            folder = self.folder / kind / manifest.job_id
+            publish(str(folder), names)
+            shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
+
+    def first_part(self, job_id: str) -> int | None:
+        """Number of its first part; None: not registered, as far as this folder knows."""
+        body = read_json(self.job_folder(job_id) / "registered.json")
+        return None if body is None else int(body["first_part"])
+
+    def registered(self, job_id: str, first_part: int) -> None:
+        """The cluster has given it numbers."""
+        body = write_once(self.job_folder(job_id) / "registered.json", {"first_part": first_part})
+        if body["first_part"] != first_part:
+            raise ColdError(f"job {job_id} was registered as part {body['first_part']}, and now as {first_part}")
+
+    def numbered(self) -> dict[int, ColdFile]:
+        """All parts that have a number."""
+        found: dict[int, ColdFile] = {}
+        for job_id in self.jobs():
+            first, manifest = self.first_part(job_id), self.manifest(job_id)
+            if first is not None and manifest is not None:
+                found |= {first + place: part for place, part in enumerate(manifest.parts)}
+        return found
+
+    def problem_of(self, part: ColdFile) -> str:
+        """Why a part's file cannot be what was written, at a glance; empty if nothing speaks against it."""
+        path = self.folder / part.path
+        if not path.is_file():
+            return f"{path}: it is not there"
+        if path.stat().st_size != part.bytes:
+            return f"{path}: it has {path.stat().st_size} bytes, {part.bytes} were written"
+        return ""
+
+
+def read_part(folder: str | Path, path: str, sha256: str) -> pa.Table:
+    """Rows of a part in their order, checked. Raises ColdError."""
+    whole = Path(folder) / path
+    try:
+        data = whole.read_bytes()
+    except OSError as error:
+        raise ColdError(f"{whole}: {error.strerror}") from error
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise ColdError(f"{whole}: its bytes are not those that were written")
+    # Not as a dataset: its folder's name would become a column.
+    return pq.ParquetFile(pa.BufferReader(data)).read()
+
+
+def write_ids(store: ColdStore, manifest: ColdJobManifest, first_part: int, text_of: Callable[[int], str]) -> Path:
+    """The id of every message of a job as Parquet: id, topic, key, due_ms. `text_of`: of a part, without the row."""
+    target = store.folder / IDS / f"{manifest.job_id}.parquet"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.parent / f".{manifest.job_id}-{uuid.uuid4().hex}.tmp"
+    schema = pa.schema([("id", pa.string()), ("topic", pa.string()), ("key", pa.string()), ("due_ms", pa.int64())])
+    with pq.ParquetWriter(aside, schema) as writer:
+        for place, part in enumerate(manifest.parts):
+            file = pq.ParquetFile(store.folder / part.path)
+            wanted = [name for name in ("topic", "key", "due_ms") if name in file.schema_arrow.names]
+            table = file.read(columns=wanted)
+            prefix = text_of(first_part + place)
+            ids = pa.array([f"{prefix}{row}" for row in range(table.num_rows)], pa.string())
+            keys = table.column("key") if "key" in wanted else pa.nulls(table.num_rows, pa.string())
+            writer.write_table(pa.table([ids, table.column("topic"), keys, table.column("due_ms")], schema=schema))
+    with aside.open("rb") as written:
+        os.fsync(written.fileno())
+    aside.replace(target)
+    sync_folder(target.parent)
+    return target
+
+
+def _manifest(body: dict[str, Any]) -> ColdJobManifest:
+    return ColdJobManifest(**{**body, "parts": [ColdFile(**part) for part in body["parts"]]})

@@ -1,0 +1,177 @@
+"""The cold tier: rows become parts of Parquet with ids, and are promoted into a cluster of real nodes in time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from tests.pipeline.running import RunningCluster
+from tickwheel.client import AsyncClient
+from tickwheel.pipeline.cold_freeze import FreezeConfig, content_job_id, register, write_parts
+from tickwheel.pipeline.cold_promote import ColdLoader, Promoter, Promotion
+from tickwheel.pipeline.cold_store import ColdError, ColdJobManifest, ColdStore
+
+DAY_MS = 86_400_000
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def frame(spark: SparkSession, count: int, topic: str, first_day: int = 40, days: int = 3) -> DataFrame:
+    """Rows named by their number, of some days from `first_day` on, with keys."""
+    start = (now_ms() // DAY_MS + first_day) * DAY_MS
+    return spark.range(0, count, 1, 2).select(
+        f.lit(topic).alias("topic"),
+        (f.lit(start) + f.col("id") * 7_919_333 % (days * DAY_MS)).alias("due_ms"),
+        f.concat(f.lit("row-"), f.col("id").cast("string")).alias("payload"),
+        f.concat(f.lit("key-"), f.col("id").cast("string")).alias("key"),
+    )
+
+
+def frozen(
+    cluster: RunningCluster, rows: DataFrame, folder: Path, job_id: str, config: FreezeConfig | None = None
+) -> tuple[ColdJobManifest, dict[str, str]]:
+    """Freeze with a client of its own; the id of each key."""
+    manifest = write_parts(rows, folder, job_id, config or FreezeConfig(tasks=2))
+
+    async def go() -> None:
+        async with AsyncClient(cluster.endpoints.split(",")) as client:
+            await register(client, folder, manifest)
+
+    cluster.wait(go())
+    ids = pq.read_table(folder / "_ids" / f"{job_id}.parquet")
+    return manifest, dict(zip(ids.column("key").to_pylist(), ids.column("id").to_pylist(), strict=True))
+
+
+def promoted(spark: SparkSession, cluster: RunningCluster, folder: Path, days: float = 60) -> Promotion:
+    """Everything within so many days."""
+
+    async def go() -> Promotion:
+        async with AsyncClient(cluster.endpoints.split(",")) as client:
+            return await Promoter(spark, client, folder).run(horizon_days=days)
+
+    return cluster.wait(go())
+
+
+def test_rows_are_written_once_and_only_far_ones(spark: SparkSession, tmp_path: Path) -> None:
+    """Near and illegal rows lie beside with all they need; a repeat, later and of other rows, writes nothing."""
+    far, near = frame(spark, 500, "cold"), frame(spark, 30, "cold", first_day=1, days=2)
+    wrong = far.limit(4).withColumn("payload", f.lit(None).cast("string"))
+    manifest = write_parts(far.union(near).union(wrong), tmp_path, "job", FreezeConfig(tasks=2, part_rows_max=70))
+    assert (manifest.rows, manifest.near, manifest.rejected) == (500, 30, 4)
+    assert sum(part.rows for part in manifest.parts) == 500 and max(part.rows for part in manifest.parts) <= 70
+    table = spark.read.parquet(str(tmp_path))
+    assert {row.payload.decode() for row in table.collect()} == {f"row-{n}" for n in range(500)}
+    assert all(int(row.due_ms) // DAY_MS == row.day.toordinal() - 719_163 for row in table.limit(50).collect())
+    beside = pq.read_table(tmp_path / "_near" / "job")
+    assert beside.num_rows == 30 and set(beside.column_names) == {"topic", "due_ms", "payload", "key"}
+    assert pq.read_table(tmp_path / "_rejected" / "job").column("reason").to_pylist() == ["payload: null"] * 4
+    left = tmp_path / Path(manifest.parts[0].path).parent / "job-0123456789abcdef.parquet"
+    left.write_bytes(b"an attempt that lost")
+    ColdStore(tmp_path).publish(manifest)
+    assert not left.exists()
+    assert write_parts(near, tmp_path, "job") == manifest
+    with pytest.raises(ColdError, match="job_id"):
+        write_parts(near, tmp_path, "../job")
+    far.write.parquet(str(tmp_path / "in"))
+    assert content_job_id(tmp_path / "in") == content_job_id(tmp_path / "in") != content_job_id(tmp_path / "in", "t")
+
+
+def test_cold_messages_are_cancelled_moved_and_promoted_once(
+    spark: SparkSession, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    """By the ids that freezing gave, before and after; a repeat of either command adds nothing; damage is named."""
+    rows = frame(spark, 300, "frozen")
+    manifest, ids = frozen(cluster, rows, tmp_path, "first", FreezeConfig(tasks=2, part_rows_max=60))
+    again, ids_again = frozen(cluster, rows, tmp_path, "first")
+    assert again == manifest and ids_again == ids and len(set(ids.values())) == 300
+    client = cluster.client
+    assert cluster.wait(client.get(ids["key-7"])).state == "COLD"
+    assert cluster.wait(client.cancel(ids["key-7"])) == "CANCELLED"
+    target = now_ms() + 35 * DAY_MS
+    outcome, receipt = cluster.wait(client.reschedule(ids["key-8"], due_ms=target))
+    assert outcome == "RESCHEDULED" and receipt is not None and receipt.id == ids["key-8"]
+    assert cluster.messages("frozen") == []
+    assert promoted(spark, cluster, tmp_path, days=30).parts == 0
+    assert promoted(spark, cluster, tmp_path, days=36).moved == 1
+    assert [(m.payload, m.due_ms) for m in cluster.messages("frozen")] == [(b"row-8", target)]
+    damaged = tmp_path / manifest.parts[2].path
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-9] + b"x" + content[-8:])
+    part = promoted(spark, cluster, tmp_path)
+    assert part.parts == len(manifest.parts) - 1 and len(part.problems) == 1 and str(damaged) in part.problems[0]
+    damaged.write_bytes(content)
+    rest = promoted(spark, cluster, tmp_path)
+    assert (rest.parts, rest.problems) == (1, [])
+    assert promoted(spark, cluster, tmp_path).messages == 0
+    expected = Counter(f"row-{n}" for n in range(300) if n != 7)
+    assert cluster.payloads("frozen") == expected
+    assert {m.key for m in cluster.messages("frozen")} == {f"key-{n}" for n in range(300) if n != 7}
+    assert cluster.wait(client.cancel(ids["key-9"])) == cluster.wait(client.cancel(ids["key-8"])) == "CANCELLED"
+    assert cluster.wait(client.get(ids["key-10"])).state == "PENDING"
+    assert cluster.payloads("frozen") == expected - Counter(["row-8", "row-9"])
+    status = cluster.wait(client.admin.master_status()).cold
+    assert (status.parts, status.cancelled, status.moved) == (0, 0, 0)
+    cluster.check_agreement()
+
+
+def test_a_promotion_outlives_its_master_and_itself(
+    spark: SparkSession, cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master is killed in the middle, then the promotion ends, while clients cancel: nothing lost or twice."""
+    rows = frame(spark, 400, "survivors", days=1)
+    manifest, ids = frozen(cluster, rows, tmp_path, "second", FreezeConfig(tasks=2, part_rows_max=20))
+    assert len(manifest.parts) == 20
+    cancelled: set[str] = set()
+    plain = ColdLoader._take
+    middle = asyncio.Event()
+
+    class KilledError(Exception):
+        """What ends the first promotion."""
+
+    async def take(self: ColdLoader, place: int) -> object:
+        if place == 6:
+            middle.set()
+        if place == 13:
+            raise KilledError
+        return await plain(self, place)
+
+    async def go() -> None:
+        inner = cluster._cluster
+        async with AsyncClient(cluster.endpoints.split(",")) as client:
+
+            async def cancel_some() -> None:
+                for number in range(0, 400, 9):
+                    key = f"key-{number}"
+                    assert await client.cancel(ids[key]) == "CANCELLED"
+                    cancelled.add(key)
+
+            running = asyncio.create_task(Promoter(spark, client, tmp_path).run(horizon_days=60))
+            cancelling = asyncio.create_task(cancel_some())
+            await middle.wait()
+            master = await inner.master()
+            await inner.kill_node(master)
+            with pytest.raises(KilledError):
+                await running
+            await cancelling
+            inner.start_node(inner.node(master.node_id))
+            await inner.wait_ready()
+
+    monkeypatch.setattr(ColdLoader, "_take", take)
+    cluster.wait(go())
+    monkeypatch.setattr(ColdLoader, "_take", plain)
+    done = promoted(spark, cluster, tmp_path)
+    assert done.parts == 7 and not done.problems
+    assert promoted(spark, cluster, tmp_path).parts == 0
+    assert {m.key for m in cluster.messages("survivors")} == {f"key-{n}" for n in range(400)} - cancelled
+    assert len(cluster.messages("survivors")) == 400 - len(cancelled)
+    assert not (tmp_path / "_promote").exists() or not list((tmp_path / "_promote").iterdir())
+    cluster.check_agreement()
