@@ -28,8 +28,8 @@ class ColdClient:
 
         return await self._cluster.call(invoke, self._timeout_s)
 
-    async def parts(self, *, waiting_only: bool = False) -> list[cold_pb2.ColdPart]:
-        """All parts that the cluster remembers, by rising number."""
+    async def parts(self, *, waiting_only: bool = False) -> tuple[list[cold_pb2.ColdPart], int]:
+        """All parts that the cluster remembers, by rising number, and the highest number that it ever gave."""
         found: list[cold_pb2.ColdPart] = []
         while True:
             after = found[-1].number if found else 0
@@ -43,7 +43,7 @@ class ColdClient:
             page = await self._cluster.call(invoke, self._timeout_s)
             found += page.parts
             if not page.more:
-                return found
+                return found, page.last_part
 
     async def moved(self, due_below_ms: int, after: int = 0) -> tuple[list[int], list[int], bool]:
         """A page of messages that were moved, wait and are due before a time: ids, due times, whether there is more."""

@@ -45,6 +45,7 @@ ROWS = (
         "clock",
         "disk free",
         "bulk load",
+        "cold tier",
     ),
 )
 
@@ -78,6 +79,16 @@ def _clock(status: admin_pb2.NodeStatus) -> str:
     return text if status.clock_state == admin_pb2.CLOCK_AGREED else f"{text} [yellow]{state}[/]"
 
 
+def _cold(cold: admin_pb2.ColdStatus) -> str:
+    """What waits outside the cluster, and whether it is late; empty if nothing waits."""
+    if cold.state == admin_pb2.COLD_EMPTY:
+        return ""
+    if cold.state == admin_pb2.COLD_LATE:
+        return f"[red]{cold.late_ms / 3_600_000:,.1f} h late[/]"
+    state = "" if cold.state == admin_pb2.COLD_IN_TIME else " [yellow]due soon[/]"
+    return f"{cold.messages:,}{state}"
+
+
 def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.PeerStatus]) -> list[str]:
     if isinstance(status, Fault):
         return ["", "[red]no answer[/]", *[""] * (len(ROWS) - 2)]
@@ -106,6 +117,7 @@ def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.
         _clock(status),
         f"{status.disk_bytes_free / (1 << 30):,.1f} GiB",
         _bulk(status.bulk),
+        _cold(status.cold) if master else "",
     ]
 
 

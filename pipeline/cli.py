@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tickwheel.client.errors import RequestRefused
+from tickwheel.pipeline.cli_cold import cold_app, freeze, promote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Bulk work on Spark: build and load, generate, forecast, audit, archive and replay.", no_args_is_help=True
 )
+app.add_typer(cold_app, name="cold")
+app.command()(freeze)
+app.command()(promote)
 
 Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
 Memory = Annotated[str, typer.Option(help="Heap of Spark's driver.")]

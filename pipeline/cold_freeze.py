@@ -182,6 +182,10 @@ async def register(client: AsyncClient, folder: str | Path, manifest: ColdJobMan
         )
         store.registered(manifest.job_id, job.first_part)
     else:
+        _, last = await client.cold.parts(waiting_only=True)
+        if last < first + len(manifest.parts) - 1:
+            text = f"it has part {first} and on, the cluster knows none above {last}; was it restored from a backup?"
+            raise ColdError(f"job {manifest.job_id}: {text} Freeze the rows into a new folder")
         job = ColdJob(job_id=manifest.job_id, first_part=first, parts=len(manifest.parts), repeated=True)
     group = status.wheel_group
     write_ids(store, manifest, job.first_part, lambda part: f"{group}-{COLD_HOUR + part}-")

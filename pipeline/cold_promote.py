@@ -137,7 +137,8 @@ class Promoter:
     # -- parts
 
     async def _load_parts(self, done: Promotion, told: Callable[[Progress], None]) -> None:
-        waiting = [part for part in await self._client.cold.parts(waiting_only=True) if part.due_min_ms < done.until_ms]
+        parts, _ = await self._client.cold.parts(waiting_only=True)
+        waiting = [part for part in parts if part.due_min_ms < done.until_ms]
         waiting.sort(key=lambda part: (part.due_min_ms, part.number))
         wanted: list[tuple[int, ColdFile]] = []
         for part in waiting:

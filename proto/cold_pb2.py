@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atickwheel/proto/cold.proto\x12\x0ctickwheel.v1\"_\n\x13RegisterColdRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12(\n\x05parts\x18\x03 \x01(\x0b\x32\x19.tickwheel.v1.ColdColumns\"a\n\x0b\x43oldColumns\x12\x0c\n\x04\x64\x61ys\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\x12\x12\n\ndue_min_ms\x18\x03 \x01(\x0c\x12\x12\n\ndue_max_ms\x18\x04 \x01(\x0c\x12\x0e\n\x06sha256\x18\x05 \x01(\x0c\"N\n\x07\x43oldJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nfirst_part\x18\x02 \x01(\r\x12\r\n\x05parts\x18\x03 \x01(\r\x12\x10\n\x08repeated\x18\x04 \x01(\x08\";\n\x14ListColdPartsRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\r\x12\x14\n\x0cwaiting_only\x18\x02 \x01(\x08\"\xab\x01\n\x08\x43oldPart\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05place\x18\x03 \x01(\r\x12\x0b\n\x03\x64\x61y\x18\x04 \x01(\r\x12\x0c\n\x04rows\x18\x05 \x01(\r\x12\x12\n\ndue_min_ms\x18\x06 \x01(\x03\x12\x12\n\ndue_max_ms\x18\x07 \x01(\x03\x12\x0e\n\x06sha256\x18\x08 \x01(\x0c\x12\x0e\n\x06loaded\x18\t \x01(\x08\x12\r\n\x05moved\x18\n \x01(\r\"@\n\tColdParts\x12%\n\x05parts\x18\x01 \x03(\x0b\x32\x16.tickwheel.v1.ColdPart\x12\x0c\n\x04more\x18\x02 \x01(\x08\";\n\x14ListColdMovedRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\x14\n\x0c\x64ue_below_ms\x18\x02 \x01(\x03\"6\n\tColdMoved\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x0c\x12\x0c\n\x04more\x18\x03 \x01(\x08\"5\n\x08\x43oldLoad\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64ue_ms\x18\x03 \x01(\x0c\"t\n\x0b\x43oldCommand\x12\x35\n\x08register\x18\x01 \x01(\x0b\x32!.tickwheel.v1.RegisterColdRequestH\x00\x12&\n\x04mark\x18\x02 \x01(\x0b\x32\x16.tickwheel.v1.ColdMarkH\x00\x42\x06\n\x04\x62ody\"6\n\x08\x43oldMark\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x13\n\x06\x64ue_ms\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_due_ms\"\xbb\x01\n\x0c\x43oldSnapshot\x12\x11\n\tlast_part\x18\x01 \x01(\r\x12+\n\x04jobs\x18\x02 \x03(\x0b\x32\x1d.tickwheel.v1.ColdJobSnapshot\x12-\n\x05parts\x18\x03 \x03(\x0b\x32\x1e.tickwheel.v1.ColdPartSnapshot\x12.\n\x05marks\x18\x04 \x03(\x0b\x32\x1f.tickwheel.v1.ColdMarksSnapshot\x12\x0c\n\x04late\x18\x05 \x01(\x04\"T\n\x0f\x43oldJobSnapshot\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x12\n\nfirst_part\x18\x03 \x01(\r\x12\r\n\x05parts\x18\x04 \x01(\r\"\x85\x01\n\x10\x43oldPartSnapshot\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0b\n\x03\x64\x61y\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x12\n\ndue_min_ms\x18\x04 \x01(\x03\x12\x12\n\ndue_max_ms\x18\x05 \x01(\x03\x12\x0e\n\x06sha256\x18\x06 \x01(\x0c\x12\x0e\n\x06\x63hunks\x18\x07 \x01(\x0c\"0\n\x11\x43oldMarksSnapshot\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\r\n\x05marks\x18\x02 \x01(\x0c\x32\xec\x01\n\x04\x43old\x12H\n\x0cRegisterCold\x12!.tickwheel.v1.RegisterColdRequest\x1a\x15.tickwheel.v1.ColdJob\x12L\n\rListColdParts\x12\".tickwheel.v1.ListColdPartsRequest\x1a\x17.tickwheel.v1.ColdParts\x12L\n\rListColdMoved\x12\".tickwheel.v1.ListColdMovedRequest\x1a\x17.tickwheel.v1.ColdMovedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atickwheel/proto/cold.proto\x12\x0ctickwheel.v1\"_\n\x13RegisterColdRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12(\n\x05parts\x18\x03 \x01(\x0b\x32\x19.tickwheel.v1.ColdColumns\"a\n\x0b\x43oldColumns\x12\x0c\n\x04\x64\x61ys\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\x0c\x12\x12\n\ndue_min_ms\x18\x03 \x01(\x0c\x12\x12\n\ndue_max_ms\x18\x04 \x01(\x0c\x12\x0e\n\x06sha256\x18\x05 \x01(\x0c\"N\n\x07\x43oldJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nfirst_part\x18\x02 \x01(\r\x12\r\n\x05parts\x18\x03 \x01(\r\x12\x10\n\x08repeated\x18\x04 \x01(\x08\";\n\x14ListColdPartsRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\r\x12\x14\n\x0cwaiting_only\x18\x02 \x01(\x08\"\xab\x01\n\x08\x43oldPart\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05place\x18\x03 \x01(\r\x12\x0b\n\x03\x64\x61y\x18\x04 \x01(\r\x12\x0c\n\x04rows\x18\x05 \x01(\r\x12\x12\n\ndue_min_ms\x18\x06 \x01(\x03\x12\x12\n\ndue_max_ms\x18\x07 \x01(\x03\x12\x0e\n\x06sha256\x18\x08 \x01(\x0c\x12\x0e\n\x06loaded\x18\t \x01(\x08\x12\r\n\x05moved\x18\n \x01(\r\"S\n\tColdParts\x12%\n\x05parts\x18\x01 \x03(\x0b\x32\x16.tickwheel.v1.ColdPart\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x11\n\tlast_part\x18\x03 \x01(\r\";\n\x14ListColdMovedRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\x14\n\x0c\x64ue_below_ms\x18\x02 \x01(\x03\"6\n\tColdMoved\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x0c\x12\x0c\n\x04more\x18\x03 \x01(\x08\"5\n\x08\x43oldLoad\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64ue_ms\x18\x03 \x01(\x0c\"t\n\x0b\x43oldCommand\x12\x35\n\x08register\x18\x01 \x01(\x0b\x32!.tickwheel.v1.RegisterColdRequestH\x00\x12&\n\x04mark\x18\x02 \x01(\x0b\x32\x16.tickwheel.v1.ColdMarkH\x00\x42\x06\n\x04\x62ody\"6\n\x08\x43oldMark\x12\n\n\x02id\x18\x01 \x01(\x06\x12\x13\n\x06\x64ue_ms\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_due_ms\"\xbb\x01\n\x0c\x43oldSnapshot\x12\x11\n\tlast_part\x18\x01 \x01(\r\x12+\n\x04jobs\x18\x02 \x03(\x0b\x32\x1d.tickwheel.v1.ColdJobSnapshot\x12-\n\x05parts\x18\x03 \x03(\x0b\x32\x1e.tickwheel.v1.ColdPartSnapshot\x12.\n\x05marks\x18\x04 \x03(\x0b\x32\x1f.tickwheel.v1.ColdMarksSnapshot\x12\x0c\n\x04late\x18\x05 \x01(\x04\"T\n\x0f\x43oldJobSnapshot\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x12\n\nfirst_part\x18\x03 \x01(\r\x12\r\n\x05parts\x18\x04 \x01(\r\"\x85\x01\n\x10\x43oldPartSnapshot\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0b\n\x03\x64\x61y\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x12\n\ndue_min_ms\x18\x04 \x01(\x03\x12\x12\n\ndue_max_ms\x18\x05 \x01(\x03\x12\x0e\n\x06sha256\x18\x06 \x01(\x0c\x12\x0e\n\x06\x63hunks\x18\x07 \x01(\x0c\"0\n\x11\x43oldMarksSnapshot\x12\x0c\n\x04part\x18\x01 \x01(\r\x12\r\n\x05marks\x18\x02 \x01(\x0c\x32\xec\x01\n\x04\x43old\x12H\n\x0cRegisterCold\x12!.tickwheel.v1.RegisterColdRequest\x1a\x15.tickwheel.v1.ColdJob\x12L\n\rListColdParts\x12\".tickwheel.v1.ListColdPartsRequest\x1a\x17.tickwheel.v1.ColdParts\x12L\n\rListColdMoved\x12\".tickwheel.v1.ListColdMovedRequest\x1a\x17.tickwheel.v1.ColdMovedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,25 +42,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COLDPART']._serialized_start=382
   _globals['_COLDPART']._serialized_end=553
   _globals['_COLDPARTS']._serialized_start=555
-  _globals['_COLDPARTS']._serialized_end=619
-  _globals['_LISTCOLDMOVEDREQUEST']._serialized_start=621
-  _globals['_LISTCOLDMOVEDREQUEST']._serialized_end=680
-  _globals['_COLDMOVED']._serialized_start=682
-  _globals['_COLDMOVED']._serialized_end=736
-  _globals['_COLDLOAD']._serialized_start=738
-  _globals['_COLDLOAD']._serialized_end=791
-  _globals['_COLDCOMMAND']._serialized_start=793
-  _globals['_COLDCOMMAND']._serialized_end=909
-  _globals['_COLDMARK']._serialized_start=911
-  _globals['_COLDMARK']._serialized_end=965
-  _globals['_COLDSNAPSHOT']._serialized_start=968
-  _globals['_COLDSNAPSHOT']._serialized_end=1155
-  _globals['_COLDJOBSNAPSHOT']._serialized_start=1157
-  _globals['_COLDJOBSNAPSHOT']._serialized_end=1241
-  _globals['_COLDPARTSNAPSHOT']._serialized_start=1244
-  _globals['_COLDPARTSNAPSHOT']._serialized_end=1377
-  _globals['_COLDMARKSSNAPSHOT']._serialized_start=1379
-  _globals['_COLDMARKSSNAPSHOT']._serialized_end=1427
-  _globals['_COLD']._serialized_start=1430
-  _globals['_COLD']._serialized_end=1666
+  _globals['_COLDPARTS']._serialized_end=638
+  _globals['_LISTCOLDMOVEDREQUEST']._serialized_start=640
+  _globals['_LISTCOLDMOVEDREQUEST']._serialized_end=699
+  _globals['_COLDMOVED']._serialized_start=701
+  _globals['_COLDMOVED']._serialized_end=755
+  _globals['_COLDLOAD']._serialized_start=757
+  _globals['_COLDLOAD']._serialized_end=810
+  _globals['_COLDCOMMAND']._serialized_start=812
+  _globals['_COLDCOMMAND']._serialized_end=928
+  _globals['_COLDMARK']._serialized_start=930
+  _globals['_COLDMARK']._serialized_end=984
+  _globals['_COLDSNAPSHOT']._serialized_start=987
+  _globals['_COLDSNAPSHOT']._serialized_end=1174
+  _globals['_COLDJOBSNAPSHOT']._serialized_start=1176
+  _globals['_COLDJOBSNAPSHOT']._serialized_end=1260
+  _globals['_COLDPARTSNAPSHOT']._serialized_start=1263
+  _globals['_COLDPARTSNAPSHOT']._serialized_end=1396
+  _globals['_COLDMARKSSNAPSHOT']._serialized_start=1398
+  _globals['_COLDMARKSSNAPSHOT']._serialized_end=1446
+  _globals['_COLD']._serialized_start=1449
+  _globals['_COLD']._serialized_end=1685
 # @@protoc_insertion_point(module_scope)

@@ -197,7 +197,10 @@ class ColdParts(_message.Message):
 
     PARTS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    LAST_PART_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
+    last_part: _builtins.int
+    """The highest number that was ever given; parts up to it that are not listed are over."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColdPart]:
         """At most 1,000."""
@@ -207,10 +210,11 @@ class ColdParts(_message.Message):
         *,
         parts: _abc.Iterable[Global___ColdPart] | None = ...,
         more: _builtins.bool = ...,
+        last_part: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_part", b"last_part", "more", b"more", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,6 +34,7 @@ from tickwheel.node.server.bulk_service import BulkService
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.clock_watch import ClockWatch
 from tickwheel.node.server.cold_service import ColdService
+from tickwheel.node.server.cold_watch import ColdWatch
 from tickwheel.node.server.consumer_service import ConsumerService
 from tickwheel.node.server.dead_service import DeadService
 from tickwheel.node.server.driver import LAG_BOUNDS_MS, LoopDriver
@@ -373,13 +374,15 @@ class NodeProcess:
 
     async def _keep_house(self, host: NodeHost, health: HealthReporter) -> None:
         """Health, role changes and clocks, a few times a second."""
-        watch = ClockWatch(self._config.clock.skew_warn_ms)
+        watch, cold = ClockWatch(self._config.clock.skew_warn_ms), ColdWatch()
         while True:
             status = host.face.status()
             await health.update(status)
             self._tell_role(host)
             clock = host.core.clock
-            for line in watch.look(self._clock.monotonic_ns(), status, clock.jumps_refused, clock.cursors_ahead):
+            now_ns = self._clock.monotonic_ns()
+            lines = watch.look(now_ns, status, clock.jumps_refused, clock.cursors_ahead)
+            for line in [*lines, *cold.look(now_ns, status)]:
                 getattr(log, line.level)(line.event, **line.fields)
             halted = host.core.log.status().halted
             if halted and halted != self._halted:

@@ -241,7 +241,7 @@ class ColdTier:
 
     def list_parts(self, after: int, waiting_only: bool) -> cold_pb2.ColdParts:
         """A page of parts."""
-        answer = cold_pb2.ColdParts()
+        answer = cold_pb2.ColdParts(last_part=self.parts.last)
         jobs = list(self.parts.jobs())
         at = 0
         for part in self.parts:

@@ -16,7 +16,9 @@ from tests.pipeline.running import RunningCluster
 from tickwheel.client import AsyncClient
 from tickwheel.pipeline.cold_freeze import FreezeConfig, content_job_id, register, write_parts
 from tickwheel.pipeline.cold_promote import ColdLoader, Promoter, Promotion
+from tickwheel.pipeline.cold_status import Examined, examine, remove_loaded, text_of
 from tickwheel.pipeline.cold_store import ColdError, ColdJobManifest, ColdStore
+from tickwheel.proto.admin_pb2 import COLD_IN_TIME
 
 DAY_MS = 86_400_000
 
@@ -61,6 +63,16 @@ def promoted(spark: SparkSession, cluster: RunningCluster, folder: Path, days: f
     return cluster.wait(go())
 
 
+def examined(cluster: RunningCluster, folder: Path) -> Examined:
+    """What `cold status` shows."""
+
+    async def go() -> Examined:
+        async with AsyncClient(cluster.endpoints.split(",")) as client:
+            return await examine(client, folder)
+
+    return cluster.wait(go())
+
+
 def test_rows_are_written_once_and_only_far_ones(spark: SparkSession, tmp_path: Path) -> None:
     """Near and illegal rows lie beside with all they need; a repeat, later and of other rows, writes nothing."""
     far, near = frame(spark, 500, "cold"), frame(spark, 30, "cold", first_day=1, days=2)
@@ -100,12 +112,16 @@ def test_cold_messages_are_cancelled_moved_and_promoted_once(
     outcome, receipt = cluster.wait(client.reschedule(ids["key-8"], due_ms=target))
     assert outcome == "RESCHEDULED" and receipt is not None and receipt.id == ids["key-8"]
     assert cluster.messages("frozen") == []
+    before = examined(cluster, tmp_path)
+    assert before.status.state == COLD_IN_TIME and not before.bad and before.status.messages == 300
+    assert sum(rows for _, rows in before.days.values()) == 300 and len(before.days) == 3
     assert promoted(spark, cluster, tmp_path, days=30).parts == 0
     assert promoted(spark, cluster, tmp_path, days=36).moved == 1
     assert [(m.payload, m.due_ms) for m in cluster.messages("frozen")] == [(b"row-8", target)]
     damaged = tmp_path / manifest.parts[2].path
     content = damaged.read_bytes()
     damaged.write_bytes(content[:-9] + b"x" + content[-8:])
+    ColdStore(tmp_path).plan("unfinished", 1)
     part = promoted(spark, cluster, tmp_path)
     assert part.parts == len(manifest.parts) - 1 and len(part.problems) == 1 and str(damaged) in part.problems[0]
     damaged.write_bytes(content)
@@ -120,6 +136,15 @@ def test_cold_messages_are_cancelled_moved_and_promoted_once(
     assert cluster.payloads("frozen") == expected - Counter(["row-8", "row-9"])
     status = cluster.wait(client.admin.master_status()).cold
     assert (status.parts, status.cancelled, status.moved) == (0, 0, 0)
+    after = examined(cluster, tmp_path)
+    assert [text.partition(":")[0] for text in after.problems] == ["job unfinished"] and after.bad
+    assert "unfinished" in text_of(after) and after.done_files == len(manifest.parts)
+
+    async def clean() -> tuple[int, int]:
+        async with AsyncClient(cluster.endpoints.split(",")) as client:
+            return await remove_loaded(client, tmp_path)
+
+    assert cluster.wait(clean())[0] == len(manifest.parts) and cluster.wait(clean())[0] == 0
     cluster.check_agreement()
 
 

@@ -1,0 +1,182 @@
+"""The commands of the cold tier: `freeze`, `promote`, `cold status`, `cold clean`. See docs/PIPELINE.md."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from tickwheel.client.errors import RequestRefused
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tickwheel.client import AsyncClient
+
+A = TypeVar("A")
+
+cold_app = typer.Typer(help="The cold tier: what waits in Parquet outside the cluster.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(metavar="COLD", help="Folder of the cold tier, for all machines of Spark.")]
+Endpoints = Annotated[str, typer.Option(help="Addresses of nodes, host:port, with commas between.")]
+Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
+Memory = Annotated[str, typer.Option(help="Heap of Spark's driver.")]
+CaFile = Annotated[str, typer.Option(help="TLS: who signs the nodes' certificates.")]
+CertFile = Annotated[str, typer.Option(help="TLS: the own certificate, with the admin role.")]
+KeyFile = Annotated[str, typer.Option(help="TLS: its key.")]
+Timeout = Annotated[float, typer.Option(help="How long an unreachable cluster is tried, in seconds.")]
+
+
+def _client(endpoints: str, ca_file: str, cert_file: str, key_file: str, timeout_s: float) -> AsyncClient:
+    from tickwheel.client import AsyncClient, TlsFiles
+
+    tls = TlsFiles(ca_file, cert_file or None, key_file or None) if ca_file else None
+    return AsyncClient(endpoints, tls=tls, timeout_s=timeout_s)
+
+
+def _failed(text: str) -> RequestRefused:
+    return RequestRefused(text, "PIPELINE")
+
+
+def _session(master: str, memory: str) -> AbstractContextManager[SparkSession]:
+    from tickwheel.pipeline.cli import _spark
+
+    return _spark(master, memory)
+
+
+def _run(work: Coroutine[Any, Any, A]) -> A:
+    from tickwheel.pipeline.cold_store import ColdError
+    from tickwheel.pipeline.load import LoadError
+
+    try:
+        return asyncio.run(work)
+    except (ColdError, LoadError) as error:
+        raise _failed(str(error)) from None
+
+
+def freeze(
+    source: Annotated[str, typer.Argument(metavar="IN.parquet", help="Parquet file or folder with the messages.")],
+    folder: Folder,
+    endpoints: Endpoints,
+    topic: Annotated[str, typer.Option(help="Topic of all rows, if there is no such column.")] = "",
+    horizon_days: Annotated[float, typer.Option(help="Rows that are due sooner go to COLD/_near/<job>.")] = 30.0,
+    job_id: Annotated[str, typer.Option(help="Names the job; by default it follows from the file's bytes.")] = "",
+    tasks: Annotated[int, typer.Option(help="Tasks into which the days are spread.")] = 24,
+    ca_file: CaFile = "",
+    cert_file: CertFile = "",
+    key_file: KeyFile = "",
+    timeout_s: Timeout = 15.0,
+    master: Master = "local[*]",
+    memory: Memory = "2g",
+) -> None:
+    """Put far rows into the cold tier and give them ids. Repeating it goes on where it was; nothing is there twice."""
+    from pyspark.errors import PySparkException
+
+    from tickwheel.pipeline.cold_freeze import FreezeConfig, content_job_id, register, write_parts
+    from tickwheel.pipeline.cold_store import IDS, NEAR, REJECTED, ColdError, ColdStore
+    from tickwheel.pipeline.sink_rows import SchemaError
+    from tickwheel.proto.cold_pb2 import ColdJob
+
+    started = time.monotonic()
+    try:
+        job = job_id or content_job_id(source, topic)
+        manifest = ColdStore(folder).manifest(job)
+        if manifest is None:
+            with _session(master, memory) as spark:
+                config = FreezeConfig(topic, horizon_days, tasks)
+                manifest = write_parts(spark.read.parquet(source), folder, job, config)
+    except (ColdError, SchemaError) as error:
+        raise _failed(str(error)) from None
+    except PySparkException as error:
+        raise _failed(f"{source}: {str(error).splitlines()[0]}") from None
+    written = manifest
+
+    async def go() -> ColdJob | None:
+        async with _client(endpoints, ca_file, cert_file, key_file, timeout_s) as client:
+            return await register(client, folder, written)
+
+    known = _run(go())
+    again = " (known before)" if known is not None and known.repeated else ""
+    print(f"job {job}: {manifest.rows:,} messages in {len(manifest.parts)} parts{again}; "
+          f"{time.monotonic() - started:.1f} s")  # fmt: skip
+    if known is not None:
+        print(f"their ids: {folder / IDS / job}.parquet")
+    if manifest.near:
+        print(f"{manifest.near:,} rows are nearer than the horizon: build and load {folder / NEAR / job}")
+    if manifest.rejected:
+        print(f"{manifest.rejected:,} rows cannot be messages, with reasons: {folder / REJECTED / job}")
+
+
+def promote(
+    folder: Folder,
+    endpoints: Endpoints,
+    until_ms: Annotated[int, typer.Option(help="Load what is due before; 0: what is within the horizon now.")] = 0,
+    horizon_days: Annotated[float, typer.Option(help="How far ahead messages are kept in the cluster.")] = 30.0,
+    ca_file: CaFile = "",
+    cert_file: CertFile = "",
+    key_file: KeyFile = "",
+    timeout_s: Timeout = 15.0,
+    master: Master = "local[*]",
+    memory: Memory = "2g",
+) -> None:
+    """Load what has come within the horizon. Run it once a day; repeating it, or two at once, load nothing twice."""
+    from tickwheel.pipeline.cold_promote import Promoter, Promotion
+
+    async def go(spark: SparkSession) -> Promotion:
+        async with _client(endpoints, ca_file, cert_file, key_file, timeout_s) as client:
+            return await Promoter(spark, client, folder).run(until_ms, horizon_days)
+
+    with _session(master, memory) as spark:
+        done = _run(go(spark))
+    print(f"{done.messages:,} messages of {done.parts} parts, {done.moved:,} of them at times that they had been moved "
+          f"to; {done.seconds:.1f} s")  # fmt: skip
+    if done.problems:
+        raise _failed("not loaded: " + "; ".join(done.problems))
+
+
+@cold_app.command()
+def status(
+    folder: Folder,
+    endpoints: Endpoints,
+    ca_file: CaFile = "",
+    cert_file: CertFile = "",
+    key_file: KeyFile = "",
+    timeout_s: Timeout = 15.0,
+) -> None:
+    """What waits, when it is due, whether its files are there. Exit code 1 if something is late or missing."""
+    from tickwheel.pipeline.cold_status import examine, text_of
+
+    async def go() -> tuple[str, bool]:
+        async with _client(endpoints, ca_file, cert_file, key_file, timeout_s) as client:
+            found = await examine(client, folder)
+            return text_of(found), found.bad
+
+    text, bad = _run(go())
+    print(text)
+    if bad:
+        raise typer.Exit(1)
+
+
+@cold_app.command()
+def clean(
+    folder: Folder,
+    endpoints: Endpoints,
+    ca_file: CaFile = "",
+    cert_file: CertFile = "",
+    key_file: KeyFile = "",
+    timeout_s: Timeout = 15.0,
+) -> None:
+    """Delete the files of parts that are loaded and that no moved message needs any more."""
+    from tickwheel.pipeline.cold_status import remove_loaded
+
+    async def go() -> tuple[int, int]:
+        async with _client(endpoints, ca_file, cert_file, key_file, timeout_s) as client:
+            return await remove_loaded(client, folder)
+
+    files, size = _run(go())
+    print(f"{files:,} files deleted, {size / 1e6:,.0f} MB")

@@ -1,0 +1,132 @@
+"""What a cold tier looks like: what the cluster says of it, beside what lies in the folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tickwheel.client import AsyncClient
+from tickwheel.pipeline.cold_store import DAY_MS, ColdFile, ColdStore
+from tickwheel.proto import admin_pb2, cold_pb2
+
+DAYS_SHOWN = 40
+
+
+@dataclass(slots=True)
+class Examined:
+    """See the module."""
+
+    status: admin_pb2.ColdStatus
+    now_ms: int
+    days: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Parts and messages that wait, by day since 1970."""
+    problems: list[str] = field(default_factory=list)
+    """Files that are needed and not there, or not as they were; jobs that are not registered."""
+    done_files: int = 0
+    """Files that nothing needs any more."""
+
+    @property
+    def bad(self) -> bool:
+        """Something is late, or cannot be loaded."""
+        return bool(self.problems) or self.status.state == admin_pb2.COLD_LATE
+
+
+async def examine(client: AsyncClient, folder: str | Path) -> Examined:
+    """Ask the cluster and look at the folder. Raises ColdError, TickwheelError kinds."""
+    store = ColdStore(folder)
+    inventory = await _Inventory.take(client, store)
+    found = Examined(inventory.status.cold, inventory.status.clock_ms)
+    parts, numbered = inventory.parts, inventory.numbered
+    counts: Counter[int] = Counter()
+    rows: Counter[int] = Counter()
+    for part in parts:
+        if not part.loaded:
+            counts[part.day] += 1
+            rows[part.day] += part.rows
+    found.days = {day: (counts[day], rows[day]) for day in sorted(counts)}
+    for part in parts:
+        if part.loaded and not part.moved:
+            continue
+        file = numbered.get(part.number)
+        problem = f"job {part.job_id} is not known in {store.folder}" if file is None else store.problem_of(file)
+        if problem:
+            found.problems.append(f"part {part.number}: {problem}")
+    for job_id in store.jobs():
+        manifest = store.manifest(job_id)
+        if manifest is None:
+            found.problems.append(f"job {job_id}: it has not ended its writing; freeze it again")
+        elif manifest.parts and store.first_part(job_id) is None:
+            found.problems.append(f"job {job_id}: it is written and not registered; freeze it again")
+    found.done_files = sum((store.folder / path).exists() for path in inventory.done())
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Inventory:
+    """Taken in this order, so that what is registered meanwhile cannot look as if it were over."""
+
+    numbered: dict[int, ColdFile]
+    parts: list[cold_pb2.ColdPart]
+    last_part: int
+    status: admin_pb2.NodeStatus
+
+    @staticmethod
+    async def take(client: AsyncClient, store: ColdStore) -> _Inventory:
+        store.belong_to((await client.admin.master_status()).cluster_id)
+        numbered = store.numbered()
+        parts, last_part = await client.cold.parts()
+        return _Inventory(numbered, parts, last_part, await client.admin.master_status())
+
+    def done(self) -> list[str]:
+        """Files of parts that are loaded and have no moved message that waits."""
+        known = {part.number: part for part in self.parts}
+        done = []
+        for number, file in self.numbered.items():
+            part = known.get(number)
+            if part is None:
+                # It is over, but messages may have been moved beyond it: then none at all may wait for that.
+                over = number <= self.last_part and not self.status.cold.moved
+            else:
+                over = part.loaded and not part.moved and part.sha256.hex() == file.sha256
+            if over:
+                done.append(file.path)
+        return done
+
+
+async def remove_loaded(client: AsyncClient, folder: str | Path) -> tuple[int, int]:
+    """Delete files that nothing needs any more: how many, and their bytes."""
+    store = ColdStore(folder)
+    count = size = 0
+    for path in (await _Inventory.take(client, store)).done():
+        file = store.folder / path
+        if file.exists():
+            count, size = count + 1, size + file.stat().st_size
+            file.unlink()
+    return count, size
+
+
+def text_of(found: Examined) -> str:
+    """For an operator."""
+    status = found.status
+    state = admin_pb2.ColdState.Name(status.state).removeprefix("COLD_").lower().replace("_", " ")
+    lines = [
+        f"{state}: {status.messages:,} messages in {status.parts:,} parts of {status.days:,} days; "
+        f"{status.cancelled:,} cancelled, {status.moved:,} moved, {status.loaded_late:,} loaded late so far"
+    ]
+    if status.next_due_ms:
+        ahead = (status.next_due_ms - found.now_ms) / DAY_MS
+        when = f"in {ahead:.1f} days" if ahead >= 0 else f"{-ahead * 24:.1f} hours ago"
+        lines.append(f"next that is not loaded: {_time(status.next_due_ms)}, {when}")
+    for day, (parts, rows) in list(found.days.items())[:DAYS_SHOWN]:
+        lines.append(f"  {_time(day * DAY_MS)[:10]}  {parts:>6,} parts  {rows:>14,} messages")
+    if len(found.days) > DAYS_SHOWN:
+        lines.append(f"  and {len(found.days) - DAYS_SHOWN:,} days more")
+    if found.done_files:
+        lines.append(f"{found.done_files:,} files are not needed any more: tickwheel pipeline cold clean")
+    return "\n".join([*lines, *(f"PROBLEM {text}" for text in found.problems)])
+
+
+def _time(when_ms: int) -> str:
+    return datetime.fromtimestamp(when_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
