@@ -32,7 +32,7 @@ def test_two_days_go_through_all_of_it(spark: SparkSession, tmp_path: Path) -> N
     """Everything that was built is loaded and pending, the squeezed day arrives once although it was written twice,
     the audit finds nothing, and the reports are where it says."""
     said = io.StringIO()
-    config = DemoConfig(tmp_path / "demo", days=2, seconds=2.0, ahead_s=6.0, master="local[2]")
+    config = DemoConfig(tmp_path / "demo", days=2, seconds=1.0, ahead_s=1.0, master="local[2]")
     config.out.mkdir()
     assert PipelineDemo(config, Console(file=said, width=200)).run(), said.getvalue()
     text = said.getvalue()
