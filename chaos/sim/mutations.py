@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from inspect import Parameter, isfunction, signature
 from typing import Any
 
 import numpy as np
@@ -54,14 +55,26 @@ class Patches:
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Put `make(original)` in the place of a method of a class, or of a function of a module."""
         original = owner.__dict__[name]
+        made = make(original)
+        assert _takes_the_same(original, made), f"{name} is called with other arguments now"
         self._undo.append((owner, name, original))
-        setattr(owner, name, make(original))
+        setattr(owner, name, made)
 
     def undo(self) -> None:
         """Put everything back, last first."""
         while self._undo:
             owner, name, original = self._undo.pop()
             setattr(owner, name, original)
+
+
+def _takes_the_same(original: Any, made: Any) -> bool:
+    """Whether what replaces a function can be called like it: a TypeError would be found instead of the old bug."""
+    if not (isfunction(original) and isfunction(made)):
+        return True
+    given, taken = signature(original).parameters.values(), signature(made).parameters.values()
+    if any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in taken):
+        return True
+    return len(given) == len(taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +150,9 @@ def journal_not_synced(patches: Patches) -> None:
 @mutation("a proposal is acknowledged when it is appended", "log")
 def acknowledged_when_appended(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def propose(self: RaftLog, command: bytes, done: Callable[[ProposalResult], None]) -> None:
+        def propose(self: RaftLog, command: bytes, done: Callable[[ProposalResult], None], voters: Any = None) -> None:
             before = self.status().last_index
-            original(self, command, lambda result: None)
+            original(self, command, lambda result: None, voters)
             after = self.status().last_index
             done(ProposalResult(Verdict.COMMITTED, after) if after > before else ProposalResult(Verdict.NOT_MASTER))
 
@@ -209,7 +222,7 @@ def cursor_from_sync(patches: Patches) -> None:
 
 @mutation("a new master forgets the leases that it heard of", aim=Aim(("kill", "handover")))
 def leases_forgotten(patches: Patches) -> None:
-    patches.replace(HeardLeases, "held", lambda original: lambda self, now_ms: [])
+    patches.replace(HeardLeases, "held", lambda original: lambda self, now_ms, epochs: [])
 
 
 @mutation(

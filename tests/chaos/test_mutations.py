@@ -22,9 +22,10 @@ from tickwheel.chaos.cli_mutants import (
     write_table,
 )
 from tickwheel.chaos.sim.aims import GUARD_AIMS
-from tickwheel.chaos.sim.mutations import LAYERS, MUTATIONS, mutated
+from tickwheel.chaos.sim.mutations import LAYERS, MUTATIONS, Patches, mutated
 from tickwheel.chaos.sim.run import simulate
 from tickwheel.chaos.sim.setup import Level, SimulationConfig
+from tickwheel.node.core.leases import HeardLeases
 from tickwheel.wheel.engine import Wheel
 
 
@@ -33,6 +34,12 @@ def test_it_can_be_put_in(name: str) -> None:
     """A method that was renamed would leave an old bug that changes nothing."""
     with mutated(name):
         pass
+
+
+def test_it_must_take_the_same_arguments() -> None:
+    """A method that has got another argument would be found by a TypeError, and not by what the old bug does."""
+    with pytest.raises(AssertionError, match="other arguments"):
+        Patches().replace(HeardLeases, "held", lambda original: lambda self, now_ms: [])
 
 
 def test_it_is_taken_out() -> None:
