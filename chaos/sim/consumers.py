@@ -13,7 +13,7 @@ import numpy as np
 
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.core_process import CoreProcess
-from tickwheel.chaos.sim.history import Delivered, SessionClosed, Settled, SettleSent
+from tickwheel.chaos.sim.history import Delivered, SessionClosed, SessionOpened, SessionOver, Settled, SettleSent
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.producers import TOPICS, UID
 from tickwheel.chaos.sim.world import MS, SECOND
@@ -40,6 +40,8 @@ class Crowd:
     """Part of the batches that are nacked."""
     deaths: float = 0.005
     """Part that is declared dead."""
+    broadcast: bool = False
+    """Each of them gets everything; what they answer is no settlement."""
 
 
 CROWDS = tuple(Crowd(group, TOPICS) for group in GROUPS)
@@ -126,6 +128,7 @@ class Consumers:
                 consumer.opening = 0
                 consumer.session, consumer.session_number = session, number
                 consumer.machine, consumer.boot = machine, boot
+                self._history.add(SessionOpened(self._world.now_ns, consumer.crowd.group, number))
             else:
                 session.close()
 
@@ -138,6 +141,7 @@ class Consumers:
         self._world.after(TIMEOUT_NS, give_up)
 
     def _session_over(self, consumer: _Consumer) -> None:
+        self._history.add(SessionOver(self._world.now_ns, consumer.crowd.group, consumer.session_number))
         consumer.session = None
         consumer.machine = None
         consumer.unanswered.clear()
@@ -186,6 +190,7 @@ class Consumers:
                     due_ms,
                     batch.lease_until_ms,
                     clock_error_ms,
+                    consumer.crowd.broadcast,
                 )
             )
         if consumer.session_number != number and consumer.opening != number:
@@ -227,7 +232,8 @@ class Consumers:
                 strict=True,
             )
         )
-        for id64, uid, attempt in rows:
+        settles = not consumer.crowd.broadcast
+        for id64, uid, attempt in rows if settles else ():
             self._history.add(SettleSent(self._world.now_ns, consumer.crowd.group, id64, uid, attempt, name, delay_ms))
         key = self._wires.number()
         consumer.unanswered[key] = len(rows)
@@ -248,7 +254,7 @@ class Consumers:
 
         def answered(receipt: consumer_pb2.SettleReceipt | Failure) -> None:
             consumer.unanswered.pop(key, None)
-            if isinstance(receipt, Failure) or receipt.settled != len(rows):
+            if isinstance(receipt, Failure) or receipt.settled != len(rows) or not settles:
                 return
             for id64, uid, attempt in rows:
                 self._history.add(Settled(self._world.now_ns, consumer.crowd.group, id64, uid, attempt, name))

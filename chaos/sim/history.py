@@ -374,6 +374,8 @@ class Delivered(Record):
     lease_until_ms: int
     clock_error_ms: float = 0.0
     """How far the node says its time may be off."""
+    broadcast: bool = False
+    """Every consumer of the group gets it."""
 
 
 @dataclass(slots=True)
@@ -399,7 +401,23 @@ class Settled(Record):
 
 
 @dataclass(slots=True)
+class SessionOpened(Record):
+    """A consumer knows that its session is open."""
+
+    group: str
+    session: int
+
+
+@dataclass(slots=True)
 class SessionClosed(Record):
+    group: str
+    session: int
+
+
+@dataclass(slots=True)
+class SessionOver(Record):
+    """A consumer knows that its session is over; whether its node does is another matter."""
+
     group: str
     session: int
 

@@ -25,6 +25,38 @@ class PauseAnswered(Record):
     paused: bool
 
 
+@dataclass(slots=True)
+class FilterAsked(Record):
+    """Somebody begins to ask that a group takes what has one of these tags; none: everything."""
+
+    group: str
+    tags: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class FilterAnswered(Record):
+    """It is so."""
+
+    group: str
+    tags: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class ResetAsked(Record):
+    """Somebody begins to ask that a group begins anew with what is due from then on; -1: with what comes next."""
+
+    group: str
+    from_ms: int
+
+
+@dataclass(slots=True)
+class ResetAnswered(Record):
+    """It has, at least once since it was asked for."""
+
+    group: str
+    from_ms: int
+
+
 # -- bulk cancels and moves
 
 

@@ -7,13 +7,20 @@ from typing import Any
 
 from tickwheel.chaos.sim.mutations import Patches, mutation
 from tickwheel.node.core import fifo, sweeper
+from tickwheel.node.core.broadcast import Broadcasts
 from tickwheel.node.core.fifo import FifoChannel
-from tickwheel.node.state import snapshot
+from tickwheel.node.state import filtering, snapshot
+from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.retrying import Retrying
+from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.sweeps import Sweeps
 from tickwheel.node.state.view import StateView
+from tickwheel.proto.admin_pb2 import ResetGroupRequest
 from tickwheel.proto.common_pb2 import MessageMeta
+from tickwheel.proto.consumer_pb2 import LATEST, TIME
 from tickwheel.proto.log_pb2 import SweepStep
+from tickwheel.wheel.filters import TagFilter
+from tickwheel.wheel.units import ONE_TAG
 
 # -- message groups
 
@@ -117,3 +124,73 @@ def sweeps_count_too_late(patches: Patches) -> None:
         return step
 
     patches.replace(Sweeps, "_step", make)
+
+
+# -- filters, broadcasting, resets
+
+
+@mutation("a changed filter holds for what is dispatched from then on only")
+def filters_for_newcomers_only(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def begin(group: Any, subscription: Subscription) -> None:
+            subscription.checked = subscription.stop if group.filter else None
+
+        return begin
+
+    patches.replace(filtering, "begin", make)
+
+
+@mutation("a filter lets nothing through that has several tags")
+def filters_take_one_tag_only(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def wanted(self: TagFilter, units: Any) -> Any:
+            return original(self, units) & ((units["flags"] & ONE_TAG) != 0)
+
+        return wanted
+
+    patches.replace(TagFilter, "wanted", make)
+
+
+@mutation("a broadcasting group is served like any other")
+def broadcasts_to_one(patches: Patches) -> None:
+    patches.replace(StateView, "group_broadcasting", lambda original: lambda self, group_id: False)
+
+
+@mutation("a consumer of a broadcasting group begins anew when its lease runs out")
+def broadcasts_retried(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def answered(self: Broadcasts, key: Any, session_id: int, positions: Any) -> int:
+            count: int = original(self, key, session_id, positions)
+            if count > 2:
+                self._readers[key].pop(session_id, None)
+            return count
+
+        return answered
+
+    patches.replace(Broadcasts, "answered", make)
+
+
+@mutation("a reset leaves the channels of a group where they are")
+def resets_without_epoch(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def reset(self: Subscription, position: int, start_ms: int) -> None:
+            epoch = self.epoch
+            original(self, position, start_ms)
+            self.epoch = epoch
+
+        return reset
+
+    patches.replace(Subscription, "reset", make)
+
+
+@mutation("a reset to a time begins with what comes next")
+def resets_to_the_end(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def reset(self: Administration, request: ResetGroupRequest) -> Any:
+            if request.start_from == TIME:
+                request.start_from = LATEST
+            return original(self, request)
+
+        return reset
+
+    patches.replace(Administration, "_reset", make)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tickwheel.chaos.sim import lines, sweeps
+from tickwheel.chaos.sim import lines, listeners, sweeps
 from tickwheel.chaos.sim.changes import Changes
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
-from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
 from tickwheel.chaos.sim.clients import Clients, Wires
 from tickwheel.chaos.sim.consumers import GROUPS, Consumers
 from tickwheel.chaos.sim.core_process import CoreProcess, note_digest, small_config
 from tickwheel.chaos.sim.history import Looked
 from tickwheel.chaos.sim.lines import Lines
+from tickwheel.chaos.sim.listeners import Listeners
 from tickwheel.chaos.sim.log_watch import Census
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.operators import Operators
@@ -58,6 +58,9 @@ class NodeLoad:
         if shape.sweeps:
             self.parts.append(Sweeps(self._wires))
             paused.append(("group", sweeps.GROUP))
+        if shape.listeners:
+            self.parts.append(Listeners(self._wires))
+            paused += [("topic", listeners.TOPIC), ("group", listeners.FILTERED)]
         if shape.pauses:
             self.parts.append(Pauses(self._wires, paused))
 
@@ -80,12 +83,9 @@ class NodeLoad:
             if not isinstance(machine.process, CoreProcess):
                 return f"{machine.name} does not run"
             positions[machine.name] = machine.process.position
-        missing = self._no_loss().outstanding(self._world.now_ns)
-        if missing:
-            return f"{len(missing)} deliveries, for instance {missing[0]}"
-        owed = self._retries().outstanding()
-        if owed:
-            return f"{len(owed)} retries, for instance {owed[0]}"
+        for checker in getattr(self._stage, "checkers", ()):
+            if open_still := checker.missing(self._world.now_ns):
+                return str(open_still)
         if waiting := self._came_back():
             return f"{waiting} messages that came back and that nobody gets"
         for part in self.parts:
@@ -107,10 +107,6 @@ class NodeLoad:
     def _no_loss(self) -> NoLoss:
         checkers = getattr(self._stage, "checkers", ())
         return next(checker for checker in checkers if isinstance(checker, NoLoss))
-
-    def _retries(self) -> RetriesCome:
-        checkers = getattr(self._stage, "checkers", ())
-        return next(checker for checker in checkers if isinstance(checker, RetriesCome))
 
     def finish(self) -> None:
         """Look for what is not due yet on every node, and take digests of all of them."""

@@ -54,6 +54,8 @@ class Shape:
     """Clients of a FIFO topic (lines.py)."""
     pauses: int = 0
     """Operators who pause (pauses.py)."""
+    listeners: int = 0
+    """A group with a filter that changes, a broadcasting one, and one that is reset (listeners.py)."""
     sweeps: int = 0
     """Cancels and moves in bulk (sweeps.py)."""
     consumers: int = 2
@@ -86,6 +88,7 @@ def draw(world: World, fixed: Sequence[tuple[str, int]] = ()) -> Shape:
         checkpoint_every=one("checkpoint_every", CHECKPOINT_EVERY),
         lines=one("lines", WITH),
         pauses=one("pauses", WITH),
+        listeners=one("listeners", WITH),
         sweeps=one("sweeps", WITH),
         consumers=one("consumers", CONSUMERS),
         lease_ms=one("lease_ms", LEASE_MS),

@@ -9,8 +9,12 @@ from dataclasses import replace
 import pytest
 
 from tickwheel.chaos.sim.checkers import ALL, BrokenPromise, Checker
+from tickwheel.chaos.sim.checkers.broadcasts import Broadcasts
 from tickwheel.chaos.sim.checkers.fifo import InOrder
+from tickwheel.chaos.sim.checkers.p1_filters import FiltersHold
 from tickwheel.chaos.sim.checkers.p1_pauses import PausesHold
+from tickwheel.chaos.sim.checkers.p1_resets import ResetsHold
+from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
 from tickwheel.chaos.sim.checkers.p9_sweeps import SweepsDone
 from tickwheel.chaos.sim.history import (
     Delivered,
@@ -20,11 +24,17 @@ from tickwheel.chaos.sim.history import (
     RunBegan,
     ScheduleAcknowledged,
     ScheduleSent,
+    SessionOpened,
+    SessionOver,
     SettleSent,
 )
 from tickwheel.chaos.sim.history_operators import (
+    FilterAnswered,
+    FilterAsked,
     PauseAnswered,
     PauseAsked,
+    ResetAnswered,
+    ResetAsked,
     Selected,
     SweepAsked,
     SweepBegan,
@@ -201,6 +211,85 @@ BAD |= {
     "left where it was": (SweepsDone, [*swept(MOVE, 1), delivered(500, 1, due_in_ms=500)]),
     "moved elsewhere": (SweepsDone, [*swept(MOVE, 1), replace(delivered(1_500, 1, due_in_ms=1_400), id=ID + 9)]),
     "moved by nobody": (SweepsDone, [*swept(CANCEL, 1, until_ms=600), replace(delivered(610, 1), id=ID + 9)]),
+}
+
+SPORT, TRADE = Label(tags=("sport",)), Label(tags=("trade",))
+ASKED, TAKES_SPORT = FilterAsked(0, "g", ("sport",)), FilterAnswered(0, "g", ("sport",))
+BEGAN = RunBegan(0, WALL_MS, ("kill",), ())
+
+
+def broadcast(at_ms: int, uid: int, *, attempt: int = 1, session: int = 1) -> Delivered:
+    return replace(delivered(at_ms, uid, attempt=attempt, session=session), broadcast=True)
+
+
+def reset(at_ms: int, from_in_ms: int | None) -> list[Record]:
+    """To a time counted from the start of the run; None: to what comes next."""
+    from_ms = -1 if from_in_ms is None else WALL_MS + from_in_ms
+    return [ResetAsked(at_ms * MS, "g", from_ms), ResetAnswered((at_ms + 5) * MS, "g", from_ms)]
+
+
+def came_and_due(due_in_ms: int) -> list[Record]:
+    return [
+        BEGAN,
+        sent(0, 1, label=SPORT, due_in_ms=due_in_ms),
+        acknowledged(1, 1, due_in_ms=due_in_ms),
+        delivered(due_in_ms, 1, due_in_ms=due_in_ms),
+    ]
+
+
+GOOD |= {
+    "let through": (FiltersHold, [BEGAN, ASKED, TAKES_SPORT, sent(1, 1, label=SPORT), delivered(2, 1)]),
+    "kept back": (FiltersHold, [BEGAN, ASKED, TAKES_SPORT, sent(1, 1, label=TRADE), acknowledged(2, 1)]),
+    "by a filter that may be in force": (
+        FiltersHold,
+        [BEGAN, ASKED, TAKES_SPORT, sent(1, 1, label=TRADE), FilterAsked(2 * MS, "g", ("trade",)), delivered(3, 1)],
+    ),
+    "broadcast to two": (
+        Broadcasts,
+        [BEGAN, acknowledged(1, 1), broadcast(2, 1, session=1), broadcast(2, 1, session=2)],
+    ),
+    "of a session that ended": (
+        Broadcasts,
+        [BEGAN, SessionOpened(0, "g", 1), acknowledged(1, 1, due_in_ms=500), broadcast(2, 9), SessionOver(3, "g", 1)],
+    ),
+    "again after a reset": (
+        ResetsHold,
+        [*came_and_due(3_000), *reset(4_000, 1_500), delivered(4_100, 1, due_in_ms=3_000)],
+    ),
+    "not again after a reset to a later time": (ResetsHold, [*came_and_due(3_000), *reset(4_000, 3_900)]),
+    "a reset explains it": (FewDuplicates, [*came_and_due(3_000)[:1], delivered(1, 1), *reset(2, 0), delivered(9, 1)]),
+}
+
+BAD |= {
+    "not let through": (FiltersHold, [BEGAN, ASKED, TAKES_SPORT, sent(1, 1, label=TRADE), delivered(2, 1)]),
+    "by the filter before": (
+        FiltersHold,
+        [
+            BEGAN,
+            ASKED,
+            TAKES_SPORT,
+            sent(1, 1, label=SPORT),
+            FilterAsked(2 * MS, "g", ("trade",)),
+            FilterAnswered(3 * MS, "g", ("trade",)),
+            delivered(4, 1),
+        ],
+    ),
+    "let through and never there": (
+        FiltersHold,
+        [BEGAN, ASKED, TAKES_SPORT, sent(1, 1, label=SPORT), acknowledged(2, 1)],
+    ),
+    "broadcast twice": (Broadcasts, [BEGAN, broadcast(2, 1), broadcast(3, 1)]),
+    "broadcast and retried": (Broadcasts, [BEGAN, broadcast(2, 1, attempt=2)]),
+    "broadcast past one": (
+        Broadcasts,
+        [BEGAN, SessionOpened(0, "g", 1), acknowledged(1, 1, due_in_ms=500), broadcast(2, 9)],
+    ),
+    "not again after a reset": (ResetsHold, [*came_and_due(3_000), *reset(4_000, 1_500)]),
+    "before the new place": (
+        ResetsHold,
+        [*came_and_due(500), *reset(4_000, 3_900), delivered(4_100, 1, due_in_ms=500)],
+    ),
+    "again after a reset to what comes next": (ResetsHold, [*came_and_due(500), *reset(600, None), delivered(700, 1)]),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from tickwheel.chaos.sim.run import simulate
 from tickwheel.chaos.sim.setup import Level, RunResult, SimulationConfig
 
-WITH_ALL = (("lines", 1), ("pauses", 1), ("sweeps", 1))
+WITH_ALL = (("lines", 1), ("listeners", 1), ("pauses", 1), ("sweeps", 1))
 """Clients that take part by the dice of a seed (shape.py)."""
 
 
@@ -43,7 +43,7 @@ def test_what_groups_and_operators_do() -> None:
     counts: Counter[str] = Counter()
     for seed in range(4):
         counts.update(verdict(seed, SimulationConfig(level=Level.NODE, seconds=5, shape=WITH_ALL)).counts)
-    assert all(counts[kind] for kind in ("PauseAnswered", "SweepEnded", "SweptSeen"))
+    assert all(counts[kind] for kind in ("PauseAnswered", "SweepEnded", "SweptSeen", "FilterAnswered", "ResetAnswered"))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from tickwheel.chaos.sim.checkers.base import BrokenPromise, Checker, attach
+from tickwheel.chaos.sim.checkers.broadcasts import Broadcasts
 from tickwheel.chaos.sim.checkers.fifo import InOrder
 from tickwheel.chaos.sim.checkers.p1_durable import Durable
+from tickwheel.chaos.sim.checkers.p1_filters import FiltersHold
 from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
 from tickwheel.chaos.sim.checkers.p1_pauses import PausesHold
+from tickwheel.chaos.sim.checkers.p1_resets import ResetsHold
 from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
 from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
 from tickwheel.chaos.sim.checkers.p3_never_early import NeverEarly
@@ -42,6 +45,9 @@ ALL: tuple[type[Checker], ...] = (
     InOrder,
     PausesHold,
     SweepsDone,
+    FiltersHold,
+    Broadcasts,
+    ResetsHold,
 )
 
 __all__ = ["ALL", "BrokenPromise", "Checker", "attach"]

@@ -30,6 +30,10 @@ class Checker:
     def observe(self, record: Record) -> None:
         """A record of one of `kinds` happened."""
 
+    def missing(self, at_ns: int) -> str:
+        """What has to happen yet, for the drain, in words; empty: nothing."""
+        return ""
+
     def settle_accounts(self, at_ns: int) -> None:
         """The run is over: what had to happen must have happened."""
 

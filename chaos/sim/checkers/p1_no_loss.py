@@ -98,6 +98,11 @@ class NoLoss(Checker):
             if self._latest_due_ms(uid) <= wall_ms and uid not in self._cancel_open
         ]
 
+    def missing(self, at_ns: int) -> str:
+        """See Checker."""
+        open_still = self.outstanding(at_ns)
+        return f"{len(open_still)} deliveries, for instance {open_still[0]}" if open_still else ""
+
     def not_due(self, at_ns: int) -> list[int]:
         """Acknowledged, not delivered, due after `at_ns`."""
         wall_ms = self._start_wall_ms + at_ns // MS

@@ -1,8 +1,8 @@
 """P5: a message is dispatched once, and a group sees it again only for a reason.
 
-Reasons: a nack; the lease ran out; the session that had it is gone; another term, and the new master had
-not heard of the lease. It had heard if a sync of the old term that left after the delivery reached it in
-the boot it leads in. After a receipt for an acknowledgement there is no reason at all.
+Reasons: a nack; the lease ran out; the session that had it is gone; a reset of the group; another term, and the new
+master had not heard of the lease. It had heard if a sync of the old term that left after the delivery reached it in
+the boot it leads in. After a receipt for an acknowledgement there is no reason at all. Broadcasts are not judged here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tickwheel.chaos.sim.history import (
     SettleSent,
     SyncHeard,
 )
+from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
 from tickwheel.chaos.sim.world import MS
 
 # A lease given while a sync was being put together may be in that sync or in the next.
@@ -38,6 +39,8 @@ class FewDuplicates(Checker):
         Settled,
         SessionClosed,
         SyncHeard,
+        ResetAsked,
+        ResetAnswered,
     )
 
     def __init__(self) -> None:
@@ -49,24 +52,31 @@ class FewDuplicates(Checker):
         self._nacked: dict[tuple[str, int], int] = {}
         self._acknowledged: set[tuple[str, int]] = set()
         self._closed: set[int] = set()
+        self._resetting: set[str] = set()
         self._heard: dict[tuple[str, int], tuple[int, str, int]] = {}  # (node, boot) -> (term, master, sent_ns)
         self._ids: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def observe(self, record: Record) -> None:
         match record:
             case Delivered():
+                if record.broadcast:
+                    return  # see broadcasts.py
                 key = (record.group, record.uid)
                 before = self._last.get(key)
                 self._last[key] = record
-                if before is not None:
+                if before is not None and record.group not in self._resetting:
                     reason = self._reason(before, record)
                     self.reasons[reason] = self.reasons.get(reason, 0) + 1
             case Settled():
-                if record.outcome in ("ACK", "SKIP"):
+                if record.outcome in ("ACK", "SKIP") and (record.group, record.uid) in self._last:
                     self._acknowledged.add((record.group, record.uid))
             case SettleSent():
                 if record.outcome == "RETRY":
                     self._nacked[record.group, record.uid] = record.attempt
+            case ResetAsked():
+                self._resetting.add(record.group)
+            case ResetAnswered():
+                self._reset(record.group)
             case SessionClosed():
                 self._closed.add(record.session)
             case SyncHeard():
@@ -84,6 +94,14 @@ class FewDuplicates(Checker):
                 self._start_wall_ms = record.start_wall_ms
                 self._push_first = record.push_first
                 self._allowance_ms = record.clock_allowance_ms
+
+    def _reset(self, group: str) -> None:
+        """Nothing from before counts."""
+        self._resetting.discard(group)
+        for key in [key for key in self._last if key[0] == group]:
+            del self._last[key]
+            self._acknowledged.discard(key)
+            self._nacked.pop(key, None)
 
     def _reason(self, before: Delivered, again: Delivered) -> str:
         what = (

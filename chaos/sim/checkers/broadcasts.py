@@ -1,0 +1,97 @@
+"""Broadcasting: each consumer gets each message once, whatever it answers, and never a retry.
+
+Judged by session: what becomes due after a session was opened comes in it, if it lasts to the end. What a session does
+not get because it ended the others judge (P1: some consumer of the group gets it).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import (
+    Delivered,
+    Record,
+    RunBegan,
+    ScheduleAcknowledged,
+    SessionClosed,
+    SessionOpened,
+    SessionOver,
+)
+from tickwheel.chaos.sim.world import MS
+
+AFTER_MS = 100
+"""So long after its session was opened a message must be due, the error of the clock included."""
+
+
+class Broadcasts(Checker):
+    """Of deliveries that say that they are broadcast."""
+
+    promise: ClassVar[str] = "broadcast"
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        RunBegan,
+        ScheduleAcknowledged,
+        Delivered,
+        SessionOpened,
+        SessionClosed,
+        SessionOver,
+    )
+
+    def __init__(self) -> None:
+        self._start_wall_ms = 0
+        self._groups: set[str] = set()
+        """Those that are broadcasting."""
+        self._opened_ms: dict[int, tuple[str, int]] = {}
+        """Of sessions that are open: group, and when it was opened."""
+        self._came: dict[int, set[int]] = {}
+        self._due_ms: dict[str, dict[int, int]] = {}
+        """Of what a group is to get."""
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                if record.broadcast:
+                    self._judge(record)
+            case ScheduleAcknowledged():
+                for group in record.groups:
+                    self._due_ms.setdefault(group, {}).update(zip(record.uids, record.due_ms, strict=True))
+            case SessionOpened():
+                self._opened_ms[record.session] = (record.group, self._start_wall_ms + record.at_ns // MS)
+            case SessionClosed() | SessionOver():
+                self._opened_ms.pop(record.session, None)
+            case RunBegan():
+                self._start_wall_ms = record.start_wall_ms
+
+    def _judge(self, record: Delivered) -> None:
+        self._groups.add(record.group)
+        name = f"{record.node} delivers message {record.uid} to session {record.session} of {record.group}"
+        came = self._came.setdefault(record.session, set())
+        if record.uid in came:
+            self.broken(record.at_ns, f"{name} again")
+        if record.attempt != 1:
+            self.broken(record.at_ns, f"{name} as attempt {record.attempt}: a retry")
+        came.add(record.uid)
+
+    def _owed(self, at_ns: int) -> list[tuple[int, int]]:
+        wall_ms = self._start_wall_ms + at_ns // MS
+        owed = []
+        for session, (group, opened_ms) in self._opened_ms.items():
+            if group not in self._groups:
+                continue
+            came = self._came.get(session, set())
+            for uid, due_ms in self._due_ms.get(group, {}).items():
+                if opened_ms + AFTER_MS < due_ms <= wall_ms and uid not in came:
+                    owed.append((session, uid))
+        return owed
+
+    def missing(self, at_ns: int) -> str:
+        """See Checker."""
+        owed = self._owed(at_ns)
+        return f"{len(owed)} broadcast messages, for instance (session, message) {owed[0]}" if owed else ""
+
+    def settle_accounts(self, at_ns: int) -> None:
+        """See Checker."""
+        owed = self._owed(at_ns - 1_000 * MS)
+        if owed:
+            session, uid = owed[0]
+            self.broken(at_ns, f"{len(owed)} broadcast messages never came: {uid} to session {session}")

@@ -1,0 +1,109 @@
+"""P1 of filters: a group gets nothing that its filter does not let through, and all that it lets through.
+
+A filter may be in force from the moment somebody asks for it; the answer says that the one before is not any more.
+Owed is what every filter lets through that may have been in force since a little before the message was due.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import Delivered, Record, RunBegan, ScheduleAcknowledged, ScheduleSent
+from tickwheel.chaos.sim.history_operators import FilterAnswered, FilterAsked
+from tickwheel.chaos.sim.world import MS
+
+AHEAD_MS = 100
+"""A dispatch may be proposed this long before its due time, the error of the clock included."""
+
+
+@dataclass(slots=True)
+class _Filter:
+    """`over_ns`: when the next one was confirmed; 0: it is the last."""
+
+    tags: tuple[str, ...]
+    over_ns: int = 0
+
+    def takes(self, tags: tuple[str, ...]) -> bool:
+        return not self.tags or any(tag in tags for tag in self.tags)
+
+
+class FiltersHold(Checker):
+    """Of groups whose filter was recorded, for messages of the topics that they were written to."""
+
+    promise: ClassVar[str] = "P1 (filter)"
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        RunBegan,
+        ScheduleSent,
+        ScheduleAcknowledged,
+        FilterAsked,
+        FilterAnswered,
+        Delivered,
+    )
+
+    def __init__(self) -> None:
+        self._start_wall_ms = 0
+        self._filters: dict[str, list[_Filter]] = {}
+        self._tags: dict[int, tuple[str, ...]] = {}
+        self._due_ms: dict[int, int] = {}
+        """Of what was acknowledged."""
+        self._delivered: dict[str, set[int]] = {}
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                filters = self._filters.get(record.group)
+                if filters is not None:
+                    self._judge(record, filters)
+            case ScheduleSent():
+                label = record.rows[0].label
+                if self._filters and label is not None and label.lane is None and not label.key:
+                    for row in record.rows:
+                        self._tags.setdefault(row.uid, row.label.tags if row.label is not None else ())
+            case ScheduleAcknowledged():
+                if record.uids[0] in self._tags:
+                    self._due_ms.update(zip(record.uids, record.due_ms, strict=True))
+            case FilterAsked():
+                self._filters.setdefault(record.group, []).append(_Filter(record.tags))
+            case FilterAnswered():
+                for earlier in self._filters[record.group][:-1]:
+                    earlier.over_ns = earlier.over_ns or record.at_ns
+            case RunBegan():
+                self._start_wall_ms = record.start_wall_ms
+
+    def _judge(self, record: Delivered, filters: list[_Filter]) -> None:
+        self._delivered.setdefault(record.group, set()).add(record.uid)
+        tags = self._tags.get(record.uid, ())
+        now = [one for one in filters if not one.over_ns]
+        if not any(one.takes(tags) for one in now):
+            self.broken(
+                record.at_ns,
+                f"{record.node} delivers message {record.uid} with tags {tags} to {record.group}, which takes "
+                f"{' or '.join(str(one.tags) for one in now)}",
+            )
+
+    def _owed(self, at_ns: int) -> list[tuple[str, int]]:
+        wall_ms = self._start_wall_ms + at_ns // MS
+        owed = []
+        for group, filters in self._filters.items():
+            delivered = self._delivered.get(group, set())
+            for uid, due_ms in self._due_ms.items():
+                if uid in delivered or due_ms > wall_ms:
+                    continue
+                since_ns = (due_ms - AHEAD_MS - self._start_wall_ms) * MS
+                if all(one.takes(self._tags[uid]) for one in filters if not one.over_ns or one.over_ns >= since_ns):
+                    owed.append((group, uid))
+        return owed
+
+    def missing(self, at_ns: int) -> str:
+        """See Checker."""
+        owed = self._owed(at_ns)
+        return f"{len(owed)} messages through a filter, for instance {owed[0]}" if owed else ""
+
+    def settle_accounts(self, at_ns: int) -> None:
+        """See Checker."""
+        owed = self._owed(at_ns - 1_000 * MS)
+        if owed:
+            group, uid = owed[0]
+            self.broken(at_ns, f"{len(owed)} messages that every filter lets through never came: {uid} to {group}")

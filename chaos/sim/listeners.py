@@ -1,0 +1,117 @@
+"""Three groups of one topic with tags: one has a filter that changes, one is broadcasting, one is reset."""
+
+from __future__ import annotations
+
+from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.clients import Wires
+from tickwheel.chaos.sim.consumers import Consumers, Crowd
+from tickwheel.chaos.sim.history import Label, Row
+from tickwheel.chaos.sim.history_operators import FilterAnswered, FilterAsked, ResetAnswered, ResetAsked
+from tickwheel.chaos.sim.producers import Producers
+from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, ResetGroupRequest, SetGroupFilterRequest
+from tickwheel.proto.consumer_pb2 import EARLIEST, LATEST, TIME
+from tickwheel.proto.log_pb2 import AdminCommand
+
+TOPIC = "news"
+FILTERED, BROADCAST, RESET = "editors", "screens", "archivists"
+TAGS = ("sport", "weather", "culture", "trade")
+CHANGE_EVERY_NS = 1_500 * MS
+
+CROWDS = (
+    Crowd(FILTERED, (TOPIC,), nacks=0, deaths=0),
+    Crowd(BROADCAST, (TOPIC,), broadcast=True),
+    Crowd(RESET, (TOPIC,), consumers=1, nacks=0, deaths=0),
+)
+
+
+class Listeners:
+    """`clients.Clients`. One change of the filter, and one reset, is under way at a time."""
+
+    def __init__(self, wires: Wires) -> None:
+        self._wires = wires
+        self._world = wires.world
+        self._rng = wires.world.stream("clients/listeners")
+        self._asking = Asking(wires, self._rng)
+        self._producers = Producers(wires, ("news",), self._rows, (BROADCAST,), self._rng)
+        self._consumers = Consumers(wires, CROWDS, self._rng)
+
+    def start(self) -> None:
+        """See Clients: once all groups are there."""
+        first = TAGS[:2]
+        groups = [
+            CreateGroupRequest(name=FILTERED, topics=[TOPIC], filter=" || ".join(first)),
+            CreateGroupRequest(name=BROADCAST, topics=[TOPIC], broadcasting=True),
+            CreateGroupRequest(name=RESET, topics=[TOPIC]),
+        ]
+        self._wires.history.add(FilterAsked(self._world.now_ns, FILTERED, first))
+
+        def create(_: object = None) -> None:
+            if groups:
+                command = AdminCommand(create_group=groups.pop())
+                self._asking.command(lambda face, answer: face.admin(command, answer), create)
+                return
+            self._wires.history.add(FilterAnswered(self._world.now_ns, FILTERED, first))
+            self._producers.start()
+            self._consumers.start()
+            self._world.after(2 * SECOND, self._filter)
+            self._world.after(2 * SECOND, self._reset)
+
+        create()
+
+    def unfinished(self) -> str:
+        """See Clients."""
+        if self._asking.open:
+            return "a filter or a reset"
+        return self._producers.unfinished() or self._consumers.unfinished()
+
+    def _rows(self) -> tuple[Row, ...]:
+        rng = self._rng
+        wall_ms = self._world.wall_ms
+        rows = []
+        for _ in range(rng.choice((1, 3, 8))):
+            due_ms: int | None = wall_ms + rng.randrange(-500, 3_000)
+            delay_ms = None
+            if rng.random() < 0.1:
+                due_ms, delay_ms = None, rng.randrange(2_000)
+            tags = tuple(tag for tag in TAGS if rng.random() < 0.35)
+            rows.append(Row(self._wires.number(), TOPIC, due_ms, delay_ms, Label(tags=tags)))
+        return tuple(rows)
+
+    def _pause_ns(self) -> int:
+        return int(self._rng.expovariate(1 / CHANGE_EVERY_NS))
+
+    def _filter(self) -> None:
+        if self._wires.winding_down:
+            return
+        tags = tuple(tag for tag in TAGS if self._rng.random() < 0.5)
+        request = SetGroupFilterRequest(name=FILTERED, filter=" || ".join(tags) or "*")
+        self._wires.history.add(FilterAsked(self._world.now_ns, FILTERED, tags))
+
+        def done(_: object) -> None:
+            self._wires.history.add(FilterAnswered(self._world.now_ns, FILTERED, tags))
+            self._world.after(self._pause_ns(), self._filter)
+
+        command = AdminCommand(set_group_filter=request)
+        self._asking.command(lambda face, answer: face.admin(command, answer), done)
+
+    def _reset(self) -> None:
+        if self._wires.winding_down:
+            return
+        request = ResetGroupRequest(name=RESET, topics=[TOPIC])
+        dice = self._rng.random()
+        if dice < 0.2:
+            request.start_from, from_ms = EARLIEST, 0
+        elif dice < 0.4:
+            request.start_from, from_ms = LATEST, -1
+        else:
+            from_ms = self._world.wall_ms + self._rng.randrange(-5_000, 1_000)
+            request.start_from, request.start_ms = TIME, from_ms
+        self._wires.history.add(ResetAsked(self._world.now_ns, RESET, from_ms))
+
+        def done(_: object) -> None:
+            self._wires.history.add(ResetAnswered(self._world.now_ns, RESET, from_ms))
+            self._world.after(self._pause_ns(), self._reset)
+
+        command = AdminCommand(reset_group=request)
+        self._asking.command(lambda face, answer: face.admin(command, answer), done)
