@@ -265,8 +265,17 @@ class Channel:
         for queue in (self._urgent, self._staged):
             if queue and queue[0].records is not None:
                 head = queue[0]
+                if not self._checked_of(head):
+                    continue  # the sweep that checks wakes the group
                 return max(int(head.due_ms[head.taken]), self.hold_until_ms, self._pace_until_ms)
         return None
+
+    def _checked_of(self, staged: Staged) -> int:
+        """How many of the next of it have met the group's filter: it may have changed since they were claimed."""
+        if self.subscription.checked is None:
+            return staged.count
+        place: np.intp = np.searchsorted(staged.positions[staged.taken :], np.uint64(self.subscription.unchecked))
+        return int(place)
 
     def take(self, now_ms: int, limit: int) -> tuple[Staged, int, int] | None:
         """Up to `limit` messages whose time has come: a Staged and the part [first, last) of it."""
@@ -287,7 +296,7 @@ class Channel:
                 ready = (
                     int(np.searchsorted(head.due_ms[first:], now_ms, "right")) if queue is self._staged else head.count
                 )
-                count = min(ready, limit, self._fitting(head, first))
+                count = min(ready, limit, self._checked_of(head), self._fitting(head, first))
                 if count <= 0:
                     break
                 if now_ms >= self._pace_until_ms:

@@ -70,7 +70,8 @@ class FifoChannel(Channel):
     _paused: list[tuple[int, str]] = field(default_factory=list)
     """A heap of those that wait for their time."""
     _blocked: dict[str, int] = field(default_factory=dict)
-    """An earlier master's lease is on their heads, or their return is under way; and the attempt that is held."""
+    """An earlier master's lease is on their heads, their return is under way, or they have not met a changed filter;
+    and the attempt that is held."""
     _out: dict[str, None] = field(default_factory=dict)
     _ahead: int = 0
     _ahead_bytes: int = 0
@@ -209,7 +210,7 @@ class FifoChannel(Channel):
                 continue
             head = lane.waiting[0]
             due_ms = max(int(head.staged.due_ms[head.row]), self.subscription.pauses.get(head.position, 0))
-            if head.position in self._held:
+            if head.position in self._held or head.position >= self.subscription.unchecked:
                 self._blocked[name] = attempt
             elif due_ms > now_ms:
                 heapq.heappush(self._paused, (due_ms, name))

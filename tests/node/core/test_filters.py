@@ -7,13 +7,16 @@ from dataclasses import replace
 import numpy as np
 
 from tests.node.core.trio import Client, Node, World, digests
+from tickwheel.node.core.channel import Channel, Staged
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.face import Session
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import from_batch
+from tickwheel.node.core.recent import RecentUnits
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.wheel.units import UNIT
 
 
 def publish(node: Node, tags: list[list[str]], delay_ms: int = 50) -> None:
@@ -188,3 +191,48 @@ def test_tags_that_could_not_be_filtered_are_refused() -> None:
             assert "tags[0]" in str(error)
         else:
             raise AssertionError(tags)
+
+
+def test_what_was_read_meets_a_changed_filter() -> None:
+    """Messages that were read for a group under its old filter do not leave under the new one before they have met it:
+    the rest of what is read waits, and goes when it is checked."""
+    world = World(43)
+    client = Client(world)
+    master = world.elect()
+    group(master, "a")
+    client.consume(credits=1)
+    publish(master, [["a"]])
+    world.run_until(lambda: len(client.got) == 1)
+    assert master.host is not None
+    subscription = master.host.core.state.subscription(1, 1)
+    assert subscription is not None
+    channel = Channel(
+        key=(1, 1),
+        group="g",
+        topic="t",
+        subscription=subscription,
+        recent=RecentUnits(),
+        config=CoreConfig(),
+        fetch=lambda channel, staged, fetched: None,
+    )
+    units = np.zeros(2, UNIT)
+    units["size"] = 1
+    channel._staged.append(
+        Staged(
+            positions=np.array([5, 6], np.uint64),
+            ids=np.array([5, 6], np.uint64),
+            attempts=np.ones(2, np.uint32),
+            due_ms=np.zeros(2, np.int64),
+            units=units,
+            records=[b"x", b"y"],
+            ends=np.array([1, 2], np.int64),
+        )
+    )
+    channel._staged_count = 2
+    subscription.checked = 5
+    assert channel.take(10, 10) is None and channel.earliest_ms() is None
+    subscription.checked = 6
+    staged, first, last = channel.take(10, 10) or (None, 0, 0)
+    assert staged is not None and (first, last) == (0, 1)
+    subscription.checked = 7
+    assert channel.take(20, 10) is not None
