@@ -181,6 +181,18 @@ GOOD |= {
     "cancelled in bulk": (SweepsDone, [*swept(CANCEL, 1), seen("MESSAGE_CANCELLED")]),
     "too late in bulk": (SweepsDone, [*swept(CANCEL, 0, too_late=1, until_ms=600), delivered(700, 1, due_in_ms=500)]),
     "moved in bulk": (SweepsDone, [*swept(MOVE, 1), replace(delivered(1_500, 1, due_in_ms=1_500), id=ID + 9)]),
+    "moved and delivered before its receipt": (
+        SweepsDone,
+        [
+            RunBegan(0, WALL_MS, ("kill",), ()),
+            sent(0, 1, label=SWEPT, due_in_ms=500),
+            SweepAsked(10 * MS, "job", MOVE),
+            SweepBegan(20 * MS, "job"),
+            replace(delivered(1_500, 1, due_in_ms=1_500), id=ID + 9),
+            SweepEnded(1_600 * MS, "job", True, 1, 0, 0, 0),
+            acknowledged(1_700, 1, due_in_ms=500),
+        ],
+    ),
     "another key": (
         SweepsDone,
         [*swept(Selected("t", key="s1-11", cancel=True), 0), delivered(500, 1, due_in_ms=500)],

@@ -69,6 +69,8 @@ class SweepsDone(Checker):
         self._cancelled: set[int] = set()
         self._moved: set[int] = set()
         self._delivered: set[int] = set()
+        self._early: dict[int, tuple[int, int, str]] = {}
+        """Id, due time and name of what was delivered before its receipt."""
 
     def observe(self, record: Record) -> None:
         match record:
@@ -85,6 +87,8 @@ class SweepsDone(Checker):
                 if record.uids[0] in self._messages:
                     for uid, id_, due_ms in zip(record.uids, record.ids, record.due_ms, strict=True):
                         self._messages[uid].id, self._messages[uid].due_ms = id_, due_ms
+                        if uid in self._early:
+                            self._judge_time(record.at_ns, uid, *self._early.pop(uid))
             case SweepAsked():
                 self._asked(record)
             case SweepBegan():
@@ -183,6 +187,7 @@ class SweepsDone(Checker):
         """Whether a message is where its receipt or a sweep put it; with `left_out` whether a sweep had to."""
         message = self._messages[uid]
         if message.due_ms < 0:
+            self._early[uid] = (id_, due_ms, name)  # its receipt will tell
             return
         moving = self._moving(uid)
         if id_ == message.id:
