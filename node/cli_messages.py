@@ -219,6 +219,9 @@ def get(
     if as_json:
         print_json(as_dict(message))
         return
-    rows = [(name, value) for name, value in as_dict(message).items() if value not in ("", (), {}, None)]
+    unsaid: tuple[object, ...] = ("", (), {}, None)
+    if not message.topic:
+        unsaid += (0,)  # of a message in the cold tier the cluster knows little
+    rows = [(name, value) for name, value in as_dict(message).items() if value not in unsaid]
     shown = [(name, time_text(value) if name.startswith("due_") else value) for name, value in rows]
     out.print(table("", ("", ""), shown))

@@ -120,7 +120,8 @@ def text_of(found: Examined) -> str:
         when = f"in {ahead:.1f} days" if ahead >= 0 else f"{-ahead * 24:.1f} hours ago"
         lines.append(f"next that is not loaded: {_time(status.next_due_ms)}, {when}")
     for day, (parts, rows) in list(found.days.items())[:DAYS_SHOWN]:
-        lines.append(f"  {_time(day * DAY_MS)[:10]}  {parts:>6,} parts  {rows:>14,} messages")
+        noun = "part " if parts == 1 else "parts"
+        lines.append(f"  {_time(day * DAY_MS)[:10]}  {parts:>6,} {noun}  {rows:>14,} messages")
     if len(found.days) > DAYS_SHOWN:
         lines.append(f"  and {len(found.days) - DAYS_SHOWN:,} days more")
     if found.done_files:
