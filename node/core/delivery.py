@@ -191,11 +191,14 @@ class Delivery:
     def administered(self) -> None:
         """A topic or group was changed by command: channels of what was reset or deleted begin anew, and consumers
         that stated another filter than their group's go."""
-        for key, channel in list(self._channels.items()):
+        # Leases of an earlier master are there before anybody consumes here, when there is no channel yet.
+        void = {lease.channel for lease in self._leases.open_leases() if self._epoch(lease.channel) != lease.epoch}
+        for key, channel in self._channels.items():
             subscription = self._state.subscription(*key)
-            if subscription is channel.subscription and subscription.epoch == channel.epoch:
-                continue
-            del self._channels[key]
+            if subscription is not channel.subscription or subscription.epoch != channel.epoch:
+                void.add(key)
+        for key in void:
+            self._channels.pop(key, None)
             self._leases.drop(key)
             self._returns.forget(key)
             self._inherited.forget(key)
@@ -214,6 +217,11 @@ class Delivery:
                 if refusal is not None and self.sessions.close(session):
                     session.closed(refusal)
             self.wake_group(group_id)
+
+    def _epoch(self, key: ChannelKey) -> int | None:
+        """How often a group was reset; None: it has not (any more) that topic."""
+        subscription = self._state.subscription(*key)
+        return None if subscription is None else subscription.epoch
 
     def close_session(self, session: Session, now_ms: int, *, give_back: bool) -> None:
         """The consumer is gone; with `give_back` what it holds returns to the ready queue at once."""

@@ -193,6 +193,20 @@ GOOD |= {
             acknowledged(1_700, 1, due_in_ms=500),
         ],
     ),
+    "moved into the time of a sweep that had not begun": (
+        SweepsDone,
+        [
+            RunBegan(0, WALL_MS, ("kill",), ()),
+            *WRITTEN,
+            SweepAsked(10 * MS, "job", Selected("t", tag="a", due_ms_min=WALL_MS + 1_000, cancel=True)),
+            SweepAsked(11 * MS, "move", MOVE),
+            SweepBegan(12 * MS, "move"),
+            SweepEnded(20 * MS, "move", True, 1, 0, 0, 0),
+            SweepBegan(30 * MS, "job"),
+            SweepEnded(40 * MS, "job", True, 1, 0, 0, 0),
+            seen("MESSAGE_CANCELLED", due_in_ms=1_500, id_=ID + 9),
+        ],
+    ),
     "another key": (
         SweepsDone,
         [*swept(Selected("t", key="s1-11", cancel=True), 0), delivered(500, 1, due_in_ms=500)],

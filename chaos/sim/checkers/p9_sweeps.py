@@ -128,6 +128,14 @@ class SweepsDone(Checker):
             if timely:
                 sweep.covered.add(uid)
             self._may_touch(sweep, uid)
+            if not record.selected.cancel:
+                self._may_come_into(uid, message)
+
+    def _may_come_into(self, uid: int, message: _Message) -> None:
+        """A message may be moved into the time that a sweep means which has not begun for certain."""
+        for sweep in self._sweeps.values():
+            if not sweep.began_ms and sweep.selected.by_text(message.topic, message.label):
+                self._may_touch(sweep, uid)
 
     def _ended(self, record: SweepEnded) -> None:
         sweep = self._sweeps[record.job]

@@ -88,3 +88,23 @@ def test_leases_from_before_a_reset_hold_nothing_back_at_the_next_master() -> No
     world.run(500)
     admin(master, paused("group", False))
     world.run_until(lambda: all(len(seen) == 2 for seen in client.got.values()), 2_000)
+
+
+def test_a_reset_before_anybody_consumes_voids_leases_of_an_earlier_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next master has heard of leases of ten minutes, and the group is reset before a consumer comes there: what
+    was held comes at once. It was held on, and when the lease was over it was lost until the next change of master."""
+    world = World(54)
+    before, after = Client(world), Client(world)
+    before.settle = False
+    master = world.elect()
+    before.consume(lease_ms=600_000)
+    before.schedule([50] * 40)
+    world.run_until(lambda: len(before.got) == 40)
+    world.run(200)
+    monkeypatch.setattr(before, "consume", lambda *_: None)
+    master = next_master(world, master)
+    assert master.host is not None
+    assert master.host.core.delivery.in_flight == 40, "it has heard of them"
+    admin(master, AdminCommand(reset_group=admin_pb2.ResetGroupRequest(name="g", start_from=EARLIEST)))
+    after.consume()
+    world.run_until(lambda: len(after.got) == 40, 2_000)
