@@ -65,8 +65,10 @@ def root(
     """A scheduler for delayed messages that survives its master."""
 
 
-def _mount_others() -> None:
-    for found in entry_points(group="tickwheel.commands"):
+def _mount_others(named: str) -> None:
+    """Commands of other packages: that which was named, or all if nothing or something unknown was."""
+    others = entry_points(group="tickwheel.commands")
+    for found in others.select(name=named) or others:
         try:
             app.add_typer(found.load(), name=found.name)
         except ImportError as error:
@@ -86,8 +88,12 @@ def exit_code_of(error: TickwheelError) -> int:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command; the exit code."""
-    _mount_others()
-    command = typer.main.get_command(app)
+    words = sys.argv[1:] if arguments is None else arguments
+    named = next((word for word in words if not word.startswith("-")), "")
+    command: Any = typer.main.get_command(app)
+    if named not in command.commands:
+        _mount_others(named)  # a node imports no simulation
+        command = typer.main.get_command(app)
     try:
         result = command.main(args=arguments, prog_name="tickwheel", standalone_mode=False)
     except USAGE_ERROR as error:

@@ -72,7 +72,8 @@ def test_without_content_only_the_times_are_read(
     spark: SparkSession, cluster: RunningCluster, scheduled: dict[str, int]
 ) -> None:
     """What a forecast needs."""
-    frame = read(spark, cluster, topic="pending-b", content="false")
+    span = {"due_ms_min": FIRST_MS, "due_ms_max": FIRST_MS + 3 * HOUR_MS}
+    frame = read(spark, cluster, topic="pending-b", content="false", **span)
     assert "payload" not in frame.columns
     assert frame.count() == sum(int(name[2:]) % 2 == 0 for name in scheduled)
 
@@ -111,7 +112,7 @@ def test_a_read_sees_everything_that_was_acknowledged_before_it(spark: SparkSess
     """Although it reads from a slave."""
     for number in range(3):
         cluster.wait(cluster.client.schedule("pending-fresh", f"x{number}", due_ms=FIRST_MS))
-        rows = read(spark, cluster, topic="pending-fresh").collect()
+        rows = read(spark, cluster, topic="pending-fresh", due_ms_min=FIRST_MS, due_ms_max=FIRST_MS + 1).collect()
         assert Counter(bytes(row.payload) for row in rows) == Counter(b"x%d" % n for n in range(number + 1))
 
 

@@ -65,10 +65,10 @@ def reconfigure(node: LocalNode, cluster_id: str, data: Path) -> None:
 
 
 async def fill(client: AsyncClient, count: int) -> None:
-    """Some messages due in hours, two cancelled, some delivered and one of these not settled."""
+    """Some messages due in hours, some delivered, one of these not settled and given back; all of it applied."""
     now_ms = time.time_ns() // 1_000_000
     async with client.producer() as producer:
-        await producer.schedule_many("t", [(now_ms + 3_600_000 * (1 + i % 40), b"%d" % i) for i in range(count)])
+        await producer.schedule_many("t", [(now_ms + 3_600_000 * (1 + i % 40), b"%d" % i) for i in range(1, count)])
         await producer.schedule_many("now", [(now_ms, b"n%d" % i) for i in range(20)])
     async with client.consumer("g", "now", lease=timedelta(seconds=2)) as consumer, asyncio.timeout(20):
         seen = 0
@@ -77,6 +77,14 @@ async def fill(client: AsyncClient, count: int) -> None:
             if seen == 20:
                 break  # the last one is not settled
             await delivery.ack()
+    async with asyncio.timeout(20):
+        while True:
+            groups = await client.admin.groups()
+            if not any(group.consumers or group.in_flight for group in groups):
+                break
+            await asyncio.sleep(0.02)
+    # What was given back went into the log before this.
+    await client.schedule("t", b"0", due_ms=now_ms + 3_600_000)
 
 
 async def join(cluster: LocalCluster, node_id: str, through: LocalNode, *, late: bool = False) -> LocalNode:
