@@ -260,6 +260,8 @@ class Messages:
         if now.term != before.term:
             self.failover_ages_ms.append(max(0.0, self.last_of_term[before.term] - before.at_ms))
             return "failover"
+        if now.consumer == before.consumer and now.session != before.session:
+            return "session gone"  # whoever watches sessions may write that down only after this delivery
         if any(
             before.at_ms - SESSION_MS <= at_ms <= now.at_ms + SESSION_MS and session != before.session
             for at_ms, session in self._sessions.get(before.consumer, ())
