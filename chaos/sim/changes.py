@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
-from tickwheel.chaos.sim.history import CancelAnswered, CancelSent, RescheduleAnswered, RescheduleSent
+from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, RescheduleAnswered, RescheduleSent
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.failure import Failure
 from tickwheel.proto import common_pb2, scheduler_pb2

@@ -7,7 +7,8 @@ import random
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.executor import HELD_NS
 from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene
-from tickwheel.chaos.sim.history import CheckpointTaken, Record
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_machines import CheckpointTaken
 from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS

@@ -13,7 +13,14 @@ import numpy as np
 
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.core_process import CoreProcess
-from tickwheel.chaos.sim.history import Delivered, SessionClosed, SessionOpened, SessionOver, Settled, SettleSent
+from tickwheel.chaos.sim.history_messages import (
+    Delivered,
+    SessionClosed,
+    SessionOpened,
+    SessionOver,
+    Settled,
+    SettleSent,
+)
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.producers import TOPICS, UID
 from tickwheel.chaos.sim.world import MS, SECOND

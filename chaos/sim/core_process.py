@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import google_crc32c
 
-from tickwheel.chaos.sim.history import (
+from tickwheel.chaos.sim.history_machines import (
     CheckpointBegan,
     CheckpointTaken,
     ContentSeen,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 
 from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene, nothing
-from tickwheel.chaos.sim.history import Record, RoleSeen, VoteSeen
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_log import VoteSeen
+from tickwheel.chaos.sim.history_machines import RoleSeen
 from tickwheel.chaos.sim.network_faults import bridge, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tickwheel.chaos.sim.history import Label, Record
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_messages import Label
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tickwheel.chaos.sim.asking import Asking
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
-from tickwheel.chaos.sim.history import Label, Row
+from tickwheel.chaos.sim.history_messages import Label, Row
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, ExponentialBackoff, RetryPolicy
 from tickwheel.proto.log_pb2 import AdminCommand

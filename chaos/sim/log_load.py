@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tickwheel.chaos.sim.history import ProposalEnded, Proposed
+from tickwheel.chaos.sim.history_log import ProposalEnded, Proposed
 from tickwheel.chaos.sim.log_process import COMMAND, LogProcess, with_shape
 from tickwheel.chaos.sim.log_watch import Census
 from tickwheel.chaos.sim.node import Machine

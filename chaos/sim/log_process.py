@@ -10,7 +10,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tickwheel.chaos.sim.history import Applied, CheckpointTaken, SizesSeen, SyncHeard
+from tickwheel.chaos.sim.history_log import Applied
+from tickwheel.chaos.sim.history_machines import CheckpointTaken, SizesSeen, SyncHeard
 from tickwheel.chaos.sim.log_watch import Census, LogWatch
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.shape import Shape

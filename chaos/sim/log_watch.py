@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tickwheel.chaos.sim.history import (
+from tickwheel.chaos.sim.history_log import (
     AskedUnread,
     CommitSeen,
     CommittedCut,
-    LeaseSeen,
     Recovered,
-    RoleSeen,
     SentAgain,
     TermIgnored,
     VoteSeen,
 )
+from tickwheel.chaos.sim.history_machines import LeaseSeen, RoleSeen
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.journal import Journal

@@ -6,7 +6,9 @@ import random
 
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene
-from tickwheel.chaos.sim.history import CheckpointBegan, Record, SessionClosed, SettleSent
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_machines import CheckpointBegan
+from tickwheel.chaos.sim.history_messages import SessionClosed, SettleSent
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.core import NodeCore

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from tickwheel.chaos.sim.clock import SimulatedClock
 from tickwheel.chaos.sim.executor import SimulatedExecutor
-from tickwheel.chaos.sim.history import Booted, History, Stopped
+from tickwheel.chaos.sim.history import History
+from tickwheel.chaos.sim.history_machines import Booted, Stopped
 from tickwheel.chaos.sim.network import Fabric, NetworkPort
 from tickwheel.chaos.sim.world import MS, World
 from tickwheel.proto.peer_pb2 import PeerFrame

@@ -10,7 +10,7 @@ from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
 from tickwheel.chaos.sim.clients import Clients, Wires
 from tickwheel.chaos.sim.consumers import GROUPS, Consumers
 from tickwheel.chaos.sim.core_process import CoreProcess, note_digest, small_config
-from tickwheel.chaos.sim.history import Looked
+from tickwheel.chaos.sim.history_messages import Looked
 from tickwheel.chaos.sim.lines import Lines
 from tickwheel.chaos.sim.listeners import Listeners
 from tickwheel.chaos.sim.log_watch import Census

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tickwheel.chaos.sim.asking import Asking
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.core_process import CoreProcess
-from tickwheel.chaos.sim.history import MemberRemoved
+from tickwheel.chaos.sim.history_machines import MemberRemoved
 from tickwheel.chaos.sim.log_process import members_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Stage

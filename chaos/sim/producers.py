@@ -14,7 +14,7 @@ import numpy as np
 
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.core_process import CoreProcess
-from tickwheel.chaos.sim.history import (
+from tickwheel.chaos.sim.history_messages import (
     DelayCounted,
     Label,
     Row,

@@ -21,7 +21,8 @@ from tickwheel.chaos.sim.checkers.p10_live import Live
 from tickwheel.chaos.sim.clock_faults import DRIFT_ALLOWANCE_MS
 from tickwheel.chaos.sim.core_process import pushes_first
 from tickwheel.chaos.sim.faults import KINDS, Injector, plan
-from tickwheel.chaos.sim.history import Drained, HandoverEnded, Healed, History, Record, RoleSeen, RunBegan, Stopped
+from tickwheel.chaos.sim.history import Drained, HandoverEnded, Healed, History, Record, RunBegan
+from tickwheel.chaos.sim.history_machines import RoleSeen, Stopped
 from tickwheel.chaos.sim.log_load import LogLoad
 from tickwheel.chaos.sim.network import Fabric
 from tickwheel.chaos.sim.node import Machine

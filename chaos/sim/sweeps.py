@@ -9,7 +9,8 @@ from __future__ import annotations
 from tickwheel.chaos.sim.asking import Asking
 from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
-from tickwheel.chaos.sim.history import Delivered, Label, Record, RescheduleSent, Row, ScheduleSent
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_messages import Delivered, Label, RescheduleSent, Row, ScheduleSent
 from tickwheel.chaos.sim.history_operators import Selected, SweepAsked, SweepBegan, SweepEnded, SweptSeen
 from tickwheel.chaos.sim.producers import Producers
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND

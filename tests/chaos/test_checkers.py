@@ -19,37 +19,33 @@ from tickwheel.chaos.sim.checkers.p8_same_state import SameState
 from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
 from tickwheel.chaos.sim.checkers.p10_live import Live
 from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
-from tickwheel.chaos.sim.history import (
-    Applied,
+from tickwheel.chaos.sim.history import Drained, Healed, Record, RunBegan
+from tickwheel.chaos.sim.history_log import Applied, ProposalEnded, Proposed, VoteSeen
+from tickwheel.chaos.sim.history_machines import (
     Booted,
+    CursorSeen,
+    DigestSeen,
+    LeaseSeen,
+    MemberRemoved,
+    RoleSeen,
+    SizesSeen,
+    SyncedSeen,
+    SyncHeard,
+)
+from tickwheel.chaos.sim.history_messages import (
     CancelAnswered,
     CancelSent,
-    CursorSeen,
     DelayCounted,
     Delivered,
-    DigestSeen,
-    Drained,
-    Healed,
-    LeaseSeen,
     Looked,
-    MemberRemoved,
-    ProposalEnded,
-    Proposed,
-    Record,
     RescheduleAnswered,
     RescheduleSent,
-    RoleSeen,
     Row,
-    RunBegan,
     ScheduleAcknowledged,
     ScheduleSent,
     SessionClosed,
     Settled,
     SettleSent,
-    SizesSeen,
-    SyncedSeen,
-    SyncHeard,
-    VoteSeen,
 )
 from tickwheel.chaos.sim.world import MS, SECOND
 

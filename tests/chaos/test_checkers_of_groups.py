@@ -16,12 +16,11 @@ from tickwheel.chaos.sim.checkers.p1_pauses import PausesHold
 from tickwheel.chaos.sim.checkers.p1_resets import ResetsHold
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
 from tickwheel.chaos.sim.checkers.p9_sweeps import SweepsDone
-from tickwheel.chaos.sim.history import (
+from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history_messages import (
     Delivered,
     Label,
-    Record,
     Row,
-    RunBegan,
     ScheduleAcknowledged,
     ScheduleSent,
     SessionOpened,

@@ -12,23 +12,17 @@ from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p8_same_state import SameState
 from tickwheel.chaos.sim.checkers.p10_live import RESTARTS, Live
 from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
-from tickwheel.chaos.sim.history import (
+from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, HandoverEnded, Record
+from tickwheel.chaos.sim.history_log import (
     AskedUnread,
     CommitSeen,
     CommittedCut,
-    ContentSeen,
-    FaultBegan,
-    FaultEnded,
-    HandoverEnded,
-    LeaseSeen,
-    Record,
     Recovered,
-    RoleSeen,
     SentAgain,
-    Stopped,
     TermIgnored,
     VoteSeen,
 )
+from tickwheel.chaos.sim.history_machines import ContentSeen, LeaseSeen, RoleSeen, Stopped
 from tickwheel.chaos.sim.run import simulate
 from tickwheel.chaos.sim.setup import Level, SimulationConfig
 from tickwheel.chaos.sim.world import MS, SECOND

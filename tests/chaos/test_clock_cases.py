@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tickwheel.chaos.sim.clock_cases import ClockCluster, ClockScript
-from tickwheel.chaos.sim.history import Delivered, Record, ScheduleAcknowledged, ScheduleRefused
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleRefused
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.status import node_status

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import (
+from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history_messages import (
     Delivered,
-    Record,
-    RunBegan,
     ScheduleAcknowledged,
     SessionClosed,
     SessionOpened,

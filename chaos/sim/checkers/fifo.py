@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Delivered, Record, ScheduleAcknowledged, ScheduleSent, SettleSent
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent, SettleSent
 
 Lane = tuple[str, str]
 """(topic, message group)"""

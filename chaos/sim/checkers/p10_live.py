@@ -9,22 +9,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import (
-    AskedUnread,
-    Booted,
-    Drained,
-    FaultBegan,
-    FaultEnded,
-    HandoverEnded,
-    Healed,
-    LeaseSeen,
-    ProposalEnded,
-    Record,
-    RoleSeen,
-    RunBegan,
-    ScheduleAcknowledged,
-    Stopped,
-)
+from tickwheel.chaos.sim.history import Drained, FaultBegan, FaultEnded, HandoverEnded, Healed, Record, RunBegan
+from tickwheel.chaos.sim.history_log import AskedUnread, ProposalEnded
+from tickwheel.chaos.sim.history_machines import Booted, LeaseSeen, RoleSeen, Stopped
+from tickwheel.chaos.sim.history_messages import ScheduleAcknowledged
 from tickwheel.chaos.sim.world import MS, SECOND
 
 RESUME_NS_MOST = 4 * SECOND

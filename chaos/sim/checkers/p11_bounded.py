@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Record, SentAgain, SizesSeen
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_log import SentAgain
+from tickwheel.chaos.sim.history_machines import SizesSeen
 
 
 class Bounded(Checker):

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import CommitSeen, CommittedCut, Record, Recovered
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_log import CommitSeen, CommittedCut, Recovered
 
 
 class Durable(Checker):

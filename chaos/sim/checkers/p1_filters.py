@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Delivered, Record, RunBegan, ScheduleAcknowledged, ScheduleSent
+from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent
 from tickwheel.chaos.sim.history_operators import FilterAnswered, FilterAsked
 from tickwheel.chaos.sim.world import MS
 

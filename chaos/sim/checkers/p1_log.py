@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Applied, Booted, ProposalEnded, Proposed, Record
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_log import Applied, ProposalEnded, Proposed
+from tickwheel.chaos.sim.history_machines import Booted
 
 
 class CommittedNeverLost(Checker):

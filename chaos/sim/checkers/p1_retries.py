@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Delivered, Record, RunBegan, Settled, SettleSent
+from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history_messages import Delivered, Settled, SettleSent
 from tickwheel.chaos.sim.world import MS
 
 _Key = tuple[str, int]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Delivered, Record, RescheduleAnswered, ScheduleAcknowledged, ScheduleSent
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_messages import Delivered, RescheduleAnswered, ScheduleAcknowledged, ScheduleSent
 
 
 class NoInvention(Checker):

@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import (
+from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history_messages import (
     DelayCounted,
     Delivered,
-    Record,
     RescheduleAnswered,
     RescheduleSent,
-    RunBegan,
     ScheduleSent,
 )
 from tickwheel.chaos.sim.world import MS

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import Delivered, Healed, Record, RunBegan, ScheduleAcknowledged, ScheduleSent
+from tickwheel.chaos.sim.history import Healed, Record, RunBegan
+from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent
 from tickwheel.chaos.sim.world import MS, SECOND
 
 LATE_NS_HEALED_MOST = 5 * SECOND

@@ -10,16 +10,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import (
-    Delivered,
-    Record,
-    RunBegan,
-    ScheduleAcknowledged,
-    SessionClosed,
-    Settled,
-    SettleSent,
-    SyncHeard,
-)
+from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history_machines import SyncHeard
+from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, SessionClosed, Settled, SettleSent
 from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
 from tickwheel.chaos.sim.world import MS
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import CursorSeen, Record, ScheduleAcknowledged, ScheduleSent, SyncedSeen
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_machines import CursorSeen, SyncedSeen
+from tickwheel.chaos.sim.history_messages import ScheduleAcknowledged, ScheduleSent
 
 
 class Monotone(Checker):

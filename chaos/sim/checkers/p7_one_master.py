@@ -10,18 +10,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import (
-    Booted,
-    Delivered,
-    LeaseSeen,
-    MemberRemoved,
-    Record,
-    RoleSeen,
-    RunBegan,
-    Stopped,
-    TermIgnored,
-    VoteSeen,
-)
+from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history_log import TermIgnored, VoteSeen
+from tickwheel.chaos.sim.history_machines import Booted, LeaseSeen, MemberRemoved, RoleSeen, Stopped
+from tickwheel.chaos.sim.history_messages import Delivered
 
 
 class OneMaster(Checker):

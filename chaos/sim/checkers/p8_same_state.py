@@ -6,7 +6,8 @@ from collections import OrderedDict
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import ContentSeen, DigestSeen, Record
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_machines import ContentSeen, DigestSeen
 
 INDEXES_KEPT = 20_000
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
-from tickwheel.chaos.sim.history import (
+from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history_messages import (
     CancelAnswered,
     Delivered,
-    Record,
     RescheduleAnswered,
     RescheduleSent,
-    RunBegan,
     ScheduleAcknowledged,
 )
 from tickwheel.chaos.sim.world import MS

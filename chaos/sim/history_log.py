@@ -1,0 +1,107 @@
+"""What a bystander sees at the disks and wires of a log (log_watch.py), and of the log alone: more records of the
+history (history.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tickwheel.chaos.sim.history import Record
+
+
+@dataclass(slots=True)
+class VoteSeen(Record):
+    """A node has put down for whom it votes in a term."""
+
+    node: str
+    boot: int
+    term: int
+    voted_for: str
+
+
+@dataclass(slots=True)
+class TermIgnored(Record):
+    """A node took a frame of a higher term and goes on in its own."""
+
+    node: str
+    boot: int
+    term: int
+    heard: int
+
+
+@dataclass(slots=True)
+class CommitSeen(Record):
+    """An entry was applied for the first time anywhere; `holders` of the voters have it on stable storage."""
+
+    node: str
+    index: int
+    term: int
+    holders: int
+    voters: int
+
+
+@dataclass(slots=True)
+class CommittedCut(Record):
+    """A node cut an entry from its log that was applied somewhere."""
+
+    node: str
+    boot: int
+    index: int
+    term: int
+
+
+@dataclass(slots=True)
+class Recovered(Record):
+    """A node's log after a start; `durable_before` is the last committed entry that was on stable storage before."""
+
+    node: str
+    boot: int
+    last_index: int
+    durable_before: int
+
+
+@dataclass(slots=True)
+class SentAgain(Record):
+    """A master sends an entry again on a connection on which nobody asked for that."""
+
+    node: str
+    peer: str
+    index: int
+    sent_before: int
+
+
+@dataclass(slots=True)
+class AskedUnread(Record):
+    """A node asks for an election while input waits for it unread."""
+
+    node: str
+    boot: int
+    waiting: int
+
+
+# -- the log alone
+
+
+@dataclass(slots=True)
+class Applied(Record):
+    """A node applied an entry; `command` 0 is an entry that no client proposed."""
+
+    node: str
+    boot: int
+    index: int
+    term: int
+    command: int
+
+
+@dataclass(slots=True)
+class Proposed(Record):
+    node: str
+    command: int
+
+
+@dataclass(slots=True)
+class ProposalEnded(Record):
+    node: str
+    command: int
+    verdict: str
+    index: int

@@ -1,0 +1,131 @@
+"""What a bystander sees of a node on its machine: more records of the history (history.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tickwheel.chaos.sim.history import Record
+
+
+@dataclass(slots=True)
+class Booted(Record):
+    node: str
+    boot: int
+
+
+@dataclass(slots=True)
+class Stopped(Record):
+    node: str
+    boot: int
+    why: str  # kill, power, stop, fatal
+    reason: str
+    explained: bool
+    """A fault was put on this machine that makes a process stop itself."""
+
+
+@dataclass(slots=True)
+class RoleSeen(Record):
+    """Role or term of a node, when it changed."""
+
+    node: str
+    boot: int
+    role: str
+    term: int
+    voters: tuple[str, ...] = ()
+    """Who counts, by the node's log; empty: not said."""
+
+
+@dataclass(slots=True)
+class MemberRemoved(Record):
+    """Whoever asked for it was told that a member is removed."""
+
+    node: str
+
+
+@dataclass(slots=True)
+class LeaseSeen(Record):
+    """A node holds the master's lease until this true time if nothing more arrives; 0: not held."""
+
+    node: str
+    boot: int
+    term: int
+    until_ns: int
+    refused_until_ns: int = 1 << 63
+    """Until when a majority will vote for nobody else, by when they heard this master last."""
+
+
+@dataclass(slots=True)
+class CursorSeen(Record):
+    """The cursor a node shows, when it changed. `recovering`: it says that it is not yet where it was."""
+
+    node: str
+    boot: int
+    term: int
+    due_ms: int
+    index: int
+    recovering: bool
+
+
+@dataclass(slots=True)
+class SyncedSeen(Record):
+    """The synced (tick, local index) a slave shows in a term."""
+
+    node: str
+    boot: int
+    term: int
+    tick: int
+    local_index: int
+
+
+@dataclass(slots=True)
+class SyncHeard(Record):
+    """A slave took a 50 ms sync of a term's master, which had left at `sent_ns` (true time)."""
+
+    node: str
+    boot: int
+    master: str
+    term: int
+    sent_ns: int
+
+
+@dataclass(slots=True)
+class DigestSeen(Record):
+    node: str
+    boot: int
+    applied_index: int
+    digest: bytes
+    parts: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(slots=True)
+class SizesSeen(Record):
+    """Fill of bounded things: (name, now, limit)."""
+
+    node: str
+    sizes: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(slots=True)
+class CheckpointBegan(Record):
+    """A node writes a checkpoint of its own."""
+
+    node: str
+    boot: int
+
+
+@dataclass(slots=True)
+class CheckpointTaken(Record):
+    """A node has put a peer's checkpoint in place: it was too far behind, or new."""
+
+    node: str
+    boot: int
+
+
+@dataclass(slots=True)
+class ContentSeen(Record):
+    """A checksum of the units that a node appended for the entry at an index."""
+
+    node: str
+    boot: int
+    index: int
+    checksum: int

@@ -1,0 +1,180 @@
+"""What producers and consumers ask for and get: more records of the history (history.py).
+
+Messages are named by `uid`, a number the workload puts into the payload: what a node says about ids and
+due times is judged against it, never believed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tickwheel.chaos.sim.history import Record
+
+# -- producers
+
+
+@dataclass(slots=True, frozen=True)
+class Label:
+    """What a producer writes on a message besides its payload."""
+
+    lane: str | None = None
+    """Its message group, in a FIFO topic; empty: it names none."""
+    tags: tuple[str, ...] = ()
+    key: str = ""
+
+
+@dataclass(slots=True)
+class Row:
+    """One message as its producer wants it; delay_ms is set for relative times."""
+
+    uid: int
+    topic: str
+    due_ms: int | None
+    delay_ms: int | None
+    label: Label | None = None
+
+
+@dataclass(slots=True)
+class ScheduleSent(Record):
+    """A batch leaves its producer for a node, for the first time or again."""
+
+    producer: str
+    sequence: int
+    node: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(slots=True)
+class DelayCounted(Record):
+    """A node turns delays into due times, or just has, by a clock that it says may be off by so much."""
+
+    node: str
+    uids: tuple[int, ...]
+    clock_error_ms: float
+
+
+@dataclass(slots=True)
+class ScheduleAcknowledged(Record):
+    """The producer has the receipt. `due_ms` are the times that hold."""
+
+    producer: str
+    sequence: int
+    uids: tuple[int, ...]
+    ids: tuple[int, ...]
+    due_ms: tuple[int, ...]
+    repeated: bool
+    groups: tuple[str, ...] = ()
+    """Whom they are for; empty: all groups of the run."""
+
+
+@dataclass(slots=True)
+class ScheduleRefused(Record):
+    producer: str
+    sequence: int
+    reason: str
+
+
+@dataclass(slots=True)
+class CancelSent(Record):
+    uid: int
+    id: int
+
+
+@dataclass(slots=True)
+class CancelAnswered(Record):
+    uid: int
+    id: int
+    outcome: str  # CANCELLED, ALREADY_DISPATCHED, NOT_FOUND
+
+
+@dataclass(slots=True)
+class RescheduleSent(Record):
+    uid: int
+    id: int
+    due_ms: int
+
+
+@dataclass(slots=True)
+class RescheduleAnswered(Record):
+    uid: int
+    id: int
+    outcome: str
+    new_id: int
+    due_ms: int
+
+
+@dataclass(slots=True)
+class Looked(Record):
+    """State of a message as the cluster tells at the end, by the names of MessageState, or NOT_FOUND."""
+
+    uid: int
+    id: int
+    state: str
+
+
+# -- consumers
+
+
+@dataclass(slots=True)
+class Delivered(Record):
+    """A node handed a message to a consumer's session (the moment it left the node)."""
+
+    node: str
+    boot: int
+    term: int
+    group: str
+    topic: str
+    session: int
+    id: int
+    uid: int
+    attempt: int
+    due_ms: int
+    lease_until_ms: int
+    clock_error_ms: float = 0.0
+    """How far the node says its time may be off."""
+    broadcast: bool = False
+    """Every consumer of the group gets it."""
+
+
+@dataclass(slots=True)
+class SettleSent(Record):
+    group: str
+    id: int
+    uid: int
+    attempt: int
+    outcome: str  # ACK, RETRY, DEAD, SKIP
+    delay_ms: int = 0
+    """That a RETRY names; 0: the group's policy."""
+
+
+@dataclass(slots=True)
+class Settled(Record):
+    """The consumer has a receipt that counts this message as settled."""
+
+    group: str
+    id: int
+    uid: int
+    attempt: int
+    outcome: str
+
+
+@dataclass(slots=True)
+class SessionOpened(Record):
+    """A consumer knows that its session is open."""
+
+    group: str
+    session: int
+
+
+@dataclass(slots=True)
+class SessionClosed(Record):
+    group: str
+    session: int
+
+
+@dataclass(slots=True)
+class SessionOver(Record):
+    """A consumer knows that its session is over; whether its node does is another matter."""
+
+    group: str
+    session: int
