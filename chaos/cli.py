@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tickwheel.chaos.cli_clock import clock
 from tickwheel.chaos.cli_live import failover, run
 from tickwheel.chaos.cli_mutants import mutants
 from tickwheel.chaos.sim.fault import Tally
@@ -32,6 +33,7 @@ app = typer.Typer(help="Faults against the promises: simulated, seeded, replayab
 app.command("mutants")(mutants)
 app.command("run")(run)
 app.command("failover")(failover)
+app.command("clock")(clock)
 
 FAILURES_SHOWN_MAX = 10
 

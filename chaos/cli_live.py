@@ -26,9 +26,16 @@ from tickwheel.chaos.live.plan import UnknownFamily, families_of
 from tickwheel.chaos.live.report import print_report, replay_command, write_files
 from tickwheel.chaos.live.second_opinion import AuditFailed, add_opinion, check_extra, export, opinion
 from tickwheel.chaos.live.supervisor import RunFailed, RunOptions, Supervisor
+from tickwheel.chaos.live.switch import switch_for
 from tickwheel.node.local_cluster import LocalClusterError
 
 EXIT_BROKEN, EXIT_VOID = 1, 3
+NetnsOption = Annotated[
+    bool,
+    typer.Option(
+        "--netns", help="Nodes in network namespaces, packets really lost; needs Linux and root (or a user namespace)."
+    ),
+]
 
 
 def run(
@@ -43,13 +50,7 @@ def run(
             "--dir", help="Where report, history, data and logs go. Default: a new one; its data go after a good run."
         ),
     ] = None,
-    netns: Annotated[
-        bool,
-        typer.Option(
-            "--netns",
-            help="Nodes in network namespaces, packets really lost; needs Linux and root (or a user namespace).",
-        ),
-    ] = False,
+    netns: NetnsOption = False,
     audit: Annotated[
         bool, typer.Option("--audit", help="Have the pipeline's audit judge the run as well; needs the extra spark.")
     ] = False,
@@ -101,6 +102,7 @@ def failover(
     handovers: Annotated[int, typer.Option(help="Planned handovers instead of losses.", min=0)] = 0,
     rate: Annotated[float, typer.Option(help="Messages a second.", min=250)] = 5_000.0,
     nodes: Annotated[int, typer.Option(help="Nodes of the cluster.", min=3, max=7)] = 3,
+    netns: NetnsOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Lose the master again and again and measure the way back; exit code 1 if a message was lost or came early."""
@@ -110,10 +112,14 @@ def failover(
     how = Kind.HANDOVER if handovers else Kind(kind)
     with tempfile.TemporaryDirectory(prefix="tickwheel-failover-") as directory, console.status("starting") as status:
         try:
-            result = uvloop.run(
-                measure(Path(directory), how, handovers or losses, rate, nodes=nodes, told=status.update)
+            switch = switch_for(nodes, 1) if netns else None
+            if switch is not None:
+                switch.move_in()
+            measuring = measure(
+                Path(directory), how, handovers or losses, rate, nodes=nodes, switch=switch, told=status.update
             )
-        except LocalClusterError as error:
+            result = uvloop.run(measuring)
+        except (LocalClusterError, NamespacesRefused) as error:
             console.print(f"[bold red]it could not be carried out:[/bold red] {error}")
             raise typer.Exit(EXIT_VOID) from error
     if as_json:

@@ -203,6 +203,10 @@ class ChaosCluster(LocalCluster):
         write_knobs(self._knob_file(node), knobs)
         return knobs.turn
 
+    def knobs(self, node: LocalNode) -> Knobs:
+        """As they were turned last."""
+        return self._knobs[node.node_id]
+
     def effects(self, node: LocalNode) -> Effects:
         """What the node has answered to its knobs."""
         return read_effects(self._knob_file(node))

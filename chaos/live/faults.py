@@ -64,7 +64,7 @@ class Active(ABC):
         """What was seen of it; called after `end`."""
 
 
-class _Killed(Active):
+class Killed(Active):
     """SIGKILL; started again at the end."""
 
     async def begin(self) -> None:
@@ -108,7 +108,7 @@ class _CrashLoop(Active):
         return Evidence(self._gone, "processes killed")
 
 
-class _Paused(Active):
+class Paused(Active):
     """SIGSTOP, then SIGCONT."""
 
     async def begin(self) -> None:
@@ -160,8 +160,8 @@ class _OnTheWay(Active):
         return Evidence(self._after - self._before, self._unit)
 
 
-class _WrongClock(Active):
-    """Knobs of the clock are turned and turned back."""
+class WrongClock(Active):
+    """Knobs of the clock are turned, from where they stand, and turned back."""
 
     def __init__(
         self,
@@ -177,14 +177,17 @@ class _WrongClock(Active):
         self._offset_ms = offset_ms
         self._rate_ppm = rate_ppm
         self._from_start = from_start
+        self._before = [cluster.knobs(node) for node in struck]
         self.detail = f"{offset_ms:+,} ms" if offset_ms else f"{rate_ppm:+,} ppm"
 
     async def begin(self) -> None:
         if self._from_start:
             await asyncio.gather(*(self.cluster.kill(node) for node in self.struck))
         self._turns = {
-            node.node_id: self.cluster.turn(node, offset_ms=self._offset_ms, rate_ppm=self._rate_ppm)
-            for node in self.struck
+            node.node_id: self.cluster.turn(
+                node, offset_ms=before.offset_ms + self._offset_ms, rate_ppm=before.rate_ppm + self._rate_ppm
+            )
+            for node, before in zip(self.struck, self._before, strict=True)
         }
         if self._from_start:
             for node in self.struck:
@@ -197,8 +200,8 @@ class _WrongClock(Active):
             for node, effect in zip(self.struck, effects, strict=True)
             if effect.turn >= self._turns[node.node_id]
         )
-        for node in self.struck:
-            self.cluster.turn(node, offset_ms=0, rate_ppm=0)
+        for node, before in zip(self.struck, self._before, strict=True):
+            self.cluster.turn(node, offset_ms=before.offset_ms, rate_ppm=before.rate_ppm)
 
     async def evidence(self) -> Evidence:
         return Evidence(self._readings, "wrong readings")
@@ -272,11 +275,11 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
     both = network.between([node_id], [other]) + network.between([other], [node_id])
     match fault.kind:
         case "kill" | "kill-master" | "kill-all":
-            return _Killed(cluster, struck)
+            return Killed(cluster, struck)
         case "crash-loop":
             return _CrashLoop(cluster, struck)
         case "pause" | "pause-master":
-            return _Paused(cluster, struck)
+            return Paused(cluster, struck)
         case "split":
             return stalled(both)
         case "one-way":
@@ -306,11 +309,11 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
         case "disk-full":
             return _DiskFull(cluster, struck)
         case "skew":
-            return _WrongClock(cluster, struck, offset_ms=_signed(rng, SKEW_MS), from_start=True)
+            return WrongClock(cluster, struck, offset_ms=_signed(rng, SKEW_MS), from_start=True)
         case "drift":
-            return _WrongClock(cluster, struck, rate_ppm=_signed(rng, DRIFT_PPM))
+            return WrongClock(cluster, struck, rate_ppm=_signed(rng, DRIFT_PPM))
         case "step":
-            return _WrongClock(cluster, struck, offset_ms=_signed(rng, STEP_MS))
+            return WrongClock(cluster, struck, offset_ms=_signed(rng, STEP_MS))
     raise AssertionError(f"no such kind of fault: {fault.kind}")
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from tickwheel.chaos.live.cluster import ChaosCluster
 from tickwheel.chaos.live.faults import Active, make
 from tickwheel.chaos.live.history import HistoryWriter
-from tickwheel.chaos.live.plan import Fault
+from tickwheel.chaos.live.plan import FAMILY_OF, Fault
 from tickwheel.chaos.live.watch import Watch
 
 REVIVE_S = 1.0
@@ -55,18 +55,21 @@ class Injector:
     async def _carry_out(self, fault: Fault, began_s: float) -> None:
         await asyncio.sleep(max(0.0, began_s + fault.at_s - asyncio.get_running_loop().time()))
         active = await make(fault, self._cluster, self._watch)
+        await self.begin(fault.number, fault.kind, active, f"for {fault.length_s:.1f} s")
+        await asyncio.sleep(fault.length_s)
+        await self.end(fault.number)
+
+    async def begin(self, number: int, kind: str, active: Active, length: str = "") -> None:
+        """Strike. `number` names it, in the history too; `length` is for people."""
         struck = [node.node_id for node in active.struck]
-        self._history.write(
-            "begin", n=fault.number, kind=fault.kind, family=fault.family, struck=struck, detail=active.detail
-        )
-        self._told(f"#{fault.number} {fault.kind} of {', '.join(struck)} for {fault.length_s:.1f} s {active.detail}")
-        self._active[fault.number] = active
+        self._history.write("begin", n=number, kind=kind, family=FAMILY_OF[kind], struck=struck, detail=active.detail)
+        self._told(" ".join(filter(None, (f"#{number} {kind} of {', '.join(struck)}", length, active.detail))))
+        self._active[number] = active
         await active.begin()
         self._note_majority()
-        await asyncio.sleep(fault.length_s)
-        await self._end(fault.number)
 
-    async def _end(self, number: int) -> None:
+    async def end(self, number: int) -> None:
+        """It is over, if it was not before; its evidence is written down."""
         active = self._active.pop(number, None)
         if active is None:
             return
@@ -80,7 +83,7 @@ class Injector:
     async def heal(self) -> None:
         """End whatever is still active, whoever was interrupted."""
         for number in list(self._active):
-            await self._end(number)
+            await self.end(number)
 
     def _note_majority(self) -> None:
         holds = self._cluster.majority_connected()

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from tickwheel.chaos.live.cluster import ChaosCluster, waited_ms
 from tickwheel.chaos.live.network import Spoiling
+from tickwheel.chaos.live.switch import Switch
 from tickwheel.client import AsyncClient, DeliveredBatch, TickwheelError
 from tickwheel.client.ids import id_text
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
@@ -385,11 +386,15 @@ async def measure(
     rate: float,
     *,
     nodes: int = 3,
+    switch: Switch | None = None,
     told: Callable[[str], None] = lambda line: None,
 ) -> Losses:
-    """Lose the master so many times under so many messages a second. Raises what cluster and client raise."""
+    """Lose the master so many times under so many messages a second. With a switch for these nodes they live in its
+    namespaces, and the caller has moved in. Raises what cluster and client raise."""
     cluster: LocalCluster
-    if kind is Kind.DROP:
+    if switch is not None:
+        cluster = ChaosCluster(directory, nodes, 1, switch=switch)
+    elif kind is Kind.DROP:
         cluster = ChaosCluster(directory, nodes, 1, clients_apart=True, knobs=False)
     else:
         cluster = LocalCluster(directory, nodes)

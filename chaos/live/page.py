@@ -60,7 +60,8 @@ def _badge(text: str, kind: str) -> str:
 
 def _promises(verdict: Verdict) -> str:
     rows = []
-    for promise, words in PROMISES.items():
+    for promise in verdict.judged:
+        words = PROMISES[promise]
         count = verdict.broken_counts.get(promise, 0)
         state = (
             _badge(f"broken {count:,} times" if count > 1 else "broken once", "bad")
@@ -78,6 +79,22 @@ def _broken(verdict: Verdict) -> str:
     return (
         "<section class='wide'><h2>What was broken</h2>" + _table(("s", "", "what"), rows, ("n", "", "")) + "</section>"
     )
+
+
+def _checks(verdict: Verdict) -> str:
+    if not verdict.checks:
+        return ""
+    rows = [
+        (
+            f"{check['at_s']:.1f}",
+            check["what"],
+            _badge("as expected", "good") if check["passed"] else _badge("not so", "bad"),
+            check["seen"],
+        )
+        for check in verdict.checks
+    ]
+    head = ("at s", "expected", "", "seen")
+    return f"<section class='wide'><h2>What was expected</h2>{_table(head, rows, ('n', '', '', ''))}</section>"
 
 
 def _lateness(verdict: Verdict) -> str:
@@ -103,6 +120,8 @@ def _clock(verdict: Verdict) -> str:
     rows = (
         ("earliest message, before its time by true time", f"{verdict.earliest_ms:,.0f}"),
         ("most that a master said its time might be off", f"{verdict.clock_error_ms:,.0f}"),
+        ("most that a serving master's time was ahead", f"{verdict.time_ahead_ms:,.0f}"),
+        ("of that, beyond what it said", f"{verdict.time_beyond_ms:,.0f}"),
     )
     return _table(("clock", "ms"), rows, ("", "n"))
 
@@ -180,7 +199,7 @@ def page(verdict: Verdict) -> str:
 <div class="tiles">{tiles}</div>
 <section class="wide"><div class="picture">{picture.gutter}<div class="scroll">{picture.plot}</div></div>
 <div class="keys">{keys}</div><div id="tip" hidden></div></section>
-{_broken(verdict)}
+{_broken(verdict)}{_checks(verdict)}
 <div class="columns"><section><h2>Promises</h2>{_promises(verdict)}
 <h2>Duplicates</h2>{_duplicates(verdict)}<h2>Time</h2>{_clock(verdict)}</section>
 <section><h2>Faults</h2>{_faults(fault_rows(verdict))}<h2>Lateness</h2>{_lateness(verdict)}</section></div>

@@ -118,6 +118,8 @@ def fault_rows(verdict: Verdict) -> list[FaultRow]:
 def replay_command(verdict: Verdict) -> str:
     """The same plan of faults and load once more; timing is the machine's own."""
     run = verdict.run
+    if run.get("case"):
+        return f"tickwheel chaos clock --case {run['case']} --rate {run.get('rate', 0):g}"
     families = ",".join(run.get("families", [])) or "none"
     return (
         f"tickwheel chaos run --nodes {run.get('nodes')} --minutes {run.get('seconds', 0) / 60:g} "

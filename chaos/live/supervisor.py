@@ -5,7 +5,7 @@ Owns the run's directory and what is left there: `supervisor.jsonl` and `workloa
 
 | k | fields |
 |---|---|
-| run | seed, seconds, nodes, families, rate, netns, planned (number of faults) |
+| run | seed, seconds, nodes, families, rate, netns, planned (number of faults), case (of a script, else empty) |
 | load | the load has begun; faults count their times from here |
 | heal | no fault any more |
 | healed | seconds until one node led and all followed; absent if that took longer than HEAL_S |
@@ -24,17 +24,16 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tickwheel.chaos.live.cluster import ChaosCluster
 from tickwheel.chaos.live.history import HistoryWriter, TrueTime, anchor_now, read_history
 from tickwheel.chaos.live.injector import Injector
-from tickwheel.chaos.live.namespaces import enter
 from tickwheel.chaos.live.plan import Fault, plan
-from tickwheel.chaos.live.switch import Switch
+from tickwheel.chaos.live.switch import switch_for
 from tickwheel.chaos.live.verdict import Verdict, judge
 from tickwheel.chaos.live.watch import Watch
 from tickwheel.client import AsyncClient, TickwheelError
@@ -65,6 +64,26 @@ class RunOptions:
     """The nodes live in network namespaces with a switch between them, instead of proxies."""
     ahead_ms: int = 6_000
     """Messages are due up to so far ahead."""
+    config: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Laid over the configuration of every node."""
+    wrong_ms: int = 0
+    """All nodes' clocks are wrong by so much from their first start, and load and verdict go by that time."""
+    case: str = ""
+    """Name of the script that is played instead of a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A run under load, for a script that brings about the faults instead of a plan."""
+
+    cluster: ChaosCluster
+    watch: Watch
+    injector: Injector
+    history: HistoryWriter
+    time: TrueTime
+
+
+Script = Callable[[Scene], Awaitable[None]]
 
 
 class RunFailed(Exception):
@@ -78,13 +97,14 @@ class Supervisor:
         """`told` gets a line for people whenever something happens. Raises NamespacesRefused."""
         self._options = options
         self._told = told
-        names = [f"n{number}" for number in range(1, options.nodes + 1)]
-        self._switch = Switch(names, options.seed) if options.netns else None
+        self._switch = switch_for(options.nodes, options.seed) if options.netns else None
         self._directory = options.directory.resolve()
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._time = TrueTime(anchor_now())
+        self._time = TrueTime(anchor_now() + options.wrong_ms)
         self._history = HistoryWriter(self._directory / "supervisor.jsonl", self._time)
-        self._cluster = ChaosCluster(self._directory / "nodes", options.nodes, options.seed, switch=self._switch)
+        self._cluster = ChaosCluster(
+            self._directory / "nodes", options.nodes, options.seed, options.config, switch=self._switch
+        )
         self._watch = Watch(self._cluster, self._history, self._time)
         self._injector = Injector(self._cluster, self._watch, self._history, told)
         self._load: subprocess.Popen[bytes] | None = None
@@ -93,11 +113,14 @@ class Supervisor:
         """With `netns`, before `run` and before a loop or a client was begun: the calling thread moves to where the
         nodes can be reached, for good. Whatever else this process talks to cannot be reached from there."""
         if self._switch is not None:
-            enter(self._switch.clients.path)
+            self._switch.move_in()
 
-    async def run(self, faults: Sequence[Fault] | None = None) -> Verdict:
-        """The whole run, with the faults of its seed or these. Raises RunFailed if it could not be carried out."""
+    async def run(self, faults: Sequence[Fault] | None = None, script: Script | None = None) -> Verdict:
+        """The whole run, with the faults of its seed or these, or with a script, which then takes the time that it
+        takes. Raises RunFailed if it could not be carried out."""
         options = self._options
+        if script is not None:
+            faults = ()
         if faults is None:
             faults = plan(options.seed, options.seconds, options.families, packets=options.netns)
         self._history.write(
@@ -109,7 +132,11 @@ class Supervisor:
             rate=options.rate,
             netns=options.netns,
             planned=len(faults),
+            case=options.case,
         )
+        if options.wrong_ms:
+            for node in self._cluster.nodes:
+                self._cluster.turn(node, offset_ms=options.wrong_ms)
         alive: asyncio.Task[None] | None = None
         try:
             await self._cluster.start()
@@ -117,10 +144,13 @@ class Supervisor:
             await self._begin_load()
             alive = asyncio.create_task(self._injector.keep_alive())
             self._history.write("load")
-            self._told(f"load of {options.rate:g} messages/s, {len(faults)} faults in {options.seconds:g} s")
-            end_s = asyncio.get_running_loop().time() + options.seconds
-            await self._injector.run(faults)
-            await asyncio.sleep(max(0.0, end_s - asyncio.get_running_loop().time()))
+            if script is not None:
+                await script(Scene(self._cluster, self._watch, self._injector, self._history, self._time))
+            else:
+                self._told(f"load of {options.rate:g} messages/s, {len(faults)} faults in {options.seconds:g} s")
+                end_s = asyncio.get_running_loop().time() + options.seconds
+                await self._injector.run(faults)
+                await asyncio.sleep(max(0.0, end_s - asyncio.get_running_loop().time()))
             await self._heal()
             await self._drain()
             await self._digests()

@@ -14,7 +14,7 @@ import os
 import socket
 import time
 
-from tickwheel.chaos.live.namespaces import Namespace
+from tickwheel.chaos.live.namespaces import Namespace, enter
 from tickwheel.chaos.live.network import CLIENTS, Counts, Network, Way
 from tickwheel.chaos.live.packets import ends, refusal
 
@@ -49,6 +49,11 @@ class Switch(Network):
     def clients(self) -> Namespace:
         """Where clients have to be to reach the nodes."""
         return self.namespaces[CLIENTS]
+
+    def move_in(self) -> None:
+        """Before a loop or a client was begun: the calling thread moves to where the nodes can be reached, for good.
+        Whatever else this process talks to cannot be reached from there."""
+        enter(self.clients.path)
 
     def held(self, counts: Counts) -> int:
         """See Network."""
@@ -123,3 +128,8 @@ class Switch(Network):
             os.write(self.namespaces[end].tunnel, packet)
         except BlockingIOError:
             return  # its queue is full: lost, as on every network
+
+
+def switch_for(nodes: int, seed: int) -> Switch:
+    """For a cluster of so many new nodes. Raises NamespacesRefused."""
+    return Switch([f"n{number}" for number in range(1, nodes + 1)], seed)

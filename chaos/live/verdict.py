@@ -34,6 +34,7 @@ PROMISES = {
     "P11": "bounded",
     "process": "nodes stay up",
     "audit": "the audit says the same",
+    "clock": "the nodes say what is wrong with clocks",
 }
 """What is judged; `process`: no node ends unless it is killed."""
 
@@ -125,17 +126,29 @@ class Verdict:
     """How much of the time the nodes were ready to run and had no processor."""
     clock_error_ms: float = 0.0
     """How far a master said at most that its time might be off."""
+    time_ahead_ms: float = 0.0
+    """How far the time of a serving master was ahead of true time at most."""
+    time_beyond_ms: float = 0.0
+    """The same without what it said that its time might be off by."""
     healed_s: float | None = None
     statuses: int = 0
     findings: Findings = field(default_factory=Findings)
     """Not part of the report."""
     audit: dict[str, Any] = field(default_factory=dict)
     """The audit's figures and in what it disagrees; empty if it was not asked."""
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    """What a script expected, and what was seen; empty if none was played."""
 
     @property
     def holds(self) -> bool:
         """Nothing was broken."""
         return not self.broken_counts
+
+    @property
+    def judged(self) -> list[str]:
+        """The promises that this run was judged by."""
+        asked = {"audit": bool(self.audit), "clock": bool(self.checks)}
+        return [promise for promise in PROMISES if asked.get(promise, True) or promise in self.broken_counts]
 
     @property
     def without_effect(self) -> list[dict[str, Any]]:
@@ -248,6 +261,7 @@ def _fill(
     verdict.statuses = nodes.statuses
     verdict.starved_share = round(nodes.starved_share(load_ms, math.inf), 3)
     verdict.earliest_ms = round(max(0.0, messages.earliest_ms), 1)
+    verdict.time_ahead_ms, verdict.time_beyond_ms = nodes.ahead_ms, round(nodes.beyond_ms, 1)
     verdict.clock_error_ms = max(nodes.clock_errors_ms.values(), default=0.0)
     verdict.roles = {
         node: [(seconds(at_ms), role) for at_ms, role in told] for node, told in sorted(nodes.roles.items())

@@ -90,6 +90,10 @@ class Nodes:
     statuses: int = 0
     clock_errors_ms: dict[int, float] = field(default_factory=dict)
     """Second of true time to the largest error of its time that a master named in it."""
+    ahead_ms: float = 0.0
+    """How far the time of a master that served was ahead of true time, at most."""
+    beyond_ms: float = 0.0
+    """The same without what it said that its time might be off by."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
     """The most that each node held."""
     _seen: dict[str, _Seen] = field(default_factory=dict)
@@ -97,6 +101,8 @@ class Nodes:
     _leases: dict[int, tuple[float, str]] = field(default_factory=dict)
     """Term to when its master was first heard with a lease."""
     _without_majority: list[tuple[float, float]] = field(default_factory=list)
+    _without_agreement: list[tuple[float, float]] = field(default_factory=list)
+    """Times in which no majority of the clocks could agree: a master then does not serve for long."""
     _processors: list[tuple[float, float, float]] = field(default_factory=list)
     """When, ms, and how many of them a node was ready to run and had no processor."""
     _holes: list[tuple[float, float]] = field(default_factory=list)
@@ -121,10 +127,10 @@ class Nodes:
         window.until_ms, window.count, window.unit = record["t"], record["count"], record["unit"]
 
     def _on_majority(self, record: Record) -> None:
-        if not record["holds"]:
-            self._without_majority.append((record["t"], float("inf")))
-        elif self._without_majority:
-            self._without_majority[-1] = (self._without_majority[-1][0], record["t"])
+        _note(self._without_majority, record)
+
+    def _on_agreement(self, record: Record) -> None:
+        _note(self._without_agreement, record)
 
     def _on_died(self, record: Record) -> None:
         self.broken(
@@ -173,6 +179,9 @@ class Nodes:
         if serving and record["uncommitted"] > UNCOMMITTED_MAX:
             text = f"{node} has {record['uncommitted']} entries in flight; at most {UNCOMMITTED_MAX} are allowed"
             self.broken("P11", at_ms, text)
+        if serving and record["agreed"] in BOUNDED:
+            self.ahead_ms = max(self.ahead_ms, record["clock"])
+            self.beyond_ms = max(self.beyond_ms, record["clock"] - record["error"])
         if serving:
             last = self.reigns[-1] if self.reigns else None
             if last is not None and (last.term, last.node) == (record["term"], node):
@@ -276,7 +285,7 @@ class Nodes:
     def _judge_standstill(self, from_ms: float, until_ms: float) -> None:
         """The longest time in there during which a majority was connected."""
         at_ms, longest_ms = from_ms, 0.0
-        for gone_ms, back_ms in self._without_majority:
+        for gone_ms, back_ms in sorted(self._without_majority + self._without_agreement):
             if back_ms > from_ms and gone_ms < until_ms:
                 longest_ms = max(longest_ms, gone_ms - at_ms)
                 at_ms = max(at_ms, back_ms)
@@ -293,6 +302,13 @@ class Nodes:
             if window.from_ms <= until_ms and window.until_ms + FAULT_TAIL_MS >= from_ms
         ]
         return ", ".join(f"#{window.number} {window.kind}" for window in on)
+
+
+def _note(without: list[tuple[float, float]], record: Record) -> None:
+    if not record["holds"]:
+        without.append((record["t"], float("inf")))
+    elif without:
+        without[-1] = (without[-1][0], record["t"])
 
 
 def _role_of(record: Record) -> str:

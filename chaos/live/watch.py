@@ -17,6 +17,7 @@ A stream that breaks or says nothing is part of the picture, not an error.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import grpc
@@ -67,6 +68,14 @@ class Watch:
         if not leading:
             return None
         return self._cluster.node(max(leading, key=lambda status: status.term).node_id)
+
+    def heard(self, node: LocalNode) -> tuple[admin_pb2.NodeStatus, float] | None:
+        """What it says freshly, and how far its time was ahead of true time when that was heard, ms; None if it says
+        nothing."""
+        at_s, status = self._newest.get(node.node_id, (-math.inf, None))
+        if status is None or time.monotonic() - at_s >= FRESH_S:
+            return None
+        return status, status.clock_ms - self._time.now_ms() + (time.monotonic() - at_s) * 1_000
 
     async def _watch(self, node: LocalNode) -> None:
         options = [

@@ -39,6 +39,23 @@ def test_a_short_run_between_namespaces_holds_its_promises(tmp_path: Path) -> No
     assert verdict["counts"]["acknowledged"] > 600
 
 
+@pytest.mark.slow
+def test_a_loss_between_namespaces_is_measured(tmp_path: Path) -> None:
+    """The packets from and to the master are lost for a while, its clients' too: every step of the way back is seen
+    and nothing is lost. A client that waits for the old master's kernel to answer would show here."""
+    done = subprocess.run(_command(tmp_path, "failover"), capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode == REFUSED:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    [loss] = figures["losses"]
+    steps = [loss[name] for name in ("detection_ms", "election_ms", "alignment_ms", "delivery_ms")]
+    assert None not in steps
+    assert loss["total_ms"] > 300, "quicker than a lease: it was not cut off"
+    assert figures["lost"] == figures["early"] == 0
+    assert figures["acknowledged"] > 1_000
+
+
 def _in_namespaces(wanted: set[int]) -> list[str]:
     """Processes that live in one of these."""
     found = []

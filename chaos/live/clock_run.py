@@ -1,0 +1,175 @@
+"""One case of the clock from its first process to its verdict, and the table of several.
+
+A case breaks like any run, by the verdict over its history; and besides if a node did not say what it has to, if
+messages stood still or flowed where they must not, or if a serving master's time was ahead of the true one by more
+than it said and BEYOND_MS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tickwheel.chaos.live.clock_cases import Case
+from tickwheel.chaos.live.clock_stage import ClockStage, Stretch
+from tickwheel.chaos.live.history import Record, read_history
+from tickwheel.chaos.live.supervisor import RunOptions, Scene, Supervisor
+from tickwheel.chaos.live.verdict import Broken, Verdict
+
+BEYOND_MS = 5.0
+"""P3's slack beside the error that a node shows."""
+AHEAD_MS = 100.0
+"""What becomes due so soon after dispatch has stopped was dispatched before, to be held until it is due."""
+PART_MS = 5_000.0
+"""In each part of a stretch of so long something must flow."""
+DUE_AHEAD_MS = 1_500
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """What a workload did, in the order of time."""
+
+    accepted_ms: list[float]
+    came_ms: list[tuple[float, float]]
+    """When a message came to a group for the first time, and when it was due; none that was moved."""
+
+
+def flow_of(history: Iterable[Record]) -> _Flow:
+    """Read it from the workload's records."""
+    asked_ms: dict[int, float] = {}
+    moved: set[int] = set()
+    seen: set[tuple[str, int]] = set()
+    flow = _Flow([], [])
+    for record in history:
+        match record["k"]:
+            case "send":
+                asked_ms.update(zip(record["uids"], record["asked"], strict=True))
+            case "ack":
+                flow.accepted_ms.append(record["t"])
+            case "move":
+                moved.add(record["uid"])
+            case "got":
+                for uid in record["uids"]:
+                    if (record["group"], uid) not in seen and uid not in moved:
+                        seen.add((record["group"], uid))
+                        flow.came_ms.append((record["t"], asked_ms[uid]))
+    return flow
+
+
+def judge_stretch(stretch: Stretch, flow: _Flow) -> tuple[bool, str]:
+    """Whether messages flowed in it as they had to, and what was seen."""
+
+    def within(times: Iterable[float]) -> list[float]:
+        return [at_ms for at_ms in times if stretch.from_ms <= at_ms < stretch.until_ms]
+
+    came = within(at_ms for at_ms, due_ms in flow.came_ms if due_ms >= stretch.from_ms + AHEAD_MS)
+    accepted = within(flow.accepted_ms)
+    told = f"{len(accepted):,} requests accepted, {len(came):,} messages that became due came"
+    parts = max(1, round((stretch.until_ms - stretch.from_ms) / PART_MS))
+
+    def steady(times: Sequence[float]) -> bool:
+        return len({min(parts - 1, int((at_ms - stretch.from_ms) // PART_MS)) for at_ms in times}) == parts
+
+    return steady(accepted) and (steady(came) if stretch.delivers else not came), told
+
+
+def add_checks(verdict: Verdict, stage: ClockStage, flow: _Flow, load_ms: float) -> None:
+    """Make what a case expects part of its verdict."""
+    told: list[tuple[float, str, bool, str]] = [(one.at_ms, one.what, one.passed, one.seen) for one in stage.checks]
+    for stretch in stage.stretches:
+        passed, seen = judge_stretch(stretch, flow)
+        words = "messages come" if stretch.delivers else "messages are accepted, none comes"
+        told.append((stretch.until_ms, f"{words}: {stretch.what}", passed, seen))
+    text = f"a serving master's time is never ahead by more than it says and {BEYOND_MS:g} ms"
+    seen = f"{verdict.time_beyond_ms:,.0f} ms"
+    told.append((load_ms + 1_000 * verdict.marks.get("heal", 0.0), text, verdict.time_beyond_ms <= BEYOND_MS, seen))
+    for at_ms, what, passed, seen in sorted(told):
+        at_s = round((at_ms - load_ms) / 1_000, 3)
+        verdict.checks.append({"at_s": at_s, "what": what, "passed": passed, "seen": seen})
+        if not passed:
+            verdict.broken.append(Broken("clock", at_s, f"{what}; seen: {seen}"))
+            verdict.broken_counts["clock"] = verdict.broken_counts.get("clock", 0) + 1
+
+
+async def play(case: Case, directory: Path, rate: float, told: Callable[[str], None] = lambda line: None) -> Verdict:
+    """The whole case. Raises RunFailed."""
+    stages: list[ClockStage] = []
+
+    async def script(scene: Scene) -> None:
+        stages.append(ClockStage(scene))
+        await case.play(stages[0])
+
+    options = RunOptions(
+        directory,
+        1,
+        0.0,
+        ("skew",),
+        case.nodes,
+        rate,
+        ahead_ms=DUE_AHEAD_MS,
+        config=case.config,
+        wrong_ms=case.wrong_ms,
+        case=case.name,
+    )
+    verdict = await Supervisor(options, told).run(script=script)
+    load_ms = verdict.run["began_ms"] - 1_000 * verdict.marks["run"]
+    add_checks(verdict, stages[0], flow_of(read_history([directory / "workload.jsonl"])), load_ms)
+    verdict.run["seconds"] = verdict.marks.get("heal", 0.0)
+    return verdict
+
+
+def row_of(case: Case, verdict: Verdict) -> dict[str, Any]:
+    """What is shown of a case."""
+    return {
+        "case": case.name,
+        "what": case.what,
+        "void": verdict.void,
+        "holds": verdict.holds,
+        "broken": verdict.broken_counts,
+        "earliest_ms": verdict.earliest_ms,
+        "error_ms": verdict.clock_error_ms,
+        "ahead_ms": verdict.time_ahead_ms,
+        "beyond_ms": verdict.time_beyond_ms,
+        "late_worst_ms": max(verdict.outside.worst, verdict.inside.worst),
+        "expected": len(verdict.checks),
+        "seen": sum(check["passed"] for check in verdict.checks),
+        "failovers": len(verdict.failovers),
+        "acknowledged": verdict.counts.get("acknowledged", 0),
+        "seconds": round(verdict.marks.get("heal", 0.0), 1),
+        "starved_share": verdict.starved_share,
+    }
+
+
+def print_rows(rows: Sequence[dict[str, Any]], console: Console) -> None:
+    """The table."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("case")
+    for name in ("s", "messages", "early", "ahead", "unsaid", "error", "failovers", "as expected"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for row in rows:
+        verdict, style = ("held", "") if row["holds"] else (", ".join(row["broken"]) + " broken", "bold red")
+        if row["void"]:
+            verdict, style = "void", "yellow"
+        table.add_row(
+            row["case"],
+            f"{row['seconds']:,.0f}",
+            f"{row['acknowledged']:,}",
+            *(f"{row[name]:,.0f}" for name in ("earliest_ms", "ahead_ms", "beyond_ms", "error_ms")),
+            f"{row['failovers']}",
+            f"{row['seen']} of {row['expected']}",
+            verdict,
+            style=style,
+        )
+    console.print(table)
+    console.print(
+        "ms: early, the earliest message before its time; ahead, a serving master's time before the true one; unsaid, "
+        "that without the error it showed; error, the most it showed",
+        style="dim",
+        highlight=False,
+    )
