@@ -23,7 +23,7 @@ FLOW_S = 2.0
 """How long messages are looked at in a situation."""
 WAIT_S = 3.0
 """How long nothing may come while the clocks do not agree."""
-STARTED_S = 20.0
+STARTED_S = 40.0
 SLEWED_SHARE = 0.1
 """Of a step, at the most, that is made good while a case lasts."""
 
@@ -102,7 +102,7 @@ async def _an_oscillator_drifts(stage: ClockStage, ppm: int) -> None:
     await stage.flows("a slave drifts", 2 * FLOW_S)
     await stage.hand_over(node)
     await stage.flows("it is master", 2 * FLOW_S)
-    low, high = sorted((-0.7 * ppm, -1.3 * ppm))
+    low, high = sorted((-0.3 * ppm, -1.3 * ppm))  # as far as it is certain
     await stage.status_is("rate of its time against its oscillator, ppm", node, _rate_ppm, low, high)
     await stage.logged(stage.nodes, "warning", WARNED, peer=node.node_id)
     await stage.time_is_right(node)

@@ -126,6 +126,20 @@ def _clock(verdict: Verdict) -> str:
     return _table(("clock", "ms"), rows, ("", "n"))
 
 
+def _audit(verdict: Verdict) -> str:
+    told = verdict.audit
+    if not told:
+        return ""
+    rows = [
+        ("scheduled", f"{told['scheduled']:,}"),
+        ("lost", f"{told['lost']:,}"),
+        ("early by true time", f"{told['early']:,}"),
+        ("twice under one attempt", f"{told['duplicated']:,}"),
+        ("without a master, ms", f"{told['without_master_ms']:,}"),
+    ]
+    return f"<h2>The audit's count</h2>{_table(('', ''), rows, ('', 'n'))}"
+
+
 def _failovers(verdict: Verdict) -> str:
     longest = max((failover["without_ms"] for failover in verdict.failovers), default=1) or 1
 
@@ -201,7 +215,7 @@ def page(verdict: Verdict) -> str:
 <div class="keys">{keys}</div><div id="tip" hidden></div></section>
 {_broken(verdict)}{_checks(verdict)}
 <div class="columns"><section><h2>Promises</h2>{_promises(verdict)}
-<h2>Duplicates</h2>{_duplicates(verdict)}<h2>Time</h2>{_clock(verdict)}</section>
+<h2>Duplicates</h2>{_duplicates(verdict)}<h2>Time</h2>{_clock(verdict)}{_audit(verdict)}</section>
 <section><h2>Faults</h2>{_faults(fault_rows(verdict))}<h2>Lateness</h2>{_lateness(verdict)}</section></div>
 <section class="wide"><h2>Failovers</h2>{_failovers(verdict)}</section>
 <footer>The same plan again: <code>{escape(replay_command(verdict))}</code></footer>

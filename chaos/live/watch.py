@@ -44,6 +44,8 @@ class Watch:
         self._time = time_of_run
         self._tasks: list[asyncio.Task[None]] = []
         self._newest: dict[str, tuple[float, admin_pb2.NodeStatus]] = {}
+        self._lives: dict[str, int] = {}
+        """In which life each was heard last."""
 
     def start(self) -> None:
         """Watch all nodes."""
@@ -70,10 +72,11 @@ class Watch:
         return self._cluster.node(max(leading, key=lambda status: status.term).node_id)
 
     def heard(self, node: LocalNode) -> tuple[admin_pb2.NodeStatus, float] | None:
-        """What it says freshly, and how far its time was ahead of true time when that was heard, ms; None if it says
-        nothing."""
+        """What it says freshly, and in this life, and how far its time was ahead of true time when that was heard, ms;
+        None if it says nothing."""
         at_s, status = self._newest.get(node.node_id, (-math.inf, None))
-        if status is None or time.monotonic() - at_s >= FRESH_S:
+        of_this_life = self._lives.get(node.node_id) == self._cluster.lives[node.node_id]
+        if status is None or not of_this_life or time.monotonic() - at_s >= FRESH_S:
             return None
         return status, status.clock_ms - self._time.now_ms() + (time.monotonic() - at_s) * 1_000
 
@@ -93,6 +96,7 @@ class Watch:
                     async for status in call:
                         heard = True
                         self._newest[node.node_id] = (time.monotonic(), status)
+                        self._lives[node.node_id] = life
                         self._write(status, life)
                 except grpc.aio.AioRpcError:
                     if heard:

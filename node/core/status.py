@@ -119,6 +119,8 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         return admin_pb2.NODE_STOPPING, "handing the master role over"
     if core.bulk.waiting:
         return admin_pb2.NODE_RECOVERING, core.bulk.waiting
+    if core.reign.elected and not core.leading:
+        return admin_pb2.NODE_ALIGNING, "its first command as master is not applied yet"
     if core.leading and not core.clock.may_dispatch():
         return admin_pb2.NODE_WITHOUT_TIME, "dispatch waits: " + clock_reason(core.clock)
     if core.leading and core.dispatcher.blocked:

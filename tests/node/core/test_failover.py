@@ -9,7 +9,8 @@ import pytest
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.dispatcher import Phase
-from tickwheel.proto import consumer_pb2
+from tickwheel.node.core.status import node_status
+from tickwheel.proto import admin_pb2, consumer_pb2
 
 
 def load(world: World, client: Client, seconds: float, delays: tuple[int, int] = (50, 3_000)) -> None:
@@ -59,6 +60,23 @@ def test_all_nodes_killed_at_once_lose_nothing() -> None:
     assert not client.lost()
     assert not client.early()
     assert len(digests(world)) == 1
+
+
+def test_a_master_says_that_it_serves_only_when_it_does() -> None:
+    """Elected, it refuses requests until its first command is applied, and its time may be put back then: who looks at
+    its status must not take it for a master that serves before."""
+    world = World(3)
+    first = world.elect()
+    first.kill()
+    heirs = [node.host.core for node in world.nodes.values() if node.host is not None]
+    states = []
+    while world.master() is None:
+        world.run(0.5)
+        states += [node_status(core).state for core in heirs if core.reign.elected and not core.leading]
+    assert set(states) == {admin_pb2.NODE_ALIGNING}
+    master = world.elect().host
+    assert master is not None
+    world.run_until(lambda: node_status(master.core).state == admin_pb2.NODE_SERVING, 1_000)
 
 
 def test_planned_handover_repeats_nothing() -> None:
