@@ -575,21 +575,25 @@ class ClockAnswer(_message.Message):
     ECHO_SENT_NS_FIELD_NUMBER: _builtins.int
     WALL_MS_FIELD_NUMBER: _builtins.int
     TIME_US_FIELD_NUMBER: _builtins.int
+    ACTED_BY_FIELD_NUMBER: _builtins.int
     echo_sent_ns: _builtins.int
     wall_ms: _builtins.int
     """The answering machine's wall clock."""
     time_us: _builtins.int
-    """The cluster's time as the answering node has it; 0 if the nodes have not agreed since its start. Shown only."""
+    """The cluster's time as the answering node has it; 0 if the nodes have not agreed since its start."""
+    acted_by: _builtins.bool
+    """It is master and acts by that time. Else it is only shown."""
     def __init__(
         self,
         *,
         echo_sent_ns: _builtins.int = ...,
         wall_ms: _builtins.int = ...,
         time_us: _builtins.int = ...,
+        acted_by: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["echo_sent_ns", b"echo_sent_ns", "time_us", b"time_us", "wall_ms", b"wall_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acted_by", b"acted_by", "echo_sent_ns", b"echo_sent_ns", "time_us", b"time_us", "wall_ms", b"wall_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -133,6 +133,7 @@ class ClusterClock:
         self._acted = False
         """This node was master: its time is not set any more but steered."""
         self._heard = HeardTime()
+        self._started_ns = clock.monotonic_ns()
         self.jumps_refused = 0
         self.cursors_ahead = 0
         """Dispatches applied that this node's time says came too early."""
@@ -236,6 +237,7 @@ class ClusterClock:
             answer = ClockAnswer(echo_sent_ns=frame.clock_ask.sent_ns, wall_ms=self._clock.wall_ms())
             if self._holdover.agreed_ns is not None:
                 answer.time_us = self._time.at(self._monotonic_ns()) // NS_PER_US
+                answer.acted_by = self._reigning
             return PeerFrame(clock_answer=answer)
         if frame.HasField("clock_answer"):
             self._answered(peer_id, frame.clock_answer)
@@ -249,6 +251,8 @@ class ClusterClock:
         member.asks.remove(answer.echo_sent_ns)
         round_trip_ns = now_ns - answer.echo_sent_ns
         self._sampled(member, now_ns, round_trip_ns, answer.wall_ms)
+        if answer.acted_by and answer.time_us and 0 <= round_trip_ns <= ROUND_TRIP_NS_MAX:
+            self._heard.hear_bound(now_ns, answer.time_us * NS_PER_US + NS_PER_US + round_trip_ns)
         known = answer.time_us and self._holdover.agreed_ns is not None
         time_ns = answer.time_us * NS_PER_US + round_trip_ns // 2
         member.time_offset_ns = time_ns - self._time.at(now_ns) if known else 0
@@ -344,23 +348,27 @@ class ClusterClock:
     # -- jumps
 
     def heard_master(self, time_ms: int) -> None:
-        """What the master of this term says the time is; 0 if it has none."""
+        """What the master of this term says the time is, in a frame sent after this start; 0 if it has none."""
         if time_ms:
-            self._heard.hear(self._monotonic_ns(), time_ms * NS_PER_MS)
+            now_ns = self._monotonic_ns()
+            self._heard.hear(now_ns, time_ms * NS_PER_MS, NS_PER_MS + now_ns - self._started_ns)
 
     def begin_reign(self) -> None:
         """This node is master and will act by its time: it goes on where the masters before left off.
 
         Behind is no matter, the cursor then waits. Ahead by more than the errors explain would be a jump, and
         everything in between would be dispatched at once, not to be taken back: so the clock is put back to what was
-        heard and carried on from there. Nobody has acted by it since.
+        heard and carried on from there. Nobody has acted by it since. Among the errors is how long what was heard may
+        have been under way.
         """
         self._reigning = self._acted = True
         now_ns = self._monotonic_ns()
         heard_ns = self._heard.furthest_ns(now_ns)
         if heard_ns is None:
             return
-        bound_ns = self._heard.doubt_ns(now_ns, self._drift_ppb()) + self.error_ns()
+        drift_ppb = self._drift_ppb()
+        heard_off_ns = self._heard.late_ns(now_ns, drift_ppb) + self._heard.doubt_ns(now_ns, drift_ppb)
+        bound_ns = heard_off_ns + self.error_ns()
         time_ns = self._time.at(now_ns)
         if time_ns > heard_ns + bound_ns + self._settings.skew_warn_ms * NS_PER_MS:
             ahead_ns = time_ns + self._time.left_ns(now_ns) - heard_ns
@@ -372,7 +380,8 @@ class ClusterClock:
         """This node is master no longer; its time was the cluster's until now."""
         if self._reigning:
             self._reigning = False
-            self.heard_master(self.now_ms())
+            now_ns = self._monotonic_ns()
+            self._heard.hear(now_ns, self._time.at(now_ns), 0)
 
     def judge_cursor(self, due_ms: int) -> None:
         """A dispatch up to `due_ms` was applied: the same on every node, so all that is left is to say so."""

@@ -125,11 +125,16 @@ def test_a_step_of_the_agreed_time_is_no_drift() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 20 * SECOND), st.integers(0, 3 * SECOND)), min_size=1, max_size=40),
+    st.lists(
+        st.tuples(st.integers(1, 20 * SECOND), st.integers(0, 3 * SECOND), st.integers(0, 5 * SECOND), st.booleans()),
+        min_size=1,
+        max_size=40,
+    ),
     st.integers(-DRIFT_PPB, DRIFT_PPB),
 )
-def test_what_masters_said_is_carried_on(words: list[tuple[int, int]], drift_ppb: int) -> None:
-    """However late words arrive: never further than the time really is, and no further behind than the quickest."""
+def test_what_masters_said_is_carried_on(words: list[tuple[int, int, int, bool]], drift_ppb: int) -> None:
+    """However late words arrive: never further than the time really is, and no further behind than the quickest, nor
+    than what is told of how late they were."""
     heard = HeardTime()
     assert heard.furthest_ns(0) is None
 
@@ -138,15 +143,18 @@ def test_what_masters_said_is_carried_on(words: list[tuple[int, int]], drift_ppb
 
     now_ns = SECOND
     quickest_ns: list[tuple[int, int]] = []
-    for pause_ns, late_ns in words:
+    for pause_ns, late_ns, doubt_ns, asked in words:
         now_ns += pause_ns
-        heard.hear(now_ns, time_at(now_ns) - late_ns)
+        heard.hear(now_ns, time_at(now_ns) - late_ns, late_ns + doubt_ns)
+        if asked:
+            heard.hear_bound(now_ns, time_at(now_ns) + doubt_ns // 4)
         quickest_ns.append((now_ns, late_ns))
     furthest_ns, doubt_ns = heard.furthest_ns(now_ns), heard.doubt_ns(now_ns, DRIFT_PPB)
     assert furthest_ns is not None
     lately = min(late_ns for at_ns, late_ns in quickest_ns if now_ns - at_ns <= 10 * SECOND)
     drifted_ns = 10 * SECOND * DRIFT_PPB // PPB
     assert time_at(now_ns) - lately - drifted_ns - 2 <= furthest_ns <= time_at(now_ns) + doubt_ns + 2
+    assert time_at(now_ns) <= furthest_ns + heard.late_ns(now_ns, DRIFT_PPB) + 2
     assert doubt_ns <= 200 * SECOND * DRIFT_PPB // PPB, "words of hours ago do not count"
 
 

@@ -353,6 +353,37 @@ def test_a_new_master_within_the_errors_is_not_put_back() -> None:
     assert world["b"].time.jumps_refused == 0 and abs(world["b"].off_ms) < 2
 
 
+def test_a_word_that_was_long_under_way_is_no_jump() -> None:
+    """A node that has just started has heard one sync, a second late, and takes over: its right time is no jump ahead
+    of that. It would have gone on a second behind, and counted delays from there, for ten seconds."""
+    world = agreed()
+    world["b"].start()
+    world.run(6)
+    world["b"].time.heard_master(world["a"].time.now_ms() - 1_070)
+    world.run(0.3)
+    world["b"].time.begin_reign()
+    assert world["b"].time.jumps_refused == 0
+    assert abs(world["b"].off_ms) < 2
+
+
+@pytest.mark.parametrize("late_ms", [0, 600])
+def test_a_jump_is_told_from_a_word_that_was_long_under_way(late_ms: int) -> None:
+    """All walls step by two seconds, and a node that starts anew is there at once. It has asked the master what its
+    time is: however late what it heard of it may have been, ahead of that answer it does not go."""
+    world = agreed()
+    world["a"].time.begin_reign()
+    for machine in world.machines.values():
+        machine.skew_ms = 2_000
+    world["b"].start()
+    world.run(3)
+    world["b"].time.heard_master(world["a"].time.now_ms() - late_ms)
+    ahead_ms = world["b"].off_ms - world["a"].off_ms
+    assert ahead_ms > 1_500
+    world["b"].time.begin_reign()
+    assert world["b"].time.jumps_refused == 1
+    assert world["b"].off_ms <= world["a"].off_ms + 2
+
+
 def test_a_cursor_ahead_of_its_time_is_told() -> None:
     """A dispatch that a slave's own agreement says came early is applied all the same, and counted."""
     world = agreed()
