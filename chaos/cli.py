@@ -22,6 +22,7 @@ from rich.table import Table
 from tickwheel.chaos.cli_clock import clock
 from tickwheel.chaos.cli_live import failover, run
 from tickwheel.chaos.cli_mutants import mutants
+from tickwheel.chaos.ever_run import Counted, commit_of_code, count
 from tickwheel.chaos.sim.fault import Tally
 from tickwheel.chaos.sim.faults import DEFAULT_KINDS, KINDS
 from tickwheel.chaos.sim.run import shrink, simulate
@@ -125,17 +126,6 @@ def _fault_table(tallies: dict[str, Tally], catch_ups: float) -> Table:
     return table
 
 
-def add_to_tally(path: Path, seeds: int, simulated_s: float, failed: int) -> dict[str, float]:
-    """Count a run in the file of all runs; returns the new totals."""
-    total = {"seeds": 0.0, "simulated_s": 0.0, "failed": 0.0}
-    if path.exists():
-        total.update(json.loads(path.read_text()))
-    for name, value in (("seeds", seeds), ("simulated_s", round(simulated_s, 3)), ("failed", failed)):
-        total[name] += value
-    path.write_text(json.dumps(total, indent=2) + "\n")
-    return total
-
-
 @app.command()
 def sim(
     seeds: Annotated[int, typer.Option(help="How many seeds to run.", min=1)] = 100,
@@ -148,7 +138,9 @@ def sim(
     jobs: Annotated[int, typer.Option(help="Processes; 0: one for each CPU.", min=0)] = 1,
     trace: Annotated[bool, typer.Option("--trace", help="Tell the story of each run.")] = False,
     do_shrink: Annotated[bool, typer.Option("--shrink/--no-shrink", help="Leave faults out while it fails.")] = True,
-    tally: Annotated[Path | None, typer.Option(help="File that counts all seeds ever run; made if missing.")] = None,
+    tally: Annotated[
+        Path | None, typer.Option(help="File that counts all seeds ever run, by commit; made if missing.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Run seeds; exit code 1 if a promise was broken."""
@@ -157,6 +149,7 @@ def sim(
     config = SimulationConfig(level=level, nodes=nodes, seconds=seconds, faults=kinds, only=chosen)
     console = Console(stderr=as_json)
     summary = _Summary()
+    commit = commit_of_code()  # now: it may change while seeds run
     if trace:
         for seed in range(first, first + seeds):
             summary.add(simulate(seed, config, lambda at, who, what: print(f"{at / SECOND:12.6f}  {who:<6} {what}")))
@@ -167,8 +160,8 @@ def sim(
     else:
         _report(summary, console)
     if tally is not None:
-        total = add_to_tally(tally, summary.seeds, summary.simulated_s, len(summary.failed))
-        console.print(f"ever run: {total['seeds']:,.0f} seeds, {total['simulated_s']:,.0f} simulated s")
+        ran = Counted(summary.seeds, summary.simulated_s, len(summary.failed))
+        console.print(count(tally, commit, ran).table())
     for result in summary.failed[:FAILURES_SHOWN_MAX]:
         _report_failure(result, config, do_shrink and chosen is None and not trace, console)
     raise typer.Exit(1 if summary.failed else 0)

@@ -32,8 +32,10 @@ FEW_CLIENTS = (("lines", 0), ("pauses", 0), ("sweeps", 0))
 """A directed run has no more clients than it needs, so that it stays what it is when kinds of clients are added."""
 
 GUARD_AIMS: dict[str, Aim] = {
-    "answers_fenced": Aim(("replay", "isolate", "delay", "freeze"), nodes=5, without="repeats_taken"),
-    "votes_counted_once": Aim(("replay", "kill"), nodes=5, without="repeats_taken"),
+    "answers_fenced": Aim(("old-answers",), nodes=5, shape=(("log_pause_ms", 2_000),), without="repeats_taken"),
+    "votes_counted_once": Aim(("votes-twice",), nodes=5, without="repeats_taken"),
+    "pickle_refused": Aim(("pickled-frame",)),
+    "foreign_commands_fatal": Aim(("foreign-entry",)),
     "starts_silent": Aim(("restart-bridge",), nodes=3, shape=(("log_pause_ms", 2_000),)),
     "apply_errors_fatal": Aim(("failed-apply",)),
     "transfer_marked": Aim(("handover",), nodes=5),

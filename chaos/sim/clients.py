@@ -9,6 +9,7 @@ To add a kind of clients: write a `Clients` in a module of its own, and put it i
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Protocol
 
 from tickwheel.chaos.sim.core_process import CoreProcess
@@ -52,6 +53,10 @@ class Wires:
     def shape(self) -> Shape:
         """Of the run."""
         return self._stage.shape
+
+    def pause_ns(self, mean_ns: int, rng: Random) -> int:
+        """How long some client pauses before it does something again, in the mean of a dense run."""
+        return int(rng.expovariate(1 / (mean_ns * self.shape.thin)))
 
     def number(self) -> int:
         """The next of the numbers from 1 on that name things of this run."""

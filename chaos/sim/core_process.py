@@ -298,6 +298,7 @@ def small_config(seed: int, shape: Shape) -> CoreConfig:
     return replace(
         CoreConfig(),
         delivery_order=DeliveryOrder.PUSH_FIRST if pushes_first(seed) else DeliveryOrder.COMMIT_FIRST,
+        sync_period_ms=shape.sync_period_ms,
         segment_bytes=shape.segment_bytes,
         buffer_bytes_max=64 << 10,
         checkpoint_log_bytes=200 << 10,

@@ -19,10 +19,12 @@ from tickwheel.chaos.sim import (
     clock_faults,
     disk_faults,
     election_faults,
+    library_faults,
     member_faults,
     moment_faults,
     network_faults,
     process_faults,
+    repeated_faults,
 )
 from tickwheel.chaos.sim.fault import Active, Begin, Kind, PlannedFault, Scene, Tally
 from tickwheel.chaos.sim.history import FaultBegan, FaultEnded
@@ -70,8 +72,13 @@ KINDS: dict[str, Kind] = {
     "failed-apply": Kind(process_faults.failed_apply, (200, 2_000), "applies that raised"),
     "hung-disk": Kind(disk_faults.hung_disk, (500, 4_000), "works that hung"),
     "read-error": Kind(disk_faults.read_error, (200, 3_000), "reads failed"),
-    # Directed: calls that nothing in a node makes.
-    "library-calls": Kind(process_faults.library_calls, (1_000, 4_000), "calls", default=False),
+    # Directed: ways of pysyncobj's that nothing in a node takes.
+    "library-calls": Kind(library_faults.library_calls, (1_000, 4_000), "calls", default=False),
+    "foreign-entry": Kind(library_faults.foreign_entry, (200, 2_000), "entries read", default=False),
+    "pickled-frame": Kind(library_faults.pickled_frame, (500, 2_000), "frames", default=False),
+    # Directed: what the envelope of a frame would drop.
+    "votes-twice": Kind(repeated_faults.votes_twice, (1_500, 3_000), "votes twice", default=False),
+    "old-answers": Kind(repeated_faults.old_answers, (4_000, 6_000), "answers of before", default=False),
     "handover": Kind(election_faults.handover, (1_000, 3_000), "handovers done"),
     "power-checkpoint": Kind(
         moment_faults.power_checkpoint, (1_000, 6_000), "pages and directory changes lost", node_only=True

@@ -79,6 +79,14 @@ class AskedUnread(Record):
     waiting: int
 
 
+@dataclass(slots=True)
+class Unpickled(Record):
+    """What a stranger pickled ran inside a node."""
+
+    node: str
+    boot: int
+
+
 # -- the log alone
 
 

@@ -79,7 +79,7 @@ class Listeners:
         return tuple(rows)
 
     def _pause_ns(self) -> int:
-        return int(self._rng.expovariate(1 / CHANGE_EVERY_NS))
+        return self._wires.pause_ns(CHANGE_EVERY_NS, self._rng)
 
     def _filter(self) -> None:
         if self._wires.winding_down:

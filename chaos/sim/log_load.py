@@ -92,7 +92,9 @@ class LogLoad:
         burst = 1 if rng.random() < 0.95 else rng.randint(5, 60)
         for _ in range(burst):
             self._send(machine)
-        self._world.after(int(rng.expovariate(1.0 / (self._stage.shape.log_pause_ms * MS))), self._propose)
+        self._world.after(
+            int(rng.expovariate(1.0 / (self._stage.shape.log_pause_ms * self._stage.shape.thin * MS))), self._propose
+        )
 
     def _target(self) -> Machine:
         rng = self._rng

@@ -39,6 +39,7 @@ def with_shape(config: RaftConfig, shape: Shape) -> RaftConfig:
     """The log's limits as the shape of the run wants them."""
     return replace(
         config,
+        append_period_ms=shape.sync_period_ms,
         journal_tail_bytes_max=shape.journal_tail_bytes,
         batch_entries_max=shape.batch_entries,
         apply_entries_max=shape.apply_entries,

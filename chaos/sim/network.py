@@ -60,6 +60,7 @@ class Link:
         "sender_boot",
         "up",
         "wanted",
+        "watchers",
     )
 
     def __init__(self, fabric: Fabric, world: World, sender: str, receiver: str) -> None:
@@ -81,6 +82,8 @@ class Link:
         self.lost = 0
         self.held_back = 0
         self.replayed = 0
+        self.watchers: list[Callable[[Link, bytes], None]] = []
+        """Faults that look at what was handed over."""
         self._latest_ns = 0
         self._in_flight = 0
         self._departure_ns = -1
@@ -188,6 +191,8 @@ class Link:
             return
         self.delivered += 1
         receiver.frame(self.sender, data)
+        for watcher in self.watchers:
+            watcher(self, data)
         if self.replay_rate:
             self._recent.append(data)
             if self._rng.random() < self.replay_rate:

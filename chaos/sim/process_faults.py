@@ -10,11 +10,6 @@ from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, PlannedFault, Scen
 from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
-from tickwheel.replication.pysyncobj_seam import REGULAR
-from tickwheel.replication.raft import RaftLog
-
-UNPROPOSED = (1 << 63).to_bytes(8, "little")
-"""A command that no client ever sent."""
 
 
 def kill(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
@@ -138,26 +133,3 @@ def full_voter(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
 
     scene.world.after(rng.randrange(1, 200 * MS), lose_master)
     return Active(end, lambda: slave.disk.counters().writes_refused - before)
-
-
-def library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-    """pysyncobj is told to write a dump, and to take a command into its own queue: both must come to nothing."""
-    called = {"times": 0}
-    over = {"yes": False}
-
-    def call() -> None:
-        log = getattr(machine.process, "log", None)
-        if over["yes"]:
-            return
-        if isinstance(log, RaftLog):
-            called["times"] += 1
-            engine = log._engine
-            machine.deliver(engine.forceLogCompaction)
-            machine.deliver(engine._applyCommand, REGULAR + UNPROPOSED, None)
-        scene.world.after(rng.randrange(50 * MS, 500 * MS), call)
-
-    def end() -> None:
-        over["yes"] = True
-
-    call()
-    return Active(end, lambda: called["times"])

@@ -141,7 +141,7 @@ class Producers:
             self.known[uid] = id64
         producer.rows = ()
         producer.delivered_probes += self._wires.winding_down
-        pause_ns = int(self._rng.expovariate(1 / (self._wires.shape.pause_ms * MS)))
+        pause_ns = self._wires.pause_ns(self._wires.shape.pause_ms * MS, self._rng)
         self._world.after(pause_ns, self._produce, producer)
 
     def _again(self, producer: _Producer, sequence: int) -> None:

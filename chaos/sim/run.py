@@ -48,7 +48,7 @@ class Cluster:
         self.history = History(self.world)
         self.fabric = Fabric(self.world)
         fixed = config.shape if not config.nodes else (*config.shape, ("nodes", config.nodes))
-        self.shape = draw(self.world, fixed)
+        self.shape = draw(self.world, config.seconds, fixed)
         self.founders = tuple(f"n{number}" for number in range(1, self.shape.nodes + 1))
         self._masters: dict[str, int] = {}
         self.history.subscribe((RoleSeen, Stopped), self._standing)

@@ -1,8 +1,9 @@
 """The shape of a run: dice of a seed that are no faults.
 
 How many nodes, how coarse their loops are, how small their limits. Small limits make short runs meet what takes
-hours otherwise (a log cut below a slave, a backlog of several slices); coarse loops are those of a busy machine,
-and cheap to simulate. Every field is drawn from a stream of its own: to fix one leaves the others as they were.
+hours otherwise (a log cut below a slave, a backlog of several slices); coarse loops and rare syncs are those of a busy
+machine and of a slow network, and cheap to simulate: most seeds have them, some have fine ones, which meet what falls
+between. Every field is drawn from a stream of its own: to fix one leaves the others as they were.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from tickwheel.chaos.sim.world import MS, World
 
 NODES = (3, 3, 3, 3, 3, 3, 5)
-LOOP_GAP_US = (200, 1_000, 5_000, 5_000, 10_000, 10_000)
+LOOP_GAP_US = (200, 1_000, 5_000, 10_000, 20_000, 20_000, 20_000, 20_000)
+SYNC_PERIOD_MS = (50, 100, 100, 100)
 JOURNAL_TAIL_BYTES = (0, 20_000, 64 << 20)
 BATCH_ENTRIES = (1_024, 1_024, 8)
 APPLY_ENTRIES = (1_024, 1_024, 32)
@@ -26,6 +28,8 @@ WITH = (0, 0, 1)
 CONSUMERS = (2,)
 LEASE_MS = (3_000,)
 SEGMENT_BYTES = (128 << 10,)
+DENSE_SECONDS = 20
+"""Runs up to twice as long have the full density of clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class Shape:
     nodes: int
     loop_gap_us: int
     """Between two turns of a node's loop at the least."""
+    sync_period_ms: int
+    """Between two heartbeats, and two syncs."""
     journal_tail_bytes: int
     """Kept below a checkpoint for slaves that are behind; those farther behind need the checkpoint."""
     batch_entries: int
@@ -64,14 +70,16 @@ class Shape:
     """Of deliveries."""
     segment_bytes: int = 128 << 10
     """Of a journal file of a whole node."""
+    thin: int = 1
+    """Clients pause so many times longer: a long run needs not be as dense as a short one."""
 
     @property
     def loop_gap_ns(self) -> int:
         return self.loop_gap_us * MS // 1_000
 
 
-def draw(world: World, fixed: Sequence[tuple[str, int]] = ()) -> Shape:
-    """The shape of a seed; `fixed` fields are not left to the dice."""
+def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> Shape:
+    """The shape of a seed for a run of so many seconds; `fixed` fields are not left to the dice."""
 
     def one(name: str, values: Sequence[int]) -> int:
         return dict(fixed).get(name, world.stream(f"shape/{name}").choice(values))
@@ -79,6 +87,7 @@ def draw(world: World, fixed: Sequence[tuple[str, int]] = ()) -> Shape:
     return Shape(
         nodes=one("nodes", NODES),
         loop_gap_us=one("loop_gap_us", LOOP_GAP_US),
+        sync_period_ms=one("sync_period_ms", SYNC_PERIOD_MS),
         journal_tail_bytes=one("journal_tail_bytes", JOURNAL_TAIL_BYTES),
         batch_entries=one("batch_entries", BATCH_ENTRIES),
         apply_entries=one("apply_entries", APPLY_ENTRIES),
@@ -93,4 +102,5 @@ def draw(world: World, fixed: Sequence[tuple[str, int]] = ()) -> Shape:
         consumers=one("consumers", CONSUMERS),
         lease_ms=one("lease_ms", LEASE_MS),
         segment_bytes=one("segment_bytes", SEGMENT_BYTES),
+        thin=one("thin", (max(1, seconds // DENSE_SECONDS),)),
     )

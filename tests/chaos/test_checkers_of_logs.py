@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tickwheel.chaos.sim.checkers import BrokenPromise, Checker
+from tickwheel.chaos.sim.checkers.foreign_code import NoForeignCode
 from tickwheel.chaos.sim.checkers.p1_durable import Durable
 from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p8_same_state import SameState
@@ -20,6 +21,7 @@ from tickwheel.chaos.sim.history_log import (
     Recovered,
     SentAgain,
     TermIgnored,
+    Unpickled,
     VoteSeen,
 )
 from tickwheel.chaos.sim.history_machines import ContentSeen, LeaseSeen, RoleSeen, Stopped
@@ -68,6 +70,7 @@ GOOD: dict[str, tuple[type[Checker], list[Record]]] = {
 
 BAD: dict[str, tuple[type[Checker], list[Record]]] = {
     "on a minority": (Durable, [CommitSeen(0, "n1", 1, 1, 1, 3)]),
+    "code of a peer": (NoForeignCode, [Unpickled(0, "n1", 1)]),
     "on half": (Durable, [CommitSeen(0, "n1", 1, 1, 2, 4)]),
     "cut": (Durable, [CommittedCut(0, "n1", 1, 4, 1)]),
     "forgotten": (Durable, [Recovered(0, "n1", 2, 6, 7)]),

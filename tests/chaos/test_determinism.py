@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tickwheel.chaos.cli import add_to_tally
+from tickwheel.chaos.ever_run import BEFORE, Counted, count
 from tickwheel.chaos.sim.run import shrink, simulate
 from tickwheel.chaos.sim.setup import Level, RunResult, SimulationConfig
 
@@ -73,7 +73,13 @@ def test_shrinking_keeps_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_seeds_ever_run_are_counted(tmp_path: Path) -> None:
-    """The total of one run is where the next begins."""
+    """The total of one run is where the next begins, and each commit has its own; a file of before commits were noted
+    is gone on with."""
     tally = tmp_path / "tally.json"
-    add_to_tally(tally, 3, 12.5, 0)
-    assert add_to_tally(tally, 4, 1.0, 1) == {"seeds": 7, "simulated_s": 13.5, "failed": 1}
+    tally.write_text('{"seeds": 2.0, "simulated_s": 1.5, "failed": 1.0}')
+    count(tally, "abc", Counted(3, 12.5, 0))
+    count(tally, "def", Counted(1, 1.0, 0))
+    ever = count(tally, "abc", Counted(4, 1.0, 1))
+    assert ever.total == Counted(10, 16.0, 2)
+    assert ever.commits == {BEFORE: Counted(2, 1.5, 1), "abc": Counted(7, 13.5, 1), "def": Counted(1, 1.0, 0)}
+    assert count(tally, "abc", Counted()) == ever

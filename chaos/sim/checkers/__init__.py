@@ -8,6 +8,7 @@ from __future__ import annotations
 from tickwheel.chaos.sim.checkers.base import BrokenPromise, Checker, attach
 from tickwheel.chaos.sim.checkers.broadcasts import Broadcasts
 from tickwheel.chaos.sim.checkers.fifo import InOrder
+from tickwheel.chaos.sim.checkers.foreign_code import NoForeignCode
 from tickwheel.chaos.sim.checkers.p1_durable import Durable
 from tickwheel.chaos.sim.checkers.p1_filters import FiltersHold
 from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
@@ -48,6 +49,7 @@ ALL: tuple[type[Checker], ...] = (
     FiltersHold,
     Broadcasts,
     ResetsHold,
+    NoForeignCode,
 )
 
 __all__ = ["ALL", "BrokenPromise", "Checker", "attach"]

@@ -1,0 +1,148 @@
+"""What pysyncobj's own ways would do inside a node, for `faults.KINDS`: all of it must come to nothing.
+
+Nothing in a node takes these ways. That none can be taken, by whatever mistake, is what the guards are for.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable
+from itertools import count
+
+from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, PlannedFault, Scene, excuse_over
+from tickwheel.chaos.sim.history_log import Unpickled
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.world import MS
+from tickwheel.replication.pysyncobj_seam import LEADER, REGULAR
+from tickwheel.replication.raft import RaftLog
+
+UNPROPOSED = (1 << 63).to_bytes(8, "little")
+"""A command that no client ever sent."""
+MEMBERSHIP = b"\x02"
+"""How pysyncobj marks a command of its own that changes who is a member."""
+
+
+def log_of(machine: Machine) -> RaftLog | None:
+    """The log of the process that runs on a machine."""
+    log = getattr(machine.process, "log", None)
+    return log if isinstance(log, RaftLog) else None
+
+
+def library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """pysyncobj is told to write a dump, and to take a command into its own queue: both must come to nothing."""
+    called = {"times": 0}
+    over = {"yes": False}
+
+    def call() -> None:
+        log = log_of(machine)
+        if over["yes"]:
+            return
+        if log is not None:
+            called["times"] += 1
+            machine.deliver(log._engine.forceLogCompaction)
+            machine.deliver(log._engine._applyCommand, REGULAR + UNPROPOSED, None)
+        scene.world.after(rng.randrange(50 * MS, 500 * MS), call)
+
+    def end() -> None:
+        over["yes"] = True
+
+    call()
+    return Active(end, lambda: called["times"])
+
+
+def _excuse(scene: Scene, machine: Machine) -> Callable[[], None]:
+    """The process on a machine may stop itself until a moment after what is returned was called."""
+    machine.excuses += 1
+    return lambda: scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
+
+
+def foreign_entry(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """A node reads a command of pysyncobj's own in its log where there is one of a client: it must stop, once."""
+    read = {"times": 0}
+    over = {"yes": False}
+    log, excuse_ends = log_of(machine), _excuse(scene, machine)
+
+    def end() -> None:
+        over["yes"] = True
+        excuse_ends()
+
+    if log is None:
+        return Active(end, lambda: 0)
+    apply_entry = log.apply_entry
+    foreign = MEMBERSHIP + pickle.dumps(["add", "stranger:1", None])
+
+    def altered(index: int, term: int, command: bytes) -> object:
+        if command[:1] == REGULAR and not over["yes"]:
+            over["yes"] = True
+            read["times"] += 1
+            command = foreign
+        return apply_entry(index, term, command)
+
+    log.apply_entry = altered  # type: ignore[method-assign]
+    return Active(end, lambda: read["times"])
+
+
+_witnesses: dict[int, Callable[[], None]] = {}
+_numbers = count()
+
+
+class _Stranger:
+    """Whoever unpickles it runs code of its sender."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Callable[[int], tuple[()]], tuple[int]]:
+        return _run, (self._number,)
+
+
+def _run(number: int) -> tuple[()]:
+    """What the sender wants to be run."""
+    _witnesses[number]()
+    return ()
+
+
+def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """A slave's pysyncobj gets what a pysyncobj of the shelf would send: an entry in pieces, pickled. It must not read
+    it: the process stops, once."""
+    state = {"sent": 0, "over": 0}
+    excuse_ends = _excuse(scene, machine)
+    number = next(_numbers)
+
+    def ran() -> None:
+        scene.history.add(Unpickled(scene.world.now_ns, machine.name, machine.boot))
+
+    _witnesses[number] = ran
+
+    def attempt() -> None:
+        if state["over"]:
+            return
+        log = log_of(machine)
+        if log is not None:
+            machine.deliver(take, log)
+        scene.world.after(rng.randrange(20 * MS, 200 * MS), attempt)
+
+    def take(log: RaftLog) -> None:
+        engine = log._engine
+        if state["over"] or engine.state == LEADER or engine.leader_id is None or log is not log_of(machine):
+            return
+        state["sent"] = state["over"] = 1
+        message = {
+            "type": "append_entries",
+            "term": engine.term,
+            "commit_index": engine.commit_index,
+            "prevLogIdx": log._journal.last_index,
+            "prevLogTerm": log._journal.last_term,
+        }
+        master = engine.leader_id
+        engine.deliver(master, {**message, "transmission": "start", "data": pickle.dumps(_Stranger(number))})
+        log._guarded(lambda: engine.deliver(master, {**message, "transmission": "finish", "data": b""}))
+
+    def end() -> None:
+        state["over"] = 1
+        del _witnesses[number]
+        excuse_ends()
+
+    attempt()
+    return Active(end, lambda: state["sent"])

@@ -1,0 +1,160 @@
+"""Frames of peers that come again when they are true no longer, for `faults.KINDS`.
+
+The envelope drops what was seen before: these show what stands behind it, when it is taken away (mutations.LAYERS).
+"""
+
+from __future__ import annotations
+
+import random
+
+from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene, nothing
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_machines import RoleSeen
+from tickwheel.chaos.sim.library_faults import log_of
+from tickwheel.chaos.sim.network import Link
+from tickwheel.chaos.sim.network_faults import block
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.world import MS
+from tickwheel.proto.peer_pb2 import PeerFrame
+
+FAR_NS = 35 * MS
+"""One way between all but one: two of them are less than what the answers before an election are waited for."""
+PORTION = 5
+PORTION_EVERY_NS = 5 * MS
+PORTIONS = 50
+LOOK_EVERY_NS = 50 * MS
+ALONE_NS = 150 * MS
+
+
+def _others(scene: Scene, *machines: Machine) -> list[Machine]:
+    return [one for one in scene.machines if one not in machines]
+
+
+def votes_twice(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """The master dies. One node is near to all, the others far from each other, and every vote comes twice: the near
+    one's, counted twice, is there before any other has voted."""
+    master = scene.master()
+    near = machine if machine is not master else rng.choice(_others(scene, machine))
+    links = list(scene.fabric.links.values())
+    far = [link for link in links if near.name not in (link.sender, link.receiver)]
+    state = {"votes": 0}
+
+    def twice(link: Link, data: bytes) -> None:
+        if PeerFrame.FromString(data).HasField("vote"):
+            state["votes"] += 1
+            scene.fabric.machines[link.receiver].frame(link.sender, data)
+
+    for link in links:
+        link.watchers.append(twice)
+    for link in far:
+        link.extra_delay_ns += FAR_NS
+    if master is not None:
+        master.kill()
+
+    def end() -> None:
+        for link in links:
+            link.watchers.remove(twice)
+        for link in far:
+            link.extra_delay_ns -= FAR_NS
+        if master is not None:
+            master.start()
+
+    return Active(end, lambda: state["votes"])
+
+
+class _OldAnswers:
+    """See `old_answers`."""
+
+    def __init__(self, scene: Scene, machine: Machine, rng: random.Random) -> None:
+        self._scene = scene
+        self._master = scene.master() or machine
+        self._slave = rng.choice(_others(scene, self._master))
+        self._ally = rng.choice(_others(scene, self._master, self._slave))
+        self._answers: list[tuple[int, bytes]] = []
+        """(next index, frame), as the slave sent them while both were cut off."""
+        self._link = scene.fabric.links[self._slave.name, self._master.name]
+        self._elected: Machine | None = None
+        self._over = False
+        self.repeated = 0
+        pair = (self._master.name, self._slave.name)
+        links = list(scene.fabric.links.values())
+        self._cut = block([link for link in links if (link.sender in pair) != (link.receiver in pair)])
+        self._link.watchers.append(self._keep)
+        scene.history.subscribe((RoleSeen,), self._role)
+        self._fill(PORTIONS)
+
+    def _keep(self, link: Link, data: bytes) -> None:
+        frame = PeerFrame.FromString(data)
+        if frame.append_result.success:
+            self._answers.append((frame.append_result.next_index, data))
+
+    def _fill(self, portions: int) -> None:
+        """Entries that say nothing, in portions, so that the slave answers at many places of the log."""
+        if portions and not self._over:
+            self._master.deliver(self._propose, PORTION)
+            self._scene.world.after(PORTION_EVERY_NS, self._fill, portions - 1)
+
+    def _propose(self, entries: int) -> None:
+        log = log_of(self._master)
+        if log is not None:
+            for _ in range(entries):
+                log.propose(b"", lambda result: None)
+
+    def _role(self, record: Record) -> None:
+        assert isinstance(record, RoleSeen)
+        if self._over or record.role != "master":
+            return
+        if self._elected is None and record.node not in (self._master.name, self._slave.name):
+            self._elected = self._scene.fabric.machines[record.node]
+            self._mend()
+            self._scene.world.after(LOOK_EVERY_NS, self._give_back)
+        elif self._elected is not None and record.node == self._master.name:
+            self._scene.world.after(0, self._strike)
+
+    def _mend(self) -> None:
+        cut, self._cut = self._cut, Active(nothing, lambda: 0)
+        cut.end()
+        if self._keep in self._link.watchers:
+            self._link.watchers.remove(self._keep)
+
+    def _give_back(self) -> None:
+        """The one elected hands over to the old master, as soon as that follows."""
+        if self._over or self._elected is None:
+            return
+        log = log_of(self._elected)
+        if log is not None:
+            self._elected.deliver(log.transfer, self._master.name, lambda problem: None)
+        self._scene.world.after(LOOK_EVERY_NS, self._give_back)
+
+    def _strike(self) -> None:
+        """The old master leads again and only one other hears it: what the slave had answered before comes again."""
+        if self._over:
+            return
+        self._over = True
+        deaf = _others(self._scene, self._master, self._ally)
+        cut = block([self._scene.fabric.links[self._master.name, one.name] for one in deaf])
+        self._scene.world.after(ALONE_NS, cut.end)
+        self._master.deliver(self._propose, PORTION * PORTIONS)
+        self._master.deliver(self._hear_again)
+
+    def _hear_again(self) -> None:
+        log, slave = log_of(self._master), log_of(self._slave)
+        if log is None or slave is None:
+            return
+        last, has = log.status().last_index, slave.status().last_index
+        old = [answer for answer in self._answers if has + 1 < answer[0] <= last + 1]
+        if old:
+            self.repeated += 1
+            self._master.frame(self._slave.name, max(old)[1])
+
+    def end(self) -> None:
+        self._over = True
+        self._mend()
+
+
+def old_answers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """A master and one slave are cut off and write what nobody else gets; the others elect, the two follow and cut it
+    away again. Then the old master leads anew, one other hears it, and what the slave had answered before comes again:
+    it says that the slave has entries that it has lost."""
+    fault = _OldAnswers(scene, machine, rng)
+    return Active(fault.end, lambda: fault.repeated)
