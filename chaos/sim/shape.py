@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tickwheel.chaos.sim.world import MS, World
 
 NODES = (3, 3, 3, 3, 3, 3, 5)
-LOOP_GAP_US = (200, 1_000, 5_000, 10_000, 20_000, 20_000, 20_000, 20_000)
+LOOP_GAP_US = (200, 1_000, 5_000, 10_000, *(20_000,) * 4, *(30_000,) * 4)
 SYNC_PERIOD_MS = (50, 100, 100, 100)
 JOURNAL_TAIL_BYTES = (0, 20_000, 64 << 20)
 BATCH_ENTRIES = (1_024, 1_024, 8)
@@ -28,7 +28,7 @@ WITH = (0, 0, 1)
 CONSUMERS = (2,)
 LEASE_MS = (3_000,)
 SEGMENT_BYTES = (128 << 10,)
-DENSE_SECONDS = 20
+DENSE_SECONDS = 10
 """Runs up to twice as long have the full density of clients."""
 
 

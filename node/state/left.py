@@ -11,9 +11,10 @@ if it were a repeat. Nothing is decided by it but the answer.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tickwheel.node.state.groups import Group
-from tickwheel.node.state.subscription import Positions, Subscription
+from tickwheel.node.state.subscription import Places, Subscription
 from tickwheel.wheel.units import CursorKey, Ids
 
 LOOK_BACK_ROWS = 16_384
@@ -23,18 +24,19 @@ def count_left(
     group: Group,
     subscription: Subscription,
     ids: Ids,
-    positions: Positions | None,
+    found: tuple[Places, NDArray[np.bool_]],
     cursor: CursorKey,
     *,
     dying: bool = False,
 ) -> int:
     """How many rows of a batch that is to be settled name deliveries that have left, each settled already.
 
-    `dying`: the batch is of dead letters, so those that are dead are as it says.
+    `found`: what the subscription's `find` gave for the batch. `dying`: the batch is of dead letters, so those that are
+    dead are as it says.
     """
     if not (subscription.has_targets or group.waiting.used or group.dead.count):
         return 0
-    places, names = subscription.settled_before(ids, positions)
+    places, names = subscription.settled_before(ids, found)
     if not len(places):
         return 0
     left = np.isin(names, group.waiting.newest(LOOK_BACK_ROWS, cursor))

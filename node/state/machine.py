@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -230,10 +230,10 @@ class StateMachine(StateView):
 
     def _settle(self, settle: Settle, stamped_ms: int) -> SettleResult:
         budget = Budget()
-        parts = [self._settle_batch(batch, stamped_ms, budget) for batch in settle.batches]
-        result = sum(parts, SettleResult())
-        self.settled += result.settled
-        return replace(result, parts=tuple(parts))
+        parts = tuple(self._settle_batch(batch, stamped_ms, budget) for batch in settle.batches)
+        total = sum(parts[1:], parts[0]) if parts else SettleResult()
+        self.settled += total.settled
+        return SettleResult(total.settled, total.stale, total.unknown, total.failure, total.taken, parts)
 
     def _settle_batch(self, batch: SettleColumns, stamped_ms: int, budget: Budget) -> SettleResult:
         count = len(batch.ids) // 8
@@ -264,9 +264,10 @@ class StateMachine(StateView):
             columns = (ids, attempts, positions)
             in_place = self.topic_fifo(batch.topic_id)
             return self.retrying.settle(batch, group, subscription, columns, stamped_ms, budget, in_place=in_place)
-        left = count_left(group, subscription, ids, positions, self.wheel.cursor) if batch.kind in SETTLING else 0
-        result, _ = subscription.settle(batch.kind, ids, attempts, positions)
-        return replace(result, settled=result.settled - left, stale=result.stale + left, taken=count)
+        found = subscription.find(ids, positions)
+        left = count_left(group, subscription, ids, found, self.wheel.cursor) if batch.kind in SETTLING else 0
+        result, _ = subscription.settle(batch.kind, ids, attempts, positions, found=found)
+        return SettleResult(result.settled - left, result.stale + left, result.unknown, taken=count)
 
     def _filter(self, command: Filtered) -> FilteredResult:
         group = self._state.groups.get(command.group_id)

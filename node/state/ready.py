@@ -27,6 +27,7 @@ from tickwheel.wheel.units import HOUR_MS, Ids, Units, ids_of
 IDS = np.dtype("<u8")
 TICKS = np.dtype([("tick", "<i8"), ("position", "<u8")])
 NO_TICK = -1 << 62
+_NONE: NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 class ReadyLog:
@@ -97,7 +98,9 @@ class ReadyLog:
         return self.ids.gather(positions)
 
     def foreign(self, group_id: int, first: int, last: int) -> NDArray[np.int64]:
-        """Positions in [first, last) that are meant for another group, rising."""
+        """Positions in [first, last) that are meant for another group, rising; not to be written to."""
+        if self.targets.last_position < first:
+            return _NONE
         rows = self.targets.between(first, last)
         others: NDArray[np.int64] = rows["position"][rows["group"] != group_id].astype(np.int64)
         return others

@@ -130,8 +130,11 @@ class Retrying:
             acting, places = acting[: len(units)], places[: len(units)]
         # Who says dead after the lease ran out hears that it is stale: the message comes again.
         at = self._wheel.cursor
-        left = count_left(group, subscription, rows.ids, rows.positions, at, dying=True) if dead else 0
-        result, changed = subscription.settle(batch.kind, rows.ids, rows.attempts, rows.positions, leaves=True)
+        found = subscription.find(rows.ids, rows.positions)
+        left = count_left(group, subscription, rows.ids, found, at, dying=True) if dead else 0
+        result, changed = subscription.settle(
+            batch.kind, rows.ids, rows.attempts, rows.positions, leaves=True, found=found
+        )
         assert len(changed) == len(places), "what was to be copied is what is settled"
         result = SettleResult(result.settled - left, result.stale + left, result.unknown, taken=len(rows.ids))
         if not len(acting):

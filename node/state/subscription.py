@@ -235,11 +235,19 @@ class Subscription:
         found: NDArray[Any] = rows[rows["group"] == self.group_id]
         return found
 
-    def settled_before(self, ids: Ids, positions: Positions | None) -> tuple[Places, Ids]:
-        """Positions of a batch's rows that are settled, and the ids that consumers know their messages by."""
-        places, known = self._places(ids, positions)
-        known[known] = self._at(places[known]) == 0
+    def find(self, ids: Ids, positions: Positions | None) -> tuple[Places, NDArray[np.bool_]]:
+        """Where each row of a batch is, and whether it is anywhere; for `settled_before` and `settle`."""
+        return self._places(ids, positions)
+
+    def settled_before(self, ids: Ids, found: tuple[Places, NDArray[np.bool_]]) -> tuple[Places, Ids]:
+        """Positions of a batch's rows (as `find` gave them) that are settled, and the ids that consumers know their
+        messages by."""
+        places, known = found
         places, names = places[known], ids[known]
+        settled = self._at(places) == 0
+        if not settled.any():
+            return places[:0], names[:0]
+        places, names = places[settled], names[settled]
         hits, rows = self._ready.targets.of(places)
         names[hits] = rows["origin"]
         return places, names
@@ -257,14 +265,23 @@ class Subscription:
         return rows, places[rows]
 
     def settle(
-        self, kind: int, ids: Ids, attempts: Attempts, positions: Positions | None, *, leaves: bool = False
+        self,
+        kind: int,
+        ids: Ids,
+        attempts: Attempts,
+        positions: Positions | None,
+        *,
+        leaves: bool = False,
+        found: tuple[Places, NDArray[np.bool_]] | None = None,
     ) -> tuple[SettleResult, Places]:
         """Apply one batch; returns the counts and the positions that changed (rising, each once).
 
-        `leaves`: what would come back at its position does not, it goes on elsewhere.
+        `leaves`: what would come back at its position does not, it goes on elsewhere. `found`: what `find` gave for it
+        just now.
         """
-        places, known = self._places(ids, positions)
-        places, attempts = places[known], attempts[known]
+        places, known = self._places(ids, positions) if found is None else found
+        if not known.all():
+            places, attempts = places[known], attempts[known]
         unknown = len(ids) - len(places)
         current = self._at(places)
         is_open = current > 0
@@ -395,21 +412,26 @@ class Subscription:
             return self._values[start : start + inside]
         values = np.ones(last - first, np.uint16)
         values[:inside] = self._values[start : start + inside]
-        values[self._ready.foreign(self.group_id, first + inside, last) - first] = 0
+        foreign = self._ready.foreign(self.group_id, first + inside, last)
+        if len(foreign):
+            values[foreign - first] = 0
         return values
 
     def _at(self, places: Places) -> NDArray[np.uint16]:
         """Values at any positions."""
-        if len(places) and int(places.min()) >= self.floor and int(places.max()) < self._end:
-            return self._values[places - self._base]
         values = np.ones(len(places), np.uint16)
-        values[places < self.floor] = 0
-        inside = (places >= self.floor) & (places < self._end)
-        values[inside] = self._values[places[inside] - self._base]
-        if len(places):
-            foreign = self._ready.foreign(self.group_id, self._end, int(places.max()) + 1)
-            if len(foreign):
-                values[np.isin(places, foreign)] = 0
+        if not len(places):
+            return values
+        least, most = int(places.min()), int(places.max())
+        if least < self._end:
+            if least >= self.floor and most < self._end:
+                return self._values[places - self._base]
+            values[places < self.floor] = 0
+            inside = (places >= self.floor) & (places < self._end)
+            values[inside] = self._values[places[inside] - self._base]
+        foreign = self._ready.foreign(self.group_id, self._end, most + 1)
+        if len(foreign):
+            values[np.isin(places, foreign)] = 0
         return values
 
     def _places(self, ids: Ids, positions: Positions | None) -> tuple[Places, NDArray[np.bool_]]:
@@ -460,7 +482,9 @@ class Subscription:
             self._values, self._base = values, self.floor
         start = self._end - self._base
         self._values[start : end - self._base] = 1
-        self._values[self._ready.foreign(self.group_id, self._end, end) - self._base] = 0
+        foreign = self._ready.foreign(self.group_id, self._end, end)
+        if len(foreign):
+            self._values[foreign - self._base] = 0
         self._end = end
 
     def _advance(self) -> None:
