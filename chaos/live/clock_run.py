@@ -119,7 +119,7 @@ async def play(case: Case, directory: Path, rate: float, told: Callable[[str], N
     verdict = await Supervisor(options, told).run(script=script)
     load_ms = verdict.run["began_ms"] - 1_000 * verdict.marks["run"]
     add_checks(verdict, stages[0], flow_of(read_history([directory / "workload.jsonl"])), load_ms)
-    verdict.run["seconds"] = verdict.marks.get("heal", 0.0)
+    verdict.run["seconds"] = round(verdict.marks.get("heal", 0.0), 1)
     return verdict
 
 

@@ -21,7 +21,7 @@ SCRIPT_FILE = Path(__file__).with_name("page.js")
 
 ROLE_KEYS = (
     ("master", "master, serving"),
-    ("aligning", "master, not serving yet"),
+    ("aligning", "master, not serving"),
     ("slave", "slave"),
     ("candidate", "candidate"),
     ("recovering", "recovering"),
@@ -194,9 +194,12 @@ def page(verdict: Verdict) -> str:
     title, kind, words = headline(verdict)
     when = datetime.fromtimestamp(verdict.run.get("began_ms", 0) / 1_000, UTC).strftime("%Y-%m-%d %H:%M UTC")
     run = verdict.run
+    case = run.get("case", "")
+    heading = f"tickwheel chaos clock: {case}" if case else "tickwheel chaos run"
+    drawn = "" if case else f"faults {', '.join(run.get('families', [])) or 'none'}, seed {run.get('seed')}, "
     about = (
         f"{run.get('nodes', 0)} nodes, {run.get('seconds', 0):g} s of load at {run.get('rate', 0):g} messages/s, "
-        f"faults {', '.join(run.get('families', [])) or 'none'}, seed {run.get('seed')}, {when}"
+        f"{drawn}{when}"
     )
     tiles = "".join(
         f'<div class="tile {tile.kind}"><b>{escape(tile.value)}</b><span>{escape(tile.name)}</span></div>'
@@ -208,7 +211,7 @@ def page(verdict: Verdict) -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>tickwheel chaos: {escape(title)}</title><style>{STYLE_FILE.read_text(encoding="utf-8")}</style></head>
 <body><main>
-<header><h1>tickwheel chaos run</h1><span class="verdict {kind}">{escape(title)}</span></header>
+<header><h1>{escape(heading)}</h1><span class="verdict {kind}">{escape(title)}</span></header>
 <p class="about">{escape(about)}</p><p class="words">{escape(words)}</p>
 <div class="tiles">{tiles}</div>
 <section class="wide"><div class="picture">{picture.gutter}<div class="scroll">{picture.plot}</div></div>
@@ -218,7 +221,7 @@ def page(verdict: Verdict) -> str:
 <h2>Duplicates</h2>{_duplicates(verdict)}<h2>Time</h2>{_clock(verdict)}{_audit(verdict)}</section>
 <section><h2>Faults</h2>{_faults(fault_rows(verdict))}<h2>Lateness</h2>{_lateness(verdict)}</section></div>
 <section class="wide"><h2>Failovers</h2>{_failovers(verdict)}</section>
-<footer>The same plan again: <code>{escape(replay_command(verdict))}</code></footer>
+<footer>Again: <code>{escape(replay_command(verdict))}</code></footer>
 </main><script>const run={{seconds:{picture.seconds},width:{picture.width},...{_data(verdict)}}};
 {SCRIPT_FILE.read_text(encoding="utf-8")}</script></body></html>
 """

@@ -192,9 +192,9 @@ class _Drawing:
             ]
 
         dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in (p for p in points(series.late_worst) if p is not None))
-        self.plot.append(f'<path class="d-worst" d="{dots}"/>')
         self.line(points(series.late_p99), "l-p99")
         self.line(points(series.late_p50), "l-p50")
+        self.plot.append(f'<path class="d-worst" d="{dots}"/>')
         self.y = low
 
     def axis(self) -> None:
