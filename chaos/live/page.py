@@ -157,7 +157,7 @@ def _failovers(verdict: Verdict) -> str:
         )
 
     head = ("at s", "master", "term", "without a master, ms", "", "no delivery, ms", "faults at that time")
-    return _table(head, map(row, verdict.failovers), ("n", "", "n", "n", "", "n", ""))
+    return _table(head, map(row, verdict.failovers), ("n", "line", "n", "n", "", "n", ""))
 
 
 def _faults(rows: Iterable[FaultRow]) -> str:

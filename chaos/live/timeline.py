@@ -222,11 +222,12 @@ class _Drawing:
                 f'<rect class="band f-{fault["family"]}" x="{left:.1f}" y="{top:.1f}" '
                 f'width="{max(1.0, self.x(until_s) - left):.1f}" height="{low - top:.1f}"/>'
             )
-        for mark in ("heal", "drain"):
+        for line, mark in enumerate(("heal", "drain")):  # one below the other: in a long run they are close together
             if mark in self.verdict.marks:
                 x = self.x(self.verdict.marks[mark])
                 parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{low:.1f}"/>')
-                parts.append(f'<text class="mark" x="{x + 4:.1f}" y="{top - 6:.1f}">{mark}</text>')
+                y = top - 16 + 11 * line
+                parts.append(f'<text class="mark" x="{x - 4:.1f}" y="{y:.1f}" text-anchor="end">{mark}</text>')
         for broken in self.verdict.broken:
             x = self.x(broken.at_s)
             parts.append(
