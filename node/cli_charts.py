@@ -46,6 +46,14 @@ def short(number: float) -> str:
     return f"{number:.0e}"
 
 
+def fitting(name: str, width: int) -> str:
+    """A name in at most `width` characters: what is left out is in the middle, for long names often begin alike."""
+    if len(name) <= width:
+        return name
+    tail = (width - 1) // 2
+    return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
+
+
 def resample(values: Sequence[float], width: int) -> list[float]:
     """At most `width` values, each the sum of its neighbours."""
     if len(values) <= width:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
@@ -14,11 +13,11 @@ from tickwheel.node.cli_output import (
     Addresses,
     AsJson,
     as_dict,
+    ask,
     moment_ms,
-    open_client,
     out,
     print_json,
-    table,
+    print_table,
     time_text,
     use_json,
 )
@@ -33,12 +32,7 @@ def _change_group(
     address: str, as_json: bool, change: Callable[[AsyncClient], Awaitable[admin_pb2.Group]], said: str
 ) -> None:
     use_json(as_json)
-
-    async def go() -> admin_pb2.Group:
-        async with open_client(address) as client:
-            return await change(client)
-
-    group = asyncio.run(go())
+    group = ask(address, change)
     print_json(as_dict(group)) if as_json else out.print(said, markup=False)
 
 
@@ -90,12 +84,7 @@ def group_reset(
 
 def _pause_topic(name: str, paused: bool, address: str, as_json: bool) -> None:
     use_json(as_json)
-
-    async def go() -> admin_pb2.Topic:
-        async with open_client(address) as client:
-            return await client.admin.pause_topic(name, paused=paused)
-
-    topic = asyncio.run(go())
+    topic = ask(address, lambda client: client.admin.pause_topic(name, paused=paused))
     print_json(as_dict(topic)) if as_json else out.print(f"topic {name} {'is paused' if paused else 'goes on'}")
 
 
@@ -121,11 +110,10 @@ def disk(
     """What the data directory of each node at the given addresses holds: by part, hour and topic."""
     use_json(as_json)
 
-    async def go() -> list[admin_pb2.DiskUse]:
-        async with open_client(address, timeout_s=60.0) as client:
-            return [await _disk_use(client, one, topics) for one in list(client.cluster.addresses)]
+    async def of_each(client: AsyncClient) -> list[admin_pb2.DiskUse]:
+        return [await _disk_use(client, one, topics) for one in list(client.cluster.addresses)]
 
-    uses = asyncio.run(go())
+    uses = ask(address, of_each, timeout_s=60.0)
     if as_json:
         print_json([as_dict(use) for use in uses])
         return
@@ -134,13 +122,13 @@ def disk(
         mark = f", mark {use.high_water_percent} %" if use.high_water_percent else ""
         above = " [red]schedules are refused[/]" if use.above_high_water else ""
         out.print(f"[bold]{use.node_id}[/]  {_size(use.bytes_free)} free, {used:.0f} % used{mark}{above}")
-        out.print(table("", ("part", "bytes"), [(part.name, f"{part.bytes:,}") for part in use.parts], right=(1,)))
+        print_table("", ("part", "bytes"), [(part.name, f"{part.bytes:,}") for part in use.parts], right=(1,))
         largest = sorted(sorted(use.hours, key=lambda hour: -hour.bytes)[:hours], key=lambda hour: hour.hour)
         rows = [(time_text(hour.hour * HOUR_MS)[:16], f"{hour.bytes:,}") for hour in largest]
-        out.print(table("", ("hour (UTC)", "bytes"), rows, right=(1,)))
+        print_table("", ("hour (UTC)", "bytes"), rows, right=(1,))
         if topics:
             by_topic = [(item.topic or "(deleted)", f"{item.messages:,}", f"{item.bytes:,}") for item in use.topics]
-            out.print(table("", ("topic", "messages", "bytes"), by_topic, right=(1, 2)))
+            print_table("", ("topic", "messages", "bytes"), by_topic, right=(1, 2))
 
 
 async def _disk_use(client: AsyncClient, address: str, topics: bool) -> admin_pb2.DiskUse:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
+from tickwheel.client import AsyncClient
 from tickwheel.client.dead import Changed, DeadLetter
 from tickwheel.node.cli_output import (
     ADDRESS_DEFAULT,
     Addresses,
     AsJson,
-    open_client,
+    ask,
     out,
     print_json,
-    table,
+    print_table,
     time_text,
     use_json,
 )
@@ -59,25 +60,25 @@ def dead_list(
     """Dead letters of a group, oldest first."""
     use_json(as_json)
 
-    async def go() -> tuple[int, list[DeadLetter]]:
-        async with open_client(address) as client:
-            found: list[DeadLetter] = []
-            total = (await client.dead.page(group, size=1)).total
-            async for letter in client.dead.list(group):
-                found.append(letter)
-                if len(found) >= limit:
-                    break
-            return total, found
+    async def first(client: AsyncClient) -> tuple[int, list[DeadLetter]]:
+        found: list[DeadLetter] = []
+        total = (await client.dead.page(group, size=1)).total
+        async for letter in client.dead.list(group):
+            found.append(letter)
+            if len(found) >= limit:
+                break
+        return total, found
 
-    total, letters = asyncio.run(go())
+    total, letters = ask(address, first)
     if as_json:
         print_json({"queue": f"%DLQ%{group}", "total": total, "letters": [as_dict(letter) for letter in letters]})
         return
     titles = ("number", "id", "topic", "cause", "attempts", "died", "error")
     rows = [
-        (str(x.number), x.id, x.topic, x.cause, str(x.attempts), time_text(x.died_ms), x.error[:60]) for x in letters
+        (str(x.number), x.id, x.topic, x.cause, str(x.attempts), time_text(x.died_ms), escape(x.error[:60]))
+        for x in letters
     ]
-    out.print(table(f"%DLQ%{group}: {total:,}", titles, rows, right=(0, 4)))
+    print_table(f"%DLQ%{group}: {total:,}", titles, rows, right=(0, 4), whole=(1, 5))
 
 
 @dead_group.command("show")
@@ -89,18 +90,13 @@ def dead_show(
 ) -> None:
     """One dead letter: why, what the consumer said, when, and its payload."""
     use_json(as_json)
-
-    async def go() -> DeadLetter:
-        async with open_client(address) as client:
-            return await client.dead.get(group, number)
-
-    letter = as_dict(asyncio.run(go()))
+    letter = as_dict(ask(address, lambda client: client.dead.get(group, number)))
     if as_json:
         print_json(letter)
         return
     for name in ("first_due_ms", "died_ms"):
         letter[name.removesuffix("_ms")] = time_text(letter.pop(name))
-    out.print(table("", ("field", "value"), [(name, str(value)) for name, value in letter.items()]))
+    print_table("", ("field", "value"), [(name, escape(str(value))) for name, value in letter.items()])
 
 
 @dead_group.command("replay")
@@ -114,12 +110,7 @@ def dead_replay(
     """Deliver dead letters to their group once more, with attempts from 1."""
     use_json(as_json)
     chosen = _chosen(numbers, everything)
-
-    async def go() -> Changed:
-        async with open_client(address) as client:
-            return await client.dead.replay(group, chosen)
-
-    _say(asyncio.run(go()), "replayed", as_json)
+    _say(ask(address, lambda client: client.dead.replay(group, chosen)), "replayed", as_json)
 
 
 @dead_group.command("purge")
@@ -133,12 +124,7 @@ def dead_purge(
     """Throw dead letters away."""
     use_json(as_json)
     chosen = _chosen(numbers, everything)
-
-    async def go() -> Changed:
-        async with open_client(address) as client:
-            return await client.dead.purge(group, chosen)
-
-    _say(asyncio.run(go()), "purged", as_json)
+    _say(ask(address, lambda client: client.dead.purge(group, chosen)), "purged", as_json)
 
 
 def _say(result: Changed, what: str, as_json: bool) -> None:

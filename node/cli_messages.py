@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from tickwheel.client import Delivery, Message
 from tickwheel.node.cli_output import (
@@ -22,7 +23,7 @@ from tickwheel.node.cli_output import (
     open_client,
     out,
     print_json,
-    table,
+    print_table,
     time_text,
     use_json,
 )
@@ -223,5 +224,5 @@ def get(
     if not message.topic:
         unsaid += (0,)  # of a message in the cold tier the cluster knows little
     rows = [(name, value) for name, value in as_dict(message).items() if value not in unsaid]
-    shown = [(name, time_text(value) if name.startswith("due_") else value) for name, value in rows]
-    out.print(table("", ("", ""), shown))
+    shown = [(name, time_text(value) if name.startswith("due_") else escape(str(value))) for name, value in rows]
+    print_table("", ("", ""), shown, whole=(0,))

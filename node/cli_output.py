@@ -6,20 +6,23 @@ to standard error. With --json an error is JSON too.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from tickwheel.client import AsyncClient, TlsFiles
@@ -34,9 +37,13 @@ Addresses = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead of text for people.")]
 
+PIPE_WIDTH_MAX = 100_000
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _WIDE = {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+T = TypeVar("T")
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -78,17 +85,40 @@ def fail(message: str, reason: str, metadata: Mapping[str, str]) -> None:
     if _Mode.json:
         sys.stderr.write(json.dumps({"error": message, "reason": reason, **metadata}, ensure_ascii=False) + "\n")
     else:
-        err.print(f"[red]tickwheel:[/red] {message}", markup=True, soft_wrap=True)
+        err.print(f"[red]tickwheel:[/red] {escape(message)}", markup=True, soft_wrap=True)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> Table:
-    """A table; `right` are columns of numbers."""
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    right: Sequence[int] = (),
+    whole: Sequence[int] = (),
+) -> Table:
+    """A table; `right` are columns of numbers, which like `whole` ones are not broken into lines if others can be."""
     made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, name in enumerate(columns):
-        made.add_column(name, justify="right" if number in right else "left", overflow="fold")
+        numbers = number in right
+        justify: Literal["left", "right"] = "right" if numbers else "left"
+        made.add_column(name, justify=justify, overflow="fold", no_wrap=numbers or number in whole)
     for row in rows:
         made.add_row(*(str(cell) for cell in row))
     return made
+
+
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    right: Sequence[int] = (),
+    whole: Sequence[int] = (),
+) -> None:
+    """Print a table: within a terminal's width; into a pipe or file a row is a line, however long."""
+    made = table(title, columns, rows, right, whole)
+    width = None
+    if not out.is_terminal:
+        width = max(out.width, Measurement.get(out, out.options.update(max_width=PIPE_WIDTH_MAX), made).maximum)
+    out.print(made, width=width, crop=False)
 
 
 def open_client(addresses: str, timeout_s: float = 15.0) -> AsyncClient:
@@ -103,6 +133,16 @@ def open_client(addresses: str, timeout_s: float = 15.0) -> AsyncClient:
             os.environ.get("TICKWHEEL_TLS_NAME"),
         )
     return AsyncClient(addresses, tls=tls, timeout_s=timeout_s)
+
+
+def ask(addresses: str, call: Callable[[AsyncClient], Awaitable[T]], timeout_s: float = 15.0) -> T:
+    """Make a call of a cluster, and wait for its answer."""
+
+    async def go() -> T:
+        async with open_client(addresses, timeout_s) as client:
+            return await call(client)
+
+    return asyncio.run(go())
 
 
 def duration(text: str) -> timedelta:

@@ -22,7 +22,7 @@ from tickwheel.node.cli_output import (
     open_client,
     out,
     print_json,
-    table,
+    print_table,
     time_text,
     use_json,
 )
@@ -108,7 +108,8 @@ def list_pending(
         )
         for m in found
     ]
-    out.print(table("", ("due", "topic", "id", "key", "tags", "bytes", "payload" if content else ""), rows, right=(5,)))
+    titles = ("due", "topic", "id", "key", "tags", "bytes", "payload" if content else "")
+    print_table("", titles, rows, right=(5,), whole=(0, 2))
     if len(found) == limit:
         out.print(f"the first {limit:,}; --limit for more", style="dim")
 
@@ -144,7 +145,7 @@ def count(
         print_json(dataclasses.asdict(counted))
         return
     rows = [(time_text(b.start_ms), f"{b.count:,}") for b in counted.buckets]
-    out.print(table("", ("from", "pending"), rows, right=(1,)))
+    print_table("", ("from", "pending"), rows, right=(1,))
     out.print(f"{counted.total:,} pending")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -11,10 +10,9 @@ from tickwheel.node.cli_output import (
     ADDRESS_DEFAULT,
     Addresses,
     AsJson,
-    open_client,
-    out,
+    ask,
     print_json,
-    table,
+    print_table,
     use_json,
 )
 from tickwheel.proto import admin_pb2
@@ -26,12 +24,7 @@ settings_app = typer.Typer(no_args_is_help=True, help="Replicated settings.")
 def settings_get(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """The replicated settings."""
     use_json(as_json)
-
-    async def go() -> admin_pb2.Settings:
-        async with open_client(address) as client:
-            return await client.admin.settings()
-
-    _show_settings(asyncio.run(go()), as_json)
+    _show_settings(ask(address, lambda client: client.admin.settings()), as_json)
 
 
 @settings_app.command("set")
@@ -52,12 +45,7 @@ def settings_set(
             setattr(settings, name, _value(name, text))
         except (TypeError, ValueError) as error:
             raise typer.BadParameter(f"{change}: {error}") from None
-
-    async def go() -> admin_pb2.Settings:
-        async with open_client(address) as client:
-            return await client.admin.update_settings(settings)
-
-    _show_settings(asyncio.run(go()), as_json)
+    _show_settings(ask(address, lambda client: client.admin.update_settings(settings)), as_json)
 
 
 def _value(name: str, text: str) -> object:
@@ -77,4 +65,4 @@ def _show_settings(settings: admin_pb2.Settings, as_json: bool) -> None:
         print_json(values)
     else:
         rows = [(name, str(value).lower() if isinstance(value, bool) else value) for name, value in values.items()]
-        out.print(table("", ("setting", "value"), rows))
+        print_table("", ("setting", "value"), rows)

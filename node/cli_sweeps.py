@@ -11,6 +11,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from tickwheel.client import AsyncClient, Selection, Sweep
@@ -24,7 +25,7 @@ from tickwheel.node.cli_output import (
     open_client,
     out,
     print_json,
-    table,
+    print_table,
     time_text,
     use_json,
 )
@@ -167,16 +168,16 @@ def sweeps(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> Non
         return
     rows = [
         (
-            sweep.job_id,
+            escape(sweep.job_id),
             sweep.state.lower() if sweep.ended else f"running, {sweep.fraction:.0%}",
             time_text(sweep.begun_ms)[:19],
             _action(sweep),
-            _selected(sweep.selection),
+            escape(_selected(sweep.selection)),
             _text(sweep),
         )
         for sweep in found
     ]
-    out.print(table("", ("id", "state", "begun", "what", "of", "so far"), rows))
+    print_table("", ("id", "state", "begun", "what", "of", "so far"), rows, whole=(1, 2))
 
 
 def _action(sweep: Sweep) -> str:

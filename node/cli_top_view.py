@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from rich.text import Text
 
 from tickwheel.client.errors import Fault
-from tickwheel.node.cli_charts import columns, short
+from tickwheel.node.cli_charts import columns, fitting, short
 from tickwheel.proto import admin_pb2
 
 HOUR_MS = 3_600_000
@@ -269,7 +269,7 @@ def _topics(heard: Heard, width: int) -> list[Text]:
     heads = ("TOPIC", "in/s", "due/s", "out/s", "done/s", "backlog", "")
     rows = [
         [
-            (topic.name[: max(12, width - 52)], ""),
+            (fitting(topic.name, max(12, width - 52)), ""),
             (_rate(topic.schedule_rate), ""),
             (_rate(topic.dispatch_rate), ""),
             (_rate(topic.deliver_rate), ""),
@@ -294,7 +294,7 @@ def _groups(heard: Heard, width: int) -> list[Text]:
     ordered = sorted(heard.groups, key=lambda group: (-group.backlog, -group.dead, group.name))
     rows = [
         [
-            (group.name[: max(12, width - 44)], ""),
+            (fitting(group.name, max(12, width - 44)), ""),
             (short(group.backlog), "yellow" if group.backlog and not group.consumers else ""),
             (short(group.in_flight), ""),
             (str(group.consumers), "red" if group.backlog and not group.consumers else ""),

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from tickwheel.node.cli_output import (
     ADDRESS_DEFAULT,
     Addresses,
     AsJson,
     as_dict,
-    open_client,
+    ask,
     out,
     print_json,
-    table,
+    print_table,
     use_json,
 )
 from tickwheel.node.cli_policy import AttemptsMax, Factor, Initial, Jitter, Longest, policy_from
@@ -36,12 +36,7 @@ def topic_create(
 ) -> None:
     """Create a topic."""
     use_json(as_json)
-
-    async def go() -> admin_pb2.Topic:
-        async with open_client(address) as client:
-            return await client.admin.create_topic(name, fifo=fifo)
-
-    topic = asyncio.run(go())
+    topic = ask(address, lambda client: client.admin.create_topic(name, fifo=fifo))
     print_json(as_dict(topic)) if as_json else out.print(f"topic {topic.name}")
 
 
@@ -49,12 +44,11 @@ def topic_create(
 def topic_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Delete a topic."""
     use_json(as_json)
+    ask(address, lambda client: client.admin.delete_topic(name))
+    _say_deleted(name, as_json)
 
-    async def go() -> None:
-        async with open_client(address) as client:
-            await client.admin.delete_topic(name)
 
-    asyncio.run(go())
+def _say_deleted(name: str, as_json: bool) -> None:
     print_json({"deleted": name}) if as_json else out.print(f"{name} is deleted")
 
 
@@ -62,17 +56,25 @@ def topic_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJs
 def topic_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """All topics."""
     use_json(as_json)
-
-    async def go() -> list[admin_pb2.Topic]:
-        async with open_client(address) as client:
-            return await client.admin.topics()
-
-    topics = asyncio.run(go())
+    topics = ask(address, lambda client: client.admin.topics())
     if as_json:
         print_json([as_dict(topic) for topic in topics])
         return
-    rows = [(t.name, "fifo" if t.fifo else "", "paused" if t.paused else "", f"{t.dispatched:,}") for t in topics]
-    out.print(table("", ("topic", "order", "state", "dispatched"), rows, right=(3,)))
+    shown = 6 if any(t.pending_max for t in topics) else 4
+    titles = ("topic", "order", "state", "dispatched", "pending", "limit")[:shown]
+    rows = [
+        (t.name, "fifo" if t.fifo else "", "paused" if t.paused else "", f"{t.dispatched:,}", *_limited(t))[:shown]
+        for t in topics
+    ]
+    print_table("", titles, rows, right=(3, 4, 5)[: shown - 3])
+
+
+def _limited(topic: admin_pb2.Topic) -> tuple[str, str]:
+    """What is pending of a topic, and its limit; red once it is reached."""
+    if not topic.pending_max:
+        return "", ""
+    pending, limit = f"{topic.pending:,}", f"{topic.pending_max:,}"
+    return (f"[red]{pending}[/]" if topic.pending >= topic.pending_max else pending), limit
 
 
 @group_app.command("create")
@@ -97,14 +99,12 @@ def group_create(
     if start_from not in {"earliest", "latest"}:
         raise typer.BadParameter("--start-from is earliest or latest")
     policy = policy_from(initial, factor, longest, jitter, attempts_max)
-
-    async def go() -> admin_pb2.Group:
-        async with open_client(address) as client:
-            return await client.admin.create_group(
-                name, topics, start_from=start_from, filter=filter, broadcasting=broadcasting, retry=policy
-            )
-
-    group = asyncio.run(go())
+    group = ask(
+        address,
+        lambda client: client.admin.create_group(
+            name, topics, start_from=start_from, filter=filter, broadcasting=broadcasting, retry=policy
+        ),
+    )
     print_json(as_dict(group)) if as_json else out.print(f"group {group.name} of {', '.join(group.topics)}")
 
 
@@ -122,12 +122,7 @@ def group_update(
     """Replace a group's retry policy; without --retry-initial messages come again at the delay levels."""
     use_json(as_json)
     policy = policy_from(initial, factor, longest, jitter, attempts_max)
-
-    async def go() -> admin_pb2.Group:
-        async with open_client(address) as client:
-            return await client.admin.update_group(name, policy)
-
-    group = asyncio.run(go())
+    group = ask(address, lambda client: client.admin.update_group(name, policy))
     print_json(as_dict(group)) if as_json else out.print(f"group {group.name} retries as said from now on")
 
 
@@ -135,25 +130,15 @@ def group_update(
 def group_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Delete a consumer group."""
     use_json(as_json)
-
-    async def go() -> None:
-        async with open_client(address) as client:
-            await client.admin.delete_group(name)
-
-    asyncio.run(go())
-    print_json({"deleted": name}) if as_json else out.print(f"{name} is deleted")
+    ask(address, lambda client: client.admin.delete_group(name))
+    _say_deleted(name, as_json)
 
 
 @group_app.command("list")
 def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """All consumer groups."""
     use_json(as_json)
-
-    async def go() -> list[admin_pb2.Group]:
-        async with open_client(address) as client:
-            return await client.admin.groups()
-
-    groups = asyncio.run(go())
+    groups = ask(address, lambda client: client.admin.groups())
     if as_json:
         print_json([as_dict(group) for group in groups])
         return
@@ -161,7 +146,7 @@ def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) ->
         (
             g.name,
             ", ".join(g.topics),
-            g.filter or "*",
+            escape(g.filter) or "*",
             "paused" if g.paused else "",
             g.consumers,
             f"{g.backlog:,}",
@@ -171,4 +156,4 @@ def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) ->
         for g in groups
     ]
     titles = ("group", "topics", "tags", "state", "consumers", "backlog", "out", "dead")
-    out.print(table("", titles, rows, right=(4, 5, 6, 7)))
+    print_table("", titles, rows, right=(4, 5, 6, 7))

@@ -89,6 +89,10 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("clock_cursors_ahead", "counter", "Dispatches applied that were early by this node's clock: an alarm."),
     # Messages
     MetricSpec("pending_messages", "gauge", "Scheduled, not dispatched, not cancelled."),
+    MetricSpec(
+        "topic_pending_messages", "gauge", "Pending, of the fullest topics that have a limit (master).", ("topic",)
+    ),
+    MetricSpec("topic_pending_limit", "gauge", "What topic_pending_max allows them (master).", ("topic",)),
     MetricSpec("ready_messages", "gauge", "Dispatched and not settled by every group."),
     MetricSpec("staged_bytes", "gauge", "Room taken by rows that bulk writers have staged and not published."),
     MetricSpec("bulk_received_bytes", "counter", "Of bundles that came in, from clients and peers."),
@@ -126,6 +130,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("buried_messages", "counter", "Messages that became dead letters."),
     MetricSpec("unreadable_messages", "gauge", "Due, and the master cannot read their records (master)."),
     MetricSpec("salvaged_records", "counter", "Records that could not be read here and came from another member."),
+    MetricSpec("index_hours_damaged", "gauge", "Hours with rows of the index that are lost here and being mended."),
+    MetricSpec("index_rows_mended", "counter", "Rows of an index that were lost here and are written again."),
     MetricSpec("set_aside_messages", "counter", "Messages that no member can read any more: dead letters now."),
     MetricSpec("dead_letters", "gauge", "Dead letters that are kept, of all groups."),
     MetricSpec("filtered_messages", "counter", "Messages skipped by groups' filters, once a group."),

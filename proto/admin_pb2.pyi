@@ -875,12 +875,17 @@ class Topic(_message.Message):
     FIFO_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
     DISPATCHED_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    PENDING_MAX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     topic_id: _builtins.int
     fifo: _builtins.bool
     paused: _builtins.bool
     dispatched: _builtins.int
     """Messages that have entered its ready queue so far."""
+    pending: _builtins.int
+    """If the setting topic_pending_max limits it, and the answering node leads: what is pending, and the limit."""
+    pending_max: _builtins.int
     def __init__(
         self,
         *,
@@ -889,12 +894,21 @@ class Topic(_message.Message):
         fifo: _builtins.bool = ...,
         paused: _builtins.bool = ...,
         dispatched: _builtins.int = ...,
+        pending: _builtins.int | None = ...,
+        pending_max: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pending", b"_pending", "_pending_max", b"_pending_max", "pending", b"pending", "pending_max", b"pending_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dispatched", b"dispatched", "fifo", b"fifo", "name", b"name", "paused", b"paused", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pending", b"_pending", "_pending_max", b"_pending_max", "dispatched", b"dispatched", "fifo", b"fifo", "name", b"name", "paused", b"paused", "pending", b"pending", "pending_max", b"pending_max", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__pending: _TypeAlias = _typing.Literal["pending"]  # noqa: Y015
+    _WhichOneofArgType__pending: _TypeAlias = _typing.Literal["_pending", b"_pending"]  # noqa: Y015
+    _WhichOneofReturnType__pending_max: _TypeAlias = _typing.Literal["pending_max"]  # noqa: Y015
+    _WhichOneofArgType__pending_max: _TypeAlias = _typing.Literal["_pending_max", b"_pending_max"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pending) -> _WhichOneofReturnType__pending | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pending_max) -> _WhichOneofReturnType__pending_max | None: ...
 
 Global___Topic: _TypeAlias = Topic  # noqa: Y015
 
@@ -1363,6 +1377,7 @@ class Settings(_message.Message):
     TOPIC_QUOTAS_FIELD_NUMBER: _builtins.int
     CLIENT_QUOTAS_FIELD_NUMBER: _builtins.int
     PENDING_MAX_FIELD_NUMBER: _builtins.int
+    TOPIC_PENDING_MAX_FIELD_NUMBER: _builtins.int
     GROUP_IN_FLIGHT_MAX_FIELD_NUMBER: _builtins.int
     COLD_LEAD_MS_FIELD_NUMBER: _builtins.int
     delay_levels: _builtins.str
@@ -1401,7 +1416,8 @@ class Settings(_message.Message):
     """
     client_quotas: _builtins.str
     pending_max: _builtins.int
-    """Messages pending in all."""
+    """Messages pending in all, and by topic ("orders=100000 *=5000"; * is every other one, each for itself)."""
+    topic_pending_max: _builtins.str
     group_in_flight_max: _builtins.int
     """Messages of one group out with its consumers; 0: as many as they take."""
     cold_lead_ms: _builtins.int
@@ -1434,12 +1450,13 @@ class Settings(_message.Message):
         topic_quotas: _builtins.str | None = ...,
         client_quotas: _builtins.str | None = ...,
         pending_max: _builtins.int | None = ...,
+        topic_pending_max: _builtins.str | None = ...,
         group_in_flight_max: _builtins.int | None = ...,
         cold_lead_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_cold_lead_ms", b"_cold_lead_ms", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "cold_lead_ms", b"cold_lead_ms", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_cold_lead_ms", b"_cold_lead_ms", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_pending_max", b"_topic_pending_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "cold_lead_ms", b"cold_lead_ms", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_pending_max", b"topic_pending_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_cold_lead_ms", b"_cold_lead_ms", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "cold_lead_ms", b"cold_lead_ms", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_cold_lead_ms", b"_cold_lead_ms", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_pending_max", b"_topic_pending_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "cold_lead_ms", b"cold_lead_ms", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_pending_max", b"topic_pending_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempts_max: _TypeAlias = _typing.Literal["attempts_max"]  # noqa: Y015
     _WhichOneofArgType__attempts_max: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max"]  # noqa: Y015
@@ -1483,6 +1500,8 @@ class Settings(_message.Message):
     _WhichOneofArgType__staging_memory_ms: _TypeAlias = _typing.Literal["_staging_memory_ms", b"_staging_memory_ms"]  # noqa: Y015
     _WhichOneofReturnType__tick_messages_max: _TypeAlias = _typing.Literal["tick_messages_max"]  # noqa: Y015
     _WhichOneofArgType__tick_messages_max: _TypeAlias = _typing.Literal["_tick_messages_max", b"_tick_messages_max"]  # noqa: Y015
+    _WhichOneofReturnType__topic_pending_max: _TypeAlias = _typing.Literal["topic_pending_max"]  # noqa: Y015
+    _WhichOneofArgType__topic_pending_max: _TypeAlias = _typing.Literal["_topic_pending_max", b"_topic_pending_max"]  # noqa: Y015
     _WhichOneofReturnType__topic_quotas: _TypeAlias = _typing.Literal["topic_quotas"]  # noqa: Y015
     _WhichOneofArgType__topic_quotas: _TypeAlias = _typing.Literal["_topic_quotas", b"_topic_quotas"]  # noqa: Y015
     _WhichOneofReturnType__topics_auto_create: _TypeAlias = _typing.Literal["topics_auto_create"]  # noqa: Y015
@@ -1533,6 +1552,8 @@ class Settings(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__staging_memory_ms) -> _WhichOneofReturnType__staging_memory_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tick_messages_max) -> _WhichOneofReturnType__tick_messages_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__topic_pending_max) -> _WhichOneofReturnType__topic_pending_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__topic_quotas) -> _WhichOneofReturnType__topic_quotas | None: ...
     @_typing.overload

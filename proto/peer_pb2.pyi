@@ -668,21 +668,27 @@ Global___BundlePiece: _TypeAlias = BundlePiece  # noqa: Y015
 
 @_typing.final
 class RecordAsk(_message.Message):
-    """Beside the log, from a master whose disk does not give some records back: can the receiver read them?"""
+    """Beside the log, from a node whose disk does not give some records, or rows of an index, back: can the receiver read
+    them?
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     IDS_FIELD_NUMBER: _builtins.int
+    UNITS_ONLY_FIELD_NUMBER: _builtins.int
     ids: _builtins.bytes
     """uint64[n] ids of units."""
+    units_only: _builtins.bool
+    """Only the units, not where a moved message is now, and no records."""
     def __init__(
         self,
         *,
         ids: _builtins.bytes = ...,
+        units_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "units_only", b"units_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -695,16 +701,20 @@ class RecordAnswer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RECORDS_FIELD_NUMBER: _builtins.int
+    UNITS_ONLY_FIELD_NUMBER: _builtins.int
+    units_only: _builtins.bool
+    """As asked."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordFound]: ...
     def __init__(
         self,
         *,
         records: _abc.Iterable[Global___RecordFound] | None = ...,
+        units_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records", "units_only", b"units_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

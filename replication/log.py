@@ -93,11 +93,15 @@ class LogStatus:
     """Since its start this node has applied everything that was committed when it first heard of a master."""
 
 
+class ApplyLaterError(Exception):
+    """An entry cannot be applied now, and nothing of it was: it is given again once `may_apply` says so."""
+
+
 class LogListener(Protocol):
     """What the log calls. The node's core is one."""
 
     def apply(self, index: int, term: int, command: bytes) -> object:
-        """Apply a committed command. Never raises for bad content; an exception stops the process.
+        """Apply a committed command. Never raises for bad content; an exception stops the process, but ApplyLaterError.
 
         `command` is b"" for an entry without one (the no-op of an election).
         """

@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.proto.peer_pb2 import PeerFrame
-from tickwheel.replication.log import LogListener, LogStatus, Member, ProposalResult, Role, Verdict
+from tickwheel.replication.log import (
+    ApplyLaterError,
+    LogListener,
+    LogStatus,
+    Member,
+    ProposalResult,
+    Role,
+    Verdict,
+)
 
 IDLE_NS = 1_000_000_000
 COMMAND_BYTES_MAX = 48 << 20
@@ -116,9 +124,12 @@ class MemoryLog:
         """See ReplicatedLog."""
         cluster = self._cluster
         while self.running and self.applied < cluster.commit_index and self._listener.may_apply():
+            term, command = cluster.entries[self.applied]
+            try:
+                value = self._listener.apply(self.applied + 1, term, command)
+            except ApplyLaterError:
+                break
             self.applied += 1
-            term, command = cluster.entries[self.applied - 1]
-            value = self._listener.apply(self.applied, term, command)
             proposal = self._proposals.pop(self.applied, None)
             if proposal is not None:
                 proposal.done(ProposalResult(Verdict.COMMITTED, self.applied, value))

@@ -34,6 +34,7 @@ from pysyncobj.version import VERSION
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal_view import Journal, JournalView
+from tickwheel.replication.log import ApplyLaterError
 from tickwheel.replication.ports import Clock, Random
 from tickwheel.replication.voters import VOTERS
 from tickwheel.storage.disk import DiskFullError
@@ -335,7 +336,10 @@ class Engine(SyncObj):  # type: ignore[misc]
                 self.applied_index + 1, min(self._config.apply_batch_entries, self._commit - self.applied_index)
             )
             for command, index, term in rows:
-                value = self.host.apply_entry(index, term, command)
+                try:
+                    value = self.host.apply_entry(index, term, command)
+                except ApplyLaterError:
+                    return False
                 self._SyncObj__raftLastApplied = index
                 self.host.applied(index, term, value)
                 count += 1

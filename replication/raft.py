@@ -24,7 +24,16 @@ from tickwheel.replication.guards import Guards
 from tickwheel.replication.handover import Handover
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.lease import Lease
-from tickwheel.replication.log import LogListener, LogStatus, Member, PeerProgress, ProposalResult, Role, Verdict
+from tickwheel.replication.log import (
+    ApplyLaterError,
+    LogListener,
+    LogStatus,
+    Member,
+    PeerProgress,
+    ProposalResult,
+    Role,
+    Verdict,
+)
 from tickwheel.replication.ports import Clock, Executor, Network, Random
 from tickwheel.replication.proposals import Done, Proposals
 from tickwheel.replication.pysyncobj_seam import (
@@ -274,6 +283,8 @@ class RaftLog:
             return self._listener.apply(index, term, body)
         try:
             return self._listener.apply(index, term, body)
+        except ApplyLaterError:
+            raise
         except Exception as error:
             raise AssertionError(f"log entry {index} could not be applied: {error!r}") from error
 

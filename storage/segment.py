@@ -8,8 +8,9 @@ dispatch order (tick, due time, index), so that each tick is one run and a range
 the records lie in index order. Per chunk the heads file holds {tick, count} of each used tick, a CRC32C
 of every 4 KiB of log, and the place (row) of each global index.
 
-Invariants: nothing is ever overwritten, so all three files are restored by their lengths alone; a row
-carries a checksum of itself; what does not check is reported (`CorruptSegmentError`), never handed on.
+Invariants: nothing is ever overwritten but by the bytes that were there before the disk lost them (`mend_rows`), so all
+three files are restored by their lengths alone; a row carries a checksum of itself; what does not check is reported
+(`CorruptSegmentError`), never handed on.
 Rows are opaque here but for size and the place of their checksum.
 """
 
@@ -282,7 +283,11 @@ class Segment:
     def rows(self, first_row: int, count: int) -> NDArray[np.uint8]:
         """Rows of the index file as uint8[count, 96], each checked."""
         file = self._reader("index")
-        data = file.read_at(first_row * ROW_BYTES, count * ROW_BYTES)
+        try:
+            data = file.read_at(first_row * ROW_BYTES, count * ROW_BYTES)
+        except DiskError as error:
+            what = f"the index cannot be read ({error})"
+            raise CorruptSegmentError(file.path, first_row * ROW_BYTES, what) from error
         if len(data) != count * ROW_BYTES:
             raise CorruptSegmentError(file.path, first_row * ROW_BYTES, "the index ends early")
         rows = np.frombuffer(data, dtype=np.uint8).reshape(-1, ROW_BYTES)
@@ -292,6 +297,24 @@ class Segment:
                 file.path, (first_row + int(bad[0])) * ROW_BYTES, "a unit does not match its checksum"
             )
         return rows
+
+    def bad_rows(self, first_row: int, count: int) -> NDArray[np.int64]:
+        """Which rows of the index file `rows` would refuse; found by halves where the disk reads nothing."""
+        try:
+            self.rows(first_row, count)
+        except CorruptSegmentError:
+            if count == 1:
+                return np.array([first_row], np.int64)
+            half = count // 2
+            parts = (self.bad_rows(first_row, half), self.bad_rows(first_row + half, count - half))
+            return np.concatenate(parts)
+        return np.zeros(0, np.int64)
+
+    def mend_rows(self, first_row: int, rows: NDArray[np.uint8]) -> None:
+        """Write rows again that were lost, the same bytes as before; on stable storage when this returns."""
+        file = self._file("index")
+        file.write_at(first_row * ROW_BYTES, np.ascontiguousarray(rows).tobytes())
+        file.sync()
 
     def places(self, chunk: Chunk, index_min: int, index_max: int) -> NDArray[np.uint32]:
         """Row within the chunk of each global index from index_min to below index_max.

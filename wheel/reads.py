@@ -10,6 +10,8 @@ import numpy as np
 
 from tickwheel.storage.disk import DiskError
 from tickwheel.wheel.holdings import Holdings
+from tickwheel.wheel.jobs import HourChunks
+from tickwheel.wheel.mending import SurveyJob, damaged_hour
 from tickwheel.wheel.pinned import Pinned
 from tickwheel.wheel.queries import HOURS_MAX as QUERY_HOURS_MAX
 from tickwheel.wheel.queries import CountJob, ScanJob, Schedule, Wanted
@@ -29,9 +31,11 @@ class Reads(Holdings):
         """Whether one of them was in an hour that has been removed."""
         return bool((ids >> np.uint64(32) < np.uint64(self._removed_below)).any())
 
-    def lookup(self, ids: Ids) -> LookupJob:
-        """Find units by id, following moves."""
-        resolved = np.array([self._marks.moves.resolve(id)[0] for id in ids.tolist()], dtype=np.uint64)
+    def lookup(self, ids: Ids, *, following: bool = True) -> LookupJob:
+        """Find units by id, following moves; or not: the units of these very ids."""
+        resolved = ids
+        if following:
+            resolved = np.array([self._marks.moves.resolve(id)[0] for id in ids.tolist()], dtype=np.uint64)
         hours = (resolved >> np.uint64(32)).tolist()
         indexes = (resolved & np.uint64(0xFFFF_FFFF)).tolist()
         pairs = list(zip(hours, indexes, strict=True))
@@ -117,6 +121,18 @@ class Reads(Holdings):
             blocks=[block for buffer in self._buffers() for block in buffer.snapshot()],
             marks=self._marks.copy(hours),
         )
+
+    def survey(self, hour: int) -> SurveyJob:
+        """Which rows of an hour's own index cannot be read."""
+        return SurveyJob(self._open_hour(hour))
+
+    def opened(self, hour: int) -> HourChunks:
+        """The files of an hour, for a job that mends them."""
+        return self._open_hour(hour)
+
+    def damaged_hour(self, error: BaseException) -> int | None:
+        """The hour whose own index an error is about; None: it is about something else."""
+        return damaged_hour(self._directory, error)
 
     def usage(self, hours: list[int]) -> UsageJob:
         """What hours take on disk, by topic."""

@@ -154,6 +154,11 @@ class Window(Reads):
         ]
         return LoadJob(self._slot_ms, begin_ms, end_ms, merged, blocks)
 
+    def load_to(self, due_ms: int) -> None:
+        """Load on this thread what a dispatch up to `due_ms` passes, if it is not loaded. Raises DiskError."""
+        while self._second.until_ms <= due_ms:
+            self._load_now(due_ms + 1)
+
     def _load_now(self, wanted_ms: int) -> None:
         """Load one more stretch on this thread: a dispatch needs it."""
         self._loading = None  # a job under way is superseded; `finish` ignores it

@@ -28,6 +28,7 @@ from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.filter_sweep import FilterSweep
 from tickwheel.node.core.flow import FlowControl
 from tickwheel.node.core.membership import MemberDesk
+from tickwheel.node.core.mending import Mending
 from tickwheel.node.core.pending import PendingDesk
 from tickwheel.node.core.pins import PinDesk
 from tickwheel.node.core.proposer import Proposer
@@ -44,6 +45,7 @@ from tickwheel.node.core.status import Rates, Totals
 from tickwheel.node.core.sweeper import Sweeper
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.synced import SyncedFile, read_synced
+from tickwheel.node.core.topic_pending import TopicPending
 from tickwheel.node.core.topic_rates import DELIVERED, DISPATCHED, TopicRates
 from tickwheel.node.core.trace import Tracer
 from tickwheel.node.core.work import Background
@@ -54,7 +56,7 @@ from tickwheel.proto.consumer_pb2 import DeliverBatch
 from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
-from tickwheel.replication.log import LogStatus, Member, ReplicatedLog
+from tickwheel.replication.log import ApplyLaterError, LogStatus, Member, ReplicatedLog
 from tickwheel.storage.disk import Disk
 from tickwheel.wheel.queries import CountJob, Wanted
 from tickwheel.wheel.units import Units
@@ -109,14 +111,16 @@ class NodeCore:
         self.publisher.time_known = lambda: self.clock.known
         self.publisher.arrivals_full = self._arrivals_full
         self.publisher.random_bits = ports.random.getrandbits
+        self.topic_pending = TopicPending(self)
         self.flow = FlowControl(
             self.state,
             lambda: self.wheel.pending,
+            self.topic_pending.of,
             lambda: self.wheel.cursor.due_ms,
             self._count_tick,
             ports.random.getrandbits,
         )
-        self.publisher.admit = self.flow.admit
+        self.publisher.admit, self.publisher.answered = self.flow.admit, self.flow.answered
         self.disk_room = DiskRoom(
             ports.disk, config.disk_high_percent, self._member_ids, lambda: self.sync.full_peers(self._member_ids())
         )
@@ -186,6 +190,8 @@ class NodeCore:
         self.pins = PinDesk(self)
         self.salvage = Salvage(self)
         self.record_answers = RecordAnswers(self)
+        self.mending = Mending(self)
+        self.background.damaged = self.mending.damaged
         self.delivery.fetching.unreadable = self.salvage.add
         self.settled = SettledDesk(self)
         self.random_bits = ports.random.getrandbits
@@ -282,8 +288,10 @@ class NodeCore:
             log_wants_ns = min(log_wants_ns, self.log.tick())
         self.consumers.tick(steady_ms)
         self.bulk.tick(steady_ms)
+        self.mending.tick(steady_ms)
         if self.events.enabled:
             self.events.tick(steady_ms)
+        self.topic_pending.tick(steady_ms)
         self.background.pump(now_ms, self.applied_index)
         if steady_ms >= self._next_upkeep_ms:
             self._next_upkeep_ms = steady_ms + UPKEEP_PERIOD_MS
@@ -329,8 +337,8 @@ class NodeCore:
 
     def apply(self, index: int, term: int, command: bytes) -> object:
         """See LogListener. Content that cannot be parsed is our own bug or a newer version's: stop."""
-        self.applied_index, self.applied_term = index, term
         if not command:
+            self.applied_index, self.applied_term = index, term
             self.state.note_applied(index, term)
             return []
         try:
@@ -338,6 +346,9 @@ class NodeCore:
         except Exception as error:  # protobuf's DecodeError has no stable public base
             self._fatal(f"log entry {index} cannot be read ({error}): was it written by a newer version?")
             return []
+        if not self.mending.ready(entry):
+            raise ApplyLaterError(f"entry {index} waits for rows of an index that are lost here")
+        self.applied_index, self.applied_term = index, term
         self.stamped_ms = max(self.stamped_ms, entry.stamped_ms)
         noted = self.events.enabled and index > self.events.noted_to
         now_ms = self.clock.now_ms() if noted else 0
@@ -346,6 +357,7 @@ class NodeCore:
             kind = command_.WhichOneof("body")
             self.totals.note(result)
             self.topic_rates.applied(command_, result)
+            self.topic_pending.applied(command_, result)
             if noted:
                 self.events.applied(index, now_ms, entry, command_, kind or "", result)
             if kind == "dispatch":
@@ -362,6 +374,7 @@ class NodeCore:
 
     def _on_dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
         self.topic_rates.add(topic_id, DISPATCHED, len(units))
+        self.topic_pending.dispatched(topic_id, len(units))
         if self.events.enabled and self.applied_index > self.events.noted_to:
             self.events.dispatched(self.applied_index, self.clock.now_ms(), self.applied_term, topic_id, units)
         self.delivery.on_dispatched(topic_id, first_position, units)
@@ -397,7 +410,9 @@ class NodeCore:
             self.record_answers.ask_in(peer_id, frame.record_ask)
             return None
         if kind == "record_answer":
-            self.salvage.answer_in(peer_id, frame.record_answer)
+            if not frame.record_answer.units_only:
+                self.salvage.answer_in(peer_id, frame.record_answer)
+            self.mending.answer_in(peer_id, frame.record_answer)
             return None
         return self.clock.receive(peer_id, frame)
 
@@ -409,7 +424,9 @@ class NodeCore:
     def may_apply(self) -> bool:
         """See LogListener: arrivals that the disk is too slow to take in wait in the journal, not in memory; and what
         follows a bundle waits until it is here and read as far as it is due."""
-        return not self.wheel.absorbing and self.wheel.buffer_bytes < BUFFERS_APPLIED_MAX * self.config.buffer_bytes_max
+        if self.mending.holds_log or self.wheel.absorbing:
+            return False
+        return self.wheel.buffer_bytes < BUFFERS_APPLIED_MAX * self.config.buffer_bytes_max
 
     def _arrivals_full(self) -> bool:
         return self.wheel.buffer_bytes >= BUFFERS_ACCEPTED_MAX * self.config.buffer_bytes_max

@@ -326,7 +326,13 @@ class CoreFace:
 
     def topics(self) -> list[admin_pb2.Topic]:
         """All topics."""
-        return self.core.state.topic_messages()
+        topics = self.core.state.topic_messages()
+        if self.core.topic_pending.wanted:
+            limits = self.core.topic_pending.limits()
+            for topic in topics:
+                if topic.name in limits:
+                    topic.pending, topic.pending_max = limits[topic.name]
+        return topics
 
     def groups(self) -> list[admin_pb2.Group]:
         """All consumer groups, with what this node knows of their consumers."""

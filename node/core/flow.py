@@ -1,6 +1,7 @@
 """Flow control of schedules: which requests the master lets into the log, by replicated settings.
 
-- `pending_max`: no more while so many messages are pending.
+- `pending_max`, `topic_pending_max`: no more while so many messages are pending, in all and of a topic. What was let in
+  and is not applied yet counts.
 - `topic_quotas`, `client_quotas`: messages a second by topic and by client.
 - `tick_messages_max` (N): messages due in one tick. While a tick has fewer than N all are accepted, above 2 N none,
   in between fewer and fewer, by chance: (2 N - count) / N of them.
@@ -43,12 +44,19 @@ class FlowControl:
         self,
         state: StateMachine,
         pending: Callable[[], int],
+        topic_pending: Callable[[int | None], int],
         cursor_ms: Callable[[], int],
         count_tick: CountTick,
         random_bits: Callable[[int], int],
     ) -> None:
         self._state = state
         self._pending = pending
+        self._topic_pending = topic_pending
+        self._under_way: dict[int, int] = {}
+        """Let in and not answered, by identity, while a limit of what is pending is set: how often."""
+        self._in_all = 0
+        self._by_topic: dict[str, int] = {}
+        """Their messages."""
         self._cursor_ms = cursor_ms
         self._count_tick = count_tick
         self._random_bits = random_bits
@@ -71,17 +79,24 @@ class FlowControl:
         self._asked.clear()
         self._to_ask.clear()
         self._asking = False
+        self._under_way.clear()
+        self._in_all = 0
+        self._by_topic.clear()
 
     def admit(self, batch: IncomingBatch, due_ms: NDArray[np.int64], now_ms: int) -> Failure | None:
         """None: the request is let in and counts; else why not."""
         settings = self._state.settings
         if not (
-            settings.tick_messages_max or settings.topic_quotas or settings.client_quotas or settings.pending_max
+            settings.tick_messages_max
+            or settings.topic_quotas
+            or settings.client_quotas
+            or settings.pending_max
+            or settings.topic_pending_max
         ) or self._state.accepted(batch.producer_id, batch.sequence):
             return None
-        limit = settings.pending_max
-        if limit and self._pending() + batch.count > limit:
-            return self._refuse(batch, limit_reached("pending_max", limit, PENDING_WAIT_MS))
+        full = self._pending_refusal(batch)
+        if full is not None:
+            return self._refuse(batch, full)
         rates = self._rates(batch)
         for buckets, name, field, rate, _ in rates:
             wait_ms = buckets.wait_ms(name, rate, now_ms)
@@ -95,12 +110,55 @@ class FlowControl:
                 return self._refuse(batch, full)
         for buckets, name, _, rate, count in rates:
             buckets.take(name, rate, count, now_ms)
+        if settings.pending_max or settings.topic_pending_max:
+            self._under_way[id(batch)] = self._under_way.get(id(batch), 0) + 1
+            self._count(batch, 1)
         return None
+
+    def answered(self, batch: IncomingBatch) -> None:
+        """A request that was let in is applied, or will not be."""
+        if not self._under_way:
+            return
+        times = self._under_way.pop(id(batch), 0)
+        if times:
+            self._count(batch, -1)
+        if times > 1:
+            self._under_way[id(batch)] = times - 1
 
     def _refuse(self, batch: IncomingBatch, failure: Failure) -> Failure:
         field = failure.metadata["field"]
         self.refused[field] = self.refused.get(field, 0) + batch.count
         return failure
+
+    # -- what is pending
+
+    def _count(self, batch: IncomingBatch, sign: int) -> None:
+        self._in_all += sign * batch.count
+        for name, count in _by_topic(batch):
+            left = self._by_topic.get(name, 0) + sign * count
+            if left:
+                self._by_topic[name] = left
+            else:
+                self._by_topic.pop(name, None)
+
+    def _pending_refusal(self, batch: IncomingBatch) -> Failure | None:
+        settings = self._state.settings
+        limit = settings.pending_max
+        if limit and self._pending() + self._in_all + batch.count > limit:
+            return limit_reached("pending_max", limit, PENDING_WAIT_MS)
+        limits = parse_quotas(settings.topic_pending_max) or {}
+        if limits:
+            for name, count in _by_topic(batch):
+                limit = limits.get(name) or limits.get(OTHERS, 0)
+                there = self._topic_pending(self._state.topic_id(name)) + self._by_topic.get(name, 0)
+                if count > limit > 0:
+                    # No other day will bring it in.
+                    return invalid("topic_pending_max", f"{count} messages for {name}", f"at most {limit}").failure
+                if limit and there + count > limit:
+                    failure = limit_reached("topic_pending_max", limit, PENDING_WAIT_MS)
+                    failure.metadata["value"] = name
+                    return failure
+        return None
 
     # -- rates
 
@@ -110,8 +168,7 @@ class FlowControl:
         found: list[tuple[Buckets, str, str, int, int]] = []
         topics = parse_quotas(settings.topic_quotas) or {}
         if topics:
-            counts = [batch.count] if batch.topic_of is None else np.bincount(batch.topic_of).tolist()
-            for name, count in zip(batch.topics, counts, strict=False):
+            for name, count in _by_topic(batch):
                 rate = topics.get(name) or topics.get(OTHERS)
                 if rate:
                     found.append((self._topics, name, "topic_quotas", rate, count))
@@ -177,3 +234,9 @@ class FlowControl:
         for tick in [tick for tick in self._ticks if tick < first]:
             del self._ticks[tick]
         self._asked = {tick for tick in self._asked if tick >= first}
+
+
+def _by_topic(batch: IncomingBatch) -> Iterable[tuple[str, int]]:
+    """Each topic of a batch and how many of its messages are for it."""
+    counts = [batch.count] if batch.topic_of is None else np.bincount(batch.topic_of).tolist()
+    return zip(batch.topics, counts, strict=False)

@@ -86,6 +86,8 @@ class Publisher:
             None
         )
         """Set by the core: flow control, asked once for each request with its due times and the time of now."""
+        self.answered: Callable[[IncomingBatch], None] = lambda batch: None
+        """Set by the core: told of each request that was admitted once it is applied, or cannot be."""
         self.random_bits: Callable[[int], int] = lambda bits: 0
         """Set by the core: draws for the jitter window."""
         self.disk_refusal: Callable[[], Failure | None] = lambda: None
@@ -261,6 +263,8 @@ class Publisher:
 
     def _answers(self, taken: list[_Request]) -> Done:
         def answer(result: object) -> None:
+            for request in taken:
+                self.answered(request.batch)
             if isinstance(result, Failure):
                 for request in taken:
                     request.answer(result)

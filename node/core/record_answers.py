@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
 
 ASKED_MAX = 64
+UNITS_ASKED_MAX = 2_048
+"""If only units are wanted, which are 96 bytes."""
 ANSWER_BYTES_MAX = 512 << 10
 SERVING_MAX = 4
 
@@ -35,24 +37,26 @@ class RecordAnswers:
         core = self._core
         if self._serving >= SERVING_MAX or core.wheel.absorbing or len(ask.ids) % 8:
             return
-        ids = np.frombuffer(ask.ids[: 8 * ASKED_MAX], "<u8")
-        ids = ids[core.wheel.lookup(ids).found]
+        most = UNITS_ASKED_MAX if ask.units_only else ASKED_MAX
+        ids = np.frombuffer(ask.ids[: 8 * most], "<u8")
+        ids = ids[core.wheel.lookup(ids, following=not ask.units_only).found]
         if not len(ids):
             return
         self._serving += 1
 
         def sifted(found: Sifted) -> None:
             self._serving -= 1
-            core.log.send_beside(peer_id, PeerFrame(record_answer=_answer(ids.tolist(), found)))
+            answer = _answer(ids.tolist(), found, units_only=ask.units_only)
+            core.log.send_beside(peer_id, PeerFrame(record_answer=answer))
 
         def broken(error: BaseException) -> None:
             core.fatal(f"records that {peer_id} asked for could not be looked for: {error}")
 
-        Sift(core.background, ids, None, sifted, broken).go()
+        Sift(core.background, ids, None, sifted, broken, units_only=ask.units_only).go()
 
 
-def _answer(ids: list[int], found: Sifted) -> RecordAnswer:
-    answer = RecordAnswer()
+def _answer(ids: list[int], found: Sifted, *, units_only: bool) -> RecordAnswer:
+    answer = RecordAnswer(units_only=units_only)
     size = 0
     for row, (id, record) in enumerate(zip(ids, found.records, strict=True)):
         if record is None:

@@ -97,6 +97,7 @@ class Reign:
         core.proposer.lose(failure)
         core.publisher.lose(failure)
         core.flow.end()
+        core.topic_pending.end()
         core.staging.lose(failure)
         core.members.lose(failure)
         core.sweeper.lose()

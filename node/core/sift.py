@@ -37,8 +37,10 @@ class Sift:
         units: Units | None,
         done: Callable[[Sifted], None],
         broken: Callable[[BaseException], None],
+        *,
+        units_only: bool = False,
     ) -> None:
-        """`units`: of the ids, if they are at hand."""
+        """`units`: of the ids, if they are at hand. `units_only`: records are empty, and moves are not followed."""
         self._background = background
         self._ids = ids
         self._done = done
@@ -47,6 +49,7 @@ class Sift:
         found = np.zeros(count, UNIT) if units is None else units.copy()
         self._found = Sifted(found, [units is not None] * count, [None] * count)
         self._left = [(0, count)]
+        self._units_only = units_only
 
     def go(self) -> None:
         """Read the next part, or answer."""
@@ -66,9 +69,13 @@ class Sift:
                 return
             self._found.units[first:last] = units
             self._found.known[first:last] = [True] * (last - first)
+            if self._units_only:
+                self._found.records[first:last] = [b""] * (last - first)
+                self.go()
+                return
             self._read_records(first, last)
 
-        self._background.read_units(self._ids[first:last], read)
+        self._background.read_units(self._ids[first:last], read, following=not self._units_only)
 
     def _read_records(self, first: int, last: int) -> None:
         def read(records: list[bytes] | None, error: BaseException | None) -> None:

@@ -127,7 +127,9 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         return admin_pb2.NODE_ALIGNING, "the same dispatch has failed three times; the wheel waits for it"
     if core.leading and core.phase in (Phase.ALIGNING, Phase.WAITING):
         return admin_pb2.NODE_ALIGNING, "advancing the cursor to the clock"
-    return admin_pb2.NODE_SERVING, core.salvage.reason
+    if core.mending.holds_log:
+        return admin_pb2.NODE_RECOVERING, core.mending.reason
+    return admin_pb2.NODE_SERVING, core.salvage.reason or core.mending.reason
 
 
 _CLOCK_STATES = {
@@ -309,6 +311,18 @@ def bulk_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
     }
 
 
+def topic_pending_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
+    """Those about topics with a limit of what is pending."""
+    if not core.topic_pending.wanted:
+        return {}
+    limits = core.topic_pending.limits()
+    fullest = sorted(limits, key=lambda name: (-limits[name][0] / limits[name][1], name))[:STATUS_TOPICS_MAX]
+    return {
+        "topic_pending_messages": {(name,): float(limits[name][0]) for name in fullest},
+        "topic_pending_limit": {(name,): float(limits[name][1]) for name in fullest},
+    }
+
+
 def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
     """Values of the metrics that the core owns, by the names of node/metrics.py."""
     status = node_status(core)
@@ -338,6 +352,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         **clock_metrics(core),
         "pending_messages": float(status.pending),
         "ready_messages": float(status.ready),
+        **topic_pending_metrics(core),
         "staged_bytes": float(core.state.staging.staged_bytes),
         **bulk_metrics(core),
         "pins": float(core.pins.count),
@@ -362,6 +377,8 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "set_aside_messages": float(core.state.retrying.set_aside),
         "unreadable_messages": float(core.salvage.waiting),
         "salvaged_records": float(core.salvage.salvaged),
+        "index_hours_damaged": float(core.mending.waiting),
+        "index_rows_mended": float(core.mending.mended),
         "dead_letters": float(core.state.dead_letters_kept()),
         "filtered_messages": float(core.state.filtered),
         "refused_messages": {(limit,): float(count) for limit, count in core.flow.refused.items()},

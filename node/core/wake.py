@@ -12,7 +12,7 @@ NEVER_MS = 1 << 62
 
 def wait_ms(core: NodeCore, now_ms: int, steady_ms: int, may_dispatch: bool) -> int:
     """How long none of its parts has anything to do. `now_ms`: cluster time, `steady_ms`: for waiting."""
-    steady = (core.consumers.wanted_ms(), core.bulk.wanted_ms(), core.salvage.wanted_ms())
+    steady = (core.consumers.wanted_ms(), core.bulk.wanted_ms(), core.salvage.wanted_ms(), core.mending.wanted_ms())
     wanted = [core.background.wanted_ms(now_ms)]
     wait = NEVER_MS
     if core.leading:

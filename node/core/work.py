@@ -64,6 +64,8 @@ class Background:
         self.merges = 0
         self.loads = 0
         self.jobs_running = 0
+        self.damaged: Callable[[BaseException], bool] = lambda error: False
+        """Set by the core: told of what could not be read; True if that is being mended (mending.py)."""
 
     # -- the wheel's own work
 
@@ -104,6 +106,9 @@ class Background:
             self._wheel.abandon(job)
             if not needed:
                 return  # what it read was passed meanwhile, and perhaps removed
+            if self.damaged(error):
+                self._paused_until_ms = self._now_ms + MERGE_RETRY_MS
+                return
             if isinstance(error, SyncFailedError | CorruptSegmentError) or not isinstance(
                 error, OSError | DiskFullError
             ):
@@ -112,6 +117,21 @@ class Background:
             self._paused_until_ms = self._now_ms + MERGE_RETRY_MS
 
         self._executor.submit(job.run, ended)
+
+    def resume(self) -> None:
+        """What had failed may succeed now: no pause is needed."""
+        self._paused_until_ms = 0
+        self._pumped_index = -1
+
+    def write(self, work: Callable[[], T], answer: Answer[T]) -> None:
+        """Anything else that writes to files of a checkpoint."""
+        self.jobs_running += 1
+
+        def ended(result: T | None, error: BaseException | None) -> None:
+            self.jobs_running -= 1
+            answer(result, error)
+
+        self._executor.submit(work, ended)
 
     # -- reads
 
@@ -128,6 +148,7 @@ class Background:
             if error is None:
                 answer(value(), None)
             else:
+                self.damaged(error)
                 answer(None, error)
 
         self._executor.submit(job.run, ended)
@@ -153,9 +174,9 @@ class Background:
             return RemovedError("a message was removed with its hour")
         return error
 
-    def read_units(self, ids: Ids, answer: Answer[Units]) -> None:
+    def read_units(self, ids: Ids, answer: Answer[Units], *, following: bool = True) -> None:
         """Units of ids that exist, in their order. RemovedError: one of them is gone."""
-        job = self._wheel.lookup(ids)
+        job = self._wheel.lookup(ids, following=following)
 
         def value() -> Units:
             if not job.found.all():

@@ -357,7 +357,7 @@ class NodeProcess:
         stands = (core.term, core.leader_changes, core.phase)
         if stands != self._stood:
             self._stood = stands
-            core.salvage.report = _report  # after an installed checkpoint it is another core
+            core.salvage.report = core.mending.report = _report  # after an installed checkpoint it is another core
             self._tell_role(host)
         return wants_ns
 

@@ -81,6 +81,7 @@ class Settings:
     topic_quotas: str = ""
     client_quotas: str = ""
     pending_max: int = 0
+    topic_pending_max: str = ""
     group_in_flight_max: int = 0
     """Flow control (node/core/flow.py); 0 or empty: none."""
 
@@ -161,7 +162,7 @@ def changed(settings: Settings, update: admin_pb2.Settings, *, creating: bool = 
         if parse_levels(str(levels)) is None:
             return invalid("delay_levels", levels, f"1 to {LEVELS_MAX} of a number and s, m, h or d").failure
         values["delay_levels"] = " ".join(str(levels).split())
-    for name in ("topic_quotas", "client_quotas"):
+    for name in ("topic_quotas", "client_quotas", "topic_pending_max"):
         if name in values:
             quotas = normalised_quotas(str(values[name]))
             if quotas is None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.node.core.test_bulk import Loader, admin, begin, bundle_of, settle_down, start
+from tests.node.core.loading import Loader, admin, begin, bundle_of, settle_down, start
 from tests.node.core.trio import EPOCH_MS, MS, Client, World
 from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.failure import Failure

@@ -11,6 +11,8 @@ from tickwheel.node.core import fifo
 from tickwheel.node.core.fifo import FifoChannel
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
+from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.wheel.tags import tag_mask
 
 POLICY = admin_pb2.RetryPolicy(
     exponential=admin_pb2.ExponentialBackoff(initial_ms=300, factor=1.0, max_ms=300), attempts_max=3
@@ -20,11 +22,15 @@ POLICY = admin_pb2.RetryPolicy(
 class Ordered(Picky):
     """Schedules messages of message groups; notes every delivery and every acknowledgement in order."""
 
-    def schedule_of(self, groups: list[str], delay_ms: int = 50) -> None:
+    def schedule_of(self, groups: list[str], delay_ms: int = 50, tags: list[list[str]] | None = None) -> None:
         """One message for each name, in this order, all due at the same time."""
         master = self.world.elect()
         assert master.host is not None
-        metas = [common_pb2.MessageMeta(message_group=group).SerializeToString() for group in groups]
+        tags = tags or [[] for _ in groups]
+        metas = [
+            common_pb2.MessageMeta(message_group=group, tags=some).SerializeToString()
+            for group, some in zip(groups, tags, strict=True)
+        ]
         payloads = [b"%s-%d" % (group.encode(), self.count + place) for place, group in enumerate(groups)]
         self.count += len(groups)
         records = [meta + payload for meta, payload in zip(metas, payloads, strict=True)]
@@ -38,6 +44,7 @@ class Ordered(Picky):
             kinds=KIND_DUE,
             sizes=np.array([len(record) for record in records], np.uint32),
             meta_sizes=np.array([len(meta) for meta in metas], np.uint32),
+            tag_masks=np.array([tag_mask(some) for some in tags], np.uint64) if any(tags) else None,
             records=b"".join(records),
         )
         master.host.face.schedule(batch, lambda outcome: None)
@@ -189,3 +196,33 @@ def test_an_answer_to_the_next_master_ends_what_the_last_ones_lease_holds(
     assert client.by_group()["a"] == ([(0, 1)] if again else [(0, 1), (1, 1)])
     world.run(400)
     assert client.by_group()["a"] == ([(0, 1), (0, 2), (1, 1)] if again else [(0, 1), (1, 1)])
+
+
+def test_what_was_read_ahead_meets_a_changed_filter() -> None:
+    """The head of a message group ends in the same moment as the filter changes: what waits behind it, read for the
+    old one, meets the new one before it leaves. It was handed out under the new filter, which does not take it."""
+    world, client = cluster(12)
+    admin(world, set_group_filter=admin_pb2.SetGroupFilterRequest(name="g", filter="a"))
+    client.judge = lambda record, attempt: None
+    client.consume(lease_ms=60_000)
+    client.schedule_of(["x"] * 4, tags=[["a"], ["a"], ["a", "b"], ["b"]])
+    world.run(300)
+    assert client.by_group() == {"x": [(0, 1)]} and client.session is not None and client.at is not None
+    master = world.elect()
+    assert client.at is master and master.host is not None
+    channel = master.host.core.delivery._channels[1, 1]
+    assert isinstance(channel, FifoChannel) and channel.staged_count == 2, "two more were read for the old filter"
+    client.judge = lambda record, attempt: ACK
+    changed: list[object] = []
+    change = AdminCommand(set_group_filter=admin_pb2.SetGroupFilterRequest(name="g", filter="b"))
+    master.host.face.admin(change, changed.append)
+    ((ids,),) = (client.ids.values(),)
+    settle = consumer_pb2.SettleBatch(group="g", topic="t", outcome=consumer_pb2.ACK)
+    settle.ids, settle.attempts = np.array([*ids], "<u8").tobytes(), np.array([1], "<u4").tobytes()
+    client._settle(client.session, settle)
+    master.wake()
+    world.run(1_000)
+    assert changed and client.by_group() == {"x": [(0, 1), (2, 1)]}, "the fourth had been skipped by the old filter"
+    subscription = master.host.core.state.subscription(1, 1)
+    assert subscription is not None and subscription.floor == 4
+    assert len(digests(world)) == 1

@@ -94,6 +94,24 @@ def cluster(seed: int, *, names: str = "abc", fifo: bool = False, config: CoreCo
     return world
 
 
+def restarted(node: Node) -> None:
+    """It loses power and comes back."""
+    node.kill()
+    node.start()
+    node.world.run(1_000)
+
+
+def led_by(world: World, node: Node, ms: int) -> None:
+    """The master hands over to it, and so much time passes."""
+    master = world.elect()
+    answers: list[object] = []
+    assert master.host is not None
+    master.host.core.transfer(node.name, answers.append)
+    master.wake()
+    world.run(ms)
+    assert answers == [None] and world.elect() is node
+
+
 def all_up(world: World) -> None:
     """No node has stopped, and all are in the same state."""
     world.run(500)
@@ -184,12 +202,7 @@ def test_a_retry_of_what_some_cannot_read() -> None:
     world.run(DELAY_MS + 500)
     assert sorted(client.numbers()) == list(range(COUNT))
     assert len(digests(world)) == 1
-    answers: list[object] = []
-    assert master.host is not None
-    master.host.core.transfer(lacking.name, answers.append)
-    master.wake()
-    world.run(6_000)
-    assert answers == [None] and world.elect() is lacking
+    led_by(world, lacking, 6_000)
     assert sorted(client.numbers()) == sorted(list(range(COUNT)) * 3)
     assert lacking.host is not None and lacking.host.core.salvage.salvaged >= 1
     all_up(world)
@@ -207,18 +220,12 @@ def test_a_dead_letter_of_what_some_cannot_read() -> None:
     lacking = next(node for node in world.nodes.values() if node is not master)
     damage(lacking, 6)
     world.run(DELAY_MS + 2_000)
-    lacking.kill()
-    lacking.start()
-    world.run(1_000)
-    answers: list[object] = []
-    assert master.host is not None
-    master.host.core.transfer(lacking.name, answers.append)
-    master.wake()
-    world.run(2_000)
-    assert world.elect() is lacking and lacking.host is not None
+    restarted(lacking)
+    led_by(world, lacking, 2_000)
+    assert lacking.host is not None
     (letter,) = letters(world)
     assert letter.cause == DECLARED_DEAD and letter.payload_missing
-    lacking.host.core.dead.replay(dead_pb2.ReplayDeadRequest(group="g"), answers.append)
+    lacking.host.core.dead.replay(dead_pb2.ReplayDeadRequest(group="g"), lambda answer: None)
     lacking.wake()
     world.run(2_000)
     assert len(client.got[record_of(6)]) == 2
@@ -234,15 +241,8 @@ def test_a_restart_and_an_installed_checkpoint_keep_what_is_lacking() -> None:
     lacking = next(node for node in world.nodes.values() if node is not master)
     damage(lacking, 4)
     world.run(DELAY_MS + 3_000)
-    lacking.kill()
-    lacking.start()
-    world.run(1_000)
-    answers: list[object] = []
-    assert master.host is not None
-    master.host.core.transfer(lacking.name, answers.append)
-    master.wake()
-    world.run(8_000)
-    assert answers == [None] and world.elect() is lacking
+    restarted(lacking)
+    led_by(world, lacking, 8_000)
     assert sorted(client.numbers()) == sorted(list(range(COUNT)) * 2)
     assert lacking.host is not None and lacking.host.core.salvage.salvaged >= 1
     all_up(world)
@@ -298,10 +298,8 @@ def test_a_unit_that_cannot_be_read_comes_too() -> None:
     first = world.elect()
     assert first.host is not None
     other = next(node for node in world.nodes.values() if node is not first)
-    first.host.core.transfer(other.name, lambda failure: None)
-    first.wake()
-    world.run(500)
-    assert world.elect() is other and other.host is not None
+    led_by(world, other, 500)
+    assert other.host is not None
     path = log_of(other).removesuffix(".log") + ".index"
     other.disk.flip(path, 3 * 96 + 20)
     client.consume()

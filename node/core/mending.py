@@ -1,0 +1,255 @@
+"""Rows of a delay index that this node's disk has lost: asked of the other members, and written again.
+
+Whoever reads an hour's own index and finds a row that does not check tells `damaged`: a load of ticks that come near, a
+merge, a look-up, or an entry of the log that is about to be applied. The node goes on: the hour's index is surveyed in
+a worker, other members are asked for the units that are lost (they have the same ones, P8), and the rows are written
+again (wheel/mending.py). Meanwhile what needs them waits: the load, and an entry of the log that cannot be applied
+without (`ready`). Nothing that does not check is ever used.
+
+A cluster of one has nobody to ask, and heads are in nobody else's files: then the node stops, as it did, and says what
+to do. A record that is lost is another matter (salvage.py); so is a bundle.
+
+Bounded: HOURS_MAX hours at a time, ASKED_MAX units a question. Goes on from reign to reign, master or slave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import numpy as np
+
+from tickwheel.node.core.record_answers import UNITS_ASKED_MAX
+from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, LogEntry
+from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordFound
+from tickwheel.storage.disk import DiskFullError, SyncFailedError
+from tickwheel.storage.segment import CorruptSegmentError
+from tickwheel.wheel.mending import MendJob, SurveyJob, UnlikeUnitError
+from tickwheel.wheel.units import UNIT, UNIT_BYTES, ids_of
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+HOURS_MAX = 16
+ASK_PERIOD_MS = 100
+RETRY_MS = 1_000
+"""After a write that failed for a cause that may pass."""
+UNLIKE_MAX = 3
+TOLD_AFTER_MS = 1_000
+"""Status speaks of what has waited for so long."""
+
+Report = Callable[[str, str, dict[str, object]], None]
+"""(level, event, fields): a line for the operator."""
+
+
+@dataclass(slots=True, eq=False)
+class _Case:
+    """An hour that is being mended."""
+
+    hour: int
+    error: str
+    began_ms: int
+    next_ms: int
+    survey: SurveyJob | None = None
+    """Done; None: it is still to come or under way."""
+    units: dict[int, np.void] = field(default_factory=dict)
+    """Found so far."""
+    working: bool = False
+    """A worker has it."""
+    unlike: int = 0
+    """How often what others gave did not fit."""
+
+    def lost(self) -> list[int]:
+        """Units that nobody has brought yet."""
+        return [] if self.survey is None else [id for id in self.survey.ids.tolist() if id not in self.units]
+
+
+class Mending:
+    """One per node."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        self._cases: dict[int, _Case] = {}
+        self._given_up: set[int] = set()
+        """Hours that are damaged in another way too."""
+        self.report: Report = lambda level, event, fields: None
+        """Set by the server."""
+        self.mended = 0
+        """Rows that were written again."""
+        self.holds_log = False
+        """The next entry of the log waits for some."""
+
+    @property
+    def waiting(self) -> int:
+        """Hours with rows that are lost."""
+        return len(self._cases)
+
+    @property
+    def reason(self) -> str:
+        """What is being waited for, for an operator; empty if nothing has waited for long."""
+        now_ms = self._core.steady_ms()
+        case = next((case for case in self._cases.values() if now_ms - case.began_ms > TOLD_AFTER_MS), None)
+        if case is None:
+            return ""
+        return f"{len(case.lost())} rows of the index of hour {case.hour} are lost, and no member has given them yet"
+
+    def damaged(self, error: BaseException) -> bool:
+        """Something could not be read. True: it is being mended, try again; False: that is another kind of damage."""
+        core = self._core
+        hour = core.wheel.damaged_hour(error)
+        if hour is None or not self._others() or not self._mendable(hour):
+            return False
+        if hour not in self._cases and len(self._cases) < HOURS_MAX:
+            now_ms = core.steady_ms()
+            self._cases[hour] = _Case(hour, str(error), now_ms, now_ms)
+            facts: dict[str, object] = {"hour": hour, "error": str(error)}
+            self.report("warning", "an index cannot be read here; its rows are asked of the other members", facts)
+        return True
+
+    def _mendable(self, hour: int) -> bool:
+        """Not hours that are gone, nor those where more is damaged than rows."""
+        return hour not in self._given_up and not self._core.wheel.removed(np.array([hour << 32], np.uint64))
+
+    def _others(self) -> list[str]:
+        own_id = self._core.identity.node_id
+        return [member.node_id for member in self._core.log.members() if member.node_id != own_id]
+
+    # -- entries that must wait
+
+    def ready(self, entry: LogEntry) -> bool:
+        """Whether what this entry needs of the indexes can be read. CorruptSegmentError: it cannot, nor be mended."""
+        wheel = self._core.wheel
+        try:
+            for command in entry.commands:
+                kind = command.WhichOneof("body")
+                if kind == "dispatch":
+                    wheel.load_to(command.dispatch.due_ms)
+                elif kind == "settle":
+                    for batch in command.settle.batches:
+                        if (batch.kind == SETTLE_RETRY and batch.due_ms) or batch.kind == SETTLE_DEAD:
+                            wheel.lookup(np.frombuffer(batch.ids[: len(batch.ids) // 8 * 8], "<u8")).run()
+        except CorruptSegmentError as error:
+            if self.damaged(error):
+                self.holds_log = True
+                return False
+            raise
+        return True
+
+    # -- finding what is lost
+
+    def wanted_ms(self) -> int | None:
+        """When the next `tick` is needed (steady)."""
+        return min((case.next_ms for case in self._cases.values() if not case.working), default=None)
+
+    def tick(self, steady_ms: int) -> None:
+        """Look after what is due."""
+        if not self._cases:
+            return
+        for case in list(self._cases.values()):
+            if case.working or case.next_ms > steady_ms:
+                continue
+            if not self._mendable(case.hour):
+                self._over(case)
+            elif case.survey is None:
+                self._survey(case)
+            elif lost := case.lost():
+                self._ask(case, lost)
+            else:
+                self._write(case)
+
+    def _over(self, case: _Case) -> None:
+        del self._cases[case.hour]
+        self.holds_log = False
+        self._core.background.resume()
+
+    def _later(self, case: _Case, pause_ms: int) -> None:
+        case.next_ms = self._core.steady_ms() + pause_ms
+
+    def _survey(self, case: _Case) -> None:
+        job = self._core.wheel.survey(case.hour)
+        case.working = True
+
+        def surveyed(_: object, error: BaseException | None) -> None:
+            case.working = False
+            if error is not None:
+                self._failed(case, error)
+            elif len(job.ids):
+                case.survey = job
+                self._later(case, 0)
+            else:
+                self._over(case)  # it can be read again
+
+        self._core.background.submit(job.run, surveyed)
+
+    def _failed(self, case: _Case, error: BaseException) -> None:
+        """A survey or a write did not come to its end."""
+        if not self._mendable(case.hour):
+            self._over(case)
+        elif isinstance(error, SyncFailedError):
+            self._core.fatal(f"the index of hour {case.hour} cannot be mended: {error}")
+        elif isinstance(error, DiskFullError):
+            self._later(case, RETRY_MS)
+        else:
+            # Whoever needs the hour finds the damage again, and stops the node if it cannot go on without.
+            self._given_up.add(case.hour)
+            facts: dict[str, object] = {"hour": case.hour, "error": str(error)}
+            self.report("error", "an index cannot be mended", facts)
+            self._over(case)
+
+    def _ask(self, case: _Case, lost: list[int]) -> None:
+        ask = RecordAsk(ids=np.array(lost[:UNITS_ASKED_MAX], "<u8").tobytes(), units_only=True)
+        for peer_id in self._others():
+            self._core.log.send_beside(peer_id, PeerFrame(record_ask=ask))
+        self._later(case, ASK_PERIOD_MS)
+
+    def answer_in(self, peer_id: str, answer: RecordAnswer) -> None:
+        """A member has looked."""
+        for found in answer.records:
+            case = self._cases.get(found.id >> 32)
+            if case is None or case.working or found.state != RecordFound.READABLE:
+                continue
+            unit = _checked(found)
+            if unit is not None and found.id not in case.units:
+                case.units[found.id] = unit
+                self._later(case, 0)
+
+    def _write(self, case: _Case) -> None:
+        core = self._core
+        assert case.survey is not None
+        count = len(case.units)
+        job = MendJob(core.wheel.opened(case.hour), core.state.settings.slot_ms, case.survey.bad, case.units)
+        case.working = True
+
+        def written(_: object, error: BaseException | None) -> None:
+            case.working = False
+            if isinstance(error, UnlikeUnitError):
+                case.units.clear()
+                case.unlike += 1
+                if case.unlike < UNLIKE_MAX:
+                    self._later(case, RETRY_MS)
+                else:
+                    self._failed(case, error)
+            elif error is not None:
+                self._failed(case, error)
+            else:
+                self.mended += count
+                self.report(
+                    "warning",
+                    "rows of an index that were lost here are written again, with what other members had",
+                    {"hour": case.hour, "rows": count, "error": case.error},
+                )
+                self._over(case)
+
+        core.background.write(job.run, written)
+
+
+def _checked(found: RecordFound) -> np.void | None:
+    """The unit of what a member sent, if it is what it says."""
+    if len(found.unit) != UNIT_BYTES:
+        return None
+    if google_crc32c.extend(google_crc32c.value(found.unit), found.record) != found.crc32c:
+        return None
+    unit = np.frombuffer(found.unit, UNIT)
+    return unit[0] if int(ids_of(unit)[0]) == found.id else None

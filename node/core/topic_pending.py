@@ -1,0 +1,191 @@
+"""How many messages are pending by topic: what a master knows while the setting `topic_pending_max` asks for it.
+
+A count is what one pinned moment held (wheel/pinned.py; read page by page by workers), and what has come and gone
+since: schedules and dispatches are counted as they are applied. Commands that do not say of which topics their messages
+are (cancels, sweeps, retries, bulk loads) make it stale; then it is taken anew, while the one before goes on. That is
+paced: a count that took long is not repeated for PAUSES times as long.
+
+Soft, of the master alone, gone with its reign. Until the first count of a reign has ended, what it has come to counts:
+a limit may be overrun by what the new master has not seen yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tickwheel.node.core.intake import DUE_MS_LIMIT
+from tickwheel.node.state.quotas import OTHERS, parse_quotas
+from tickwheel.node.state.results import PublishResult, SettleResult
+from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, Command
+from tickwheel.wheel.pinned import Pinned
+from tickwheel.wheel.queries import ScanJob
+from tickwheel.wheel.units import CursorKey
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+PAGE_UNITS_MAX = 65_536
+"""Six megabytes of index at a time."""
+COUNT_PERIOD_MS = 200
+PAUSES = 20
+UNTOLD = {"cancel", "sweep", "ingest", "staging", "replay_dead", "cold"}
+"""Commands after which counts are stale. A reschedule keeps its topic."""
+
+
+class _Count:
+    """One under way."""
+
+    def __init__(self, pinned: Pinned, began_ms: int) -> None:
+        self.pinned = pinned
+        self.began_ms = began_ms
+        self.hours: list[int] = pinned.hours.tolist()[::-1]
+        self.start: CursorKey | None = None
+        self.found: dict[int, int] = {}
+        self.since: dict[int, int] = {}
+        """What has come and gone since the moment that was pinned."""
+        self.stale = False
+        """Something since then did not say its topics."""
+
+
+class TopicPending:
+    """One per node."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        self._known: dict[int, int] | None = None
+        self._stale = False
+        self._count: _Count | None = None
+        self._not_before_ms = 0
+        self._reign = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a limit, and this node is the one that keeps it."""
+        return bool(self._core.state.settings.topic_pending_max) and self._core.leading
+
+    @property
+    def counted(self) -> bool:
+        """The first count of this reign has ended, and nothing came since that it does not know of."""
+        return self._known is not None and not self._stale
+
+    def of(self, topic_id: int | None) -> int:
+        """Messages of a topic that are pending."""
+        if topic_id is None:
+            return 0
+        if self._known is not None:
+            return max(0, self._known.get(topic_id, 0))
+        count = self._count
+        return 0 if count is None else max(0, count.found.get(topic_id, 0) + count.since.get(topic_id, 0))
+
+    def limits(self) -> dict[str, tuple[int, int]]:
+        """Of each topic that has a limit: what is pending, and the limit."""
+        limits = parse_quotas(self._core.state.settings.topic_pending_max) or {}
+        if not limits:
+            return {}
+        found: dict[str, tuple[int, int]] = {}
+        for topic in self._core.state.topic_messages():
+            limit = limits.get(topic.name) or limits.get(OTHERS)
+            if limit:
+                found[topic.name] = (self.of(topic.topic_id), limit)
+        return found
+
+    def end(self) -> None:
+        """Mastership is gone."""
+        self._reign += 1
+        self._known = None
+        self._count = None
+        self._stale = False
+        self._not_before_ms = 0
+
+    # -- what is applied
+
+    def applied(self, command: Command, result: object) -> None:
+        """A command was applied."""
+        if self._known is None and self._count is None:
+            return
+        if isinstance(result, PublishResult):
+            self._published(command, result)
+            return
+        kind = command.WhichOneof("body")
+        retries = isinstance(result, SettleResult) and any(
+            batch.kind in (SETTLE_RETRY, SETTLE_DEAD) for batch in command.settle.batches
+        )
+        if kind in UNTOLD or retries:
+            self._spoil()
+
+    def _published(self, command: Command, result: PublishResult) -> None:
+        topics = np.frombuffer(command.publish.topic_ids, "<u4")
+        count = sum(len(outcome.ids) for outcome in result.requests if not outcome.repeated)
+        if len(topics) == 1:
+            self._add(int(topics[0]), count)
+        elif count == len(topics):
+            for topic_id, part in zip(*np.unique(topics, return_counts=True), strict=True):
+                self._add(int(topic_id), int(part))
+        elif count:
+            self._spoil()  # some of it was a repeat
+
+    def dispatched(self, topic_id: int, count: int) -> None:
+        """So many messages of a topic are pending no more."""
+        if self._known is not None or self._count is not None:
+            self._add(topic_id, -count)
+
+    def _add(self, topic_id: int, count: int) -> None:
+        if self._known is not None:
+            self._known[topic_id] = self._known.get(topic_id, 0) + count
+        if self._count is not None:
+            since = self._count.since
+            since[topic_id] = since.get(topic_id, 0) + count
+
+    def _spoil(self) -> None:
+        self._stale = True
+        if self._count is not None:
+            self._count.stale = True
+
+    # -- counting
+
+    def tick(self, steady_ms: int) -> None:
+        """Begin a count if one is wanted."""
+        if not self.wanted:
+            if self._known is not None or self._count is not None:
+                self.end()
+            return
+        if self._count is not None or self.counted or steady_ms < self._not_before_ms or self._core.wheel.absorbing:
+            return
+        self._count = _Count(self._core.wheel.pin(0, DUE_MS_LIMIT), steady_ms)
+        self._next_page(self._count)
+
+    def _next_page(self, count: _Count) -> None:
+        reign, core = self._reign, self._core
+        if not count.hours:
+            self._ended(count)
+            return
+
+        def scanned(job: ScanJob | None, error: BaseException | None) -> None:
+            if reign != self._reign or self._count is not count:
+                return
+            if job is None or error is not None:
+                # Removed under the reader, or not readable now: again from the beginning, later.
+                self._count = None
+                self._not_before_ms = core.steady_ms() + PAUSES * COUNT_PERIOD_MS
+                return
+            units = count.pinned.known(count.hours[-1], job.units)
+            for topic_id, number in zip(*np.unique(units["topic_id"], return_counts=True), strict=True):
+                count.found[int(topic_id)] = count.found.get(int(topic_id), 0) + int(number)
+            count.start = job.next_key
+            if job.next_key is None:
+                count.hours.pop()
+            self._next_page(count)
+
+        core.background.scan_pinned(
+            count.pinned, count.hours[-1], count.start, 0, DUE_MS_LIMIT, PAGE_UNITS_MAX, scanned
+        )
+
+    def _ended(self, count: _Count) -> None:
+        known = count.found
+        for topic_id, number in count.since.items():
+            known[topic_id] = known.get(topic_id, 0) + number
+        self._known, self._stale, self._count = known, count.stale, None
+        now_ms = self._core.steady_ms()
+        self._not_before_ms = now_ms + max(COUNT_PERIOD_MS, PAUSES * (now_ms - count.began_ms))
