@@ -291,7 +291,7 @@ def test_a_broadcasting_group_does_not_step_over_it() -> None:
 
 
 def test_a_unit_that_cannot_be_read_comes_too() -> None:
-    """After a failover the delay index is read as well: a bad row of it is brought with the record."""
+    """After a failover the delay index is read as well: what has a bad row of it comes, and the row is mended."""
     world = cluster(9)
     client = Seen(world)
     world.run(DELAY_MS)
@@ -304,7 +304,7 @@ def test_a_unit_that_cannot_be_read_comes_too() -> None:
     other.disk.flip(path, 3 * 96 + 20)
     client.consume()
     world.run(2_000)
-    assert sorted(client.numbers()) == list(range(COUNT)) and other.host.core.salvage.salvaged == 1
+    assert sorted(client.numbers()) == list(range(COUNT)) and other.host.core.mending.mended == 1
     all_up(world)
 
 
