@@ -203,7 +203,7 @@ def _report(summary: _Summary, console: Console) -> None:
         console.print(f"[bold red]{kind} was injected and never had an effect[/bold red]")
     console.print(
         f"{summary.seeds:,} seeds, {summary.simulated_s:,.0f} simulated s in {summary.cpu_s:,.1f} CPU s "
-        f"({summary.simulated_s / max(summary.cpu_s, 1e-9):,.0f} times real time)"
+        f"({60 * summary.cpu_s / max(summary.simulated_s, 1e-9):,.1f} CPU s for a simulated minute)"
     )
     facts = ", ".join(f"{name} {value:,.0f}" for name, value in sorted(summary.facts.items()))
     console.print(facts, style="dim", highlight=False)

@@ -22,6 +22,8 @@ from tickwheel.node.core.failure import Failure
 
 TIMEOUT_NS = 900 * MS
 """So long a client waits for an answer."""
+PAUSE_NS_MOST = 10_000 * MS
+"""However thin a run is: what a client pauses for when faults are over is a part of the drain."""
 
 
 class Clients(Protocol):
@@ -55,8 +57,9 @@ class Wires:
         return self._stage.shape
 
     def pause_ns(self, mean_ns: int, rng: Random) -> int:
-        """How long some client pauses before it does something again, in the mean of a dense run."""
-        return int(rng.expovariate(1 / (mean_ns * self.shape.thin)))
+        """Until some client does something again; `mean_ns`: in a dense run. No drain waits for it."""
+        thin = 1 if self.winding_down else self.shape.thin
+        return min(int(rng.expovariate(1 / (mean_ns * thin))), PAUSE_NS_MOST)
 
     def number(self) -> int:
         """The next of the numbers from 1 on that name things of this run."""

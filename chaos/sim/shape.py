@@ -29,7 +29,7 @@ CONSUMERS = (2,)
 LEASE_MS = (3_000,)
 SEGMENT_BYTES = (128 << 10,)
 DENSE_SECONDS = 10
-"""Runs up to twice as long have the full density of clients."""
+"""Runs up to twice as long have the full density of clients, longer ones about as many messages as those."""
 
 
 @dataclass(frozen=True, slots=True)
