@@ -22,7 +22,6 @@ from tickwheel.pipeline.runs import DIRECTORY as RUNS
 from tickwheel.pipeline.runs import Hours, Rows, Run, joined, write_run
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits
 from tickwheel.storage import bundle
-from tickwheel.storage.disk import Buffer
 from tickwheel.storage.unit import HOUR_MS, ONE_TAG
 
 BUNDLES = "bundles"
@@ -163,8 +162,7 @@ def steps(runs: Sequence[Run], due_min: int, due_max: int, rows_max: int) -> Ite
 
 @dataclass(slots=True)
 class _Gathered:
-    units: list[NDArray[np.void]] = field(default_factory=list)
-    records: list[Buffer] = field(default_factory=list)
+    parts: list[Rows] = field(default_factory=list)
     count: int = 0
     bytes: int = 0
     hours: int = 0
@@ -179,36 +177,31 @@ class Bundler:
         self._attempt = attempt
         self._slot_ms = slot_ms
         self._units_max = min(units_max, bundle.UNITS_MAX)
-        self._topics: dict[str, int] = {}
         self._now = _Gathered()
         self._number = 0
 
     def take(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         """Add sorted rows; a result for each bundle that is written."""
-        units, records = rows.units(), memoryview(rows.content())
-        units["topic_id"] = np.array([self._place(name) for name in rows.topics], np.uint32)[units["topic_id"]]
-        ends = np.cumsum(units["size"], dtype=np.int64)
-        hours = units["due_requested_ms"] // HOUR_MS
+        ends = np.cumsum(rows.columns["size"], dtype=np.int64)
+        hours = rows.due_ms // HOUR_MS
         changes = np.cumsum(np.diff(hours, prepend=hours[0] - 1) != 0)
-        at = 0
-        while at < len(units):
+        at, count = 0, len(hours)
+        while at < count:
             now = self._now
             before_bytes, before_hours = (int(ends[at - 1]), int(changes[at - 1])) if at else (0, 0)
             end = min(
-                len(units),
+                count,
                 at + self._units_max - now.count,
                 int(np.searchsorted(ends, before_bytes + bundle.LOG_BYTES_MAX - now.bytes, side="right")),
                 int(np.searchsorted(changes, before_hours + bundle.CHUNKS_MAX - now.hours, side="right")),
             )
             if end > at:
-                low, high = before_bytes, int(ends[end - 1])
-                now.units.append(units[at:end])
-                now.records.append(records[low:high])
+                now.parts.append(rows.part(at, end))
                 now.count += end - at
-                now.bytes += high - low
+                now.bytes += int(ends[end - 1]) - before_bytes
                 now.hours += int(changes[end - 1]) - before_hours + 1
                 at = end
-            if at < len(units):
+            if at < count:
                 yield self._write()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
@@ -216,21 +209,15 @@ class Bundler:
         if self._now.count:
             yield self._write()
 
-    def _place(self, topic: str) -> int:
-        """Of a topic in the list of this task."""
-        if topic not in self._topics and len(self._topics) >= bundle.TOPICS_MAX:
-            raise bundle.BadBundleError(f"more than {bundle.TOPICS_MAX} topics")
-        return self._topics.setdefault(topic, len(self._topics))
-
     def _write(self) -> pa.RecordBatch:
         now, self._now = self._now, _Gathered()
-        units = now.units[0] if len(now.units) == 1 else np.concatenate(now.units)
-        topics = list(self._topics)
-        used = np.unique(units["topic_id"])
-        if len(used) < len(topics):
-            units["topic_id"] = np.searchsorted(used, units["topic_id"])
-        records = now.records[0] if len(now.records) == 1 else b"".join(now.records)
-        pieces = bundle.build(units, records, slot_ms=self._slot_ms, topics=len(used))
+        rows = joined(now.parts)
+        columns, topics = rows.columns, rows.topics
+        is_used = np.bincount(columns["topic_id"], minlength=len(topics)) > 0
+        if not is_used.all():
+            columns = columns | {"topic_id": (np.cumsum(is_used) - 1)[columns["topic_id"]]}
+            topics = [topic for topic, used in zip(topics, is_used.tolist(), strict=True) if used]
+        pieces = bundle.build(columns, bytes(rows.content()), slot_ms=self._slot_ms, topics=len(topics))
         name = bundle.name_of(pieces)
         crc = 0
         aside = self._folder / f"{self._attempt}-{self._number}.tmp"
@@ -242,14 +229,15 @@ class Bundler:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(self._folder / f"{name}{bundle.SUFFIX}")
+        due = rows.due_ms
         row = {
             "name": name,
             "bytes": sum(map(len, pieces)),
             "units": now.count,
-            "hour_min": int(units["due_ms"][0]) // HOUR_MS,
-            "hour_max": int(units["due_ms"][-1]) // HOUR_MS,
+            "hour_min": int(due[0]) // HOUR_MS,
+            "hour_max": int(due[-1]) // HOUR_MS,
             "crc32c": crc,
-            "topics": [topics[place] for place in used.tolist()],
+            "topics": topics,
         }
         return pa.RecordBatch.from_pylist([row], RESULT)
 

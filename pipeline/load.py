@@ -30,7 +30,7 @@ AHEAD_MAX = 6
 SENDERS = 2
 """Bundles on their way to a node at once: one is made durable while the next one comes in."""
 CONTENTS_MAX = 4
-"""Bundles in memory; 52 MB each with messages of 100 bytes."""
+"""Bundles in memory; 27 MB each with messages of 100 bytes."""
 AGAIN_S = 1.0
 """Until a node that could not be reached is tried again."""
 GIVE_UP_S = 120.0

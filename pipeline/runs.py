@@ -48,18 +48,16 @@ class Rows:
         columns = {name: column[order] for name, column in self.columns.items()}
         return Rows(columns, self.records.take(pa.array(order)), self.topics)
 
-    def content(self) -> pa.Buffer | bytes:
+    def part(self, low: int, high: int) -> Rows:
+        """Some of them, nothing copied."""
+        columns = {name: column[low:high] for name, column in self.columns.items()}
+        return Rows(columns, self.records.slice(low, high - low), self.topics)
+
+    def content(self) -> memoryview:
         """All records one behind the other."""
         _, offsets, data = self.records.buffers()
         at = np.frombuffer(offsets, np.int64)[self.records.offset : self.records.offset + len(self.records) + 1]
-        return b"" if data is None else data.slice(int(at[0]), int(at[-1] - at[0]))
-
-    def units(self) -> NDArray[np.void]:
-        """As a bundle takes them."""
-        units = np.zeros(len(self.records), UNIT)
-        for name, column in self.columns.items():
-            units[name] = column
-        return units
+        return memoryview(b"" if data is None else data.slice(int(at[0]), int(at[-1] - at[0])))
 
 
 def joined(parts: Sequence[Rows]) -> Rows:

@@ -256,9 +256,9 @@ class _Reasons:
 
     def note(self, mask: Any, text: str) -> None:
         """The rows of a mask, of numpy or Arrow."""
-        found = mask if isinstance(mask, np.ndarray) else mask.to_numpy(zero_copy_only=False)
-        if not found.any():
+        if not (mask.any() if isinstance(mask, np.ndarray) else mask.true_count):
             return
+        found = mask if isinstance(mask, np.ndarray) else mask.to_numpy(zero_copy_only=False)
         if self._texts is None:
             self._texts = np.full(len(self.bad), "", dtype=object)
         self._texts[found & ~self.bad] = text

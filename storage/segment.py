@@ -11,7 +11,7 @@ of every 4 KiB of log, and the place (row) of each global index.
 Invariants: nothing is ever overwritten but by the bytes that were there before the disk lost them (`mend_rows`), so all
 three files are restored by their lengths alone; a row carries a checksum of itself; what does not check is reported
 (`CorruptSegmentError`), never handed on.
-Rows are opaque here but for size and the place of their checksum.
+Rows are opaque here but for size and the place of their checksum; `units_of` names what they are.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.storage.disk import Buffer, Disk, DiskError, File
+from tickwheel.storage.unit import UNIT
 
 ROW_BYTES = 96
 ROW_CHECKSUM_AT = 88
@@ -65,6 +66,17 @@ class CorruptSegmentError(DiskError):
 
 
 @dataclass(frozen=True, slots=True)
+class Ticks:
+    """The units of a chunk by tick, as it was built."""
+
+    hour: int
+    ticks: NDArray[np.uint32]
+    """Of the hour, rising."""
+    starts: NDArray[np.uint32]
+    """First row of each, and the end of the last."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Directory entry of one chunk. `ticks` (ticks of the hour, rising) have rows `starts[i]` to `starts[i + 1]`."""
 
@@ -79,6 +91,7 @@ class Chunk:
     starts: NDArray[np.uint32]
     crcs: NDArray[np.uint32]
     places_at: int  # where in the heads file the places begin
+    built: Ticks | None = None  # of a bundle with packed units: they cannot be read without
 
     def rows_between(self, tick_min: int, tick_max: int) -> tuple[int, int]:
         """Rows of the chunk with tick_min <= tick of the hour < tick_max."""
@@ -254,8 +267,12 @@ class Segment:
             found.append(chunk)
             row += chunk.count
             log_at += chunk.log_bytes
-            at = chunk.places_at + 4 * chunk.count
+            at = self.heads_end(chunk)
         return found
+
+    def heads_end(self, chunk: Chunk) -> int:
+        """Where in the heads what is kept of a chunk ends."""
+        return chunk.places_at + 4 * chunk.count
 
     def chunk_at(self, at: int, first_row: int, log_at: int) -> Chunk:
         """The chunk whose header lies at byte `at` of the heads, given where its rows and its log lie."""
@@ -315,6 +332,10 @@ class Segment:
         file = self._file("index")
         file.write_at(first_row * ROW_BYTES, np.ascontiguousarray(rows).tobytes())
         file.sync()
+
+    def units_of(self, chunk: Chunk, first: int, count: int) -> NDArray[np.void]:
+        """Units of a chunk from its row `first` on, checked."""
+        return self.rows(chunk.first_row + first, count).reshape(-1).view(UNIT)
 
     def places(self, chunk: Chunk, index_min: int, index_max: int) -> NDArray[np.uint32]:
         """Row within the chunk of each global index from index_min to below index_max.

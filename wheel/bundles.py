@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tickwheel.storage.bundle import BundleSegment, Layout, bundle_path
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.segment import Chunk
-from tickwheel.wheel.units import HOUR_MS, NO_INDEX, UNIT, Units
+from tickwheel.wheel.units import HOUR_MS, NO_INDEX, Units
 
 TAKEN = np.dtype(
     [
@@ -101,7 +101,7 @@ class Overlay:
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """Its directory with all that had passed in the tick of the cursor."""
         tick = self.clamp_ms % HOUR_MS // self.slot_ms
-        built_for = int(segment.rows(chunk.first_row, 1).reshape(-1).view(UNIT)["due_ms"][0]) // HOUR_MS
+        built_for = int(segment.units_of(chunk, 0, 1)["due_ms"][0]) // HOUR_MS
         passed = len(chunk.ticks) if built_for < hour else int(np.searchsorted(chunk.ticks, tick, side="right"))
         if not passed:
             return chunk.ticks, chunk.starts
@@ -109,9 +109,9 @@ class Overlay:
         starts = np.concatenate([chunk.starts[:1], chunk.starts[passed:]])
         return ticks, starts
 
-    def units(self, raw: NDArray[np.uint8], chunk: Chunk) -> Units:
+    def units(self, units: Units, chunk: Chunk) -> Units:
         """Units of a chunk that were read and checked, as they count."""
-        units: Units = raw.reshape(-1).view(UNIT).copy()
+        units = units if units.flags.writeable else units.copy()
         np.maximum(units["due_requested_ms"], self.clamp_ms, out=units["due_ms"])
         units["index"] += np.uint32(chunk.first_index)
         units["offset"] += np.uint64(chunk.log_start)

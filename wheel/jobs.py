@@ -247,9 +247,9 @@ class HourChunks:
 
     def units(self, chunk: Chunk, first: int, count: int) -> Units:
         """Units of some rows of a chunk, checked."""
-        raw = self.segment(chunk.seq).rows(chunk.first_row + first, count)
+        units = self.segment(chunk.seq).units_of(chunk, first, count)
         overlay = self._overlays.get(chunk.seq)
-        return units_from(raw) if overlay is None else overlay.units(raw, chunk)
+        return units if overlay is None else overlay.units(units, chunk)
 
     def close(self) -> None:
         for segment in self._segments.values():

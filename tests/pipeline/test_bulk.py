@@ -32,7 +32,6 @@ from tickwheel.pipeline.sink_rows import SchemaError
 from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.storage import bundle
 from tickwheel.storage.local import LocalDisk
-from tickwheel.storage.unit import UNIT
 from tickwheel.wheel import tags
 
 HOUR_MS = 3_600_000
@@ -62,7 +61,7 @@ def contents(folder: Path, manifest: Manifest) -> list[tuple[str, int, bytes]]:
         layout = bundle.check(disk, built.name)
         segment = bundle.segment_of(disk, built.name, layout)
         for hour, chunk, _ in bundle.chunks_of(segment, layout):
-            units = segment.rows(chunk.first_row, chunk.count).reshape(-1).view(UNIT)
+            units = segment.units_of(chunk, 0, chunk.count)
             log = segment.read_log(chunk, 0, chunk.log_bytes)
             for unit in units:
                 at, size, meta = int(unit["offset"]), int(unit["size"]), int(unit["meta_size"])

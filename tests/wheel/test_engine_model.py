@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from tests.storage.bundle_v1 import build_v1
 from tickwheel.storage import bundle
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.engine import CancelOutcome, Wheel
@@ -90,7 +91,10 @@ class History:
     def ingest(self) -> None:
         """A bundle built outside: the same as the same messages appended, but for their indexes."""
         units, blob, records = self.batch()
-        pieces = bundle.build(units, blob, slot_ms=self.slot_ms, topics=2)
+        if self.rng.random() < 0.7:
+            pieces = bundle.build(units, blob, slot_ms=self.slot_ms, topics=2)
+        else:
+            pieces = [build_v1(units, blob, slot_ms=self.slot_ms, topics=2)]
         name = bundle.name_of(pieces)
         store(self.disk, pieces)
         layout = bundle.check(self.disk, name)

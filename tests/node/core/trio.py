@@ -304,6 +304,7 @@ class Client:
         self.count = 0
         self.session: Session | None = None
         self.at: Node | None = None
+        self.boot = 0
         self.settle = True
         self.outcome: consumer_pb2.Outcome.ValueType = consumer_pb2.ACK
         self.gives_credit = True
@@ -344,8 +345,12 @@ class Client:
     def consume(self, credits: int = 10_000, lease_ms: int = 5_000) -> None:
         """Open a consumer at the master, and again wherever the master goes."""
         master = self.world.master()
-        if master is not None and master.host is not None and (self.at is not master or self.closed):
-            self.at, self.closed = master, False
+        if (
+            master is not None
+            and master.host is not None
+            and (self.at is not master or self.closed or self.boot != master.boot)
+        ):
+            self.at, self.boot, self.closed = master, master.boot, False
             request = consumer_pb2.OpenConsumer(group="g", topics=["t"], credits=credits, lease_ms=lease_ms)
             master.host.face.open_consumer(request, self._deliver, self._closed, self._opened)
             master.wake()
