@@ -36,6 +36,7 @@ GUARD_AIMS: dict[str, Aim] = {
     "votes_counted_once": Aim(("votes-twice",), nodes=5, without="repeats_taken"),
     "pickle_refused": Aim(("pickled-frame",)),
     "foreign_commands_fatal": Aim(("foreign-entry",)),
+    "bare_commit_clamped": Aim(("left-behind",), nodes=3, shape=(("journal_tail_bytes", 0), ("checkpoint_every", 50))),
     "starts_silent": Aim(("restart-bridge",), nodes=3, shape=(("log_pause_ms", 2_000),)),
     "apply_errors_fatal": Aim(("failed-apply",)),
     "transfer_marked": Aim(("handover",), nodes=5),

@@ -276,7 +276,9 @@ class CoreProcess:
                 answer(None)
 
         process = source.process
-        if isinstance(process, CoreProcess):
+        if me.copies_fail:
+            me.copies_failed += 1
+        elif isinstance(process, CoreProcess):
             source.deliver(process.host.core.checkpointer.request, files_ready)
         world.after(COPY_NS_MOST, answer, "the copy timed out")
 

@@ -183,6 +183,9 @@ class LogProcess:
         disk = self.machine.fabric.machines[peer_id].disk
         if not disk.exists(CHECKPOINT_PATH):
             return
+        if self.machine.copies_fail:
+            self.machine.copies_failed += 1
+            return
         data = disk.open(CHECKPOINT_PATH).read_at(0, 64)
         if _parse(data)[0] <= self._applied[0]:
             return

@@ -102,6 +102,28 @@ def bridge(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Ra
     return block(links)
 
 
+def left_behind(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """The master is alone for long, with entries that nobody else has. Back among the others it only hears of what they
+    have committed: their logs begin above, and copies of their checkpoints do not arrive."""
+    alone = scene.master() or machine
+    cut = block(links_of(scene, alone))
+    before = alone.copies_failed
+    alone.copies_fail += 1
+    over = {"yes": False}
+
+    def back() -> None:
+        if not over["yes"]:
+            over["yes"] = True
+            cut.end()
+
+    def end() -> None:
+        back()
+        alone.copies_fail -= 1
+
+    scene.world.after(planned.length_ns * 2 // 3, back)
+    return Active(end, lambda: alone.copies_failed - before)
+
+
 def flap(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
     links = links_of(scene, machine)
     effect = frames_hit(links)

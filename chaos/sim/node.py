@@ -87,6 +87,9 @@ class Machine:
         self.hung_work = ""
         """Works of functions whose name begins so return only when this is empty again."""
         self.works_hung = 0
+        self.copies_fail = 0
+        """Faults by which no copy of a peer's checkpoint arrives."""
+        self.copies_failed = 0
         self.unread = 0
         """Inputs that the turn being taken leaves for the next."""
         self.clock = SimulatedClock(world, name)
