@@ -111,6 +111,11 @@ class JournalView:
             start = 1
         if start < stop:
             rows.extend(self.rows(journal.base_index + start, stop - start))
+        if len(rows) == 1 < stop - start:
+            # One large entry has filled the bounds. That anything follows it must be seen all the same: by that
+            # pysyncobj knows that there is something to cut before it appends.
+            index, term, command = journal.entry(rows[0][1] + 1)
+            rows.append((command, index, term))
         return rows
 
     def rows(self, first: int, count_max: int) -> list[Row]:

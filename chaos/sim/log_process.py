@@ -42,6 +42,7 @@ def with_shape(config: RaftConfig, shape: Shape) -> RaftConfig:
         append_period_ms=shape.sync_period_ms,
         journal_tail_bytes_max=shape.journal_tail_bytes,
         batch_entries_max=shape.batch_entries,
+        batch_bytes_max=shape.batch_bytes,
         apply_entries_max=shape.apply_entries,
         apply_batch_entries=min(config.apply_batch_entries, shape.apply_entries),
     )

@@ -18,6 +18,7 @@ LOOP_GAP_US = (200, 1_000, 5_000, 10_000, *(20_000,) * 4, *(30_000,) * 4)
 SYNC_PERIOD_MS = (50, 100, 100, 100)
 JOURNAL_TAIL_BYTES = (0, 20_000, 64 << 20)
 BATCH_ENTRIES = (1_024, 1_024, 8)
+BATCH_BYTES = (1 << 20, 1 << 20, 4_096)
 APPLY_ENTRIES = (1_024, 1_024, 32)
 SETTLE_GRID_MS = (1, 50, 50, 100)
 PAUSE_MS = (400, 800, 1_500)
@@ -45,6 +46,8 @@ class Shape:
     """Kept below a checkpoint for slaves that are behind; those farther behind need the checkpoint."""
     batch_entries: int
     """Entries of one message at most."""
+    batch_bytes: int
+    """And their bytes, unless one entry has more: with small ones most entries fill a message by themselves."""
     apply_entries: int
     """Entries applied in one turn at most."""
     settle_grid_ms: int
@@ -90,6 +93,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         sync_period_ms=one("sync_period_ms", SYNC_PERIOD_MS),
         journal_tail_bytes=one("journal_tail_bytes", JOURNAL_TAIL_BYTES),
         batch_entries=one("batch_entries", BATCH_ENTRIES),
+        batch_bytes=one("batch_bytes", BATCH_BYTES),
         apply_entries=one("apply_entries", APPLY_ENTRIES),
         settle_grid_ms=one("settle_grid_ms", SETTLE_GRID_MS),
         pause_ms=one("pause_ms", PAUSE_MS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.replication.lone import MS, STEP_MS, Lone
 from tickwheel.proto.peer_pb2 import PeerFrame
+from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.log import Role, Verdict
 
 
@@ -163,3 +164,17 @@ def test_a_candidate_whose_disk_is_full_stays_a_slave() -> None:
             assert frame.WhichOneof("body") != "request_vote"
     assert any(halts), "never tried"
     assert lone.log.status().role is Role.SLAVE and lone.term == lone.journal.term == 1
+
+
+def test_a_large_entry_does_not_hide_what_follows_it() -> None:
+    """A deposed master with entries that nobody else has gives them up, however large the last one that it shares with
+    the new master is: what is read of the log at once is bounded, and all that is cut must be seen."""
+    lone = Lone(config=RaftConfig(batch_bytes_max=1_000))
+    lone.peers["b"].append(1, (0, 0), [(1, 1, b"\x00" + bytes(2_000)), (2, 1, b"\x00lost"), (3, 1, b"\x00lost")])
+    lone.run(2 * STEP_MS)
+    assert lone.journal.last_index == 3
+    lone.peers["c"].append(2, (1, 1), [(2, 2, b"\x00kept")], commit=2)
+    lone.run(2 * STEP_MS)
+    assert not lone.problems
+    assert (lone.journal.last_index, lone.journal.last_term) == (2, 2)
+    assert [command for _, _, command in lone.applied][-1] == b"kept"
