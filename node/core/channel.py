@@ -54,8 +54,8 @@ class Staged:
         return len(self.positions) - self.taken
 
 
-Fetch = Callable[["Channel", Staged, Callable[[], None]], None]
-"""Fills units and records of a Staged, then calls back; or has its channel `withhold` what cannot be read."""
+Fetch = Callable[["Channel", Staged], None]
+"""Fills units and records of a Staged, then tells its channel: `fetched`, or `withhold` with what cannot be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -197,30 +197,31 @@ class Channel:
         self._staged_count += len(positions)
         self._fetching += 1
 
-        def fetched() -> None:
-            if staged.kept is not None:
-                keep, staged.kept = staged.kept, None
-                self._staged_count -= int(np.count_nonzero(~keep))
-                staged.positions, staged.ids = staged.positions[keep], staged.ids[keep]
-                staged.attempts = staged.attempts[keep]
-                staged.units, staged.due_ms = None, np.zeros(len(staged.positions), np.int64)
-                if len(staged.positions):
-                    self.fetch(self, staged, fetched)
-                    return
-                staged.failed = "removed with its hour"
-            self._fetching -= 1
-            if staged.units is not None:
-                staged.due_ms = staged.units["due_ms"].astype(np.int64)
-                staged.ends = np.cumsum(staged.units["size"], dtype=np.int64)
+        self.fetch(self, staged)
 
-        self.fetch(self, staged, fetched)
+    def fetched(self, staged: Staged) -> None:
+        """Its units and records are there, or it failed, or some of it was removed: then the rest is fetched anew."""
+        if staged.kept is not None:
+            keep, staged.kept = staged.kept, None
+            self._staged_count -= int(np.count_nonzero(~keep))
+            staged.positions, staged.ids = staged.positions[keep], staged.ids[keep]
+            staged.attempts = staged.attempts[keep]
+            staged.units, staged.due_ms = None, np.zeros(len(staged.positions), np.int64)
+            if len(staged.positions):
+                self.fetch(self, staged)
+                return
+            staged.failed = "removed with its hour"
+        self._fetching -= 1
+        if staged.units is not None:
+            staged.due_ms = staged.units["due_ms"].astype(np.int64)
+            staged.ends = np.cumsum(staged.units["size"], dtype=np.int64)
 
-    def withhold(self, staged: Staged, found: Sifted, fetched: Callable[[], None]) -> None:
+    def withhold(self, staged: Staged, found: Sifted) -> None:
         """Some of what was staged cannot be read: the rest goes on, these wait for `supply` or `forsake`."""
         for row in found.failed:
             self._unread[int(staged.positions[row])] = int(staged.attempts[row])
         self._cut(staged, found.units, found.records)
-        fetched()
+        self.fetched(staged)
 
     def _cut(self, staged: Staged, units: Units, records: list[bytes | None]) -> None:
         """Only what has a record stays."""

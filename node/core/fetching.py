@@ -49,20 +49,20 @@ class Fetching:
         """Mastership began or is gone: nobody waits for answers any more."""
         self._reign += 1
 
-    def fetch(self, channel: Channel, staged: Staged, fetched: Callable[[], None]) -> None:
+    def fetch(self, channel: Channel, staged: Staged) -> None:
         """See channel.Fetch."""
         reign = self._reign
 
         def broken(error: BaseException) -> None:
             staged.failed = str(error)
-            fetched()
+            channel.fetched(staged)
             self._fatal(f"messages that are due cannot be looked for: {error}")
 
         def sifted(found: Sifted) -> None:
             if reign != self._reign:
                 return
             positions, ids = staged.positions, staged.ids
-            channel.withhold(staged, found, fetched)
+            channel.withhold(staged, found)
             for row, error in found.failed.items():
                 unit = found.units[row : row + 1] if found.known[row] else None
                 self.unreadable(channel, int(positions[row]), int(ids[row]), unit, str(error))
@@ -73,7 +73,7 @@ class Fetching:
                 return
             if isinstance(error, RemovedError):
                 staged.kept = staged.ids >> np.uint64(32) >= np.uint64(self._state.hour_min_kept)
-                fetched()
+                channel.fetched(staged)
                 return
             if isinstance(error, DiskError):
                 Sift(self._background, staged.ids, staged.units, sifted, broken).go()
@@ -82,7 +82,7 @@ class Fetching:
                 broken(error)
                 return
             staged.records = records
-            fetched()
+            channel.fetched(staged)
             self._news()
 
         def units_found(units: Units | None, error: BaseException | None) -> None:

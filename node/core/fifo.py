@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,7 +53,6 @@ class _Incomplete:
     """A Staged of which some cannot be read; `missing`: the rows that are not decided."""
 
     staged: Staged
-    fetched: Callable[[], None]
     units: Units
     records: list[bytes | None]
     missing: dict[int, int]
@@ -147,10 +145,10 @@ class FifoChannel(Channel):
                 self._ahead += 1
                 self._ahead_bytes += len(record)
 
-    def withhold(self, staged: Staged, found: Sifted, fetched: Callable[[], None]) -> None:
+    def withhold(self, staged: Staged, found: Sifted) -> None:
         """See Channel; here all of it waits."""
         missing = {int(staged.positions[row]): row for row in found.failed}
-        waiting = _Incomplete(staged, fetched, found.units, list(found.records), missing)
+        waiting = _Incomplete(staged, found.units, list(found.records), missing)
         self._incomplete.append(waiting)
         self._complete(waiting)
 
@@ -174,7 +172,7 @@ class FifoChannel(Channel):
         if not waiting.missing:
             self._incomplete.remove(waiting)
             self._cut(waiting.staged, waiting.units, waiting.records)
-            waiting.fetched()
+            self.fetched(waiting.staged)
 
     def forget_settled(self) -> None:
         """See Channel. What was settled on other ways (a filter, a removal) is looked for now and then."""

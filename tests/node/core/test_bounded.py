@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 from tests.node.core.trio import Client, Node, World, digests
+from tickwheel.node.core.channel import Staged
 from tickwheel.node.core.config import CoreConfig
 
 BUFFER_BYTES = 64 << 10
@@ -64,3 +66,22 @@ def test_a_master_that_cannot_merge_refuses_schedules_with_a_hint() -> None:
     assert len(client.acked) > before
     assert master.host is not None
     assert master.host.core.wheel.pending == len(client.acked)
+
+
+def test_what_was_delivered_leaves_memory_at_once() -> None:
+    """Not only when the garbage collector looks for cycles, which is seldom: records can be large. A circle among what
+    fetches messages for a group kept the records of all it had delivered."""
+    trio = World()
+    trio.elect()
+    client = Client(trio)
+    client.consume()
+    client.schedule(list(range(500, 800)))
+    trio.run_until(lambda: len(client.acked) == 300)
+    gc.collect()
+    gc.disable()
+    try:
+        trio.run_until(lambda: len(client.got) == 300)
+        left = [held for held in gc.get_objects() if isinstance(held, Staged)]
+    finally:
+        gc.enable()
+    assert not left

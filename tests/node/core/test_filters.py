@@ -213,7 +213,7 @@ def test_what_was_read_meets_a_changed_filter() -> None:
         subscription=subscription,
         recent=RecentUnits(),
         config=CoreConfig(),
-        fetch=lambda channel, staged, fetched: None,
+        fetch=lambda channel, staged: None,
     )
     units = np.zeros(2, UNIT)
     units["size"] = 1
