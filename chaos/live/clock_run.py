@@ -25,6 +25,8 @@ BEYOND_MS = 5.0
 """P3's slack beside the error that a node shows."""
 AHEAD_MS = 100.0
 """What becomes due so soon after dispatch has stopped was dispatched before, to be held until it is due."""
+GRACE_MS = 3_000.0
+"""What must come in a stretch may come so late: a node may have waited for a processor."""
 PART_MS = 5_000.0
 """In each part of a stretch of so long something must flow."""
 DUE_AHEAD_MS = 1_500
@@ -64,18 +66,17 @@ def flow_of(history: Iterable[Record]) -> _Flow:
 def judge_stretch(stretch: Stretch, flow: _Flow) -> tuple[bool, str]:
     """Whether messages flowed in it as they had to, and what was seen."""
 
-    def within(times: Iterable[float]) -> list[float]:
-        return [at_ms for at_ms in times if stretch.from_ms <= at_ms < stretch.until_ms]
-
-    came = within(at_ms for at_ms, due_ms in flow.came_ms if due_ms >= stretch.from_ms + AHEAD_MS)
-    accepted = within(flow.accepted_ms)
-    told = f"{len(accepted):,} requests accepted, {len(came):,} messages that became due came"
-    parts = max(1, round((stretch.until_ms - stretch.from_ms) / PART_MS))
+    from_ms, until_ms = stretch.from_ms, stretch.until_ms
+    last_ms = until_ms + (GRACE_MS if stretch.delivers else 0.0)
+    due_ms = [due for came, due in flow.came_ms if from_ms + AHEAD_MS <= due < until_ms and came < last_ms]
+    accepted_ms = [at_ms for at_ms in flow.accepted_ms if from_ms <= at_ms < until_ms]
+    told = f"{len(accepted_ms):,} requests accepted, {len(due_ms):,} messages that became due came"
+    parts = max(1, round((until_ms - from_ms) / PART_MS))
 
     def steady(times: Sequence[float]) -> bool:
-        return len({min(parts - 1, int((at_ms - stretch.from_ms) // PART_MS)) for at_ms in times}) == parts
+        return len({min(parts - 1, int((at_ms - from_ms) // PART_MS)) for at_ms in times}) == parts
 
-    return steady(accepted) and (steady(came) if stretch.delivers else not came), told
+    return steady(accepted_ms) and (steady(due_ms) if stretch.delivers else not due_ms), told
 
 
 def add_checks(verdict: Verdict, stage: ClockStage, flow: _Flow, load_ms: float) -> None:
@@ -149,7 +150,7 @@ def print_rows(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """The table."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("case")
-    for name in ("s", "messages", "early", "ahead", "unsaid", "error", "failovers", "as expected"):
+    for name in ("s", "messages", "early", "ahead", "unsaid", "error", "failovers", "waited", "as expected"):
         table.add_column(name, justify="right")
     table.add_column("verdict")
     for row in rows:
@@ -162,6 +163,7 @@ def print_rows(rows: Sequence[dict[str, Any]], console: Console) -> None:
             f"{row['acknowledged']:,}",
             *(f"{row[name]:,.0f}" for name in ("earliest_ms", "ahead_ms", "beyond_ms", "error_ms")),
             f"{row['failovers']}",
+            f"{row['starved_share']:.0%}",
             f"{row['seen']} of {row['expected']}",
             verdict,
             style=style,
@@ -169,7 +171,7 @@ def print_rows(rows: Sequence[dict[str, Any]], console: Console) -> None:
     console.print(table)
     console.print(
         "ms: early, the earliest message before its time; ahead, a serving master's time before the true one; unsaid, "
-        "that without the error it showed; error, the most it showed",
+        "that without the error it showed; error, the most it showed; waited: nodes, for a processor",
         style="dim",
         highlight=False,
     )

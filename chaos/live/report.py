@@ -70,6 +70,9 @@ def _doubts(verdict: Verdict) -> str:
         doubts.append(f"{_many(verdict.elections_without_fault, 'election')} had no fault to explain it.")
     if verdict.starved_share > STARVED_SHARE:
         doubts.append(f"The machine was busy: nodes waited for a processor {verdict.starved_share:.0%} of the time.")
+    if verdict.unjudged_ms:
+        times = ", ".join(_ms(ms) for ms in verdict.unjudged_ms[:TOLD_MAX])
+        doubts.append(f"P10 could not be judged while they waited for most of the time: {times} without a master.")
     if verdict.dead_letters:
         doubts.append(f"{_many(verdict.dead_letters, 'message')} went to dead letters.")
     return " ".join(doubts)

@@ -124,6 +124,8 @@ class Verdict:
     """How much before its time by true time the earliest message came; 0: none did."""
     starved_share: float = 0.0
     """How much of the time the nodes were ready to run and had no processor."""
+    unjudged_ms: list[float] = field(default_factory=list)
+    """Times without a master over which P10 was not judged, since the nodes had no processor."""
     clock_error_ms: float = 0.0
     """How far a master said at most that its time might be off."""
     time_ahead_ms: float = 0.0
@@ -260,6 +262,7 @@ def _fill(
     verdict.healed_s = nodes.healed_s
     verdict.statuses = nodes.statuses
     verdict.starved_share = round(nodes.starved_share(load_ms, math.inf), 3)
+    verdict.unjudged_ms = [round(ms) for ms in nodes.unjudged_ms]
     verdict.earliest_ms = round(max(0.0, messages.earliest_ms), 1)
     verdict.time_ahead_ms, verdict.time_beyond_ms = nodes.ahead_ms, round(nodes.beyond_ms, 1)
     verdict.clock_error_ms = max(nodes.clock_errors_ms.values(), default=0.0)

@@ -19,6 +19,9 @@ RESUME_MS_MAX = 10_000.0
 """P10: with a majority connected, so long without a master that serves is a broken promise. The promise says a second
 or two; one machine that runs a whole cluster, its load and its faults is given more, and time for which nodes had no
 processor does not count."""
+STARVED_SHARE_MAX = 0.5
+"""P10 is not judged over a time of which nodes waited for a processor for more than half: leases, timeouts and faults
+go by true time, so it cannot be said what nodes with a processor would have done."""
 FAULT_TAIL_MS = 4_000.0
 """An election so long after a fault is put down to it: processes start, connections come back."""
 NOT_SHOWN = "RECOVERING"
@@ -96,6 +99,8 @@ class Nodes:
     """The same without what it said that its time might be off by."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
     """The most that each node held."""
+    unjudged_ms: list[float] = field(default_factory=list)
+    """Times without a master that would have broken P10 if the nodes had had a processor."""
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _masters: dict[int, str] = field(default_factory=dict)
     _leases: dict[int, tuple[float, str]] = field(default_factory=dict)
@@ -291,7 +296,11 @@ class Nodes:
                 at_ms = max(at_ms, back_ms)
         longest_ms = max(longest_ms, until_ms - at_ms)
         starved = self.starved_share(from_ms, until_ms)
-        if longest_ms * (1 - starved) > RESUME_MS_MAX:
+        if longest_ms * (1 - starved) <= RESUME_MS_MAX:
+            return
+        if starved > STARVED_SHARE_MAX:
+            self.unjudged_ms.append(longest_ms)
+        else:
             what = f"{longest_ms / 1_000:.1f} s without a master that serves, with a majority connected"
             self.broken("P10", from_ms, f"{what}; its nodes waited for a processor {starved:.0%} of the time")
 

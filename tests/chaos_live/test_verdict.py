@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chaos_live.stories import BEGAN_MS, DRAIN_MS, END_MS, KILL_MS, LEASE_MS, Story, good
+from tickwheel.chaos.live.report import headline
 from tickwheel.chaos.live.verdict import Verdict, judge
 
 NEW = [90_001]
@@ -318,6 +319,23 @@ def test_no_master_is_no_breach_while_no_majority_is_connected() -> None:
     story.tell(4_700, "majority", holds=False)
     story.tell(15_000, "majority", holds=True)
     assert judged(story).broken == []
+
+
+@pytest.mark.parametrize(("waited_ms", "broken", "unjudged"), [(200, {"P10"}, []), (300, set(), [36_100])])
+def test_a_standstill_without_a_processor_is_not_judged_but_told(
+    waited_ms: int, broken: set[str], unjudged: list[int]
+) -> None:
+    """P10: over half a minute without a master counts while nodes had more than half of the processor that they
+    wanted; below that nobody can say whose fault it is, and the report says so instead of calling it held."""
+    story = good()
+    _leaves(story, "n2", 4_550, END_MS)
+    story.status(40_000, "n2", "MASTER", 2)
+    for tick in range(80):
+        story.tell(500.0 * tick, "cpu", node="n1", ms=500, waited=waited_ms)
+    verdict = judged(story)
+    assert set(verdict.broken_counts) == broken
+    assert verdict.unjudged_ms == unjudged
+    assert ("could not be judged" in headline(verdict)[2]) is bool(unjudged)
 
 
 def test_a_recovering_node_shows_no_cursor() -> None:
