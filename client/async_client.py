@@ -189,7 +189,7 @@ class AsyncClient:
         )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ScheduleReceipt:
-            return await SchedulerStub(channel).Schedule(request, timeout=try_s)
+            return await self.cluster.stub(SchedulerStub, channel).Schedule(request, timeout=try_s)
 
         try:
             receipt = await self.cluster.call(invoke, timeout_s or self.timeout_s)
@@ -240,7 +240,7 @@ class AsyncClient:
         request = scheduler_pb2.CancelRequest(id=parse_id(message_id))
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CancelResponse:
-            return await SchedulerStub(channel).Cancel(request, timeout=try_s)
+            return await self.cluster.stub(SchedulerStub, channel).Cancel(request, timeout=try_s)
 
         response = await self.cluster.call(invoke, self.timeout_s)
         return scheduler_pb2.CancelOutcome.Name(response.outcome)
@@ -267,7 +267,7 @@ class AsyncClient:
             request.delay_level = when
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.RescheduleResponse:
-            return await SchedulerStub(channel).Reschedule(request, timeout=try_s)
+            return await self.cluster.stub(SchedulerStub, channel).Reschedule(request, timeout=try_s)
 
         response = await self.cluster.call(invoke, self.timeout_s)
         name = scheduler_pb2.RescheduleOutcome.Name(response.outcome).removeprefix("RESCHEDULE_")
@@ -280,7 +280,7 @@ class AsyncClient:
         request = scheduler_pb2.GetRequest(id=parse_id(message_id), content=content)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.GetResponse:
-            return await SchedulerStub(channel).Get(request, timeout=try_s)
+            return await self.cluster.stub(SchedulerStub, channel).Get(request, timeout=try_s)
 
         response = await self.cluster.call(invoke, self.timeout_s)
         state = scheduler_pb2.MessageState.Name(response.state).removeprefix("MESSAGE_")
@@ -319,7 +319,7 @@ class AsyncClient:
         )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ListPendingResponse:
-            return await SchedulerStub(channel).ListPending(request, timeout=try_s)
+            return await self.cluster.stub(SchedulerStub, channel).ListPending(request, timeout=try_s)
 
         while True:
             page = await self.cluster.call(invoke, self.timeout_s, try_timeout_s=self.timeout_s)
@@ -355,7 +355,7 @@ class AsyncClient:
         )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CountPendingResponse:
-            return await SchedulerStub(channel).CountPending(request, timeout=try_s)
+            return await self.cluster.stub(SchedulerStub, channel).CountPending(request, timeout=try_s)
 
         counts: dict[int, int] = {}
         while True:

@@ -22,6 +22,7 @@ from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
 A = TypeVar("A")
+S = TypeVar("S")
 
 END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 """What `read` of a stream returns when the node has ended it without an error."""
@@ -112,6 +113,7 @@ class Cluster:
         if tls and tls.server_name:
             self._options += (("grpc.ssl_target_name_override", tls.server_name),)
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[tuple[object, grpc.aio.Channel], Any] = {}
         self._master: str | None = None
         self._term = 0
         self._finding: asyncio.Task[str | None] | None = None
@@ -134,6 +136,13 @@ class Cluster:
             self._channels[address] = found
         return found
 
+    def stub(self, kind: Callable[[grpc.aio.Channel], S], channel: grpc.aio.Channel) -> S:
+        """A service's stub on a channel, made on first use: it makes each of its methods anew, called or not."""
+        found: S | None = self._stubs.get((kind, channel))
+        if found is None:
+            found = self._stubs[kind, channel] = kind(channel)
+        return found
+
     async def close(self) -> None:
         """Close all connections. Idempotent."""
         tasks = [task for task in (self._watch, self._finding) if task is not None]
@@ -142,6 +151,7 @@ class Cluster:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         channels, self._channels = list(self._channels.values()), {}
+        self._stubs.clear()
         await asyncio.gather(*(channel.close(None) for channel in channels))
 
     # -- who is the master
@@ -195,7 +205,8 @@ class Cluster:
 
     async def _status(self, address: str, timeout_s: float) -> admin_pb2.NodeStatus | Fault:
         try:
-            return await AdminStub(self.channel(address)).GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout_s)
+            stub = self.stub(AdminStub, self.channel(address))
+            return await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             return fault_of_call(error)
 

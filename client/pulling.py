@@ -37,7 +37,7 @@ class PullClient:
         """One batch; empty if nothing came in time. What the group's filter does not want is settled here."""
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> consumer_pb2.DeliverBatch:
-            return await ConsumerStub(channel).Pull(request, timeout=try_s)
+            return await self._cluster.stub(ConsumerStub, channel).Pull(request, timeout=try_s)
 
         batch = await self._cluster.call(invoke, self._timeout_s, try_timeout_s=TRY_TIMEOUT_S)
         foreign = mismatches(batch)
@@ -63,7 +63,7 @@ class PullClient:
             async def invoke(
                 channel: grpc.aio.Channel, try_s: float, request: consumer_pb2.SettleBatch = request
             ) -> consumer_pb2.SettleReceipt:
-                return await ConsumerStub(channel).Settle(request, timeout=try_s)
+                return await self._cluster.stub(ConsumerStub, channel).Settle(request, timeout=try_s)
 
             receipt = await self._cluster.call(invoke, self._timeout_s)
             settled += receipt.settled

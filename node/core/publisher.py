@@ -209,7 +209,7 @@ class Publisher:
         due = resolve_when(batch.when, batch.kinds, now_ms + 1, table_ms)
         request.levels = applied_levels(batch.when, batch.kinds, table_ms)
         limit_ms = self._state.settings.delay_ms_max
-        latest = int(due.max())
+        latest = int(due[0]) if len(due) == 1 else int(due.max())
         if latest > now_ms + limit_ms:
             row = int(due.argmax())
             error = invalid(f"due_ms[{row}]", latest, f"at most {limit_ms} ms ahead of now ({now_ms})")
