@@ -59,8 +59,12 @@ class CoreConfig:
     """Entries proposed and not applied; more wait and are merged (group commit)."""
 
     gather_ms: int = 4
-    """Settlements, and schedules while others are under way, make an entry so long after the last one at the earliest;
-    a dispatch leaves at once and takes along what waits. 0: everything leaves at once."""
+    """Settlements make an entry so long after the last one at the earliest, behind a dispatch a little later than the
+    next one is expected; a dispatch leaves at once and takes along what waits. 0: everything leaves at once."""
+
+    gather_busy_ms: int = 16
+    """Schedules wait for the answer to the entry that is under way, but so long after it was proposed at the most. 0:
+    they do not wait."""
 
     propose_bytes_max: int = 4 << 20
     """Bytes of entries proposed and not applied."""
@@ -221,6 +225,7 @@ _MAY_BE_ZERO = frozenset(
         "dispatch_ahead_ms",
         "dispatch_period_ms",
         "gather_ms",
+        "gather_busy_ms",
         "delivery_period_ms",
     }
 )

@@ -2,9 +2,9 @@
 
 Owns the commands that wait to be proposed and the callbacks of those under way. `flush` runs after
 every input. Commands that somebody's clock waits for (dispatch, membership) leave at once and take along
-what waits; settlements, and schedules while others are under way, leave `gather_ms` after the last entry at
-the earliest, because each entry costs every node the same work however little is in it. Every callback is
-called exactly once.
+what waits. All others wait for company, because each entry costs every node the same work however little is in
+it: settlements leave `gather_ms` after the last entry at the earliest, schedules when nothing is under way any
+more, but at the latest `gather_busy_ms` after the last entry. Every callback is called exactly once.
 """
 
 from __future__ import annotations
@@ -70,10 +70,12 @@ class Proposer:
         self._changes: deque[int] = deque()
         """Of each entry in flight: the first due time that it can change; NO_CHANGE: none."""
         self._urgent = False
+        self._after_urgent = False
+        """The last entry was one that somebody's clock waited for, so the next may be."""
         self._proposed_ms = 0
         """When the last entry was proposed."""
-        self._gather_until_ms = 0
-        """Until when what waits may wait for company; 0: nothing waits."""
+        self._gathers_from_ms = 0
+        """Since when what waits may wait for company; 0: nothing waits."""
         self.term = 0
         """Term this node leads; 0 while it does not."""
 
@@ -155,8 +157,8 @@ class Proposer:
 
     def _propose_next(self, log: ReplicatedLog, now_ms: int) -> bool:
         """One entry of what waits; False if there is nothing that can go."""
-        self._urgent = False
-        self._gather_until_ms = 0
+        self._after_urgent, self._urgent = self._urgent, False
+        self._gathers_from_ms = 0
         commands, dones, _size = self._gather()
         if not commands:
             return False
@@ -179,20 +181,34 @@ class Proposer:
         """Whether what waits should go on waiting for company."""
         published = self._source.waiting_bytes if self._source is not None else 0
         if not self._waiting and not published:
-            self._gather_until_ms = 0
+            self._gathers_from_ms = 0
             return True
         if self._urgent or (published and not self._entries_in_flight):
             return False
         if self._waiting_bytes + published >= GATHER_BYTES_MAX:
             return False
-        if not self._gather_until_ms:
-            self._gather_until_ms = min(now_ms, self._proposed_ms) + self._config.gather_ms
+        if not self._gathers_from_ms:
+            self._gathers_from_ms = min(now_ms, self._proposed_ms)
         # No further ahead than a pause: the time may have been set back before anybody acted by it.
-        return now_ms < self._gather_until_ms <= now_ms + self._config.gather_ms
+        return 0 <= now_ms - self._gathers_from_ms < self._pause_ms
+
+    @property
+    def _pause_ms(self) -> int:
+        """How long what waits may wait. Schedules alone: for the answer to what is under way, so that entries grow with
+        the load instead of coming more often. Settlements: a little, and for the next dispatch if one has just left."""
+        config = self._config
+        if not self._waiting:
+            return config.gather_busy_ms
+        if self._after_urgent and config.gather_ms:
+            return max(config.gather_ms, config.dispatch_period_ms + 1)
+        return config.gather_ms
 
     def wanted_ms(self) -> int | None:
         """When the next flush is needed at the latest; None: an answer or an arrival will bring it."""
-        return self._gather_until_ms or None
+        if not self._gathers_from_ms:
+            return None
+        answered = not self._entries_in_flight and self._source is not None and self._source.waiting_bytes
+        return self._gathers_from_ms + (0 if answered else self._pause_ms)
 
     def _gather(self) -> tuple[list[Command], list[Done], int]:
         commands: list[Command] = []

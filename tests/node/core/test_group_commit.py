@@ -1,0 +1,123 @@
+"""How schedules and settlements share entries of the log: nobody waits alone, many wait for each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tests.node.core.trio import Client, World
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.intake import KIND_DELAY, IncomingBatch
+from tickwheel.node.core.publisher import BatchOutcome
+
+
+def message() -> IncomingBatch:
+    """One, due in an hour."""
+    return IncomingBatch(
+        producer_id="",
+        sequence=0,
+        count=1,
+        topics=["t"],
+        topic_of=None,
+        when=np.array([3_600_000], np.int64),
+        kinds=KIND_DELAY,
+        sizes=np.array([1], np.uint32),
+        meta_sizes=None,
+        records=b"x",
+    )
+
+
+class Callers:
+    """So many who schedule one message after the other, each when the one before is answered."""
+
+    def __init__(self, world: World, count: int, pause_ms: float) -> None:
+        self.world = world
+        self.answered = 0
+        self.took_ms: list[float] = []
+        self._pause_ns = int(pause_ms * 1e6)
+        self.calling = True
+        for place in range(count):
+            world.at(world.now_ns + 7_919 * place, self._call)
+
+    def _call(self) -> None:
+        node = self.world.master()
+        assert node is not None and node.host is not None
+        began_ns = self.world.now_ns
+
+        def answered(outcome: BatchOutcome | Failure) -> None:
+            assert isinstance(outcome, BatchOutcome)
+            self.answered += 1
+            self.took_ms.append((self.world.now_ns - began_ns) / 1e6)
+            if self.calling:
+                self.world.at(self.world.now_ns + self._pause_ns, self._call)
+
+        node.host.face.schedule(message(), answered)
+        node.wake()
+
+
+def entries(world: World) -> int:
+    """Length of the log."""
+    node = world.master()
+    assert node is not None and node.host is not None
+    return node.host.core.log.status().commit_index
+
+
+def ready() -> World:
+    """Three nodes that know the topic."""
+    world = World()
+    world.elect()
+    Client(world).schedule([3_600_000])
+    world.run(1_000)
+    return world
+
+
+def test_a_single_caller_waits_for_nobody() -> None:
+    """With nothing under way a schedule leaves at once: its answer takes a round trip and a sync, no pause on top."""
+    world = ready()
+    alone = Callers(world, 1, pause_ms=20)
+    world.run(1_000)
+    assert alone.answered > 30
+    assert max(alone.took_ms) <= 4, alone.took_ms
+
+
+def test_many_callers_share_entries() -> None:
+    """What comes while an entry is under way waits for its answer: otherwise 64 callers would fill the log with
+    entries of a few messages, each of which costs three nodes a sync."""
+    world = ready()
+    before = entries(world)
+    many = Callers(world, 64, pause_ms=1)
+    world.run(1_000)
+    assert many.answered / (entries(world) - before) > 20
+    assert max(many.took_ms) <= 8, max(many.took_ms)
+
+
+def test_a_slow_majority_does_not_stop_the_log() -> None:
+    """An entry that takes long (a disk that hangs) holds back those who come later for gather_busy_ms, no longer."""
+    world = ready()
+    master = world.master()
+    assert master is not None and master.host is not None
+    log = master.host.core.log
+    for name in world.nodes:
+        if name != master.name:
+            world.cut.add(frozenset((name, master.name)))
+    before = log.status().last_index
+    waiting = Callers(world, 64, pause_ms=1)
+    world.run(5)
+    early = log.status().last_index
+    world.run(3 * CoreConfig().gather_busy_ms)
+    waiting.calling = False
+    assert log.status().last_index > early >= before + 1
+
+
+def test_without_a_pause_nothing_gathers() -> None:
+    """0 switches it off: every flush makes an entry."""
+    world = World(config=replace(CoreConfig(), segment_bytes=1 << 20, gather_ms=0, gather_busy_ms=0))
+    world.elect()
+    Client(world).schedule([3_600_000])
+    world.run(1_000)
+    before = entries(world)
+    many = Callers(world, 8, pause_ms=1)
+    world.run(500)
+    assert many.answered / (entries(world) - before) < 4
