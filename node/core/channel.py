@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.leases import Attempts, ChannelKey, Positions
 from tickwheel.node.core.recent import RecentUnits
 from tickwheel.node.core.sift import Sifted
 from tickwheel.node.state.subscription import Subscription
-from tickwheel.wheel.units import Ids, Units, ids_of
+from tickwheel.wheel.units import Ids, Units, ids_of, join_units
 
 FETCHES_MAX = 8
 """Fetches of one channel under way at a time."""
@@ -293,6 +293,8 @@ class Channel:
                     continue
                 if head.records is None:
                     break
+                if queue is self._staged and len(queue) > 1:
+                    self._join(head, now_ms, limit)
                 first = head.taken
                 ready = (
                     int(np.searchsorted(head.due_ms[first:], now_ms, "right")) if queue is self._staged else head.count
@@ -308,6 +310,26 @@ class Channel:
                     queue.popleft()
                 return head, first, first + count
         return None
+
+    def _join(self, head: Staged, now_ms: int, limit: int) -> None:
+        """What is due of the next leaves with what is left of the first, not in a batch of its own after a pause."""
+        queue = self._staged
+        if self.config.delivery_order is DeliveryOrder.PUSH_FIRST:
+            return  # `unpush` drops what is not dispatched, and only that
+        while len(queue) > 1 and head.count < limit and int(head.due_ms[-1]) <= now_ms:
+            behind = queue[1]
+            if behind.failed or behind.records is None or int(behind.due_ms[behind.taken]) > now_ms:
+                return
+            assert head.records is not None and head.units is not None and behind.units is not None
+            head.positions = np.concatenate((head.positions[head.taken :], behind.positions[behind.taken :]))
+            head.ids = np.concatenate((head.ids[head.taken :], behind.ids[behind.taken :]))
+            head.attempts = np.concatenate((head.attempts[head.taken :], behind.attempts[behind.taken :]))
+            head.due_ms = np.concatenate((head.due_ms[head.taken :], behind.due_ms[behind.taken :]))
+            head.units = join_units((head.units[head.taken :], behind.units[behind.taken :]))
+            head.records = head.records[head.taken :] + behind.records[behind.taken :]
+            head.ends = np.cumsum(head.units["size"], dtype=np.int64)
+            head.taken = 0
+            del queue[1]
 
     def _fitting(self, staged: Staged, first: int) -> int:
         """How many messages from `first` on fit a batch by bytes; at least one."""
