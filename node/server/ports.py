@@ -7,10 +7,12 @@ side so that an fdatasync never waits behind a cold read or a merge.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -27,17 +29,34 @@ class BootClock:
 
 
 class ThreadExecutor:
-    """Runs works in threads; their `done` on the loop, followed by `after` (the driver's wake)."""
+    """Runs works in threads; their `done` on the loop, followed by `after` (the driver's wake).
+
+    A pool of the standard library makes a future with a lock and a condition for each work, which for an fdatasync on
+    a fast disk costs more time than the disk takes.
+    """
 
     def __init__(
-        self, name: str, threads_max: int, loop: asyncio.AbstractEventLoop, after: Callable[[], None] = lambda: None
+        self, name: str, threads: int, loop: asyncio.AbstractEventLoop, after: Callable[[], None] = lambda: None
     ) -> None:
-        self._pool = ThreadPoolExecutor(threads_max, thread_name_prefix=name)
+        self._works: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._loop = loop
         self._after = after
         self._stopped = False
         self.waiting = 0
         """Works submitted whose `done` has not been called."""
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"{name}_{number}", daemon=True) for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            work = self._works.get()
+            if work is None:
+                return
+            work()
+            del work  # or it keeps what it worked on until the next one comes
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         """See the Executor port."""
@@ -51,7 +70,7 @@ class ThreadExecutor:
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._finish, done, result, error)
 
-        self._pool.submit(run)
+        self._works.put(run)
 
     def _finish(
         self, done: Callable[[T | None, BaseException | None], None], result: T | None, error: BaseException | None
@@ -65,7 +84,13 @@ class ThreadExecutor:
     def stop(self) -> None:
         """Idempotent. Waits for running works; those that wait are dropped, no `done` comes any more."""
         self._stopped = True
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        with contextlib.suppress(Empty):
+            while True:
+                self._works.get_nowait()
+        for _ in self._threads:
+            self._works.put(None)
+        for thread in self._threads:
+            thread.join()
 
 
 def system_random() -> random.Random:

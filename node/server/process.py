@@ -18,8 +18,6 @@ from typing import Any
 
 import grpc
 import uvloop
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from tickwheel.node.config import ConfigError, NodeConfig
 from tickwheel.node.core.checkpoint import BackupFile
@@ -30,41 +28,20 @@ from tickwheel.node.logs import RateLimit, logger, set_up_logs
 from tickwheel.node.metrics import HistogramValue, MetricValue, registry_of
 from tickwheel.node.server.access import Access
 from tickwheel.node.server.admin_service import AdminService
-from tickwheel.node.server.bulk_service import BulkService
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.clock_watch import ClockWatch
-from tickwheel.node.server.cold_service import ColdService
 from tickwheel.node.server.cold_watch import ColdWatch
 from tickwheel.node.server.consumer_service import ConsumerService
-from tickwheel.node.server.dead_service import DeadService
 from tickwheel.node.server.driver import LAG_BOUNDS_MS, LoopDriver
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.identity import IdentityError, open_identity
+from tickwheel.node.server.loop import NodeLoop
 from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
 from tickwheel.node.server.scheduler_service import SchedulerService
-from tickwheel.node.server.snapshot_service import SnapshotService
-from tickwheel.node.server.staging_service import StagingService
+from tickwheel.node.server.services import client_server
 from tickwheel.node.tls import NodeTls, is_member_certificate, read_tls
-from tickwheel.proto import (
-    admin_pb2,
-    admin_pb2_grpc,
-    bulk_pb2,
-    bulk_pb2_grpc,
-    cold_pb2,
-    cold_pb2_grpc,
-    consumer_pb2,
-    consumer_pb2_grpc,
-    dead_pb2,
-    dead_pb2_grpc,
-    peer_pb2_grpc,
-    scheduler_pb2,
-    scheduler_pb2_grpc,
-    snapshot_pb2,
-    snapshot_pb2_grpc,
-    staging_pb2,
-    staging_pb2_grpc,
-)
+from tickwheel.proto import peer_pb2_grpc
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.grpc_network import CHANNEL_OPTIONS, GrpcNetwork, PeerService
 from tickwheel.replication.ports import Clock
@@ -170,7 +147,8 @@ class NodeProcess:
         consumer = ConsumerService(calls, config.core.batch_bytes_max * 4)
         admin = AdminService(calls, config.limits.status_streams_max, disk, reads)
         health = HealthReporter()
-        clients = self._client_server(tls, scheduler, consumer, admin, calls, health)
+        clients = client_server(config.limits, calls, scheduler, consumer, admin, health)
+        self._bind(clients, "client_bind", config.listen.client_bind, tls.client_server_credentials())
         peers = self._peer_server(tls, host, network, disk, driver.wake)
         metrics = MetricsServer(
             registry_of(lambda: self._metrics(host, driver, scheduler, consumer, {"read": reads, "sync": syncs}))
@@ -233,51 +211,6 @@ class NodeProcess:
                 server.add_secure_port(address, credentials)
         except RuntimeError:
             raise StartError(_cannot_listen(name, address), EXIT_CONFIG) from None
-
-    def _client_server(
-        self,
-        tls: NodeTls,
-        scheduler: SchedulerService,
-        consumer: ConsumerService,
-        admin: AdminService,
-        calls: Calls,
-        health: HealthReporter,
-    ) -> grpc.aio.Server:
-        limits = self._config.limits
-        server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", limits.request_bytes_max),
-                ("grpc.max_send_message_length", limits.request_bytes_max),
-            ],
-            maximum_concurrent_rpcs=limits.calls_max,
-        )
-        scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, server)
-        consumer_pb2_grpc.add_ConsumerServicer_to_server(consumer, server)
-        admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
-        staging_pb2_grpc.add_StagingServicer_to_server(StagingService(calls), server)
-        snapshot_pb2_grpc.add_SnapshotServicer_to_server(SnapshotService(calls), server)
-        bulk_pb2_grpc.add_BulkServicer_to_server(BulkService(calls), server)
-        cold_pb2_grpc.add_ColdServicer_to_server(ColdService(calls), server)
-        dead_pb2_grpc.add_DeadLettersServicer_to_server(DeadService(calls), server)
-        health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
-        names = [
-            module.DESCRIPTOR.services_by_name[name].full_name
-            for module, name in (
-                (scheduler_pb2, "Scheduler"),
-                (consumer_pb2, "Consumer"),
-                (admin_pb2, "Admin"),
-                (staging_pb2, "Staging"),
-                (bulk_pb2, "Bulk"),
-                (cold_pb2, "Cold"),
-                (dead_pb2, "DeadLetters"),
-                (snapshot_pb2, "Snapshot"),
-                (health_pb2, "Health"),
-            )
-        ]
-        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
-        self._bind(server, "client_bind", self._config.listen.client_bind, tls.client_server_credentials())
-        return server
 
     def _peer_server(
         self, tls: NodeTls, host: NodeHost, network: GrpcNetwork, disk: LocalDisk, wake: Callable[[], None]
@@ -445,7 +378,7 @@ def run_node(config: NodeConfig, clock: Clock | None = None) -> int:
         return await NodeProcess(config, clock).run()
 
     try:
-        return uvloop.run(main())
+        return uvloop.run(main(), loop_factory=NodeLoop)
     except StartError as error:
         print(f"tickwheel node {config.node.id}: {error}", file=sys.stderr)
         return error.code
