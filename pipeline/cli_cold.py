@@ -66,7 +66,7 @@ def freeze(
     topic: Annotated[str, typer.Option(help="Topic of all rows, if there is no such column.")] = "",
     horizon_days: Annotated[float, typer.Option(help="Rows that are due sooner go to COLD/_near/<job>.")] = 30.0,
     job_id: Annotated[str, typer.Option(help="Names the job; by default it follows from the file's bytes.")] = "",
-    tasks: Annotated[int, typer.Option(help="Tasks into which the days are spread.")] = 24,
+    tasks: Annotated[int, typer.Option(help="Tasks into which the days are spread; 0: few for few rows.")] = 0,
     ca_file: CaFile = "",
     cert_file: CertFile = "",
     key_file: KeyFile = "",

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
@@ -82,8 +82,8 @@ class FreezeConfig:
     horizon_days: float = HORIZON_DAYS
     """Rows that are due sooner are near: they are written to COLD/_near/<job>, to be loaded the ordinary way."""
 
-    tasks: int = 24
-    """Into how many tasks the days are spread."""
+    tasks: int = 0
+    """Into how many tasks the days are spread; 0: few for few rows, for each task costs a fraction of a second."""
 
     part_rows_max: int = bundle.UNITS_MAX
     """Rows of one part; a cluster takes one over at a time."""
@@ -91,7 +91,7 @@ class FreezeConfig:
     def __post_init__(self) -> None:
         checks = (
             ("horizon_days", self.horizon_days, 0 <= self.horizon_days <= 3_650, "0 to 3650"),
-            ("tasks", self.tasks, 1 <= self.tasks <= TASKS_MAX, f"1 to {TASKS_MAX}"),
+            ("tasks", self.tasks, 0 <= self.tasks <= TASKS_MAX, f"0 to {TASKS_MAX}"),
             ("part_rows_max", self.part_rows_max, 1 <= self.part_rows_max <= bundle.UNITS_MAX,
              f"1 to {bundle.UNITS_MAX}"),
         )  # fmt: skip
@@ -130,7 +130,7 @@ def write_parts(
     boundary_ms = store.plan(job_id, int(time.time() * 1_000 + config.horizon_days * DAY_MS))
     due_ms = F.col("due_ms") if "due_ms" in frame.columns else F.ceil(F.unix_micros("due_at") / 1_000)
     day = F.coalesce(F.floor(due_ms / DAY_MS), F.lit(0))
-    spread = frame.repartitionById(config.tasks, F.pmod(day, F.lit(config.tasks)).cast("int"))
+    spread = _spread(frame, day, config.tasks)
     order = "due_ms" if "due_ms" in frame.columns else "due_at"
     types = StructType([StructField(name, kind) for name, kind in _RESULT.items()])
     task = _task(str(store.folder), job_id, boundary_ms, config)
@@ -153,6 +153,13 @@ def write_parts(
     manifest = store.publish(written)
     store.publish_beside(manifest)
     return manifest
+
+
+def _spread(frame: DataFrame, day: Column, tasks: int) -> DataFrame:
+    """All rows of a day in one task. Of a number of its own Spark joins neighbours that are small."""
+    if not tasks:
+        return frame.repartition(day)
+    return frame.repartitionById(tasks, F.pmod(day, F.lit(tasks)).cast("int"))
 
 
 async def register(client: AsyncClient, folder: str | Path, manifest: ColdJobManifest) -> ColdJob | None:
