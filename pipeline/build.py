@@ -46,6 +46,9 @@ DUE_MS_MAX = 4_102_444_800_000
 """The year 2100."""
 PAYLOAD_BYTES_MAX = 4 << 20
 TASKS_MAX = 1_024
+TASKS_A_CORE = 4
+"""Of the second stage, at most: enough that cores end together, few enough to have bundles on the way to disk while
+others are made."""
 
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 Spread = Callable[[Work], DataFrame]
@@ -166,7 +169,8 @@ def _stages(spark: SparkSession, target: Path, config: BuildConfig, spread: Spre
     shares = shares_of(hours, config)
     rows = []
     if shares:
-        tasks = spark.range(0, len(shares), 1, len(shares))
+        count = min(len(shares), TASKS_A_CORE * spark.sparkContext.defaultParallelism)
+        tasks = spark.range(0, len(shares), 1, max(1, count))
         task = _bundle(str(target), job, config, [row["name"] for row in runs], shares)
         rows = tasks.mapInArrow(task, from_arrow_schema(RESULT)).collect()
     built = [BuiltBundle(**row.asDict()) for row in rows]
@@ -244,15 +248,14 @@ def _bundle(folder: str, job: str, config: BuildConfig, names: list[str], shares
         context: Any = TaskContext.get()
         attempt = f"{job}-{context.partitionId()}-{context.taskAttemptId()}"
         runs = [Run(Path(folder) / RUNS / name) for name in names]
+        bundler = Bundler(Path(folder), attempt, slot_ms=config.slot_ms, units_max=config.bundle_messages_max)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 share = shares[number]
-                bundler = Bundler(
-                    Path(folder), f"{attempt}-{number}", slot_ms=config.slot_ms, units_max=config.bundle_messages_max
-                )
                 rows_max = max(1, min(UNITS_MAX, STEP_BYTES * share.rows // max(1, share.bytes)))
                 for rows in steps(runs, share.hour_from * HOUR_MS, share.hour_until * HOUR_MS, rows_max):
                     yield from bundler.take(rows)
-                yield from bundler.rest()
+                yield from bundler.cut()
+        yield from bundler.rest()
 
     return run

@@ -7,7 +7,9 @@ content, so that attempts that lost leave at most files that nobody names.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +32,9 @@ RUN_BYTES = 64 << 20
 """Of record batches that become one run."""
 STEP_BYTES = 64 << 20
 """Of records that are taken out of runs at once, about."""
+
+SYNCING_MAX = 1
+"""Bundles of a task that are on their way to stable storage while it makes the next one."""
 
 RUN_RESULT = pa.schema(
     [
@@ -170,7 +175,10 @@ class _Gathered:
 
 
 class Bundler:
-    """Takes rows in the order of their due times, writes bundles. One per task of the second stage."""
+    """Takes rows in the order of their due times, writes bundles. One per task of the second stage.
+
+    While a bundle goes to stable storage the next one is made; all of them are there when `rest` has ended.
+    """
 
     def __init__(self, folder: Path, attempt: str, *, slot_ms: int, units_max: int) -> None:
         self._folder = folder / BUNDLES
@@ -179,9 +187,11 @@ class Bundler:
         self._units_max = min(units_max, bundle.UNITS_MAX)
         self._now = _Gathered()
         self._number = 0
+        self._disk = ThreadPoolExecutor(1, "bundles")
+        self._syncing: deque[Future[pa.RecordBatch]] = deque()
 
     def take(self, rows: Rows) -> Iterator[pa.RecordBatch]:
-        """Add sorted rows; a result for each bundle that is written."""
+        """Add sorted rows; a result for each bundle that is finished."""
         ends = np.cumsum(rows.columns["size"], dtype=np.int64)
         hours = rows.due_ms // HOUR_MS
         changes = np.cumsum(np.diff(hours, prepend=hours[0] - 1) != 0)
@@ -202,14 +212,23 @@ class Bundler:
                 now.hours += int(changes[end - 1]) - before_hours + 1
                 at = end
             if at < count:
-                yield self._write()
+                yield from self.cut()
+
+    def cut(self) -> Iterator[pa.RecordBatch]:
+        """What has gathered becomes a bundle; rows that are due earlier may follow."""
+        if self._now.count:
+            self._write()
+        while len(self._syncing) > SYNCING_MAX:
+            yield self._syncing.popleft().result()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """What has gathered becomes a bundle."""
-        if self._now.count:
-            yield self._write()
+        """The end: what has gathered becomes a bundle, and all are finished."""
+        with self._disk:
+            yield from self.cut()
+            while self._syncing:
+                yield self._syncing.popleft().result()
 
-    def _write(self) -> pa.RecordBatch:
+    def _write(self) -> None:
         now, self._now = self._now, _Gathered()
         rows = joined(now.parts)
         columns, topics = rows.columns, rows.topics
@@ -226,9 +245,6 @@ class Bundler:
             for piece in pieces:
                 file.write(piece)
                 crc = google_crc32c.extend(crc, piece)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self._folder / f"{name}{bundle.SUFFIX}")
         due = rows.due_ms
         row = {
             "name": name,
@@ -239,7 +255,16 @@ class Bundler:
             "crc32c": crc,
             "topics": topics,
         }
-        return pa.RecordBatch.from_pylist([row], RESULT)
+        result = pa.RecordBatch.from_pylist([row], RESULT)
+        self._syncing.append(self._disk.submit(_finish, aside, self._folder / f"{name}{bundle.SUFFIX}", result))
+
+
+def _finish(aside: Path, path: Path, result: pa.RecordBatch) -> pa.RecordBatch:
+    """A bundle that was written gets its name once it is on stable storage."""
+    with aside.open("rb+") as file:
+        os.fsync(file.fileno())
+    aside.replace(path)
+    return result
 
 
 def with_hashes(batch: pa.RecordBatch) -> pa.RecordBatch:
