@@ -14,6 +14,7 @@ import numpy as np
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.history_messages import (
+    CreditGiven,
     Delivered,
     SessionClosed,
     SessionOpened,
@@ -135,7 +136,7 @@ class Consumers:
                 consumer.opening = 0
                 consumer.session, consumer.session_number = session, number
                 consumer.machine, consumer.boot = machine, boot
-                self._history.add(SessionOpened(self._world.now_ns, consumer.crowd.group, number))
+                self._history.add(SessionOpened(self._world.now_ns, consumer.crowd.group, number, CREDITS))
             else:
                 session.close()
 
@@ -269,6 +270,7 @@ class Consumers:
         def act() -> None:
             session.settle(settle, done)
             session.credit(len(rows))
+            self._history.add(CreditGiven(self._world.now_ns, consumer.crowd.group, number, len(rows)))
 
         boot = consumer.boot
         self._world.after(

@@ -6,7 +6,8 @@ goes to the checkers at once (safety after each step) and into the digest of the
 
 Here are what every record is, those of the run itself, and `History`, which takes them all. The others stand by what
 they tell of: `history_machines.py` (nodes on their machines), `history_log.py` (the replicated log),
-`history_messages.py` (producers and consumers), `history_operators.py` (what operators ask for).
+`history_messages.py` (producers and consumers), `history_bulk.py` (bulk writers and loaders), `history_operators.py`
+(what operators ask for).
 """
 
 from __future__ import annotations

@@ -164,6 +164,17 @@ class SessionOpened(Record):
 
     group: str
     session: int
+    credits: int = 0
+    """That it began with; 0: not said."""
+
+
+@dataclass(slots=True)
+class CreditGiven(Record):
+    """A session may be handed so many messages more."""
+
+    group: str
+    session: int
+    count: int
 
 
 @dataclass(slots=True)

@@ -461,4 +461,4 @@ def journal_cut_early(patches: Patches) -> None:
 
 
 # Last, for they enter themselves into the table above.
-from tickwheel.chaos.sim import mutations_of_groups  # noqa: E402, F401
+from tickwheel.chaos.sim import mutations_of_bulk, mutations_of_groups  # noqa: E402, F401

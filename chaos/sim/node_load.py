@@ -13,6 +13,7 @@ from tickwheel.chaos.sim.core_process import CoreProcess, note_digest, small_con
 from tickwheel.chaos.sim.history_messages import Looked
 from tickwheel.chaos.sim.lines import Lines
 from tickwheel.chaos.sim.listeners import Listeners
+from tickwheel.chaos.sim.loads import Loads
 from tickwheel.chaos.sim.log_watch import Census
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.operators import Operators
@@ -22,6 +23,7 @@ from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.sweeps import Sweeps
 from tickwheel.chaos.sim.world import MS
+from tickwheel.chaos.sim.writes import Writes
 from tickwheel.node.core.failure import Failure
 from tickwheel.proto import common_pb2, scheduler_pb2
 
@@ -61,6 +63,10 @@ class NodeLoad:
         if shape.listeners:
             self.parts.append(Listeners(self._wires))
             paused += [("topic", listeners.TOPIC), ("group", listeners.FILTERED)]
+        if shape.writes:
+            self.parts.append(Writes(self._wires))
+        if shape.loads:
+            self.parts.append(Loads(self._wires))
         if shape.pauses:
             self.parts.append(Pauses(self._wires, paused))
 

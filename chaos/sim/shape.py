@@ -26,6 +26,8 @@ LOG_PAUSE_MS = (40, 40, 40, 2_000)
 CHECKPOINT_EVERY = (50, 300, 1 << 60)
 WITH = (0, 0, 1)
 """Whether some kind of clients takes part."""
+BULK = (0,)
+"""Bulk writers and loaders take part where a run asks for them."""
 CONSUMERS = (2,)
 LEASE_MS = (3_000,)
 SEGMENT_BYTES = (128 << 10,)
@@ -67,6 +69,10 @@ class Shape:
     """A group with a filter that changes, a broadcasting one, and one that is reset (listeners.py)."""
     sweeps: int = 0
     """Cancels and moves in bulk (sweeps.py)."""
+    writes: int = 0
+    """Bulk writers that stage and commit (writes.py)."""
+    loads: int = 0
+    """Loaders of bundles (loads.py)."""
     consumers: int = 2
     """Of each group at most. With one nobody takes what it hands back when it leaves."""
     lease_ms: int = 3_000
@@ -103,6 +109,8 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         pauses=one("pauses", WITH),
         listeners=one("listeners", WITH),
         sweeps=one("sweeps", WITH),
+        writes=one("writes", BULK),
+        loads=one("loads", BULK),
         consumers=one("consumers", CONSUMERS),
         lease_ms=one("lease_ms", LEASE_MS),
         segment_bytes=one("segment_bytes", SEGMENT_BYTES),

@@ -117,7 +117,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "groups_max": (1, 1_000_000),
     "staging_bytes_max": (1 << 20, 1 << 44),
     "staging_jobs_max": (1, 100_000),
-    "staging_expiry_ms": (60_000, 3_650 * DAY_MS),
+    "staging_expiry_ms": (1_000, 3_650 * DAY_MS),
     "staging_memory_ms": (60_000, 3_650 * DAY_MS),
     "cold_lead_ms": (0, 365 * DAY_MS),
 }

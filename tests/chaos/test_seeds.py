@@ -47,6 +47,15 @@ def test_what_groups_and_operators_do() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_bulk_writers_and_loaders(seed: int) -> None:
+    """Staged rows and bundles while nodes die, lose power and are cut off: what was committed or taken over comes once,
+    nothing else does; and each of them did something."""
+    shape = (("lines", 0), ("listeners", 0), ("pauses", 0), ("sweeps", 0), ("writes", 1), ("loads", 1))
+    counts = verdict(seed, SimulationConfig(level=Level.NODE, seconds=4, shape=shape)).counts
+    assert all(counts[kind] for kind in ("CommitAnswered", "WriteSeen", "LoadAnswered", "CancelAnswered"))
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_members_come_and_go(seed: int) -> None:
     """Newcomers come to count, members are removed, the master too, while nodes die: nothing is lost, nobody leads who
     does not count, and each change had an effect."""

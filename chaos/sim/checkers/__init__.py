@@ -9,6 +9,7 @@ from tickwheel.chaos.sim.checkers.base import BrokenPromise, Checker, attach
 from tickwheel.chaos.sim.checkers.broadcasts import Broadcasts
 from tickwheel.chaos.sim.checkers.fifo import InOrder
 from tickwheel.chaos.sim.checkers.foreign_code import NoForeignCode
+from tickwheel.chaos.sim.checkers.loads import LoadsOnce
 from tickwheel.chaos.sim.checkers.p1_durable import Durable
 from tickwheel.chaos.sim.checkers.p1_filters import FiltersHold
 from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
@@ -27,6 +28,7 @@ from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
 from tickwheel.chaos.sim.checkers.p9_sweeps import SweepsDone
 from tickwheel.chaos.sim.checkers.p10_live import Live
 from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
+from tickwheel.chaos.sim.checkers.staged_writes import WritesOnce
 
 ALL: tuple[type[Checker], ...] = (
     NoLoss,
@@ -50,6 +52,8 @@ ALL: tuple[type[Checker], ...] = (
     Broadcasts,
     ResetsHold,
     NoForeignCode,
+    WritesOnce,
+    LoadsOnce,
 )
 
 __all__ = ["ALL", "BrokenPromise", "Checker", "attach"]

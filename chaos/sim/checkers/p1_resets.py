@@ -1,11 +1,14 @@
 """P1 of resets: what is due from a group's new place on comes (again), and what lies before it does not.
 
-Between the first word of a reset and its answer everything is allowed: it may have been carried out, more than once.
-Only whole ticks count. Retries are not judged: they are messages of their own, with later times.
+Between the first word of a reset and its answer it may have been carried out or not, and more than once: then a
+message must be allowed by the place before or by the new one; and as soon as one came that only the new place allows,
+it was carried out, and the old place allows nothing any more. Only whole ticks count. Retries are not judged: they are
+messages of their own, with later times.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
@@ -17,6 +20,22 @@ from tickwheel.chaos.sim.world import MS
 TICK_MS = 1_000
 AHEAD_MS = 100
 """A dispatch may be proposed this long before its due time, the error of the clock included."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a group stands: what it forbids."""
+
+    from_ms: int = 0
+    """What is due before."""
+    void: set[int] = field(default_factory=set)
+    """These: they had come before a reset to what comes next."""
+
+    def forbids(self, uid: int, due_ms: int) -> str:
+        """Why a message does not come; empty: it may."""
+        if due_ms < self.from_ms:
+            return f"due {self.from_ms - due_ms} ms before the group's place"
+        return "which had come before the group was reset to what comes next" if uid in self.void else ""
 
 
 class ResetsHold(Checker):
@@ -35,12 +54,12 @@ class ResetsHold(Checker):
     def __init__(self) -> None:
         self._start_wall_ms = 0
         self._group = ""
+        self._place = _Place()
+        self._asked: _Place | None = None
+        """That of a reset under way."""
         self._asked_ns = 0
-        """When the reset was asked for that is under way; 0: none is."""
-        self._place_ms = 0
-        """Since the last answer nothing that is due before comes."""
-        self._void: set[int] = set()
-        """Of a reset to what comes next: had come before, and does not come again."""
+        self._carried_out = False
+        """The reset under way has been, at least once."""
         self._due_ms: dict[int, int] = {}
         """Of what was acknowledged, in any topic of labelled messages without a key or message group."""
         self._came_ns: dict[str, dict[int, int]] = {}
@@ -62,11 +81,18 @@ class ResetsHold(Checker):
                     for uid, due_ms in zip(record.uids, record.due_ms, strict=True):
                         self._due_ms[uid] = due_ms
             case ResetAsked():
-                self._group, self._asked_ns = record.group, record.at_ns
+                self._begin(record)
             case ResetAnswered():
                 self._answered(record)
             case RunBegan():
                 self._start_wall_ms = record.start_wall_ms
+
+    def _begin(self, record: ResetAsked) -> None:
+        self._group, self._asked_ns, self._carried_out = record.group, record.at_ns, False
+        if record.from_ms < 0:
+            self._asked = _Place(void=set(self._came_ns.get(record.group, ())))
+        else:
+            self._asked = _Place(record.from_ms // TICK_MS * TICK_MS)
 
     def _judge(self, record: Delivered) -> None:
         uid = record.uid
@@ -74,29 +100,32 @@ class ResetsHold(Checker):
         if record.group != self._group:
             return
         self._owed.discard(uid)
-        if self._asked_ns or record.attempt > 1:
+        if record.attempt > 1:
             return
-        name = f"{record.node} delivers message {uid} to {record.group}"
-        if record.due_ms < self._place_ms:
-            self.broken(record.at_ns, f"{name}, due {self._place_ms - record.due_ms} ms before the group's new place")
-        if uid in self._void:
-            self.broken(record.at_ns, f"{name}, which had come before the group was reset to what comes next")
+        before = self._place.forbids(uid, record.due_ms)
+        if self._asked is None:
+            wrong = before
+        else:
+            wrong = self._asked.forbids(uid, record.due_ms)
+            if not self._carried_out and not (before and wrong):
+                self._carried_out = bool(before)
+                return
+        if wrong:
+            since = "" if self._asked is None else f" (a reset is under way since {self._asked_ns / 1e9:.6f} s)"
+            self.broken(record.at_ns, f"{record.node} delivers message {uid} to {record.group}, {wrong}{since}")
 
     def _answered(self, record: ResetAnswered) -> None:
         wall_ms = self._start_wall_ms + record.at_ns // MS
-        asked_ns, self._asked_ns = self._asked_ns, 0
         came_ns = self._came_ns.get(record.group, {})
-        before = {uid for uid, at_ns in came_ns.items() if at_ns < asked_ns}
+        assert self._asked is not None, "answered and never asked for"
+        self._place, self._asked = self._asked, None
         if record.from_ms < 0:
-            self._place_ms, self._void = 0, before
             self._owed.clear()
             return
-        self._void = set()
-        self._place_ms = record.from_ms // TICK_MS * TICK_MS
         self._owed = {
             uid
             for uid, due_ms in self._due_ms.items()
-            if record.from_ms + TICK_MS <= due_ms <= wall_ms - AHEAD_MS and came_ns.get(uid, 0) < asked_ns
+            if record.from_ms + TICK_MS <= due_ms <= wall_ms - AHEAD_MS and came_ns.get(uid, 0) < self._asked_ns
         }
 
     def missing(self, at_ns: int) -> str:

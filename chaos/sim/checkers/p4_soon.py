@@ -1,33 +1,92 @@
-"""P4: once all faults have ended, what is acknowledged from then on comes soon."""
+"""P4: what is acknowledged comes soon: within seconds once all faults have ended, and at once where there were none.
+
+In a run without faults a message counts as waiting only while its group could have been handed it: while a session is
+open that has credit left, and neither the group nor the topic is paused. What is moved, to be in order, or broadcast is
+left to others.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Healed, Record, RunBegan
-from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent
+from tickwheel.chaos.sim.history_messages import (
+    CreditGiven,
+    Delivered,
+    RescheduleSent,
+    ScheduleAcknowledged,
+    ScheduleSent,
+    SessionClosed,
+    SessionOpened,
+    SessionOver,
+)
+from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked
 from tickwheel.chaos.sim.world import MS, SECOND
 
 LATE_NS_HEALED_MOST = 5 * SECOND
 """Consumers find the master again, leases of dead ones run out."""
+LATE_NS_CALM_MOST = 500 * MS
+"""Without faults."""
+CALM_FROM_NS = 2 * SECOND
+"""By then nodes have booted, elected and agreed on the time."""
+
+
+@dataclass(slots=True)
+class _Served:
+    """Whether a group could be handed something, and since when. `credits` is by session."""
+
+    credits: dict[int, int] = field(default_factory=dict)
+    since_ns: int = -1
+    """Below 0: it cannot."""
+
+    def change(self, at_ns: int, session: int, by: int | None) -> None:
+        """Credit of a session came or went; None: the session is over."""
+        if by is None:
+            self.credits.pop(session, None)
+        elif session in self.credits:
+            self.credits[session] += by
+        if not any(credit > 0 for credit in self.credits.values()):
+            self.since_ns = -1
+        elif self.since_ns < 0:
+            self.since_ns = at_ns
 
 
 class Soon(Checker):
     """First deliveries only, counted from the due time or the acknowledgement, whichever is later.
 
-    Not in FIFO topics: there a message waits for those before it.
+    `latest_ns` is how late the latest was that counts in a run without faults.
     """
 
     promise: ClassVar[str] = "P4"
-    kinds: ClassVar[tuple[type[Record], ...]] = (RunBegan, Healed, ScheduleSent, ScheduleAcknowledged, Delivered)
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        RunBegan,
+        Healed,
+        ScheduleSent,
+        ScheduleAcknowledged,
+        RescheduleSent,
+        SessionOpened,
+        SessionOver,
+        SessionClosed,
+        CreditGiven,
+        PauseAsked,
+        PauseAnswered,
+        Delivered,
+    )
 
     def __init__(self) -> None:
+        self.latest_ns = 0
         self._start_wall_ms = 0
         self._healed = False
+        self._calm = False
         self._awaited: dict[int, tuple[int, bool]] = {}  # uid -> (expected at ns, acknowledged after the heal)
         self._in_order: set[int] = set()
+        self._moved: set[int] = set()
         self._seen: set[tuple[str, int]] = set()
+        self._served: dict[str, _Served] = {}
+        self._paused: set[tuple[str, str]] = set()
+        self._unpaused_ns: dict[tuple[str, str], int] = {}
 
     def observe(self, record: Record) -> None:
         match record:
@@ -41,19 +100,65 @@ class Soon(Checker):
                 label = record.rows[0].label
                 if label is not None and label.lane is not None:
                     self._in_order.update(row.uid for row in record.rows)
+            case CreditGiven():
+                if self._calm:
+                    self._group(record.group).change(record.at_ns, record.session, record.count)
+            case SessionOpened():
+                if self._calm:
+                    served = self._group(record.group)
+                    credit = served.credits.setdefault(record.session, 0)  # below 0: something came before the word
+                    served.change(record.at_ns, record.session, record.credits)
+                    assert credit <= 0, "a session opens once"
+            case SessionOver() | SessionClosed():
+                if self._calm:
+                    self._group(record.group).change(record.at_ns, record.session, None)
+            case RescheduleSent():
+                self._moved.add(record.uid)
+            case PauseAsked() if record.paused:
+                self._paused.add((record.kind, record.name))
+            case PauseAnswered() if not record.paused:
+                self._paused.discard((record.kind, record.name))
+                self._unpaused_ns[record.kind, record.name] = record.at_ns
             case Healed():
                 self._healed = True
             case RunBegan():
                 self._start_wall_ms = record.start_wall_ms
+                self._calm = not record.faults
+
+    def _group(self, name: str) -> _Served:
+        return self._served.setdefault(name, _Served())
 
     def _delivered(self, record: Delivered) -> None:
+        since_ns = -1
+        if self._calm:
+            served = self._group(record.group)
+            since_ns = served.since_ns
+            served.credits.setdefault(record.session, 0)
+            served.change(record.at_ns, record.session, -1)
         key = (record.group, record.uid)
         if key in self._seen:
             return
         self._seen.add(key)
         expected_ns, after_heal = self._awaited.get(record.uid, (record.at_ns, False))
         late_ns = record.at_ns - expected_ns
-        if after_heal and late_ns > LATE_NS_HEALED_MOST and record.uid not in self._in_order:
+        if (late_ns <= LATE_NS_CALM_MOST and not self._calm) or record.uid in self._in_order:
+            return
+        if after_heal and late_ns > LATE_NS_HEALED_MOST:
             self.broken(
                 record.at_ns, f"message {record.uid} reaches {record.group} {late_ns / SECOND:.3f} s late, long healed"
+            )
+        if since_ns >= 0 and not record.broadcast and record.uid not in self._moved:
+            self._judge_calm(record, max(expected_ns, since_ns, CALM_FROM_NS))
+
+    def _judge_calm(self, record: Delivered, from_ns: int) -> None:
+        places = [("topic", record.topic), ("group", record.group)]
+        if any(place in self._paused for place in places):
+            return
+        late_ns = record.at_ns - max(from_ns, *(self._unpaused_ns.get(place, 0) for place in places))
+        self.latest_ns = max(self.latest_ns, late_ns)
+        if late_ns > LATE_NS_CALM_MOST:
+            self.broken(
+                record.at_ns,
+                f"message {record.uid} reaches {record.group} {late_ns / SECOND:.3f} s late, without any fault and "
+                "though a consumer has had credit",
             )

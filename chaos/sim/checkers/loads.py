@@ -1,0 +1,133 @@
+"""Bulk load: each message of a bundle that was taken over comes, under one id, and none of a bundle nobody asked for.
+
+That it is not early, not twice and not after its cancel the other promises say. The counts of a load are true.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history_bulk import LoadAnswered, TakeOverAsked
+from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, Delivered, ScheduleSent
+from tickwheel.chaos.sim.world import MS
+
+GROUPS = ("shelves", "mirrors")
+LATE_NS = 1_000 * MS
+
+
+class LoadsOnce(Checker):
+    """Groups are those of loads.py."""
+
+    promise: ClassVar[str] = "load"
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        RunBegan,
+        ScheduleSent,
+        TakeOverAsked,
+        LoadAnswered,
+        CancelSent,
+        CancelAnswered,
+        Delivered,
+    )
+
+    def __init__(self) -> None:
+        self._start_wall_ms = 0
+        self._due_ms: dict[int, int] = {}
+        self._bundles: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._taken: dict[str, int] = {}
+        self._owner: dict[int, tuple[str, int]] = {}
+        self._ids: dict[int, int] = {}
+        self._cancelled: set[int] = set()
+        """Or it may be, for all that is known."""
+        self._missing: dict[str, set[int]] = {group: set() for group in GROUPS}
+        self._came: dict[str, set[int]] = {group: set() for group in GROUPS}
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                if record.uid in self._owner:
+                    self._delivered(record)
+            case ScheduleSent():
+                if not record.node:
+                    self._due_ms.update((row.uid, row.due_ms or 0) for row in record.rows)
+            case TakeOverAsked():
+                self._bundles[record.job, record.sequence] = record.uids
+                self._owner.update((uid, (record.job, record.sequence)) for uid in record.uids)
+            case LoadAnswered():
+                self._answered(record)
+            case CancelSent():
+                if record.uid in self._owner:
+                    self._cancelled.add(record.uid)
+            case CancelAnswered():
+                self._cancel_answered(record)
+            case RunBegan():
+                self._start_wall_ms = record.start_wall_ms
+
+    def _delivered(self, record: Delivered) -> None:
+        uid = record.uid
+        if self._ids.setdefault(uid, record.id) != record.id:
+            job, sequence = self._owner[uid]
+            self.broken(
+                record.at_ns,
+                f"{record.node} delivers message {uid} of bundle {sequence} of {job} under two ids "
+                f"({self._ids[uid]:#x}, {record.id:#x}): loaded twice",
+            )
+        self._came.setdefault(record.group, set()).add(uid)
+        self._missing.setdefault(record.group, set()).discard(uid)
+
+    def _answered(self, record: LoadAnswered) -> None:
+        name = f"bundle {record.sequence} of {record.job}"
+        if record.taken < record.sequence:
+            self.broken(record.at_ns, f"{name} was answered with {record.taken} bundles taken over")
+        asked = [sequence for sequence in range(1, record.taken + 1) if (record.job, sequence) in self._bundles]
+        units = sum(len(self._bundles[record.job, sequence]) for sequence in asked)
+        if len(asked) < record.taken or units != record.units:
+            self.broken(
+                record.at_ns,
+                f"{name}: {record.taken} bundles with {record.units} messages are said to be taken over; "
+                f"{len(asked)} of them, with {units}, were asked for",
+            )
+        for sequence in range(self._taken.get(record.job, 0) + 1, record.taken + 1):
+            for uid in self._bundles[record.job, sequence]:
+                for group, missing in self._missing.items():
+                    if uid not in self._came[group] and uid not in self._cancelled:
+                        missing.add(uid)
+        self._taken[record.job] = max(record.taken, self._taken.get(record.job, 0))
+
+    def _cancel_answered(self, record: CancelAnswered) -> None:
+        uid = record.uid
+        if uid not in self._owner:
+            return
+        if record.outcome == "NOT_FOUND":
+            self.broken(record.at_ns, f"cancel of message {uid}, which was loaded as {record.id:#x}: NOT_FOUND")
+        if record.outcome == "CANCELLED":
+            for missing in self._missing.values():
+                missing.discard(uid)
+            return
+        self._cancelled.discard(uid)
+        job, sequence = self._owner[uid]
+        for group, missing in self._missing.items():
+            if sequence <= self._taken.get(job, 0) and uid not in self._came[group]:
+                missing.add(uid)
+
+    def _due(self, at_ns: int) -> list[tuple[str, int]]:
+        wall_ms = self._start_wall_ms + at_ns // MS
+        return [
+            (group, uid)
+            for group, missing in self._missing.items()
+            for uid in sorted(missing)
+            if self._due_ms[uid] <= wall_ms and uid not in self._cancelled
+        ]
+
+    def missing(self, at_ns: int) -> str:
+        """See Checker."""
+        lacking = self._due(at_ns)
+        return f"{len(lacking)} deliveries of what was loaded, for instance {lacking[0]}" if lacking else ""
+
+    def settle_accounts(self, at_ns: int) -> None:
+        """See Checker."""
+        lost = self._due(at_ns - LATE_NS)
+        if lost:
+            some = ", ".join(f"{uid} to {group}" for group, uid in lost[:5])
+            self.broken(at_ns, f"{len(lost)} loaded messages never came: {some}")

@@ -1,0 +1,186 @@
+"""Staged publication: what a batch's winning attempts staged comes once to each group, and nothing else of it ever.
+
+A batch is one of a job's. Which of its commits won is not told: it must be one that was asked for before any was
+answered, of a run that was not aborted before, and all that comes must be of the attempts that it named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import Record, RunBegan
+from tickwheel.chaos.sim.history_bulk import AbortAnswered, BlockStaged, CommitAnswered, CommitAsked, WriteSeen
+from tickwheel.chaos.sim.history_messages import Delivered, ScheduleSent
+from tickwheel.chaos.sim.world import MS
+
+COMMITTED = ("STAGED_PUBLISHING", "STAGED_PUBLISHED")
+GROUPS = ("ledger", "search")
+LATE_NS = 1_000 * MS
+
+_Batch = tuple[str, int]
+"""(job, number)"""
+
+
+@dataclass(slots=True)
+class _Commit:
+    run: str
+    attempts: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Known:
+    """Of one batch."""
+
+    commits: list[_Commit] = field(default_factory=list)
+    """That may have won."""
+    committed_ns: int = 0
+    """Since when it is certain that one has; 0: it is not."""
+    published: int = -1
+    """Messages that it was said to have become, when it was said to be done."""
+
+
+class WritesOnce(Checker):
+    """Groups are those of writes.py, or as told by a test."""
+
+    promise: ClassVar[str] = "staged"
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        RunBegan,
+        ScheduleSent,
+        BlockStaged,
+        CommitAsked,
+        CommitAnswered,
+        AbortAnswered,
+        WriteSeen,
+        Delivered,
+    )
+
+    def __init__(self) -> None:
+        self._start_wall_ms = 0
+        self._due_ms: dict[int, int] = {}
+        """Of all that was staged."""
+        self._staged: dict[int, set[int]] = {}
+        """By attempt."""
+        self._owner: dict[int, tuple[_Batch, str, int]] = {}
+        """Batch, run and attempt of each message."""
+        self._batches: dict[_Batch, _Known] = {}
+        self._aborted: dict[str, int] = {}
+        self._ids: dict[int, int] = {}
+        self._came: dict[str, set[int]] = {group: set() for group in GROUPS}
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                if record.uid in self._owner:
+                    self._delivered(record)
+            case BlockStaged():
+                self._staged.setdefault(record.attempt, set()).update(record.uids)
+                for uid in record.uids:
+                    self._owner[uid] = ((record.job, record.batch), record.run, record.attempt)
+            case ScheduleSent():
+                # Written just before the block that it belongs to; without a node.
+                if not record.node:
+                    self._due_ms.update((row.uid, row.due_ms or 0) for row in record.rows)
+            case CommitAsked():
+                known = self._known(record.job, record.batch)
+                if not known.committed_ns and record.run not in self._aborted:
+                    known.commits.append(_Commit(record.run, record.attempts))
+            case CommitAnswered():
+                self._answered(record)
+            case AbortAnswered():
+                self._abort_answered(record)
+            case WriteSeen():
+                self._seen(record)
+            case RunBegan():
+                self._start_wall_ms = record.start_wall_ms
+
+    def _known(self, job: str, batch: int) -> _Known:
+        return self._batches.setdefault((job, batch), _Known())
+
+    def _delivered(self, record: Delivered) -> None:
+        uid = record.uid
+        (job, batch), run, attempt = self._owner[uid]
+        what = f"{record.node} delivers message {uid} of attempt {attempt} of {run} of write {job}/{batch}"
+        if self._ids.setdefault(uid, record.id) != record.id:
+            self.broken(record.at_ns, f"{what} under two ids ({self._ids[uid]:#x}, {record.id:#x}): published twice")
+        self._came.setdefault(record.group, set()).add(uid)
+        known = self._known(job, batch)
+        known.commits = [commit for commit in known.commits if attempt in commit.attempts]
+        if not known.commits:
+            why = "its run was aborted" if run in self._aborted else "no commit that can have won names that attempt"
+            self.broken(record.at_ns, f"{what}; {why}")
+
+    def _answered(self, record: CommitAnswered) -> None:
+        known = self._known(record.job, record.batch)
+        name = f"write {record.job}/{record.batch}"
+        if record.state in COMMITTED:
+            known.committed_ns = known.committed_ns or record.at_ns
+            if not known.commits:
+                self.broken(record.at_ns, f"{name} is {record.state}; no commit of it can have been carried out")
+            return
+        if known.committed_ns:
+            self.broken(record.at_ns, f"{name}: a commit of {record.run} is {record.state} after one was acknowledged")
+        # It is refused if it was not carried out before, and what it wants will not be there again.
+        known.commits = [commit for commit in known.commits if commit.run != record.run]
+
+    def _abort_answered(self, record: AbortAnswered) -> None:
+        known = self._known(record.job, record.batch)
+        if record.state in COMMITTED:
+            return
+        if known.committed_ns and known.committed_ns < record.asked_ns:
+            self.broken(
+                record.at_ns,
+                f"write {record.job}/{record.batch} is {record.state} for an abort; its commit was acknowledged before",
+            )
+        self._aborted[record.run] = record.at_ns
+        known.commits = [commit for commit in known.commits if commit.run != record.run]
+        for uid in self._ids:
+            if self._owner[uid][1] == record.run:
+                self.broken(record.at_ns, f"{record.run} was aborted; its message {uid} was delivered before")
+
+    def _seen(self, record: WriteSeen) -> None:
+        known = self._known(record.job, record.batch)
+        name = f"write {record.job}/{record.batch}"
+        if record.state not in COMMITTED:
+            self.broken(record.at_ns, f"{name} is {record.state} after its commit was acknowledged")
+        if record.state != "STAGED_PUBLISHED" or not record.rows:
+            return  # of a batch before the last one nothing is counted
+        if record.published != record.rows or record.discarded:
+            self.broken(
+                record.at_ns,
+                f"{name}: {record.published} of {record.rows} rows published, {record.discarded} discarded",
+            )
+        known.published = record.rows
+
+    def _rows(self, commit: _Commit) -> set[int]:
+        return set().union(*(self._staged.get(attempt, set()) for attempt in commit.attempts))
+
+    def _lacking(self, known: _Known, at_ns: int) -> list[tuple[str, int]]:
+        """(group, uid) of what has not come; of the commit that is nearest to have come whole, if it is not told."""
+        wall_ms = self._start_wall_ms + at_ns // MS
+        least: list[tuple[str, int]] | None = None
+        for commit in known.commits:
+            rows = self._rows(commit)
+            due = sorted(uid for uid in rows if self._due_ms[uid] <= wall_ms)
+            lacking = [(group, uid) for group, came in self._came.items() for uid in due if uid not in came]
+            if known.published not in (-1, len(rows)):
+                continue
+            if least is None or len(lacking) < len(least):
+                least = lacking
+        return [("", 0)] if least is None else least
+
+    def missing(self, at_ns: int) -> str:
+        """See Checker."""
+        for (job, batch), known in self._batches.items():
+            if known.committed_ns and (lacking := self._lacking(known, at_ns)):
+                return f"{len(lacking)} deliveries of write {job}/{batch}, for instance {lacking[0]}"
+        return ""
+
+    def settle_accounts(self, at_ns: int) -> None:
+        """See Checker."""
+        for (job, batch), known in self._batches.items():
+            if known.committed_ns and (lacking := self._lacking(known, at_ns - LATE_NS)):
+                group, uid = lacking[0]
+                what = f"message {uid} to {group}" if uid else f"no commit of it has {known.published} messages"
+                self.broken(at_ns, f"write {job}/{batch} was committed and has not come whole: {what}")

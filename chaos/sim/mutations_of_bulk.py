@@ -1,0 +1,101 @@
+"""Old bugs of bulk writes and bulk load; more of mutations.py, which knows them all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tickwheel.chaos.sim.aims import Aim
+from tickwheel.chaos.sim.mutations import Patches, mutation
+from tickwheel.node.state.loads import Ingesting
+from tickwheel.node.state.staging import Staging, StagingResult
+from tickwheel.node.state.view import StateView
+from tickwheel.proto.log_pb2 import Ingest as IngestCommand
+from tickwheel.proto.staging_pb2 import AbortStagedRequest, CommitStagedRequest, StagingSnapshot
+from tickwheel.wheel.ingest import Ingest
+from tickwheel.wheel.units import CursorKey
+
+FAULTS = ("kill", "power", "handover", "isolate")
+WRITES, LOADS = Aim(FAULTS, shape=(("writes", 1),)), Aim(FAULTS, shape=(("loads", 1),))
+
+# -- staged publication
+
+
+@mutation("a commit schedules all attempts of its run, those too that it does not name", aim=WRITES)
+def losers_published(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def commit(self: Staging, commit: CommitStagedRequest, *args: Any) -> Any:
+            job = self.job(commit.job_id)
+            named = {attempt.attempt for attempt in commit.attempts}
+            held = job.attempts if job is not None and job.batch == commit.batch else {}
+            others = [
+                block
+                for number, attempt in held.items()
+                if number not in named and attempt.run_id == commit.run_id
+                for block in attempt.blocks.values()
+            ]
+            result = original(self, commit, *args)
+            if job is not None and job.plan and result.failure is None:
+                job.plan += others
+            return result
+
+        return commit
+
+    patches.replace(Staging, "_commit", make)
+
+
+@mutation("an abort drops nothing, and what its run still sends is taken", aim=WRITES)
+def aborts_not_fenced(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def abort(self: Staging, abort: AbortStagedRequest, stamped_ms: int, settings: Any) -> Any:
+            job = self.job(abort.job_id)
+            return StagingResult() if job is None else StagingResult(state=job.state_of(abort.batch))
+
+        return abort
+
+    patches.replace(Staging, "_abort", make)
+
+
+@mutation("how far a publication has come is not in the checkpoint: it begins anew", aim=WRITES)
+def publications_begin_anew(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def restore(self: Staging, snapshot: StagingSnapshot) -> None:
+            for job in snapshot.jobs:
+                job.position = 0
+            original(self, snapshot)
+
+        return restore
+
+    patches.replace(Staging, "restore", make)
+
+
+# -- bundles
+
+
+@mutation("the repeat of a bundle that was taken over takes it over again", aim=LOADS)
+def loads_taken_twice(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def apply(self: Ingesting, ingest: IngestCommand, *args: Any, **named: Any) -> Any:
+            known = self._loads.get(ingest.job_id)
+            if known is not None and ingest.sequence <= known.taken:
+                known.taken = ingest.sequence - 1
+            return original(self, ingest, *args, **named)
+
+        return apply
+
+    patches.replace(Ingesting, "apply", make)
+    patches.replace(StateView, "load", lambda original: lambda self, job_id: None)
+
+
+@mutation("what a bundle brings late keeps its due time below the cursor", aim=LOADS)
+def late_bundles_not_clamped(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def ingest(self: Ingest, name: str, layout: Any, topic_ids: Any, stamped_ms: int) -> Any:
+            cursor, self.cursor = self.cursor, CursorKey(0, 0)
+            try:
+                return original(self, name, layout, topic_ids, stamped_ms)
+            finally:
+                self.cursor = cursor
+
+        return ingest
+
+    patches.replace(Ingest, "ingest", make)

@@ -1,0 +1,348 @@
+"""Bulk writers: drivers whose tasks stage rows under (job, partition, attempt), and which commit or give up.
+
+A driver is one run at one batch of a job. Its tasks are tried again and doubled; it commits one attempt of each
+partition, or aborts, or dies and leaves everything to the expiry. Some jobs happen once and some are streams of
+batches, in which each is committed before the next; some are run by two drivers at once, and some again when they are
+long done. Any answer may be lost. Every attempt has messages of its own, so that it shows whose came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.clients import Wires
+from tickwheel.chaos.sim.consumers import Consumers, Crowd
+from tickwheel.chaos.sim.history_bulk import AbortAnswered, BlockStaged, CommitAnswered, CommitAsked, WriteSeen
+from tickwheel.chaos.sim.history_messages import Row, ScheduleSent
+from tickwheel.chaos.sim.producers import UID
+from tickwheel.chaos.sim.world import HOUR_MS, MS
+from tickwheel.node.core.face import CoreFace
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
+from tickwheel.proto import admin_pb2, common_pb2, staging_pb2
+from tickwheel.proto.admin_pb2 import CreateGroupRequest
+from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.proto.staging_pb2 import STAGED_PUBLISHED, STAGED_PUBLISHING, StagedJob, StagedState
+
+TOPIC = "imports"
+GROUPS = ("ledger", "search")
+CROWDS = tuple(Crowd(group, (TOPIC,), consumers=1) for group in GROUPS)
+EXPIRY_MS = 2_000
+"""What is staged and not committed goes so long after it was touched last."""
+JOB_EVERY_NS = 700 * MS
+OPEN_MOST = 4
+"""Drivers at a time."""
+ANSWERS_LOST = 0.05
+REFUSED = "REFUSED"
+
+Answer = Callable[[StagedJob | Failure], None]
+
+
+@dataclass(slots=True)
+class _Attempt:
+    partition: int
+    number: int
+    blocks: list[tuple[Row, ...]]
+    staged: int = 0
+    gives_up: int = 1 << 30
+    """After so many blocks nothing more of it is sent."""
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self.blocks))
+
+
+@dataclass(slots=True)
+class _Driver:
+    """One run. `over` when it has nothing more to do."""
+
+    job: str
+    batch: int
+    run: str
+    stream: bool
+    plan: str
+    """What it does in the end: commit, abort, late (a commit after its abort), leave."""
+    attempts: list[_Attempt] = field(default_factory=list)
+    decided: bool = False
+    over: bool = False
+
+
+class Writes:
+    """`clients.Clients`."""
+
+    def __init__(self, wires: Wires) -> None:
+        self._wires = wires
+        self._world = wires.world
+        self._history = wires.history
+        self._rng: Random = wires.world.stream("clients/writes")
+        self._asking = Asking(wires, self._rng)
+        self._consumers = Consumers(wires, CROWDS, self._rng)
+        self._drivers: list[_Driver] = []
+        self._done: list[tuple[str, int]] = []
+        """Jobs that happened once and were committed."""
+        self._jobs = 0
+        self._runs = 0
+        self._began = False
+
+    def start(self) -> None:
+        """See Clients: once staged rows expire quickly and the groups are there."""
+        commands = [
+            *(AdminCommand(create_group=CreateGroupRequest(name=group, topics=[TOPIC])) for group in GROUPS),
+            AdminCommand(settings=admin_pb2.Settings(staging_expiry_ms=EXPIRY_MS)),
+        ]
+
+        def go_on(_: object = None) -> None:
+            if commands:
+                command = commands.pop()
+                self._asking.command(lambda face, answer: face.admin(command, answer), go_on)
+                return
+            self._began = True
+            self._consumers.start()
+            self._world.after(0, self._begin_some)
+
+        go_on()
+
+    def unfinished(self) -> str:
+        """See Clients."""
+        if not self._began:
+            return "that bulk writers begin"
+        for driver in self._drivers:
+            return f"the end of run {driver.run} of write {driver.job}/{driver.batch}"
+        return self._consumers.unfinished()
+
+    # -- jobs
+
+    def _begin_some(self) -> None:
+        if self._wires.winding_down:
+            return
+        rng = self._rng
+        self._world.after(self._wires.pause_ns(JOB_EVERY_NS, rng), self._begin_some)
+        if len(self._drivers) >= OPEN_MOST:
+            return
+        dice = rng.random()
+        if dice < 0.15 and self._done:
+            job, batch = rng.choice(self._done)
+            self._begin(job, batch, stream=False)
+            return
+        self._jobs += 1
+        self._begin(f"write-{self._jobs}", 0, stream=dice > 0.75)
+        if dice < 0.35:
+            # Whoever started it believes its driver dead, and starts another one.
+            self._world.after(rng.randrange(800 * MS), self._begin, f"write-{self._jobs}", 0, False)
+
+    def _begin(self, job: str, batch: int, stream: bool) -> None:
+        rng = self._rng
+        self._runs += 1
+        plan = "commit" if stream else rng.choices(("commit", "abort", "late", "leave"), (70, 10, 10, 10))[0]
+        driver = _Driver(job, batch, f"run-{self._runs}", stream, plan)
+        self._drivers.append(driver)
+        for partition in range(rng.choice((1, 1, 2, 3))):
+            again = rng.random()
+            if again < 0.2:  # a task that fails is tried once more
+                self._attempt(driver, partition, gives_up=rng.randrange(3))
+            self._attempt(driver, partition)
+            if again > 0.85:  # a slow one gets a twin
+                self._attempt(driver, partition)
+        for attempt in driver.attempts:
+            self._world.after(rng.randrange(100 * MS), self._stage_next, driver, attempt)
+
+    def _attempt(self, driver: _Driver, partition: int, gives_up: int = 1 << 30) -> None:
+        blocks = [self._rows() for _ in range(self._rng.choice((1, 1, 2, 4)))]
+        number = self._rng.getrandbits(63) | 1
+        driver.attempts.append(_Attempt(partition, number, blocks, gives_up=gives_up))
+
+    def _rows(self) -> tuple[Row, ...]:
+        rng = self._rng
+        wall_ms = self._world.wall_ms
+        rows = []
+        for _ in range(rng.choice((1, 2, 6))):
+            dice = rng.random()
+            due_ms = wall_ms + rng.randrange(-500, 3_000)
+            if dice < 0.1 and not self._wires.winding_down:
+                due_ms += HOUR_MS * rng.randrange(1, 100)
+            elif dice > 0.6:
+                due_ms = due_ms // 500 * 500
+            rows.append(Row(self._wires.number(), TOPIC, due_ms, None))
+        return tuple(rows)
+
+    # -- tasks
+
+    def _stage_next(self, driver: _Driver, attempt: _Attempt) -> None:
+        if driver.over or attempt.staged >= min(len(attempt.blocks), attempt.gives_up):
+            return
+        sequence = attempt.staged
+        rows = attempt.blocks[sequence]
+        now_ns = self._world.now_ns
+        # As the promises of what is delivered see it, somebody has scheduled this.
+        self._history.add(ScheduleSent(now_ns, f"{driver.run}/{attempt.number}", sequence, "", rows))
+        uids = tuple(row.uid for row in rows)
+        self._history.add(BlockStaged(now_ns, driver.job, driver.batch, driver.run, attempt.number, uids))
+        request = staging_pb2.StageRequest(
+            job_id=driver.job,
+            batch=driver.batch,
+            run_id=driver.run,
+            partition=attempt.partition,
+            attempt=attempt.number,
+            sequence=sequence,
+        )
+
+        def call(face: CoreFace, answer: Answer) -> None:
+            face.stage(request, block_of(rows), self._lossy(answer))
+
+        def taken(answer: StagedJob | Failure) -> bool:
+            if driver.over:
+                return True
+            if _refused(answer):
+                self._give_up(driver)
+                return True
+            if isinstance(answer, Failure):
+                return False
+            attempt.staged += 1
+            if answer.state in (STAGED_PUBLISHED, STAGED_PUBLISHING):
+                attempt.staged = len(attempt.blocks)  # somebody has committed: there is nothing left to write
+            self._world.after(self._rng.randrange(60 * MS), self._stage_next, driver, attempt)
+            self._decide(driver)
+            return True
+
+        self._asking.ask(call, taken)
+
+    def _decide(self, driver: _Driver) -> None:
+        """What the driver planned, once every partition has an attempt that is whole."""
+        whole: dict[int, _Attempt] = {}
+        for attempt in driver.attempts:
+            if attempt.staged >= len(attempt.blocks):
+                whole.setdefault(attempt.partition, attempt)
+        if driver.decided or len(whole) < len({attempt.partition for attempt in driver.attempts}):
+            return
+        driver.decided = True
+        wait_ns = self._rng.randrange(200 * MS)
+        if driver.plan == "leave":
+            self._end(driver)
+        elif driver.plan == "commit":
+            self._world.after(wait_ns, self._commit, driver, list(whole.values()))
+        else:
+            self._world.after(wait_ns, self._abort, driver, list(whole.values()))
+
+    # -- drivers
+
+    def _commit(self, driver: _Driver, attempts: list[_Attempt]) -> None:
+        numbers = tuple(attempt.number for attempt in attempts)
+        self._history.add(CommitAsked(self._world.now_ns, driver.job, driver.batch, driver.run, numbers))
+        named = [
+            staging_pb2.StagedAttempt(
+                partition=attempt.partition, attempt=attempt.number, blocks=len(attempt.blocks), rows=attempt.rows
+            )
+            for attempt in attempts
+        ]
+        request = staging_pb2.CommitStagedRequest(
+            job_id=driver.job, batch=driver.batch, run_id=driver.run, attempts=named
+        )
+
+        def taken(answer: StagedJob | Failure) -> bool:
+            refused = _refused(answer)
+            if isinstance(answer, Failure) and not refused:
+                return False
+            state = REFUSED if isinstance(answer, Failure) else StagedState.Name(answer.state)
+            self._history.add(CommitAnswered(self._world.now_ns, driver.job, driver.batch, driver.run, state))
+            if refused:
+                self._give_up(driver)
+            else:
+                self._follow(driver)
+                if self._rng.random() < 0.2:  # who asks does not know that it was answered
+                    self._asking.ask(call, lambda again: self._repeated(driver, again))
+            return True
+
+        def call(face: CoreFace, answer: Answer) -> None:
+            face.commit_staged(request, self._lossy(answer))
+
+        self._asking.ask(call, taken)
+
+    def _repeated(self, driver: _Driver, answer: StagedJob | Failure) -> bool:
+        if isinstance(answer, Failure) and not _refused(answer):
+            return False
+        state = REFUSED if isinstance(answer, Failure) else StagedState.Name(answer.state)
+        self._history.add(CommitAnswered(self._world.now_ns, driver.job, driver.batch, driver.run, state))
+        return True
+
+    def _follow(self, driver: _Driver) -> None:
+        """Ask until all of it is scheduled."""
+        request = staging_pb2.GetStagedJobRequest(job_id=driver.job, batch=driver.batch)
+
+        def told(answer: StagedJob) -> None:
+            state = StagedState.Name(answer.state)
+            counts = (answer.rows, answer.rows_published, answer.rows_discarded)
+            self._history.add(WriteSeen(self._world.now_ns, driver.job, driver.batch, state, *counts))
+            if answer.state != STAGED_PUBLISHED:
+                self._world.after(50 * MS, self._follow, driver)
+                return
+            self._end(driver)
+            if not driver.stream:
+                self._done.append((driver.job, driver.batch))
+            elif not self._wires.winding_down:
+                self._begin(driver.job, driver.batch + 1, True)
+
+        self._asking.command(lambda face, answer: face.staged_job(request, answer), told)
+
+    def _abort(self, driver: _Driver, attempts: list[_Attempt]) -> None:
+        asked_ns = self._world.now_ns
+        request = staging_pb2.AbortStagedRequest(job_id=driver.job, batch=driver.batch, run_id=driver.run)
+
+        def told(answer: StagedJob) -> None:
+            state = StagedState.Name(answer.state)
+            at = (self._world.now_ns, driver.job, driver.batch, driver.run)
+            self._history.add(AbortAnswered(*at, state, asked_ns))
+            if driver.plan == "late" and self._world.now_ns - asked_ns < EXPIRY_MS * MS // 2:
+                self._commit(driver, attempts)
+            else:
+                self._end(driver)
+
+        self._asking.command(lambda face, answer: face.abort_staged(request, self._lossy(answer)), told)
+
+    def _give_up(self, driver: _Driver) -> None:
+        """Its run is over; a batch of a stream has to happen before the next one may."""
+        self._end(driver)
+        if driver.stream:
+            self._begin(driver.job, driver.batch, True)
+
+    def _end(self, driver: _Driver) -> None:
+        driver.over = True
+        if driver in self._drivers:
+            self._drivers.remove(driver)
+
+    def _lossy(self, answer: Answer) -> Answer:
+        """An answer that may be lost on its way; what was asked for has happened."""
+        if self._rng.random() < ANSWERS_LOST:
+            return lambda lost: None
+        return answer
+
+
+def _refused(answer: Any) -> bool:
+    """Whether it will never be otherwise: the run is over, or what it staged is gone."""
+    return (
+        isinstance(answer, Failure)
+        and answer.reason == common_pb2.WRONG_STATE
+        and answer.metadata.get("field") in ("run_id", "attempts")
+    )
+
+
+def block_of(rows: tuple[Row, ...]) -> IncomingBatch:
+    """Rows as the service hands them to the core."""
+    records = [UID.pack(row.uid) + b"," * (row.uid * 7919 % 90) for row in rows]
+    return IncomingBatch(
+        producer_id="",
+        sequence=0,
+        count=len(rows),
+        topics=[TOPIC],
+        topic_of=None,
+        when=np.array([row.due_ms for row in rows], np.int64),
+        kinds=KIND_DUE,
+        sizes=np.array([len(record) for record in records], np.uint32),
+        meta_sizes=None,
+        records=b"".join(records),
+    )
