@@ -26,6 +26,7 @@ from tickwheel.node.cli_output import (
     time_text,
     use_json,
 )
+from tickwheel.proto import admin_pb2
 
 pending_app = typer.Typer(no_args_is_help=True, help="What is pending: list, count, histogram of due load.")
 plain_app = typer.Typer()
@@ -82,7 +83,7 @@ def list_pending(
     use_json(as_json)
     chosen = selection(topic, tag, key, key_prefix, after, until)
 
-    async def go() -> list[Message]:
+    async def go() -> tuple[list[Message], admin_pb2.ColdStatus]:
         found: list[Message] = []
         async with open_client(address) as client:
             pages = client.list_pending(**chosen, content=content, meta=True, page_size=min(limit, 1_000))
@@ -90,9 +91,9 @@ def list_pending(
                 found.append(message)
                 if len(found) == limit:
                     break
-        return found
+            return found, (await client.admin.master_status()).cold
 
-    found = asyncio.run(go())
+    found, cold = asyncio.run(go())
     if as_json:
         print_json([as_dict(message) for message in found])
         return
@@ -112,14 +113,39 @@ def list_pending(
     print_table("", titles, rows, right=(5,), whole=(0, 2))
     if len(found) == limit:
         out.print(f"the first {limit:,}; --limit for more", style="dim")
+    print_cold(cold)
 
 
-def _count(chosen: dict[str, Any], bucket_ms: int, address: str) -> PendingCount:
-    async def go() -> PendingCount:
+def cold_text(cold: admin_pb2.ColdStatus) -> str:
+    """What lists, counts and sweeps do not see; empty if there is nothing."""
+    waiting = cold.messages + cold.moved  # a moved one waits although its part may be loaded
+    if not waiting:
+        return ""
+    return (
+        f"not among them: {cold.messages:,} messages of all topics in {cold.parts:,} parts of the cold tier "
+        f"({cold.cancelled:,} cancelled, {cold.moved:,} moved), the first due {time_text(cold.next_due_ms)[:19]}Z; "
+        "tickwheel pipeline cold status"
+    )
+
+
+def print_cold(cold: admin_pb2.ColdStatus) -> None:
+    """One line, if there is anything."""
+    if text := cold_text(cold):
+        out.print(text, style="dim", markup=False)
+
+
+def _count(chosen: dict[str, Any], bucket_ms: int, address: str) -> tuple[PendingCount, admin_pb2.ColdStatus]:
+    async def go() -> tuple[PendingCount, admin_pb2.ColdStatus]:
         async with open_client(address) as client:
-            return await client.count_pending(**chosen, bucket_ms=bucket_ms)
+            counted = await client.count_pending(**chosen, bucket_ms=bucket_ms)
+            return counted, (await client.admin.master_status()).cold
 
     return asyncio.run(go())
+
+
+def _as_json(counted: PendingCount, cold: admin_pb2.ColdStatus) -> dict[str, Any]:
+    names = ("messages", "parts", "cancelled", "moved", "next_due_ms")
+    return {**dataclasses.asdict(counted), "cold": {name: getattr(cold, name) for name in names}}
 
 
 @pending_app.command()
@@ -140,13 +166,14 @@ def count(
     if bucket not in SHORT_WIDTHS:
         raise typer.BadParameter("--bucket is 1s, 1m or 1h")
     chosen = selection(topic, tag, key, key_prefix, after, until)
-    counted = _count(chosen, WIDTHS_MS[SHORT_WIDTHS[bucket]], address)
+    counted, cold = _count(chosen, WIDTHS_MS[SHORT_WIDTHS[bucket]], address)
     if as_json:
-        print_json(dataclasses.asdict(counted))
+        print_json(_as_json(counted, cold))
         return
     rows = [(time_text(b.start_ms), f"{b.count:,}") for b in counted.buckets]
     print_table("", ("from", "pending"), rows, right=(1,))
     out.print(f"{counted.total:,} pending")
+    print_cold(cold)
 
 
 @pending_app.command()
@@ -172,19 +199,20 @@ def histogram(
         raise typer.BadParameter("--by is second, minute, hour or auto")
     chosen = selection(topic, tag, key, key_prefix, after, until)
     width = by if by != "auto" else "hour"
-    counted = _count(chosen, WIDTHS_MS[width], address)
+    counted, cold = _count(chosen, WIDTHS_MS[width], address)
     if by == "auto" and counted.buckets:
         span_ms = counted.buckets[-1].start_ms + WIDTHS_MS["hour"] - counted.buckets[0].start_ms
         if chosen["due_ms_max"] and chosen["due_ms_min"]:
             span_ms = chosen["due_ms_max"] - chosen["due_ms_min"]
         if span_ms <= AUTO_MINUTES_MS:
             width = "second" if span_ms <= AUTO_SECONDS_MS else "minute"
-            counted = _count(chosen, WIDTHS_MS[width], address)
+            counted, cold = _count(chosen, WIDTHS_MS[width], address)
     if as_json:
-        print_json({"by": width, **dataclasses.asdict(counted)})
+        print_json({"by": width, **_as_json(counted, cold)})
         return
     for line in drawn(counted, width, rows, linear):
         out.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
+    print_cold(cold)
 
 
 def drawn(counted: PendingCount, width: str, rows_max: int, linear: bool) -> Iterator[str]:

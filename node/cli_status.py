@@ -85,8 +85,8 @@ def _cold(cold: admin_pb2.ColdStatus) -> str:
         return ""
     if cold.state == admin_pb2.COLD_LATE:
         return f"[red]{cold.late_ms / 3_600_000:,.1f} h late[/]"
-    state = "" if cold.state == admin_pb2.COLD_IN_TIME else " [yellow]due soon[/]"
-    return f"{cold.messages:,}{state}"
+    words = {admin_pb2.COLD_BEHIND: " [yellow]promotion is behind[/]", admin_pb2.COLD_DUE_SOON: " [red]due soon[/]"}
+    return f"{cold.messages:,}{words.get(cold.state, '')}"
 
 
 def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.PeerStatus]) -> list[str]:

@@ -29,7 +29,7 @@ from tickwheel.node.cli_output import (
     time_text,
     use_json,
 )
-from tickwheel.node.cli_pending import From, Key, KeyPrefix, Tag, TopicName, Until, selection
+from tickwheel.node.cli_pending import From, Key, KeyPrefix, Tag, TopicName, Until, cold_text, selection
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Begin it, print its id, and do not wait.")]
@@ -58,6 +58,12 @@ async def _ask(client: AsyncClient, chosen: dict[str, Any], verb: str) -> None:
         raise typer.BadParameter(f"{count:,} messages would be {verb}; --yes to do it without being asked")
     if not await asyncio.to_thread(typer.confirm, f"{count:,} messages will be {verb}. Go on?", err=True):
         raise typer.Abort
+
+
+async def _say_cold(client: AsyncClient) -> None:
+    """What no selection finds."""
+    if cold := cold_text((await client.admin.master_status()).cold):
+        err.print(cold, style="dim", markup=False)
 
 
 async def _follow(client: AsyncClient, begun: Sweep, as_json: bool) -> Sweep:
@@ -107,6 +113,7 @@ def cancel(
 
     async def go() -> Sweep:
         async with open_client(address) as client:
+            await _say_cold(client)
             if not yes:
                 await _ask(client, chosen, "cancelled")
             begun = await client.sweeps.cancel(Selection(**chosen))
@@ -146,6 +153,7 @@ def reschedule(
 
     async def go() -> Sweep:
         async with open_client(address) as client:
+            await _say_cold(client)
             if not yes:
                 await _ask(client, chosen, "moved")
             begun = await client.sweeps.reschedule(Selection(**chosen), **when)

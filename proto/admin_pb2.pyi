@@ -121,9 +121,11 @@ class _ColdStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ColdState.V
     """Nothing waits in the cold tier."""
     COLD_IN_TIME: _ColdState.ValueType  # 1
     COLD_DUE_SOON: _ColdState.ValueType  # 2
-    """The next message is due within cold_lead_ms and not loaded: a warning."""
+    """The next message is due within cold_lead_ms and not loaded: what a job does not load now may come late."""
     COLD_LATE: _ColdState.ValueType  # 3
     """A message is overdue and not loaded: an alarm."""
+    COLD_BEHIND: _ColdState.ValueType  # 4
+    """The next message is due within cold_warn_ms + cold_lead_ms and not loaded: promotion has not come for long."""
 
 class ColdState(_ColdState, metaclass=_ColdStateEnumTypeWrapper): ...
 
@@ -131,9 +133,11 @@ COLD_EMPTY: ColdState.ValueType  # 0
 """Nothing waits in the cold tier."""
 COLD_IN_TIME: ColdState.ValueType  # 1
 COLD_DUE_SOON: ColdState.ValueType  # 2
-"""The next message is due within cold_lead_ms and not loaded: a warning."""
+"""The next message is due within cold_lead_ms and not loaded: what a job does not load now may come late."""
 COLD_LATE: ColdState.ValueType  # 3
 """A message is overdue and not loaded: an alarm."""
+COLD_BEHIND: ColdState.ValueType  # 4
+"""The next message is due within cold_warn_ms + cold_lead_ms and not loaded: promotion has not come for long."""
 Global___ColdState: _TypeAlias = ColdState  # noqa: Y015
 
 @_typing.final
@@ -556,6 +560,7 @@ class ColdStatus(_message.Message):
     NEXT_DUE_MS_FIELD_NUMBER: _builtins.int
     LATE_MS_FIELD_NUMBER: _builtins.int
     LOADED_LATE_FIELD_NUMBER: _builtins.int
+    LOADED_LATE_MS_MAX_FIELD_NUMBER: _builtins.int
     state: Global___ColdState.ValueType
     parts: _builtins.int
     """Parts that are not loaded, the days and the messages in them, cancelled and moved ones included."""
@@ -569,7 +574,10 @@ class ColdStatus(_message.Message):
     late_ms: _builtins.int
     """By how much it is overdue."""
     loaded_late: _builtins.int
-    """Messages that were loaded after the hour in which they were due, ever."""
+    """Messages that were loaded after they were due, ever (commands of an earlier version: after the hour in which they
+    were due), and by how much the one that was worst.
+    """
+    loaded_late_ms_max: _builtins.int
     def __init__(
         self,
         *,
@@ -582,10 +590,11 @@ class ColdStatus(_message.Message):
         next_due_ms: _builtins.int = ...,
         late_ms: _builtins.int = ...,
         loaded_late: _builtins.int = ...,
+        loaded_late_ms_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "days", b"days", "late_ms", b"late_ms", "loaded_late", b"loaded_late", "messages", b"messages", "moved", b"moved", "next_due_ms", b"next_due_ms", "parts", b"parts", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "days", b"days", "late_ms", b"late_ms", "loaded_late", b"loaded_late", "loaded_late_ms_max", b"loaded_late_ms_max", "messages", b"messages", "moved", b"moved", "next_due_ms", b"next_due_ms", "parts", b"parts", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1380,6 +1389,7 @@ class Settings(_message.Message):
     TOPIC_PENDING_MAX_FIELD_NUMBER: _builtins.int
     GROUP_IN_FLIGHT_MAX_FIELD_NUMBER: _builtins.int
     COLD_LEAD_MS_FIELD_NUMBER: _builtins.int
+    COLD_WARN_MS_FIELD_NUMBER: _builtins.int
     delay_levels: _builtins.str
     """"1s 5s 10s ...": at most 64 levels, each a number and s, m, h or d."""
     attempts_max: _builtins.int
@@ -1424,6 +1434,8 @@ class Settings(_message.Message):
     """Messages of the cold tier must be loaded so long before they are due; a warning says if they are not. A cold message
     cannot be moved to a nearer time.
     """
+    cold_warn_ms: _builtins.int
+    """So long before that a first warning is given."""
     def __init__(
         self,
         *,
@@ -1453,10 +1465,11 @@ class Settings(_message.Message):
         topic_pending_max: _builtins.str | None = ...,
         group_in_flight_max: _builtins.int | None = ...,
         cold_lead_ms: _builtins.int | None = ...,
+        cold_warn_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_cold_lead_ms", b"_cold_lead_ms", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_pending_max", b"_topic_pending_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "cold_lead_ms", b"cold_lead_ms", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_pending_max", b"topic_pending_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_cold_lead_ms", b"_cold_lead_ms", "_cold_warn_ms", b"_cold_warn_ms", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_pending_max", b"_topic_pending_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "cold_lead_ms", b"cold_lead_ms", "cold_warn_ms", b"cold_warn_ms", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_pending_max", b"topic_pending_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_cold_lead_ms", b"_cold_lead_ms", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_pending_max", b"_topic_pending_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "cold_lead_ms", b"cold_lead_ms", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_pending_max", b"topic_pending_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_batch_messages_max", b"_batch_messages_max", "_client_quotas", b"_client_quotas", "_cold_lead_ms", b"_cold_lead_ms", "_cold_warn_ms", b"_cold_warn_ms", "_delay_levels", b"_delay_levels", "_delay_ms_max", b"_delay_ms_max", "_group_in_flight_max", b"_group_in_flight_max", "_groups_auto_create", b"_groups_auto_create", "_groups_max", b"_groups_max", "_payload_bytes_max", b"_payload_bytes_max", "_pending_max", b"_pending_max", "_producer_window_batches", b"_producer_window_batches", "_producer_window_ids", b"_producer_window_ids", "_producers_max", b"_producers_max", "_retention_ms", b"_retention_ms", "_slot_ms", b"_slot_ms", "_staging_bytes_max", b"_staging_bytes_max", "_staging_expiry_ms", b"_staging_expiry_ms", "_staging_jobs_max", b"_staging_jobs_max", "_staging_memory_ms", b"_staging_memory_ms", "_tick_messages_max", b"_tick_messages_max", "_topic_pending_max", b"_topic_pending_max", "_topic_quotas", b"_topic_quotas", "_topics_auto_create", b"_topics_auto_create", "_topics_max", b"_topics_max", "_window_messages_max", b"_window_messages_max", "attempts_max", b"attempts_max", "batch_messages_max", b"batch_messages_max", "client_quotas", b"client_quotas", "cold_lead_ms", b"cold_lead_ms", "cold_warn_ms", b"cold_warn_ms", "delay_levels", b"delay_levels", "delay_ms_max", b"delay_ms_max", "group_in_flight_max", b"group_in_flight_max", "groups_auto_create", b"groups_auto_create", "groups_max", b"groups_max", "payload_bytes_max", b"payload_bytes_max", "pending_max", b"pending_max", "producer_window_batches", b"producer_window_batches", "producer_window_ids", b"producer_window_ids", "producers_max", b"producers_max", "retention_ms", b"retention_ms", "slot_ms", b"slot_ms", "staging_bytes_max", b"staging_bytes_max", "staging_expiry_ms", b"staging_expiry_ms", "staging_jobs_max", b"staging_jobs_max", "staging_memory_ms", b"staging_memory_ms", "tick_messages_max", b"tick_messages_max", "topic_pending_max", b"topic_pending_max", "topic_quotas", b"topic_quotas", "topics_auto_create", b"topics_auto_create", "topics_max", b"topics_max", "window_messages_max", b"window_messages_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempts_max: _TypeAlias = _typing.Literal["attempts_max"]  # noqa: Y015
     _WhichOneofArgType__attempts_max: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max"]  # noqa: Y015
@@ -1466,6 +1479,8 @@ class Settings(_message.Message):
     _WhichOneofArgType__client_quotas: _TypeAlias = _typing.Literal["_client_quotas", b"_client_quotas"]  # noqa: Y015
     _WhichOneofReturnType__cold_lead_ms: _TypeAlias = _typing.Literal["cold_lead_ms"]  # noqa: Y015
     _WhichOneofArgType__cold_lead_ms: _TypeAlias = _typing.Literal["_cold_lead_ms", b"_cold_lead_ms"]  # noqa: Y015
+    _WhichOneofReturnType__cold_warn_ms: _TypeAlias = _typing.Literal["cold_warn_ms"]  # noqa: Y015
+    _WhichOneofArgType__cold_warn_ms: _TypeAlias = _typing.Literal["_cold_warn_ms", b"_cold_warn_ms"]  # noqa: Y015
     _WhichOneofReturnType__delay_levels: _TypeAlias = _typing.Literal["delay_levels"]  # noqa: Y015
     _WhichOneofArgType__delay_levels: _TypeAlias = _typing.Literal["_delay_levels", b"_delay_levels"]  # noqa: Y015
     _WhichOneofReturnType__delay_ms_max: _TypeAlias = _typing.Literal["delay_ms_max"]  # noqa: Y015
@@ -1518,6 +1533,8 @@ class Settings(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__client_quotas) -> _WhichOneofReturnType__client_quotas | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cold_lead_ms) -> _WhichOneofReturnType__cold_lead_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cold_warn_ms) -> _WhichOneofReturnType__cold_warn_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_levels) -> _WhichOneofReturnType__delay_levels | None: ...
     @_typing.overload

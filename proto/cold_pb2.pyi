@@ -281,22 +281,30 @@ class ColdLoad(_message.Message):
     PART_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
     part: _builtins.int
     ids: _builtins.bytes
     """uint64[n] and int64[n] of the bundle's messages in their order; at most 2,048."""
     due_ms: _builtins.bytes
+    late: _builtins.int
+    """How many of its messages were due when its taking over was asked for. If absent, late ones are counted by whole
+    hours.
+    """
     def __init__(
         self,
         *,
         part: _builtins.int = ...,
         ids: _builtins.bytes = ...,
         due_ms: _builtins.bytes = ...,
+        late: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_late", b"_late", "late", b"late"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "ids", b"ids", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_late", b"_late", "due_ms", b"due_ms", "ids", b"ids", "late", b"late", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__late: _TypeAlias = _typing.Literal["late"]  # noqa: Y015
+    _WhichOneofArgType__late: _TypeAlias = _typing.Literal["_late", b"_late"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__late) -> _WhichOneofReturnType__late | None: ...
 
 Global___ColdLoad: _TypeAlias = ColdLoad  # noqa: Y015
 
@@ -364,8 +372,10 @@ class ColdSnapshot(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     MARKS_FIELD_NUMBER: _builtins.int
     LATE_FIELD_NUMBER: _builtins.int
+    LATE_MS_MAX_FIELD_NUMBER: _builtins.int
     last_part: _builtins.int
     late: _builtins.int
+    late_ms_max: _builtins.int
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColdJobSnapshot]: ...
     @_builtins.property
@@ -382,10 +392,11 @@ class ColdSnapshot(_message.Message):
         parts: _abc.Iterable[Global___ColdPartSnapshot] | None = ...,
         marks: _abc.Iterable[Global___ColdMarksSnapshot] | None = ...,
         late: _builtins.int = ...,
+        late_ms_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "last_part", b"last_part", "late", b"late", "marks", b"marks", "parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "last_part", b"last_part", "late", b"late", "late_ms_max", b"late_ms_max", "marks", b"marks", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -175,14 +175,17 @@ class ColdDesk:
         cold = core.state.cold
         next_ms = cold.next_due_ms()
         ahead_ms = next_ms - core.clock.now_ms()
+        lead_ms = core.state.settings.cold_lead_ms
         state = admin_pb2.COLD_IN_TIME
         if not next_ms:
             state = admin_pb2.COLD_EMPTY
         elif core.clock.known:
             if ahead_ms < 0:
                 state = admin_pb2.COLD_LATE
-            elif ahead_ms < core.state.settings.cold_lead_ms:
+            elif ahead_ms < lead_ms:
                 state = admin_pb2.COLD_DUE_SOON
+            elif ahead_ms < lead_ms + core.state.settings.cold_warn_ms:
+                state = admin_pb2.COLD_BEHIND
         return admin_pb2.ColdStatus(
             state=state,
             parts=cold.parts.waiting,
@@ -193,4 +196,5 @@ class ColdDesk:
             next_due_ms=next_ms,
             late_ms=max(0, -ahead_ms) if state == admin_pb2.COLD_LATE else 0,
             loaded_late=cold.late,
+            loaded_late_ms_max=cold.late_ms_max,
         )

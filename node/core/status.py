@@ -363,6 +363,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "cold_next_due_seconds": status.cold.next_due_ms / 1_000,
         "cold_late_seconds": status.cold.late_ms / 1_000,
         "cold_loaded_late_messages": float(status.cold.loaded_late),
+        "cold_loaded_late_seconds_max": status.cold.loaded_late_ms_max / 1_000,
         "in_flight_messages": float(status.in_flight),
         "cursor_seconds": status.cursor_due_ms / 1_000,
         "scheduled_messages": float(core.totals.scheduled),

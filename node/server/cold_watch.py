@@ -1,4 +1,5 @@
-"""What a master's log says of the cold tier: that its next message is due soon, or overdue, and not loaded.
+"""What a master's log says of the cold tier: that promotion is behind, that a message is due soon or overdue and not
+loaded, and that messages were loaded late.
 
 Owns when a line is due: at every change, and once an hour while something is wrong. Pure: status in, lines out.
 """
@@ -10,9 +11,11 @@ from tickwheel.proto import admin_pb2
 
 REMIND_NS = 3_600_000_000_000
 _TEXTS = {
-    admin_pb2.COLD_DUE_SOON: ("warning", "the cold tier has a message that is due soon and not loaded: promote it"),
+    admin_pb2.COLD_BEHIND: ("warning", "the cold tier was not promoted for long: see whether the job runs"),
+    admin_pb2.COLD_DUE_SOON: ("error", "the cold tier has a message that is due soon and not loaded: promote it"),
     admin_pb2.COLD_LATE: ("error", "the cold tier has an overdue message that is not loaded: promote it now"),
 }
+_LOADED_LATE = "messages of the cold tier were loaded after they were due, and are delivered now"
 
 
 class ColdWatch:
@@ -21,11 +24,25 @@ class ColdWatch:
     def __init__(self) -> None:
         self._state = admin_pb2.COLD_EMPTY
         self._told_ns = 0
+        self._loaded_late: int | None = None
 
     def look(self, now_ns: int, status: admin_pb2.NodeStatus) -> list[Line]:
         """What there is to say now."""
         cold = status.cold
-        state = cold.state if status.role == admin_pb2.MASTER and status.lease_held else admin_pb2.COLD_EMPTY
+        master = status.role == admin_pb2.MASTER and status.lease_held
+        lines = self._of_state(now_ns, cold, cold.state if master else admin_pb2.COLD_EMPTY)
+        # What was counted before this process looked is told by another, or long ago.
+        late_before, self._loaded_late = self._loaded_late, cold.loaded_late
+        if master and late_before is not None and cold.loaded_late > late_before:
+            fields: dict[str, object] = {
+                "messages": cold.loaded_late - late_before,
+                "ever": cold.loaded_late,
+                "late_ms_max": cold.loaded_late_ms_max,
+            }
+            lines.append(Line("error", _LOADED_LATE, fields))
+        return lines
+
+    def _of_state(self, now_ns: int, cold: admin_pb2.ColdStatus, state: admin_pb2.ColdState.ValueType) -> list[Line]:
         before, self._state = self._state, state
         if state in _TEXTS:
             if state == before and now_ns - self._told_ns < REMIND_NS:

@@ -82,6 +82,7 @@ class ColdCapture:
 
     last_part: int
     late: int
+    late_ms_max: int
     jobs: list[Job]
     parts: list[Part]
     marks: list[tuple[int, MarkRows]]
@@ -91,6 +92,7 @@ class ColdCapture:
         return cold_pb2.ColdSnapshot(
             last_part=self.last_part,
             late=self.late,
+            late_ms_max=self.late_ms_max,
             jobs=map(job_message, self.jobs),
             parts=map(part_message, self.parts),
             marks=[cold_pb2.ColdMarksSnapshot(part=number, marks=rows.tobytes()) for number, rows in self.marks],
@@ -105,7 +107,9 @@ class ColdTier:
         self.marks = ColdMarks()
         self._marks_max = marks_max
         self.late = 0
-        """Messages that were loaded after the hour in which they were due, ever."""
+        """Messages that were loaded after they were due, ever."""
+        self.late_ms_max = 0
+        """By how much, the worst of them."""
 
     def place(self, number: int) -> Place | None:
         """Where the message of a cold id is; None: there is none, or the hours are gone that it was loaded into."""
@@ -170,6 +174,8 @@ class ColdTier:
         part = self.parts.get(cold.part)
         if part is not None and part.rows != units:
             return invalid("cold.part", f"{units} messages", f"{part.rows}, as it was registered").failure
+        if part is not None and cold.late > part.rows:
+            return invalid("cold.late", cold.late, f"at most {part.rows}, as the part has messages").failure
         return None
 
     def wants(self, cold: cold_pb2.ColdLoad) -> bool:
@@ -184,15 +190,31 @@ class ColdTier:
         mark = self.marks.get(*place_of(number)) if is_cold(number) else None
         return mark is not None and mark.kind == MOVED and mark.due_ms == due_ms
 
-    def took(self, cold: cold_pb2.ColdLoad, ingested: Ingested, wheel: WheelPort) -> Ids:
+    def took(self, cold: cold_pb2.ColdLoad, ingested: Ingested, stamped_ms: int, wheel: WheelPort) -> Ids:
         """The wheel has just taken a bundle over: this is the cut. The units that were marked in it."""
+        late, late_ms = self._lateness(cold, ingested, stamped_ms)
         chunks = np.zeros(len(ingested.chunks), CHUNK)
         for name in ("first_row", "hour", "first_index"):
             chunks[name] = ingested.chunks[name]
         rows = self._withheld_moved(cold, chunks) if cold.ids else self._withheld(cold.part, chunks)
         # Late ones are the first rows: they lie in the order of their due times.
-        self.late += ingested.late - int(np.count_nonzero(rows < ingested.late))
+        late -= int(np.count_nonzero(rows < late))
+        if late:
+            self.late += late
+            self.late_ms_max = max(self.late_ms_max, late_ms)
         return wheel.withhold(ids_of_rows(chunks, rows)) if len(rows) else NO_IDS
+
+    def _lateness(self, cold: cold_pb2.ColdLoad, ingested: Ingested, stamped_ms: int) -> tuple[int, int]:
+        """How many rows of a bundle are late, marked ones included, and by how much the first."""
+        if not cold.HasField("late"):
+            return ingested.late, 0
+        if cold.ids:
+            due = np.frombuffer(cold.due_ms, "<i8")
+            return int(np.count_nonzero(due < stamped_ms)), max(0, stamped_ms - int(due[0]))
+        part = self.parts.get(cold.part)
+        assert part is not None, "looked at before"
+        late = part.rows if part.due_max_ms < stamped_ms else max(cold.late, ingested.late)
+        return late, max(0, stamped_ms - part.due_min_ms)
 
     def _withheld(self, number: int, chunks: Chunks) -> np.ndarray:
         """Rows of a part that have a mark. Cancelled ones need it no longer: their units have one."""
@@ -276,7 +298,9 @@ class ColdTier:
 
     def capture(self) -> ColdCapture:
         """For a checkpoint."""
-        return ColdCapture(self.parts.last, self.late, *self.parts.capture(), list(self.marks.capture()))
+        return ColdCapture(
+            self.parts.last, self.late, self.late_ms_max, *self.parts.capture(), list(self.marks.capture())
+        )
 
     def restore(self, snapshot: cold_pb2.ColdSnapshot) -> None:
         """From a checkpoint."""
@@ -284,6 +308,7 @@ class ColdTier:
         for item in snapshot.marks:
             self.marks.load(item.part, np.frombuffer(item.marks, MARKED))
         self.late = snapshot.late
+        self.late_ms_max = snapshot.late_ms_max
 
     def digest(self) -> bytes:
         """Of all of it; empty while there was never anything."""

@@ -156,7 +156,7 @@ class Ingesting:
             return failure
         layout = layout_of(ingest)
         ingested = self._wheel.ingest(ingest.segment_sha256, layout, tuple(ingest.topic_ids), stamped_ms)
-        withheld = self._cold.took(ingest.cold, ingested, self._wheel)
+        withheld = self._cold.took(ingest.cold, ingested, stamped_ms, self._wheel)
         load.units = layout.units - len(withheld)
         return IngestResult(load.message(), load.units, ingested, withheld)
 

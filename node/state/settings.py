@@ -88,6 +88,9 @@ class Settings:
     cold_lead_ms: int = DAY_MS
     """A job that runs once a day may fail once before anything is late."""
 
+    cold_warn_ms: int = DAY_MS
+    """And whoever is warned has a day before that."""
+
     @property
     def levels_ms(self) -> tuple[int, ...]:
         """The delay levels, level 1 first."""
@@ -120,6 +123,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "staging_expiry_ms": (1_000, 3_650 * DAY_MS),
     "staging_memory_ms": (60_000, 3_650 * DAY_MS),
     "cold_lead_ms": (0, 365 * DAY_MS),
+    "cold_warn_ms": (0, 365 * DAY_MS),
 }
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.node.core import trio
 from tests.node.core.loading import Loader, admin, begin, bundle_of, settle_down, start
 from tests.node.core.trio import EPOCH_MS, MS, Client, World
+from tickwheel.node.core import retention
 from tickwheel.node.core.cold import ColdDesk
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.requests import Rescheduled
 from tickwheel.node.state import cold
@@ -107,8 +112,8 @@ class ColdLoader(Loader):
         return request
 
 
-def load_part(world: World, part: Part) -> bulk_pb2.LoadState:
-    return ColdLoader(world, part.data, cold_pb2.ColdLoad(part=part.number)).load()
+def load_part(world: World, part: Part, late: int | None = None) -> bulk_pb2.LoadState:
+    return ColdLoader(world, part.data, cold_pb2.ColdLoad(part=part.number, late=late)).load()
 
 
 def load_moved(world: World, parts: list[Part]) -> bulk_pb2.LoadState | None:
@@ -222,21 +227,33 @@ def test_what_is_loaded_late_comes_at_once_in_order_and_is_counted(world: World)
     soon = Part([world.now_ms + 60_000], "s")
     register(world, [soon], "soon")
     assert (status().state, status().messages, status().parts) == (admin_pb2.COLD_DUE_SOON, 2, 2)
-    day_ms = EPOCH_MS // DAY_MS * DAY_MS
-    part = Part([day_ms + n * HOUR_MS // 4 for n in range(20)], "p")
+    admin(world, AdminCommand(settings=admin_pb2.Settings(cold_lead_ms=1_000)))
+    assert status().state == admin_pb2.COLD_BEHIND
+    admin(world, AdminCommand(settings=admin_pb2.Settings(cold_warn_ms=1_000)))
+    assert status().state == admin_pb2.COLD_IN_TIME
+    admin(world, AdminCommand(settings=admin_pb2.Settings(cold_lead_ms=DAY_MS)))
+    times = [EPOCH_MS - HOUR_MS * (16 - n) // 4 for n in range(16)] + [EPOCH_MS + n for n in range(4)]
+    part = Part([*times, EPOCH_MS + HOUR_MS], "p")
     register(world, [part], "late")
     late = status()
-    assert late.state == admin_pb2.COLD_LATE and late.late_ms >= EPOCH_MS - day_ms
+    assert late.state == admin_pb2.COLD_LATE and late.late_ms >= 4 * HOUR_MS
     failure = ask(world, lambda desk, done: desk.move(part.id(0), world.now_ms + HOUR_MS, done))
     assert isinstance(failure, Failure) and failure.metadata["field"] == "due_ms"
     cancel(world, part.id(7))
-    load_part(world, part)
+    refused = ColdLoader(world, part.data, cold_pb2.ColdLoad(part=part.number, late=22)).ask(0)
+    world.run_until(lambda: bool(refused))
+    assert isinstance(refused[0], Failure) and refused[0].metadata["field"] == "cold.late"
+    load_part(world, part, late=20)
     world.run(500)
-    wanted = [record for record in part.records if record != part.records[7]]
+    wanted = [record for record in part.records[:-1] if record != part.records[7]]
     assert [record for record in client.got if record in part.due] == wanted
     after = status()
-    overdue_hours = [r for r in wanted if part.due[r] // HOUR_MS < EPOCH_MS // HOUR_MS]
-    assert after.state == admin_pb2.COLD_DUE_SOON and after.loaded_late == len(overdue_hours) > 0
+    assert after.state == admin_pb2.COLD_DUE_SOON and after.loaded_late == len(wanted) == 19
+    assert 4 * HOUR_MS <= after.loaded_late_ms_max < world.now_ms - times[0]
+    old = Part(times, "o")
+    register(world, [old], "of-an-earlier-version")
+    load_part(world, old)
+    assert status().loaded_late == 19 + 16
     settle_down(world)
 
 
@@ -315,6 +332,54 @@ def test_a_checkpoint_carries_the_cold_tier(world: World) -> None:
     world.run(25_000)
     wanted = {r for n, r in enumerate(one.records) if n not in (0, 1, 2, 3, 4, 7)} | set(two.records[5:])
     assert client.got.keys() == wanted
+    settle_down(world)
+
+
+def test_a_part_is_forgotten_with_its_hours_and_what_was_moved_beyond_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of parts and marks is bounded by what waits; forgotten is not unloaded: a repeat brings nothing again,
+    and a message that was moved to a later hour still comes, once. On every node, and from a checkpoint too."""
+    monkeypatch.setattr(trio, "EPOCH_MS", 500_000 * HOUR_MS - 14_000)
+    monkeypatch.setattr(retention, "HOURS_KEPT", 0)
+    config = replace(CoreConfig(), segment_bytes=1 << 20, retention_period_ms=500, checkpoint_period_ms=2_000)
+    world = World(config=config)
+    ready(world)
+    client = Client(world)
+    client.consume()
+    now_ms = world.now_ms
+    gone, stays = Part([now_ms + 5_000 + n for n in range(30)], "g"), Part([now_ms + 3 * DAY_MS], "s")
+    register(world, [gone], "one")
+    register(world, [stays], "two")
+    cancel(world, gone.id(0))
+    move(world, gone.id(2), now_ms + 6_000)
+    load_moved(world, [gone])
+    move(world, gone.id(1), now_ms + 45_000)
+    load_part(world, gone)
+    assert now_ms + 45_000 > 500_000 * HOUR_MS > world.now_ms
+    for _ in range(3):
+        client.schedule([6_000])
+        world.run(8_000)
+    assert client.got.keys() >= set(gone.records[2:])
+
+    def known(core: NodeCore) -> tuple[list[int], int, int]:
+        cold = core.state.cold
+        return [part.number for part in cold.parts], cold.parts.last, len(cold.marks)
+
+    for again in range(2):
+        settle_down(world)
+        for node in world.nodes.values():
+            assert node.host is not None and known(node.host.core) == ([stays.number], 2, 1), again
+            if not again:
+                node.kill()
+                node.start()
+    for row in (0, 2, 3):
+        assert cancel(world, gone.id(row)) == scheduler_pb2.NOT_FOUND
+    assert load_part(world, gone).units == 0
+    world.run(500)
+    assert all(len(deliveries) == 1 for deliveries in client.got.values()) and gone.records[1] not in client.got
+    assert load_moved(world, [gone]) is not None
+    world.run(now_ms + 46_000 - world.now_ms)
+    assert [at_ms >= now_ms + 45_000 for at_ms, *_ in client.got[gone.records[1]]] == [True]
+    assert not client.got.keys() & {gone.records[0], stays.records[0]}
     settle_down(world)
 
 
