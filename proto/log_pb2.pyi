@@ -92,12 +92,17 @@ class LogEntry(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     STAMPED_MS_FIELD_NUMBER: _builtins.int
     COMMANDS_FIELD_NUMBER: _builtins.int
+    SCHEMA_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     wheel_group: _builtins.int
     term: _builtins.int
     """Term of the master that proposed it; after lead{term} apply ignores entries of lower terms."""
     stamped_ms: _builtins.int
     """The master's cluster time when it proposed it."""
+    schema: _builtins.int
+    """Checksum of all that its writer knows of entries (node/state/schema.py): who knows something else looks whether it
+    knows all that stands here. The last field, and it stays the last. 0: of a version before it.
+    """
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Command]: ...
     def __init__(
@@ -108,10 +113,11 @@ class LogEntry(_message.Message):
         term: _builtins.int = ...,
         stamped_ms: _builtins.int = ...,
         commands: _abc.Iterable[Global___Command] | None = ...,
+        schema: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "format_version", b"format_version", "stamped_ms", b"stamped_ms", "term", b"term", "wheel_group", b"wheel_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands", "format_version", b"format_version", "schema", b"schema", "stamped_ms", b"stamped_ms", "term", b"term", "wheel_group", b"wheel_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

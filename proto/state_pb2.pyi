@@ -43,6 +43,7 @@ class StateSnapshot(_message.Message):
     HOUR_MIN_KEPT_FIELD_NUMBER: _builtins.int
     UNSETTLED_REMOVED_FIELD_NUMBER: _builtins.int
     WINDOWS_PATH_FIELD_NUMBER: _builtins.int
+    SCHEMA_FIELD_NUMBER: _builtins.int
     SWEEPS_FIELD_NUMBER: _builtins.int
     LOADS_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
@@ -57,6 +58,8 @@ class StateSnapshot(_message.Message):
     unsettled_removed: _builtins.int
     windows_path: _builtins.str
     """File with StateWindows."""
+    schema: _builtins.int
+    """As in LogEntry, of what its writer knows of a checkpoint."""
     @_builtins.property
     def settings(self) -> _admin_pb2.Settings: ...
     @_builtins.property
@@ -95,12 +98,13 @@ class StateSnapshot(_message.Message):
         hour_min_kept: _builtins.int = ...,
         unsettled_removed: _builtins.int = ...,
         windows_path: _builtins.str = ...,
+        schema: _builtins.int = ...,
         sweeps: _abc.Iterable[_scheduler_pb2.Sweep] | None = ...,
         loads: _abc.Iterable[Global___LoadSnapshot] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "applied_term", b"applied_term", "cluster_id", b"cluster_id", "format_version", b"format_version", "groups", b"groups", "hour_min_kept", b"hour_min_kept", "last_group_id", b"last_group_id", "last_topic_id", b"last_topic_id", "lead_term", b"lead_term", "loads", b"loads", "members", b"members", "removed_ids", b"removed_ids", "settings", b"settings", "sweeps", b"sweeps", "topics", b"topics", "unsettled_removed", b"unsettled_removed", "windows_path", b"windows_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "applied_term", b"applied_term", "cluster_id", b"cluster_id", "format_version", b"format_version", "groups", b"groups", "hour_min_kept", b"hour_min_kept", "last_group_id", b"last_group_id", "last_topic_id", b"last_topic_id", "lead_term", b"lead_term", "loads", b"loads", "members", b"members", "removed_ids", b"removed_ids", "schema", b"schema", "settings", b"settings", "sweeps", b"sweeps", "topics", b"topics", "unsettled_removed", b"unsettled_removed", "windows_path", b"windows_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

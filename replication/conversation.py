@@ -32,7 +32,7 @@ from tickwheel.replication.campaign import Campaign, Next
 from tickwheel.replication.caught_up import CaughtUp
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.frames import Envelope
-from tickwheel.replication.guard import ImpossibleMessageError, judge
+from tickwheel.replication.guard import ImpossibleMessageError, check_readable, judge
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.handover import Handover
 from tickwheel.replication.journal import Journal
@@ -190,6 +190,7 @@ class Conversation:
 
     def answer_unsynced(self, now_ns: int) -> None:
         """A slow disk must not look like a dead node."""
+        self._owed.keep(self.engine.term)
         self._say(self._owed.overdue(self._journal.durable_index, now_ns))
 
     def _say(self, answer: Answer | None) -> None:
@@ -337,6 +338,7 @@ class Conversation:
         self._answering = (peer_id, append.sent_ns, frame.connection_id)
         try:
             if judgement.hand_on is not None:
+                check_readable(judgement.hand_on.get("entries", ()), self._listener.problem_of)
                 engine.deliver(peer_id, judgement.hand_on)
             if judgement.next_index:
                 self._answer(peer_id, judgement.next_index, judgement.success, judgement.reset)
@@ -386,7 +388,8 @@ class Conversation:
             return self._lease.until_ns(self._voters.others, now_ns) > now_ns
         if self._guards.votes_sticky and self.master_heard_ns and now_ns - self.master_heard_ns < timeout_ns:
             return True
-        return self._guards.starts_silent and len(self._voters.ids) > 1 and now_ns - self.started_ns < timeout_ns
+        alone = self._voters.counts and not self._voters.others
+        return self._guards.starts_silent and not alone and now_ns - self.started_ns < timeout_ns
 
     def _on_request_vote(self, peer_id: str, frame: PeerFrame) -> None:
         # Also of a peer that does not count here, and by a node that does not count itself: it may be that the entry

@@ -6,12 +6,13 @@ answer. Pure: it reads the journal and changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.proto.peer_pb2 import AppendEntries
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal_view import Journal
-from tickwheel.replication.pysyncobj_seam import Message
+from tickwheel.replication.pysyncobj_seam import REGULAR, Message
 from tickwheel.replication.voters import VOTERS, split
 
 
@@ -39,7 +40,6 @@ def judge(term: int, append: AppendEntries, journal: Journal, commit_index: int,
         return Judgement({"type": "append_entries", "term": term, "commit_index": commit})
     previous, previous_term = append.previous_index, append.previous_term
     rows = [(entry.command, entry.index, entry.term) for entry in append.entries]
-    _check_voters(rows)
     if not guards.known_entries_stripped:
         return Judgement(_message(term, append.commit_index, previous, previous_term, rows))
     last = journal.last_index
@@ -74,14 +74,24 @@ def judge(term: int, append: AppendEntries, journal: Journal, commit_index: int,
     return Judgement(_message(term, append.commit_index, matched, journal.term_at(matched), rows[known:]))
 
 
-def _check_voters(rows: list[tuple[bytes, int, int]]) -> None:
-    """They count from when they are written, so they must be readable before."""
-    for command, index, _ in rows:
-        if command[:1] == VOTERS:
+def check_readable(rows: Sequence[tuple[bytes, int, int]], problem_of: Callable[[bytes, int], str]) -> None:
+    """Voters count from when they are written. And what a majority cannot apply must not be committed by it."""
+    for entry, index, _ in rows:
+        kind = entry[:1]
+        if kind == REGULAR:
+            problem = problem_of(entry, 1)
+        elif kind == VOTERS:
             try:
-                split(command)
+                problem = problem_of(entry, len(entry) - len(split(entry)[1]))
             except ValueError as error:
-                raise ImpossibleMessageError(f"entry {index} of a master cannot be read: {error}") from error
+                problem = str(error)
+        else:
+            continue
+        if problem:
+            raise ImpossibleMessageError(
+                f"entry {index} of the master cannot be read by this version ({problem}): it is not written, and this "
+                "node stops; start the version that the other nodes run"
+            )
 
 
 def _heartbeat(term: int, leader_commit: int, own_commit: int, matched: int = 0) -> Message:

@@ -107,6 +107,13 @@ class LogListener(Protocol):
         """
         ...
 
+    def problem_of(self, entry: bytes, start: int) -> str:
+        """Why this node could not apply a command that a master sends; empty: it can. Asked before it is written.
+
+        The command is what follows `start`: not cut out, for that would copy every byte of the log.
+        """
+        ...
+
     def role_changed(self, status: LogStatus) -> None:
         """Role, term or known master changed. On MASTER the node proposes lead{term}."""
         ...
@@ -208,6 +215,11 @@ class ReplicatedLog(Protocol):
 
     def entries_after(self, index: int) -> int:
         """How many bytes of log a restart would replay after `index`: tells when a checkpoint pays."""
+        ...
+
+    @property
+    def syncing(self) -> bool:
+        """A sync is at work on the journal's files in another thread; also of a stopped log, until it has ended."""
         ...
 
     def checkpointed(self, index: int, term: int) -> None:

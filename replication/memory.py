@@ -208,6 +208,11 @@ class MemoryLog:
         """See ReplicatedLog."""
         return self._cluster.members
 
+    @property
+    def syncing(self) -> bool:
+        """See ReplicatedLog: there are no files."""
+        return False
+
     def entries_after(self, index: int) -> int:
         """See ReplicatedLog."""
         return sum(len(command) for _, command in self._cluster.entries[index:])

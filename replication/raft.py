@@ -265,8 +265,8 @@ class RaftLog:
         return self._peers.may_campaign()
 
     def may_apply(self) -> bool:
-        """See EngineHost."""
-        return self._listener.may_apply()
+        """See EngineHost: nothing more once this node has to stop, not even what is committed."""
+        return self._running and self._listener.may_apply()
 
     def apply_entry(self, index: int, term: int, command: bytes) -> object:
         """See EngineHost."""
@@ -472,6 +472,11 @@ class RaftLog:
         return self._members
 
     # -- checkpoints, status
+
+    @property
+    def syncing(self) -> bool:
+        """See ReplicatedLog."""
+        return self._storage.syncing
 
     def entries_after(self, index: int) -> int:
         """See ReplicatedLog."""

@@ -46,6 +46,11 @@ class StableStorage:
         self.halted = ""
         """Why this node takes no part; empty while it does."""
 
+    @property
+    def syncing(self) -> bool:
+        """One is under way, or hangs, in a worker; also after `stop`."""
+        return self._syncing
+
     def stop(self) -> None:
         """What a sync in flight says is not listened to any more."""
         self._stopped = True
@@ -59,9 +64,9 @@ class StableStorage:
         work = self._journal.begin_sync()
 
         def finished(_: object, error: BaseException | None) -> None:
+            self._syncing = False
             if self._stopped:
                 return
-            self._syncing = False
             if error is not None and not isinstance(error, DiskFullError):
                 self._fatal(f"the journal could not be written to stable storage: {error}")
                 return

@@ -148,6 +148,10 @@ class LogProcess:
         machine.history.add(Applied(machine.world.now_ns, machine.name, machine.boot, index, term, number))
         return number
 
+    def problem_of(self, entry: bytes, start: int) -> str:
+        """See LogListener."""
+        return ""
+
     def role_changed(self, status: LogStatus) -> None:
         self.watch.role(status.role.value, status.term, self.log.voters)
 

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.state.machine import StateConfig, StateMachine
+from tickwheel.node.state.membership import member_of
+from tickwheel.node.state.results import ImpossibleStateError
+from tickwheel.node.state.schema import unknown_in
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Manifest
@@ -80,11 +83,17 @@ def restore(disk: Disk, config: CoreConfig, slot_ms: int, wheel_group: int) -> R
         disk.remove(STATE_DIRECTORY)
         wheel = Wheel(disk, WHEEL_DIRECTORY, wheel_config)
         return Restored(wheel, StateMachine(disk, STATE_DIRECTORY, wheel, config=state_config), 0, 0, (), set())
+    unknown = unknown_in(manifest)
+    if unknown:
+        raise ImpossibleStateError(
+            f"the manifest was written by a newer version: this one does not know {unknown}: "
+            "start the version that wrote it"
+        )
     restore_files(disk, manifest)
     wheel = Wheel(disk, WHEEL_DIRECTORY, wheel_config, manifest.wheel)
     state = StateMachine(disk, STATE_DIRECTORY, wheel, manifest.state, state_config)
     names = bundles_in(f.path for f in manifest.files)
-    members = [Member(m.node_id, m.peer_address, m.client_address, m.disk_uuid) for m in manifest.members]
+    members = [member_of(message) for message in manifest.members]
     return Restored(wheel, state, manifest.applied_index, manifest.applied_term, members, names)
 
 

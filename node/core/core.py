@@ -51,6 +51,7 @@ from tickwheel.node.core.trace import Tracer
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.state.results import AdminResult
+from tickwheel.node.state.schema import command_problem
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.consumer_pb2 import DeliverBatch
 from tickwheel.proto.log_pb2 import LogEntry
@@ -231,8 +232,8 @@ class NodeCore:
 
     @property
     def writing(self) -> bool:
-        """A work in another thread writes to the files of a checkpoint; not before all end, also of a stopped node."""
-        return self.checkpointer.running or self.background.jobs_running > 0
+        """A work in another thread writes to the files of a checkpoint or of the journal; also of a stopped node."""
+        return self.checkpointer.running or self.background.jobs_running > 0 or self.log.syncing
 
     @property
     def leading(self) -> bool:
@@ -383,6 +384,10 @@ class NodeCore:
         self.topic_rates.add(topic_id, DELIVERED, len(batch.ids) // 8)
         if self.events.enabled:
             self.events.delivered(now_ms, consumer, batch)
+
+    def problem_of(self, entry: bytes, start: int) -> str:
+        """See LogListener: what a newer version wrote must not be half understood."""
+        return command_problem(entry, start)
 
     def role_changed(self, status: LogStatus) -> None:
         """See LogListener."""

@@ -204,6 +204,11 @@ class NodeHost:
                 if not isinstance(error, CopyError):
                     self._fatal(f"a checkpoint could not be stored: {error}")
                 return
+            if copy.index < self.core.applied_index:
+                # The log came after all, from a master that has more of it: this would set the node back.
+                self._fetching = False
+                copy.abandon()
+                return
             self._received = True
             self.core.stop()
             self._install()
@@ -213,11 +218,15 @@ class NodeHost:
     def _install(self) -> None:
         """Put a received checkpoint in place once the stopped core's own works no longer write.
 
-        Its checkpoint under way would rename an older manifest over the new one, or remove the files that this names.
+        Its checkpoint under way would rename an older manifest over the new one, or remove the files that this names;
+        a sync of its journal would make the file that it reserves empty, which may be the new journal's by then.
         """
         if self._received and not self._stopped and not self.core.writing:
             self._received = self._fetching = False
-            self._rebuild()
+            try:
+                self._rebuild()
+            except Exception as error:  # half replaced: it must not stay up doing nothing, whoever called
+                self._fatal(f"a checkpoint could not be put in place: {error!r}")
 
     def _rebuild(self) -> None:
         """Put the checkpoint in place of the stopped core's files, start anew from it."""

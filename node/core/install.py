@@ -5,6 +5,9 @@ Steps, each safe to die in: chunks go to `staging/`, every file is synced, then 
 and manifest are replaced by the staged ones, staged bundles join the own, and once that is durable the marker is
 removed. Before, every step can be repeated in any state that a crash leaves. The journal is brought in line when the
 node is built again (`Journal.reset_to`).
+
+A checkpoint that is behind what this node has by now is never put in place: while it was copied, the log may have come
+from another master, and the journal may already be cut above it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import google_crc32c
 
 from tickwheel.node.core.checkpoint import MANIFEST_PATH, STATE_DIRECTORY, WHEEL_DIRECTORY
+from tickwheel.node.state.snapshot import parts
 from tickwheel.proto.peer_pb2 import CheckpointChunk
 from tickwheel.storage.bundle import DIRECTORY
 from tickwheel.storage.disk import Disk, DiskError, File
@@ -20,6 +24,7 @@ from tickwheel.storage.whole_file import read_whole, write_whole
 
 STAGING = "staging"
 COMPLETE = f"{STAGING}/complete"
+_STAGED_MANIFEST = f"{STAGING}/{MANIFEST_PATH}"
 _ALLOWED = (f"{WHEEL_DIRECTORY}/", f"{STATE_DIRECTORY}/", f"{DIRECTORY}/")
 
 
@@ -37,6 +42,8 @@ class CheckpointCopy:
         self._paths: list[str] = []
         self._directories: set[str] = set()
         self._manifest_seen = False
+        self.index = 0
+        """Up to where it goes; known when `finish` has returned."""
         self.bytes = 0
         disk.remove(STAGING)
 
@@ -66,7 +73,10 @@ class CheckpointCopy:
             self._file = None
 
     def finish(self) -> None:
-        """All chunks are there: sync everything and set the marker; in a worker. Raises CopyError, DiskError."""
+        """All chunks are there: sync everything and set the marker; in a worker. Raises CopyError, DiskError.
+
+        ImpossibleStateError: it is of a version that this one must not start from; what this node has stays as it is.
+        """
         self._end_file()
         if not self._manifest_seen:
             raise CopyError("the checkpoint came without its manifest")
@@ -78,6 +88,10 @@ class CheckpointCopy:
                 file.close()
         for directory in sorted(self._directories):
             self._disk.sync_dir(directory)
+        manifest = read_manifest(self._disk, _STAGED_MANIFEST)
+        assert manifest is not None, "it was received"
+        parts(self._disk, manifest.state, below=f"{STAGING}/")
+        self.index = manifest.applied_index
         write_whole(self._disk, COMPLETE, b"complete")
 
     def abandon(self) -> None:
@@ -94,7 +108,10 @@ def install_if_complete(disk: Disk) -> bool:
         if disk.exists(STAGING):
             disk.remove(STAGING)
         return False
-    staged = f"{STAGING}/{MANIFEST_PATH}"
+    staged = _STAGED_MANIFEST
+    if _is_behind(disk):
+        disk.remove(STAGING)
+        return False
     for directory in (WHEEL_DIRECTORY, STATE_DIRECTORY):
         source = f"{STAGING}/{directory}"
         if disk.exists(source):
@@ -116,3 +133,9 @@ def install_if_complete(disk: Disk) -> bool:
         raise DiskError(f"{MANIFEST_PATH}: missing after a checkpoint was installed; fetch it again")
     disk.remove(STAGING)
     return True
+
+
+def _is_behind(disk: Disk) -> bool:
+    """Whether the own manifest is further than the one received; once that is in place there is none received."""
+    received, own = read_manifest(disk, _STAGED_MANIFEST), read_manifest(disk)
+    return received is not None and own is not None and received.applied_index < own.applied_index

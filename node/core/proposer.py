@@ -20,6 +20,7 @@ import numpy as np
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, outcome_unknown
 from tickwheel.node.state.results import Ignored, Refused
+from tickwheel.node.state.schema import ENTRY_SCHEMA
 from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.replication.log import ProposalResult, ReplicatedLog, Verdict
 
@@ -173,6 +174,7 @@ class Proposer:
             term=self.term,
             stamped_ms=max(now_ms, self.stamp_floor_ms()),
             commands=commands,
+            schema=ENTRY_SCHEMA,
         )
         data: bytes = entry.SerializeToString()
         return data

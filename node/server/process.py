@@ -40,6 +40,7 @@ from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
 from tickwheel.node.server.scheduler_service import SchedulerService
 from tickwheel.node.server.services import client_server
+from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.tls import NodeTls, is_member_certificate, read_tls
 from tickwheel.proto import peer_pb2_grpc
 from tickwheel.replication.frames import Refusal
@@ -136,7 +137,7 @@ class NodeProcess:
                 on_fatal=self._fatal,
                 source=network,
             )
-        except DiskError as error:
+        except (DiskError, ImpossibleStateError) as error:
             raise StartError(f"the data in {config.node.data_dir} cannot be used: {error}", EXIT_DATA) from None
         except ValueError as error:
             raise StartError(str(error), EXIT_CONFIG) from None

@@ -42,6 +42,7 @@ from tickwheel.node.state.results import (
     SweepResult,
 )
 from tickwheel.node.state.retrying import Budget, Retrying
+from tickwheel.node.state.schema import entry_problem
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.node.state.subscription import RETURNING, SETTLING
 from tickwheel.node.state.view import StateView
@@ -121,6 +122,12 @@ class StateMachine(StateView):
         if entry.format_version > FORMAT_VERSION:
             raise ImpossibleStateError(
                 f"log entry {index} has format {entry.format_version}, this version knows up to {FORMAT_VERSION}: "
+                "start the version that the other nodes run"
+            )
+        unknown = entry_problem(entry)
+        if unknown:
+            raise ImpossibleStateError(
+                f"log entry {index} was written by a newer version: this one does not know {unknown}: "
                 "start the version that the other nodes run"
             )
         if index <= state.applied_index:

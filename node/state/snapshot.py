@@ -25,6 +25,7 @@ from tickwheel.node.state.producers import Batch, make_batch
 from tickwheel.node.state.ready import IDS, TICKS, ReadyLog, ids_path, targets_path, ticks_path
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.state.retry_policy import policy_of
+from tickwheel.node.state.schema import STATE_SCHEMA, state_problem
 from tickwheel.node.state.sequence import Flush, Sequence
 from tickwheel.node.state.settings import BOUNDS, Settings, changed
 from tickwheel.node.state.staged_file import StagedFile, StagedSync
@@ -214,6 +215,7 @@ def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
     path = windows_path(state.directory, state.applied_index)
     snapshot = state_pb2.StateSnapshot(
         format_version=FORMAT_VERSION,
+        schema=STATE_SCHEMA,
         applied_index=state.applied_index,
         applied_term=state.applied_term,
         lead_term=state.lead_term,
@@ -274,8 +276,13 @@ def abandon(state: ClusterState, checkpoint: StateCheckpoint) -> None:
     state.doomed = checkpoint.doomed + state.doomed
 
 
-def restore(state: ClusterState, data: bytes) -> None:
-    """Fill a fresh state from `Manifest.state`. Raises ImpossibleStateError, CorruptFileError."""
+def parts(
+    disk: Disk, data: bytes, *, below: str = ""
+) -> tuple[state_pb2.StateSnapshot, state_pb2.StateWindows, Settings]:
+    """What `Manifest.state` and the file that it names (`below` a directory) hold, if this version may start from it.
+
+    Raises ImpossibleStateError, CorruptFileError.
+    """
     snapshot = state_pb2.StateSnapshot.FromString(data)
     if snapshot.format_version != FORMAT_VERSION:
         # Versions 1 and 2 were never in a release.
@@ -284,12 +291,24 @@ def restore(state: ClusterState, data: bytes) -> None:
             "start the version that wrote it"
         )
     settings = changed(Settings(), snapshot.settings, creating=True)
-    content = read_whole(state.disk, snapshot.windows_path)
+    content = read_whole(disk, below + snapshot.windows_path)
     if not isinstance(settings, Settings) or content is None:
         raise ImpossibleStateError(
             f"checkpoint at {snapshot.applied_index}: settings or {snapshot.windows_path} missing"
         )
     windows = state_pb2.StateWindows.FromString(content)
+    unknown = state_problem(snapshot, windows)
+    if unknown:
+        raise ImpossibleStateError(
+            f"checkpoint at {snapshot.applied_index} was written by a newer version: this one does not know {unknown}: "
+            "start the version that wrote it"
+        )
+    return snapshot, windows, settings
+
+
+def restore(state: ClusterState, data: bytes) -> None:
+    """Fill a fresh state from `Manifest.state`. Raises ImpossibleStateError, CorruptFileError."""
+    snapshot, windows, settings = parts(state.disk, data)
     state.applied_index, state.applied_term = snapshot.applied_index, snapshot.applied_term
     state.lead_term = snapshot.lead_term
     state.cluster_id = snapshot.cluster_id

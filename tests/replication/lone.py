@@ -112,6 +112,7 @@ class Lone:
         guards: Guards | None = None,
         *,
         others: Sequence[str] = ("b", "c"),
+        members: Sequence[str] | None = None,
         config: RaftConfig | None = None,
         disk: SimulatedDisk | None = None,
     ) -> None:
@@ -122,6 +123,7 @@ class Lone:
         self.executor = HandExecutor()
         self.disk = disk or SimulatedDisk(Random(1))
         self.others = tuple(others)
+        self._members = (self.name, *others) if members is None else tuple(members)
         self.sent: list[tuple[str, PeerFrame]] = []
         self._connections: dict[str, int] = {}
         self.applied: list[tuple[int, int, bytes]] = []
@@ -131,6 +133,8 @@ class Lone:
         self.apply_raises: Exception | None = None
         self.syncs = 0
         self.room = True
+        self.unreadable: dict[bytes, str] = {}
+        """Commands that this node could not apply, and why."""
         self.peers = {name: Peer(self, name, 100 + number) for number, name in enumerate(others)}
         self.log = self._made()
         self.log.start()
@@ -149,8 +153,9 @@ class Lone:
             Random(5),
             self,
             self.journal,
-            [Member(name, f"{name}:1", f"{name}:2") for name in (self.name, *self.others)],
+            [Member(name, f"{name}:1", f"{name}:2") for name in self._members],
             (0, 0),
+            joining=not self._members,
             guards=self.guards,
         )
 
@@ -196,6 +201,10 @@ class Lone:
         self.clock.now_ns += self.apply_takes_ns
         self.applied.append((index, term, command))
         return len(self.applied)
+
+    def problem_of(self, entry: bytes, start: int) -> str:
+        """See LogListener."""
+        return self.unreadable.get(entry[start:], "")
 
     def role_changed(self, status: LogStatus) -> None:
         self.roles.append(status)

@@ -6,6 +6,7 @@ from tests.replication.lone import MS, STEP_MS, Lone
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.log import Role, Verdict
+from tickwheel.replication.voters import naming
 
 
 def keep_answering(lone: Lone, term: int, ms: int, *, disk: bool) -> None:
@@ -178,3 +179,50 @@ def test_a_large_entry_does_not_hide_what_follows_it() -> None:
     assert not lone.problems
     assert (lone.journal.last_index, lone.journal.last_term) == (2, 2)
     assert [command for _, _, command in lone.applied][-1] == b"kept"
+
+
+def test_an_entry_that_cannot_be_read_is_not_written_and_ends_the_node() -> None:
+    """A newer master's: what a majority cannot apply must not be committed by it, and is never passed over."""
+    for entry in (b"\x00newer", naming(["a", "b", "c"], b"newer")):
+        lone = Lone()
+        lone.follow("b", 1, 2)
+        lone.unreadable[b"newer"] = "field 1000 of Command"
+        lone.drain()
+        lone.peers["b"].append(1, (2, 1), [(3, 1, b"\x00fine"), (4, 1, entry)], commit=2)
+        lone.run(STEP_MS)
+        assert "entry 4" in lone.problems[0] and "field 1000 of Command" in lone.problems[0]
+        assert lone.journal.last_index == 2
+        assert not [f for f in lone.sent_of("append_result") if f.append_result.success]
+
+
+def test_nothing_is_applied_behind_what_ended_the_node() -> None:
+    """The state lacks an entry from then on: nobody may be told what became of a later one."""
+    lone = Lone()
+    lone.follow("b", 1, 4)
+    applied: list[int] = []
+
+    def apply(index: int, term: int, command: bytes) -> object:
+        applied.append(index)
+        if index == 2:
+            lone.log._fatal("it cannot be read")
+        return None
+
+    lone.apply = apply  # type: ignore[method-assign]
+    lone.peers["b"].append(1, (4, 1), [], commit=4)
+    lone.run(2 * STEP_MS)
+    assert applied == [1, 2]
+    assert lone.problems == ["it cannot be read"]
+
+
+def test_a_newcomer_that_has_just_started_grants_no_vote() -> None:
+    """It may be a voter by its master's log, not yet by its own, and have answered it a moment ago: the lease counts
+    on that answer."""
+    lone = Lone(members=())
+    lone.run(STEP_MS)
+    lone.peers["b"].ask_for_vote(1)
+    lone.run(STEP_MS)
+    assert not lone.sent_of("vote")
+    lone.run(lone.config.election_timeout_ms_min)
+    lone.peers["b"].ask_for_vote(2)
+    lone.run(STEP_MS)
+    assert lone.sent_of("vote")

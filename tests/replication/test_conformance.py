@@ -36,6 +36,9 @@ class Listener:
         self.applied.append((index, term, command))
         return b"result of " + command
 
+    def problem_of(self, entry: bytes, start: int) -> str:
+        return ""
+
     def role_changed(self, status: LogStatus) -> None:
         self.roles.append(status)
 

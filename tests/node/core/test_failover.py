@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from tests.node.core.trio import Client, World, digests
+from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.dispatcher import Phase
 from tickwheel.node.core.status import node_status
 from tickwheel.proto import admin_pb2, consumer_pb2
+from tickwheel.proto.peer_pb2 import CheckpointChunk
 
 
 def load(world: World, client: Client, seconds: float, delays: tuple[int, int] = (50, 3_000)) -> None:
@@ -226,6 +228,87 @@ def test_a_checkpoint_from_a_peer_forgets_no_lease() -> None:
     assert not client.repeated()
 
 
+class LateCopy:
+    """A slave far behind, and the copy of its master's checkpoint that arrives when the test says so."""
+
+    def __init__(self) -> None:
+        config = replace(CoreConfig(), segment_bytes=1 << 16, checkpoint_period_ms=500)
+        self.world = World(6, config=config)
+        self.client = Client(self.world)
+        self.master = self.world.elect()
+        self.slave, self.other = (n for n in self.world.nodes.values() if n is not self.master)
+        self.keeps_no_tail(self.master)
+        self.slave.kill()
+        load(self.world, self.client, 4)
+        self.chunks: list[CheckpointChunk] = []
+        self.ended: list[Callable[[str | None], None]] = []
+        fetch = self.slave.fetch
+
+        def late(peer_id: str, chunk: object, done: Callable[[str | None], None]) -> None:
+            def finished(problem: str | None) -> None:
+                self.ended.append(done)
+
+            self.take = chunk
+            fetch(peer_id, self.chunks.append, finished)
+
+        self.slave.fetch = late  # type: ignore[method-assign]
+        self.slave.start()
+        self.world.run_until(lambda: bool(self.ended))
+
+    def keeps_no_tail(self, node: Node) -> None:
+        """Being away for a moment is being far behind."""
+        assert node.host is not None
+        object.__setattr__(node.host._raft, "journal_tail_bytes_max", 1)
+
+    def arrive(self) -> None:
+        """All of it."""
+        for chunk in self.chunks:
+            self.take(chunk)  # type: ignore[operator]
+        self.ended.pop()(None)
+        self.slave.wake()
+
+
+def test_a_checkpoint_that_comes_too_late_sets_nobody_back() -> None:
+    """P1, P6: while it was copied another master sent the log, and the slave's own checkpoint has cut its journal above
+    it: in its place the node would have a state that no journal goes on from, and never start again."""
+    late = LateCopy()
+    world, slave = late.world, late.slave
+    late.keeps_no_tail(slave)
+    late.master.kill()
+    load(world, late.client, 2)
+    assert slave.host is not None
+    checkpointer = slave.host.core.checkpointer
+    checkpointer.request(lambda files: checkpointer.copied())
+    world.run(500)
+    applied = slave.host.core.applied_index
+    assert slave.host.core.checkpointer.covered_index > 0 and applied > 0
+    late.arrive()
+    load(world, late.client, 1)
+    assert slave.host is not None, slave.fatal
+    assert slave.host.core.applied_index > applied and not slave.host.installs
+    slave.kill()
+    slave.start()
+    late.master.start()
+    world.run_until(lambda: len(digests(world)) == 1)
+    late.client.consume()
+    world.run(6_000)
+    assert not late.client.lost()
+
+
+def test_a_checkpoint_that_cannot_be_put_in_place_ends_the_node() -> None:
+    """It must not stay up doing nothing: the next start finishes it, or says what is wrong."""
+    late = LateCopy()
+    slave = late.slave
+    slave.disk.read_error("staging/complete")
+    late.arrive()
+    late.world.run(100)
+    assert "put in place" in slave.fatal and "Input/output" in slave.fatal
+    slave.disk.heal_reads()
+    slave.start()
+    assert slave.host is not None and slave.host.core.applied_index > 0
+    late.world.run_until(lambda: len(digests(late.world)) == 1)
+
+
 @pytest.mark.parametrize("held", ["holds_checkpoints", "holds_merges"])
 def test_a_checkpoint_from_a_peer_waits_for_what_the_own_disk_still_writes(held: str) -> None:
     """P1: a slow checkpoint of its own would rename its manifest over the new one and remove a file that this names, a
@@ -253,6 +336,26 @@ def test_a_checkpoint_from_a_peer_waits_for_what_the_own_disk_still_writes(held:
     world.run(20)
     slave.kill()
     slave.start()
+    load(world, client, 1)
+    world.run_until(lambda: len(digests(world)) == 1)
+
+
+def test_a_checkpoint_from_a_peer_waits_for_the_sync_of_the_own_journal() -> None:
+    """P1: besides, a sync empties the file that it reserves, and the new journal may have written to it by then."""
+    world = World(6, config=replace(CoreConfig(), segment_bytes=1 << 16))
+    client = Client(world)
+    master = world.elect()
+    load(world, client, 1)
+    slave = next(n for n in world.nodes.values() if n is not master)
+    assert slave.host is not None
+    slave.holds_syncs = True
+    client.schedule([1_000])
+    world.run_until(lambda: bool(slave.held))
+    slave.host._checkpoint_needed(master.name)
+    world.run(1_000)
+    assert not slave.host.installs
+    slave.release()
+    world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
     load(world, client, 1)
     world.run_until(lambda: len(digests(world)) == 1)
 

@@ -94,6 +94,29 @@ def test_one_grows_to_three_with_restarts_in_the_middle(seed: int) -> None:
     assert world.elect().name in "bc"
 
 
+def test_a_learner_does_not_count_after_a_restart_from_a_checkpoint() -> None:
+    """P1, P7: two learners that counted in one node's eyes only would elect it against the master's majority."""
+    world = World()
+    world.elect()
+    for name in "de":
+        Asked(world, add(name))
+    world.run_until(lambda: len(digests(world)) == 1)
+    for node in world.nodes.values():
+        assert node.host is not None
+        written: list[object] = []
+        node.host.core.checkpointer.request(written.append)
+        node.wake()
+        world.run_until(lambda written=written: bool(written))  # type: ignore[misc]
+        node.kill()
+        node.start()
+        assert node.host.core.log.voters == ("a", "b", "c")  # type: ignore[attr-defined]  # RaftLog's
+        assert node.host.core.applied_index > 0, "from the checkpoint"
+    world.join("d")
+    d = world.nodes["d"]
+    world.run_until(lambda: counting(world) == {"a", "b", "c", "d"})
+    assert d.host is not None and d.host.core.log.voters == ("a", "b", "c", "d")  # type: ignore[attr-defined]
+
+
 def test_a_master_that_is_removed_hands_over_first() -> None:
     """Who asked is sent to the successor, which does it; the removed node leads no more and its id never comes back."""
     world = World()

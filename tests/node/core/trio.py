@@ -25,6 +25,7 @@ from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
+from tickwheel.replication.journal_sync import SyncWork
 from tickwheel.replication.log import Member
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.jobs import MergeJob
@@ -136,6 +137,8 @@ class Node:
         """Its disk takes no merge to its end."""
         self.holds_checkpoints = False
         """Nor a checkpoint of its own."""
+        self.holds_syncs = False
+        """Nor a sync of its journal."""
         self.held: list[Callable[[], None]] = []
 
     # Clock
@@ -163,14 +166,15 @@ class Node:
 
         merge = isinstance(getattr(work, "__self__", None), MergeJob)
         checkpoint = getattr(work, "__qualname__", "").startswith("Checkpointer.")
-        if (merge and self.holds_merges) or (checkpoint and self.holds_checkpoints):
+        sync = isinstance(getattr(work, "__self__", None), SyncWork)
+        if (merge and self.holds_merges) or (checkpoint and self.holds_checkpoints) or (sync and self.holds_syncs):
             self.held.append(go)
         else:
             self.world.at(self.world.now_ns + DISK_NS, go)
 
     def release(self) -> None:
         """The disk has caught up."""
-        self.holds_merges = self.holds_checkpoints = False
+        self.holds_merges = self.holds_checkpoints = self.holds_syncs = False
         held, self.held = self.held, []
         for go in held:
             self.world.at(self.world.now_ns + DISK_NS, go)
