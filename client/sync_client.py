@@ -367,6 +367,7 @@ class Client:
         topics: str | Sequence[str] = (),
         *,
         start_from: str = "earliest",
+        start_ms: int = 0,
         credits: int = CREDITS,
         lease: timedelta | None = None,
         name: str = "",
@@ -376,7 +377,14 @@ class Client:
 
         async def make() -> SyncConsumer:
             consumer = self._client.consumer(
-                group, topics, start_from=start_from, credits=credits, lease=lease, name=name, filter=filter
+                group,
+                topics,
+                start_from=start_from,
+                start_ms=start_ms,
+                credits=credits,
+                lease=lease,
+                name=name,
+                filter=filter,
             )
             return SyncConsumer(self, consumer)
 

@@ -14,8 +14,8 @@ from tickwheel.node.cli_output import (
     AsJson,
     as_dict,
     ask,
-    moment_ms,
     out,
+    place,
     print_json,
     print_table,
     time_text,
@@ -72,8 +72,7 @@ def group_reset(
     as_json: AsJson = False,
 ) -> None:
     """Let a group begin anew at another place. What is out is void, and attempts begin at 1."""
-    start_ms = 0 if to in {"earliest", "latest"} else moment_ms(to)
-    start_from = to if to in {"earliest", "latest"} else "time"
+    start_from, start_ms = place(to)
     _change_group(
         address,
         as_json,

@@ -22,6 +22,7 @@ from tickwheel.node.cli_output import (
     moment_ms,
     open_client,
     out,
+    place,
     print_json,
     print_table,
     time_text,
@@ -105,7 +106,9 @@ def consume(
     topics: Annotated[list[str], typer.Argument(help="Topics.")],
     group: Annotated[str, typer.Option("--group", "-g", help="Consumer group.")] = "cli",
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many; 0: go on.")] = 0,
-    start_from: Annotated[str, typer.Option(help="Where a new group starts: earliest or latest.")] = "earliest",
+    start_from: Annotated[
+        str, typer.Option(help="Where a new group starts: earliest, latest, or a time (ISO 8601 or milliseconds).")
+    ] = "earliest",
     filter: Annotated[str, typer.Option(help="Tags that a new group takes: 'a || b' or '*'.")] = "",
     no_ack: Annotated[bool, typer.Option("--no-ack", help="Leave the messages: they come again.")] = False,
     address: Addresses = ADDRESS_DEFAULT,
@@ -113,8 +116,7 @@ def consume(
 ) -> None:
     """Print messages as they are delivered, and acknowledge them. Ctrl-C ends it."""
     use_json(as_json)
-    if start_from not in {"earliest", "latest"}:
-        raise typer.BadParameter("--start-from is earliest or latest")
+    where, start_ms = place(start_from)
 
     def show(delivery: Delivery) -> None:
         if as_json:
@@ -139,7 +141,13 @@ def consume(
         credits = min(count, 1_024) if count else 1_024
         async with open_client(address) as client:
             consumer = client.consumer(
-                group, topics, start_from=start_from, credits=credits, name="tickwheel consume", filter=filter
+                group,
+                topics,
+                start_from=where,
+                start_ms=start_ms,
+                credits=credits,
+                name="tickwheel consume",
+                filter=filter,
             )
             closing: list[asyncio.Task[None]] = []
             loop = asyncio.get_running_loop()

@@ -164,6 +164,11 @@ def moment_ms(text: str) -> int:
     return round(moment.timestamp() * 1_000)
 
 
+def place(text: str) -> tuple[str, int]:
+    """Where a group begins, as the clients take it: earliest, latest, or `time` with its milliseconds."""
+    return (text, 0) if text in {"earliest", "latest"} else ("time", moment_ms(text))
+
+
 def time_text(ms: int) -> str:
     """A time for people, in UTC."""
     try:

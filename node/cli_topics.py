@@ -14,6 +14,7 @@ from tickwheel.node.cli_output import (
     as_dict,
     ask,
     out,
+    place,
     print_json,
     print_table,
     use_json,
@@ -81,7 +82,9 @@ def _limited(topic: admin_pb2.Topic) -> tuple[str, str]:
 def group_create(
     name: Name,
     topics: Annotated[list[str], typer.Argument(help="Its topics.")],
-    start_from: Annotated[str, typer.Option(help="earliest or latest.")] = "earliest",
+    start_from: Annotated[
+        str, typer.Option(help="earliest, latest, or a time (ISO 8601 or milliseconds).")
+    ] = "earliest",
     filter: Annotated[str, typer.Option(help="Tags that it takes: 'a || b'; '*' or none: all.")] = "",
     broadcasting: Annotated[
         bool, typer.Option("--broadcasting", help="Each consumer gets every message; nothing is retried.")
@@ -96,13 +99,18 @@ def group_create(
 ) -> None:
     """Create a consumer group."""
     use_json(as_json)
-    if start_from not in {"earliest", "latest"}:
-        raise typer.BadParameter("--start-from is earliest or latest")
+    where, start_ms = place(start_from)
     policy = policy_from(initial, factor, longest, jitter, attempts_max)
     group = ask(
         address,
         lambda client: client.admin.create_group(
-            name, topics, start_from=start_from, filter=filter, broadcasting=broadcasting, retry=policy
+            name,
+            topics,
+            start_from=where,
+            start_ms=start_ms,
+            filter=filter,
+            broadcasting=broadcasting,
+            retry=policy,
         ),
     )
     print_json(as_dict(group)) if as_json else out.print(f"group {group.name} of {', '.join(group.topics)}")

@@ -162,6 +162,21 @@ def test_topics_groups_and_settings(run: Run) -> None:
     assert run("group", "create", "team", "made", "--start-from", "latest").code == 0
     assert "team" in run("group", "list").out
     assert run("group", "delete", "team").code == 0
+    # One that begins at a time, and whose filter is none of the terminal's business.
+    words = ("made", "--start-from", "2030-01-01T00:00:00+00:00", "--filter", "[/red] || [bold]")
+    assert run("group", "create", "later", *words).code == 0
+    listed = run("group", "list")
+    assert listed.code == 0 and "[/red] || [bold]" in listed.out
+    refused = run("group", "create", "never", "made", "--filter", "[/red] ||")
+    assert refused.code == 1 and "[/red]" in refused.err
+    assert run("group", "create", "never", "made", "--start-from", "soon").code == 2
+    assert run("group", "delete", "later").code == 0
+    assert run("settings", "set", "topic_pending_max=made=5").code == 0
+    for _ in range(5):
+        assert run("schedule", "made", "x", "--delay", "1h").code == 0
+    lines = [line.split() for line in run("topic", "list").out.splitlines()]
+    assert ["made", "0", "5", "5"] in lines
+    assert run("settings", "set", "topic_pending_max=").code == 0
     assert run("topic", "delete", "made").code == 0
     assert run("settings", "set", "attempts_max=9", "--json").json["attempts_max"] == 9
     assert "attempts_max" in run("settings", "get").out
