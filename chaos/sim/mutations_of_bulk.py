@@ -10,7 +10,7 @@ from tickwheel.node.state.loads import Ingesting
 from tickwheel.node.state.staging import Staging, StagingResult
 from tickwheel.node.state.view import StateView
 from tickwheel.proto.log_pb2 import Ingest as IngestCommand
-from tickwheel.proto.staging_pb2 import AbortStagedRequest, CommitStagedRequest, StagingSnapshot
+from tickwheel.proto.staging_pb2 import AbortStagedRequest, CommitStagedRequest
 from tickwheel.wheel.ingest import Ingest
 from tickwheel.wheel.units import CursorKey
 
@@ -53,19 +53,6 @@ def aborts_not_fenced(patches: Patches) -> None:
         return abort
 
     patches.replace(Staging, "_abort", make)
-
-
-@mutation("how far a publication has come is not in the checkpoint: it begins anew", aim=WRITES)
-def publications_begin_anew(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def restore(self: Staging, snapshot: StagingSnapshot) -> None:
-            for job in snapshot.jobs:
-                job.position = 0
-            original(self, snapshot)
-
-        return restore
-
-    patches.replace(Staging, "restore", make)
 
 
 # -- bundles
