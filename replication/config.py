@@ -28,8 +28,9 @@ class RaftConfig:
     """How long the answers to the question before an election are waited for."""
     answer_within_ms: int = 20
     """A slave that waits for its disk answers heartbeats and entries after this all the same, unsuccessfully."""
-    commit_notice_ms: int = 5
-    """A risen commit index is told to slaves that are otherwise idle after this."""
+    commit_notice_ms: int = 15
+    """A risen commit index is told to slaves after this, unless the next entries tell it before: under load they come
+    more often, and a frame for nothing else costs a slave a tenth of what the entry does."""
     stall_ms: int = 150
     """A longer pause between two ticks is a stall: a new round of answers is needed for the lease."""
     batch_bytes_max: int = 1 << 20

@@ -76,6 +76,9 @@ class StableStorage:
                 self._synced()
 
             self._guarded(finish)
+            if not self._stopped:
+                # What was written meanwhile does not wait for the next tick.
+                self._guarded(self.sync)
 
         self._executor.submit(work.run, finished)
 

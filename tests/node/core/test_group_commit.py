@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from tests.node.core.trio import Client, World
+from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import KIND_DELAY, IncomingBatch
 from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.proto.peer_pb2 import PeerFrame
 
 
 def message() -> IncomingBatch:
@@ -121,3 +123,29 @@ def test_without_a_pause_nothing_gathers() -> None:
     many = Callers(world, 8, pause_ms=1)
     world.run(500)
     assert many.answered / (entries(world) - before) < 4
+
+
+def test_settlements_and_the_word_of_a_commit_ride_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dispatches all the time settlements go with the next one, and slaves hear of a commit with the next entries:
+    in entries and frames of their own they would cost the nodes half as much again."""
+    bare = 0
+    send = Node.send
+
+    def counted(node: Node, peer_id: str, frame: PeerFrame) -> bool:
+        nonlocal bare
+        bare += frame.HasField("append_entries") and not frame.append_entries.entries
+        return send(node, peer_id, frame)
+
+    monkeypatch.setattr(Node, "send", counted)
+    world = World()
+    world.elect()
+    client = Client(world)
+    client.consume()
+    world.run(500)
+    client.schedule([300 + place for place in range(600)])
+    world.run(500)
+    before, bare = entries(world), 0
+    world.run(300)
+    dispatches = 300 // CoreConfig().dispatch_period_ms
+    assert 0.9 * dispatches <= entries(world) - before <= 1.1 * dispatches
+    assert bare <= 2 * (300 // 50 + 1), "a heartbeat every 50 ms to each of two slaves"
