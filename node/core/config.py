@@ -63,8 +63,8 @@ class CoreConfig:
     next one is expected; a dispatch leaves at once and takes along what waits. 0: everything leaves at once."""
 
     gather_busy_ms: int = 16
-    """Schedules wait for the answer to the entry that is under way, but so long after it was proposed at the most. 0:
-    they do not wait."""
+    """Schedules wait for the answers to entries that are under way, but for each of them so long after the last one was
+    proposed at the most. 0: they do not wait."""
 
     propose_bytes_max: int = 4 << 20
     """Bytes of entries proposed and not applied."""

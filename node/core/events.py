@@ -44,8 +44,9 @@ QUEUE_BYTES_MAX = 32 << 20
 """What waits to be written is bounded by about this."""
 WRITE_BYTES = 1 << 20
 """So much is written at once,"""
-WRITE_PERIOD_MS = 500
-"""and what there is at the latest after this."""
+WRITE_PERIOD_MS = 100
+"""and what there is at the latest after this. Notes become bytes in a worker that shares the interpreter with the loop:
+half a second's notes at once would hold messages up for as long as they take."""
 FOUND_MAX = 1_000
 """Events that a trace answers at most."""
 UNITS_MAX = 1_000

@@ -4,7 +4,7 @@ Owns the commands that wait to be proposed and the callbacks of those under way.
 every input. Commands that somebody's clock waits for (dispatch, membership) leave at once and take along
 what waits. All others wait for company, because each entry costs every node the same work however little is in
 it: settlements leave `gather_ms` after the last entry at the earliest, schedules when nothing is under way any
-more, but at the latest `gather_busy_ms` after the last entry. Every callback is called exactly once.
+more, but at the latest `gather_busy_ms` after the last entry for each that is. Every callback is called exactly once.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Proposer:
         the load instead of coming more often. Settlements: a little, and for the next dispatch if one has just left."""
         config = self._config
         if not self._waiting:
-            return config.gather_busy_ms
+            return config.gather_busy_ms * self._entries_in_flight
         if self._after_urgent and config.gather_ms:
             return max(config.gather_ms, config.dispatch_period_ms + 1)
         return config.gather_ms
