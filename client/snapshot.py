@@ -15,7 +15,7 @@ import numpy as np
 
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import Cluster
-from tickwheel.client.errors import ClusterUnavailable, Fault, error_of, fault_of_call
+from tickwheel.client.errors import ClusterUnavailable, Fault, RequestRefused, error_of, fault_of_call
 from tickwheel.proto import admin_pb2, snapshot_pb2
 from tickwheel.proto.snapshot_pb2_grpc import SnapshotStub
 
@@ -41,14 +41,34 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
+class SettledTopic:
+    """One topic of the group, and positions of its ready queue."""
+
+    topic_id: int
+    name: str
+    first: int
+    end: int
+    """From and below: what there is to read."""
+    began: int
+    """Below it everything was dispatched before the group's start."""
+    judged_from: int
+    """What is settled from here on was acknowledged, skipped by the filter, or is dead; between the two that is not
+    known."""
+
+
+@dataclass(frozen=True, slots=True)
 class SettledPin:
     """What a group has settled on one node after one entry of the log."""
 
     address: str
     pin_id: int
     applied_index: int
-    topics: tuple[tuple[int, str, int, int], ...]
-    """Id, name, and positions from and below, of each topic of the group."""
+    topics: tuple[SettledTopic, ...]
+    filter: str
+    """Of the group, normalised; empty: everything."""
+    dead_next: int
+    dead_count: int
+    """Number of its next dead letter, and how many it has."""
 
 
 class SnapshotClient:
@@ -93,8 +113,22 @@ class SnapshotClient:
             return await SnapshotStub(channel).PinSettled(request, timeout=left_s)
 
         address, answer = await self._pinned(reader, ask)
-        topics = tuple((topic.topic_id, topic.name, topic.first, topic.end) for topic in answer.topics)
-        return SettledPin(address, answer.pin_id, answer.applied_index, topics)
+        if not answer.HasField("dead_count"):
+            text = f"node {answer.node_id} is of an earlier version and does not say what its dead letters were"
+            raise RequestRefused(text, "UNIMPLEMENTED")
+        topics = tuple(
+            SettledTopic(topic.topic_id, topic.name, topic.first, topic.end, topic.began, topic.judged_from)
+            for topic in answer.topics
+        )
+        return SettledPin(
+            address,
+            answer.pin_id,
+            answer.applied_index,
+            topics,
+            answer.filter,
+            answer.dead_next,
+            answer.dead_count,
+        )
 
     async def _pinned(self, reader: str, ask: Callable[[grpc.aio.Channel, int, float], Awaitable[A]]) -> tuple[str, A]:
         """The answer of a node that has applied what the master had, and its address."""

@@ -35,6 +35,7 @@ from tickwheel.pipeline.bundling import (
 )
 from tickwheel.pipeline.manifest import FILE_NAME, BuiltBundle, Manifest, write_manifest
 from tickwheel.pipeline.parquet_pieces import find
+from tickwheel.pipeline.places import PlaceError, local_folder
 from tickwheel.pipeline.runs import DIRECTORY as RUNS
 from tickwheel.pipeline.runs import Hours, Run
 from tickwheel.pipeline.sink_rejected import RejectedFile, discard, publish
@@ -144,7 +145,10 @@ def build_parquet(spark: SparkSession, source: str, folder: str | Path, config: 
 
 
 def _built(spark: SparkSession, folder: str | Path, config: BuildConfig, spread: Spread) -> Manifest:
-    target = Path(folder).absolute()
+    try:
+        target = local_folder(folder, "OUT")
+    except PlaceError as error:
+        raise BuildError(str(error)) from None
     if target.exists() and any(target.iterdir()):
         raise BuildError(f"{target}: it is not empty; name a new folder for each build")
     for name in (BUNDLES, RUNS):

@@ -34,7 +34,7 @@ app.command()(freeze)
 app.command()(promote)
 
 Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
-Memory = Annotated[str, typer.Option(help="Heap of Spark's driver.")]
+Memory = Annotated[str, typer.Option(help="Heap of Spark's driver, for instance 2g or 512m.")]
 CaFile = Annotated[str, typer.Option(help="TLS: who signs the nodes' certificates.")]
 CertFile = Annotated[str, typer.Option(help="TLS: the own certificate.")]
 KeyFile = Annotated[str, typer.Option(help="TLS: its key.")]
@@ -67,10 +67,10 @@ def _failed(text: str) -> RequestRefused:
 
 @app.command()
 def build(
-    source: Annotated[str, typer.Argument(metavar="IN.parquet", help="Parquet file or folder with the messages.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for what is built.")],
+    source: Annotated[str, typer.Argument(metavar="IN.parquet", help="Parquet: a path, or a URI that Spark reads.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="New folder for what is built; a path, or file:///.")],
     topic: Annotated[str, typer.Option(help="Topic of all rows, if there is no such column.")] = "",
-    slot_ms: Annotated[int, typer.Option(help="Width of a tick of the cluster: 1000, 500, 200 or 100.")] = 1_000,
+    slot_ms: Annotated[int, typer.Option(help="Width of a tick of the cluster in ms: 1000, 500, 200 or 100.")] = 1_000,
     on_rejected: Annotated[
         str, typer.Option(help="Rows that cannot be messages: `write` them with reasons to OUT/_rejected, or `fail`.")
     ] = "write",
@@ -102,13 +102,13 @@ def build(
 
 @app.command()
 def load(
-    folder: Annotated[Path, typer.Argument(metavar="OUT", help="What `build` made.")],
+    folder: Annotated[str, typer.Argument(metavar="OUT", help="What `build` made; a path, or file:///.")],
     endpoints: Endpoints,
     job_id: Annotated[str, typer.Option(help="Names the load; by default it follows from what was built.")] = "",
     ca_file: Annotated[str, typer.Option(help="TLS: who signs the nodes' certificates.")] = "",
     cert_file: Annotated[str, typer.Option(help="TLS: the own certificate, with the admin role.")] = "",
     key_file: Annotated[str, typer.Option(help="TLS: its key.")] = "",
-    timeout_s: Annotated[float, typer.Option(help="How long an unreachable cluster is tried.")] = 15.0,
+    timeout_s: Annotated[float, typer.Option(help="How long an unreachable cluster is tried, in seconds.")] = 15.0,
 ) -> None:
     """Load what was built into a running cluster. Repeating it goes on where it was; nothing is loaded twice."""
     from tickwheel.client import AsyncClient, TlsFiles
@@ -146,7 +146,7 @@ def generate(
     rows: Annotated[int, typer.Option(help="Messages.")] = 1_000_000,
     seed: Annotated[int, typer.Option(help="The same seed and options give the same file.")] = 0,
     start_ms: Annotated[int, typer.Option(help="First due time, milliseconds since 1970; 0: in ten minutes.")] = 0,
-    payload_bytes: Annotated[int, typer.Option(help="Size of each payload.")] = 100,
+    payload_bytes: Annotated[int, typer.Option(help="Size of each payload, in bytes.")] = 100,
     topics: Annotated[
         str, typer.Option(help="Topics, with commas between; each half as frequent as the one before.")
     ] = "reminders,invoices,retries",
@@ -181,8 +181,10 @@ def forecast(
         str, typer.Argument(metavar="[IN.parquet]", help="Parquet file or folder; without it what is pending is read.")
     ] = "",
     endpoints: Annotated[str, typer.Option(help="Nodes whose pending messages are looked at, host:port,...")] = "",
-    days: Annotated[float, typer.Option(help="How far ahead, at most 60.")] = 7.0,
-    capacity: Annotated[float, typer.Option(help="Messages a second that the cluster delivers.")] = 10_000.0,
+    days: Annotated[float, typer.Option(help="How far ahead, in days, at most 60.")] = 7.0,
+    capacity: Annotated[
+        float, typer.Option(help="Messages a second that the cluster delivers; more is hot.")
+    ] = 10_000.0,
     start_ms: Annotated[int, typer.Option(help="From when on, milliseconds since 1970; 0: from now.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for forecast.png and forecast.html.")] = None,
     master: Master = "local[*]",
@@ -216,7 +218,10 @@ def forecast(
 
 @app.command()
 def archive(
-    folder: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the archive; what is there is added to.")],
+    folder: Annotated[
+        str,
+        typer.Argument(metavar="OUT", help="Folder or URI of the archive; what is there is added to."),
+    ],
     endpoints: Endpoints,
     group: Annotated[str, typer.Option(help="Consumer groups, with commas between; default: all.")] = "",
     from_: Annotated[str, typer.Option("--from", help=f"Only what was due first at or after. {_WHEN}")] = "",
@@ -228,22 +233,33 @@ def archive(
     memory: Memory = "2g",
 ) -> None:
     """Add what groups have settled, and their dead letters, to an archive in Parquet; each message once."""
+    from pyspark.errors import PySparkException
+
+    from tickwheel.pipeline.archive import ArchiveError
     from tickwheel.pipeline.archive import archive as add
+    from tickwheel.pipeline.settled import LettersGoingError
 
     connection = _connection(endpoints, ca_file, cert_file, key_file)
     names = [name.strip() for name in group.split(",") if name.strip()]
     from_ms, to_ms = _time_ms("--from", from_), _time_ms("--to", to)
-    with _spark(master, memory) as spark:
-        for one in add(spark, folder, connection, names, from_ms=from_ms, to_ms=to_ms):
-            print(
-                f"{one.group}: {one.settled:,} settled messages and {one.dead:,} dead letters added, "
-                f"{one.known:,} were there"
-            )
+    try:
+        with _spark(master, memory) as spark:
+            added = add(spark, folder, connection, names, from_ms=from_ms, to_ms=to_ms)
+    except (ArchiveError, LettersGoingError) as error:
+        raise _failed(str(error)) from None
+    except PySparkException as error:
+        raise _failed(f"{folder}: {str(error).strip().splitlines()[0]}") from None
+    for one in added:
+        how = ", ".join(f"{count:,} {what}" for what, count in sorted(one.how.items()) if what != "dead")
+        print(
+            f"{one.group}: {one.settled:,} settled messages ({how or 'none'}) and {one.dead:,} dead letters added, "
+            f"{one.known:,} were there"
+        )
 
 
 @app.command()
 def replay(
-    folder: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="Folder that `archive` filled.")],
+    folder: Annotated[str, typer.Argument(metavar="ARCHIVE", help="Folder or URI that `archive` filled.")],
     endpoints: Endpoints,
     job_id: Annotated[str, typer.Option(help="Names the replay: under the same one nothing is scheduled twice.")],
     where: Annotated[
@@ -344,8 +360,12 @@ def audit(
         Path | None,
         typer.Option(help="Folder of events that were exported already, instead of directories."),
     ] = None,
-    until_ms: Annotated[int, typer.Option(help="Messages due later are not judged as lost; 0: ten seconds ago.")] = 0,
-    early_ms: Annotated[int, typer.Option(help="So much before its time is not yet early: the error of clocks.")] = 0,
+    until_ms: Annotated[
+        int, typer.Option(help="Messages due later (ms since 1970) are not judged as lost; 0: ten seconds ago.")
+    ] = 0,
+    early_ms: Annotated[
+        int, typer.Option(help="So many ms before its time is not yet early: the error of clocks.")
+    ] = 0,
     master: Master = "local[*]",
     memory: Memory = "2g",
 ) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -22,10 +21,12 @@ A = TypeVar("A")
 
 cold_app = typer.Typer(help="The cold tier: what waits in Parquet outside the cluster.", no_args_is_help=True)
 
-Folder = Annotated[Path, typer.Argument(metavar="COLD", help="Folder of the cold tier, for all machines of Spark.")]
+Folder = Annotated[
+    str, typer.Argument(metavar="COLD", help="Folder that all machines of Spark mount: a path, or file:///.")
+]
 Endpoints = Annotated[str, typer.Option(help="Addresses of nodes, host:port, with commas between.")]
 Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
-Memory = Annotated[str, typer.Option(help="Heap of Spark's driver.")]
+Memory = Annotated[str, typer.Option(help="Heap of Spark's driver, for instance 2g or 512m.")]
 CaFile = Annotated[str, typer.Option(help="TLS: who signs the nodes' certificates.")]
 CertFile = Annotated[str, typer.Option(help="TLS: the own certificate, with the admin role.")]
 KeyFile = Annotated[str, typer.Option(help="TLS: its key.")]
@@ -60,11 +61,11 @@ def _run(work: Coroutine[Any, Any, A]) -> A:
 
 
 def freeze(
-    source: Annotated[str, typer.Argument(metavar="IN.parquet", help="Parquet file or folder with the messages.")],
+    source: Annotated[str, typer.Argument(metavar="IN.parquet", help="Parquet: a path, or a URI that Spark reads.")],
     folder: Folder,
     endpoints: Endpoints,
     topic: Annotated[str, typer.Option(help="Topic of all rows, if there is no such column.")] = "",
-    horizon_days: Annotated[float, typer.Option(help="Rows that are due sooner go to COLD/_near/<job>.")] = 30.0,
+    horizon_days: Annotated[float, typer.Option(help="Rows due within so many days go to COLD/_near/<job>.")] = 30.0,
     job_id: Annotated[str, typer.Option(help="Names the job; by default it follows from the file's bytes.")] = "",
     tasks: Annotated[int, typer.Option(help="Tasks into which the days are spread; 0: few for few rows.")] = 0,
     ca_file: CaFile = "",
@@ -85,8 +86,11 @@ def freeze(
     started = time.monotonic()
     try:
         job = job_id or content_job_id(source, topic)
-        manifest = ColdStore(folder).manifest(job)
-        if manifest is None:
+        store = ColdStore(folder)
+        manifest = store.manifest(job)
+        if manifest is not None:
+            manifest = store.finish(manifest)
+        else:
             with _session(master, memory) as spark:
                 config = FreezeConfig(topic, horizon_days, tasks)
                 manifest = write_parts(spark.read.parquet(source), folder, job, config)
@@ -105,18 +109,20 @@ def freeze(
     print(f"job {job}: {manifest.rows:,} messages in {len(manifest.parts)} parts{again}; "
           f"{time.monotonic() - started:.1f} s")  # fmt: skip
     if known is not None:
-        print(f"their ids: {folder / IDS / job}.parquet")
+        print(f"their ids: {store.folder / IDS / job}.parquet")
     if manifest.near:
-        print(f"{manifest.near:,} rows are nearer than the horizon: build and load {folder / NEAR / job}")
+        print(f"{manifest.near:,} rows are nearer than the horizon: build and load {store.folder / NEAR / job}")
     if manifest.rejected:
-        print(f"{manifest.rejected:,} rows cannot be messages, with reasons: {folder / REJECTED / job}")
+        print(f"{manifest.rejected:,} rows cannot be messages, with reasons: {store.folder / REJECTED / job}")
 
 
 def promote(
     folder: Folder,
     endpoints: Endpoints,
-    until_ms: Annotated[int, typer.Option(help="Load what is due before; 0: what is within the horizon now.")] = 0,
-    horizon_days: Annotated[float, typer.Option(help="How far ahead messages are kept in the cluster.")] = 30.0,
+    until_ms: Annotated[
+        int, typer.Option(help="Load what is due before (ms since 1970); 0: what the horizon has reached.")
+    ] = 0,
+    horizon_days: Annotated[float, typer.Option(help="So many days ahead messages are loaded.")] = 30.0,
     ca_file: CaFile = "",
     cert_file: CertFile = "",
     key_file: KeyFile = "",
@@ -135,6 +141,9 @@ def promote(
         done = _run(go(spark))
     print(f"{done.messages:,} messages of {done.parts} parts, {done.moved:,} of them at times that they had been moved "
           f"to; {done.seconds:.1f} s")  # fmt: skip
+    if done.late:
+        print(f"{done.late:,} of them were due before, the first {done.late_ms_max / 3_600_000:,.1f} hours ago: they "
+              "are delivered now, and counted as loaded late")  # fmt: skip
     if done.problems:
         raise _failed("not loaded: " + "; ".join(done.problems))
 

@@ -39,6 +39,7 @@ from tickwheel.pipeline.cold_store import (
     write_file,
     write_ids,
 )
+from tickwheel.pipeline.places import PlaceError, local_folder
 from tickwheel.pipeline.sink_rejected import RejectedFile
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, check_schema
 from tickwheel.proto.cold_pb2 import ColdColumns, ColdJob, RegisterColdRequest
@@ -102,7 +103,10 @@ class FreezeConfig:
 
 def content_job_id(source: str | Path, topic: str = "") -> str:
     """A job id that follows from the bytes of a Parquet file or folder. Raises ColdError if there are none."""
-    path = Path(source)
+    try:
+        path = local_folder(source, "IN.parquet")
+    except PlaceError:
+        raise ColdError(f"{source}: name the job by --job-id: only a file that lies here names it by itself") from None
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*.parquet") if p.is_file())
     if not files:
         raise ColdError(f"{source}: there is no Parquet file; name the job by --job-id if it lies elsewhere")
@@ -124,8 +128,7 @@ def write_parts(
     store = ColdStore(folder)
     known = store.manifest(job_id)
     if known is not None:
-        store.publish_beside(known)
-        return known
+        return store.finish(known)
     check_schema(frame.schema, config.topic)
     boundary_ms = store.plan(job_id, int(time.time() * 1_000 + config.horizon_days * DAY_MS))
     due_ms = F.col("due_ms") if "due_ms" in frame.columns else F.ceil(F.unix_micros("due_at") / 1_000)
@@ -150,9 +153,7 @@ def write_parts(
         [row["rejected_file"] for row in rows if row["rejected_file"]],
         parts,
     )
-    manifest = store.publish(written)
-    store.publish_beside(manifest)
-    return manifest
+    return store.finish(written)
 
 
 def _spread(frame: DataFrame, day: Column, tasks: int) -> DataFrame:

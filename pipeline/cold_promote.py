@@ -37,6 +37,9 @@ from tickwheel.proto.bulk_pb2 import LoadState
 from tickwheel.proto.cold_pb2 import ColdLoad
 from tickwheel.storage import bundle
 
+Built = list[tuple[int, BuiltBundle]]
+"""Parts by number, and what was built of each."""
+
 PROMOTE = "_promote"
 PARTS_AT_ONCE = 32
 """Parts that are built before they are loaded: at most some 3 GiB beside the cold tier for a while."""
@@ -69,18 +72,40 @@ class Promotion:
     """Of them, without what was cancelled or moved elsewhere."""
     moved: int = 0
     """Messages at the times that they had been moved to."""
+    late: int = 0
+    """Messages that were due when their taking over was asked for, cancelled ones included: delivered at once."""
+    late_ms_max: int = 0
+    """By how much, the first of them."""
     problems: list[str] = field(default_factory=list)
     """Parts that could not be loaded, and why."""
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Messages that are due, and by how much the first of them is overdue."""
+
+    messages: int = 0
+    first_ms: int = 0
+
+
 class ColdLoader(Loader):
     """Loads bundles of the cold tier: each is a load of its own, which the cluster remembers for ever."""
 
-    def __init__(self, client: AsyncClient, folder: Path, manifest: Manifest, loads: list[ColdLoad]) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        folder: Path,
+        manifest: Manifest,
+        loads: list[ColdLoad],
+        late_of: Callable[[int], Late],
+    ) -> None:
         super().__init__(client, folder, manifest)
         self._loads = loads
+        self._late_of = late_of
         self._units = 0
+        self.late = Late()
+        """Of what this took over."""
 
     async def _known(self) -> LoadState:
         return LoadState()
@@ -88,8 +113,12 @@ class ColdLoader(Loader):
     async def _take(self, place: int) -> LoadState:
         built, load = self._manifest.bundles[place], self._loads[place]
         name = f"cold-{load.part or 'moved'}"
+        late = self._late_of(place)
+        load.late = late.messages
         state = await self._client.bulk.take_over(name, built.name, 1, 1, built.name, built.topics, cold=load)
         self._units += state.units
+        if state.units and late.messages:  # else somebody had taken it over before
+            self.late = Late(self.late.messages + late.messages, max(self.late.first_ms, late.first_ms))
         return LoadState(taken=place + 1, units=self._units)
 
 
@@ -102,6 +131,8 @@ class Promoter:
         self._store = ColdStore(folder)
         self._work = self._store.folder / PROMOTE / uuid.uuid4().hex
         self._slot_ms = 1_000
+        self._clock_ahead_ms = 0.0
+        """Of the cluster's clock, before the monotonic one."""
 
     async def run(
         self,
@@ -117,6 +148,7 @@ class Promoter:
         status = await self._client.admin.master_status()
         self._store.belong_to(status.cluster_id)
         self._slot_ms = status.slot_ms
+        self._clock_ahead_ms = status.clock_ms - time.monotonic() * 1_000
         done = Promotion(until_ms or int(status.clock_ms + horizon_days * DAY_MS))
         self._clean()
         try:
@@ -134,7 +166,27 @@ class Promoter:
             if path.stat().st_mtime < time.time() - LEFT_S:
                 shutil.rmtree(path, ignore_errors=True)
 
+    def _now_ms(self) -> int:
+        return int(time.monotonic() * 1_000 + self._clock_ahead_ms)
+
     # -- parts
+
+    def _late_of_part(self, part: ColdFile) -> Late:
+        now_ms = self._now_ms()
+        if now_ms <= part.due_min_ms:
+            return Late()
+        if now_ms > part.due_max_ms:
+            return Late(part.rows, now_ms - part.due_min_ms)
+        try:
+            due = read_part(self._store.folder, part.path, part.sha256).column("due_ms").to_numpy()
+        except ColdError:
+            return Late()  # its bundle is built, so it can be loaded all the same; the cluster counts by hours
+        return self._late_of(due)
+
+    def _late_of(self, due_ms: np.ndarray) -> Late:
+        now_ms = self._now_ms()
+        count = int(np.searchsorted(due_ms, now_ms))
+        return Late(count, now_ms - int(due_ms[0])) if count else Late()
 
     async def _load_parts(self, done: Promotion, told: Callable[[Progress], None]) -> None:
         parts, _ = await self._client.cold.parts(waiting_only=True)
@@ -156,10 +208,15 @@ class Promoter:
                 wanted.append((part.number, file))
         for at in range(0, len(wanted), PARTS_AT_ONCE):
             built = self._build(wanted[at : at + PARTS_AT_ONCE], done)
-            await self._load(built, [ColdLoad(part=number) for number, _ in built], done, told)
+            files = dict(wanted[at : at + PARTS_AT_ONCE])
+
+            def late_of(place: int, built: Built = built, files: dict[int, ColdFile] = files) -> Late:
+                return self._late_of_part(files[built[place][0]])
+
+            await self._load(built, [ColdLoad(part=number) for number, _ in built], late_of, done, told)
             done.parts += len(built)
 
-    def _build(self, parts: list[tuple[int, ColdFile]], done: Promotion) -> list[tuple[int, BuiltBundle]]:
+    def _build(self, parts: list[tuple[int, ColdFile]], done: Promotion) -> Built:
         """Bundles of parts, in their order, without those that cannot be built."""
         (self._work / BUNDLES).mkdir(parents=True, exist_ok=True)
         rows = [(number, part.path, part.sha256, part.rows) for number, part in parts]
@@ -177,8 +234,9 @@ class Promoter:
 
     async def _load(
         self,
-        built: list[tuple[int, BuiltBundle]],
+        built: Built,
         loads: list[ColdLoad],
+        late_of: Callable[[int], Late],
         done: Promotion,
         told: Callable[[Progress], None],
     ) -> None:
@@ -186,8 +244,11 @@ class Promoter:
             return
         bundles = [one for _, one in built]
         manifest = Manifest(self._slot_ms, sum(one.units for one in bundles), 0, bundles)
-        progress = await ColdLoader(self._client, self._work, manifest, loads).run(told)
+        loader = ColdLoader(self._client, self._work, manifest, loads, late_of)
+        progress = await loader.run(told)
         done.messages += progress.taken_units
+        done.late += loader.late.messages
+        done.late_ms_max = max(done.late_ms_max, loader.late.first_ms)
         shutil.rmtree(self._work / BUNDLES)
 
     # -- moved messages
@@ -244,7 +305,11 @@ class Promoter:
             row = _bundle(table.slice(at, end - at), self._work, uuid.uuid4().hex, self._slot_ms)
             load = ColdLoad(ids=ids[at:end].astype("<u8").tobytes(), due_ms=due_ms[at:end].astype("<i8").tobytes())
             before_units = done.messages
-            await self._load([(0, _built(row))], [load], done, told)
+
+            def late_of(_: int, due: np.ndarray = due_ms[at:end]) -> Late:
+                return self._late_of(due)
+
+            await self._load([(0, _built(row))], [load], late_of, done, told)
             done.moved += done.messages - before_units
             at = end
 

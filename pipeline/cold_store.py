@@ -30,6 +30,7 @@ import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tickwheel.pipeline.places import PlaceError, local_folder
 from tickwheel.pipeline.sink_rejected import TEMPORARY, publish
 
 DAY_MS = 86_400_000
@@ -147,7 +148,11 @@ class ColdStore:
     """One folder."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder).absolute()
+        """A path or a file: URI. Raises ColdError for any other."""
+        try:
+            self.folder = local_folder(folder, "cold tier")
+        except PlaceError as error:
+            raise ColdError(str(error)) from None
 
     def job_folder(self, job_id: str) -> Path:
         """Raises ColdError for what cannot be the name of a job."""
@@ -177,6 +182,13 @@ class ColdStore:
         """None: the job has not ended its writing. Raises ColdError."""
         body = read_json(self.job_folder(job_id) / "manifest.json")
         return None if body is None else _manifest(body)
+
+    def finish(self, manifest: ColdJobManifest) -> ColdJobManifest:
+        """All that is to be done when a job has written its parts, or had, whatever ended it then: the manifest that
+        counts."""
+        counts = self.publish(manifest)
+        self.publish_beside(counts)
+        return counts
 
     def publish(self, manifest: ColdJobManifest) -> ColdJobManifest:
         """The job has written its parts; the manifest that counts, whoever wrote it. Removes what it does not name."""

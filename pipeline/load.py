@@ -23,6 +23,7 @@ from tickwheel.client.errors import (
     TickwheelError,
 )
 from tickwheel.pipeline.manifest import BuiltBundle, Manifest, ManifestError, check_content, read_manifest
+from tickwheel.pipeline.places import PlaceError, local_folder
 from tickwheel.proto.bulk_pb2 import LoadState
 
 AHEAD_MAX = 6
@@ -258,5 +259,8 @@ async def load(
 ) -> Progress:
     """Load a build. `job_id`: names the load; by default it follows from what was built, so that the same build is
     never loaded twice."""
-    path = Path(folder)
+    try:
+        path = local_folder(folder, "OUT")
+    except PlaceError as error:
+        raise LoadError(str(error)) from None
     return await Loader(client, path, read_manifest(path), job_id).run(told)

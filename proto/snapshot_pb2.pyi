@@ -278,9 +278,19 @@ class PinSettledResponse(_message.Message):
     APPLIED_INDEX_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    DEAD_NEXT_FIELD_NUMBER: _builtins.int
+    DEAD_COUNT_FIELD_NUMBER: _builtins.int
     pin_id: _builtins.int
     applied_index: _builtins.int
     node_id: _builtins.str
+    filter: _builtins.str
+    """The group's filter: `a || b`, empty: everything."""
+    dead_next: _builtins.int
+    """Dead letters of the group: number of the next one, and how many there are. Whoever lists them later knows by that
+    whether one has gone in between.
+    """
+    dead_count: _builtins.int
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettledTopic]: ...
     def __init__(
@@ -290,12 +300,17 @@ class PinSettledResponse(_message.Message):
         applied_index: _builtins.int = ...,
         node_id: _builtins.str = ...,
         topics: _abc.Iterable[Global___SettledTopic] | None = ...,
+        filter: _builtins.str = ...,
+        dead_next: _builtins.int = ...,
+        dead_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dead_count", b"_dead_count", "dead_count", b"dead_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "node_id", b"node_id", "pin_id", b"pin_id", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dead_count", b"_dead_count", "applied_index", b"applied_index", "dead_count", b"dead_count", "dead_next", b"dead_next", "filter", b"filter", "node_id", b"node_id", "pin_id", b"pin_id", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__dead_count: _TypeAlias = _typing.Literal["dead_count"]  # noqa: Y015
+    _WhichOneofArgType__dead_count: _TypeAlias = _typing.Literal["_dead_count", b"_dead_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dead_count) -> _WhichOneofReturnType__dead_count | None: ...
 
 Global___PinSettledResponse: _TypeAlias = PinSettledResponse  # noqa: Y015
 
@@ -309,10 +324,19 @@ class SettledTopic(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    BEGAN_FIELD_NUMBER: _builtins.int
+    JUDGED_FROM_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.int
     name: _builtins.str
     first: _builtins.int
     end: _builtins.int
+    began: _builtins.int
+    """The group never got what lies below `began`: it was dispatched before the group's start. What is settled from
+    `judged_from` on was acknowledged, or skipped because of `filter`, or is dead. Of what lies between, that is not
+    known: the group was reset, its filter was changed, dead letters were purged. Of a broadcasting group nothing is:
+    `judged_from` is `end`.
+    """
+    judged_from: _builtins.int
     def __init__(
         self,
         *,
@@ -320,10 +344,12 @@ class SettledTopic(_message.Message):
         name: _builtins.str = ...,
         first: _builtins.int = ...,
         end: _builtins.int = ...,
+        began: _builtins.int = ...,
+        judged_from: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "first", b"first", "name", b"name", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began", b"began", "end", b"end", "first", b"first", "judged_from", b"judged_from", "name", b"name", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -274,6 +274,8 @@ class SubscriptionSnapshot(_message.Message):
     CHECKED_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     PAUSES_FIELD_NUMBER: _builtins.int
+    BEGAN_FIELD_NUMBER: _builtins.int
+    JUDGED_FROM_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.int
     floor: _builtins.int
     start_ms: _builtins.int
@@ -283,6 +285,12 @@ class SubscriptionSnapshot(_message.Message):
     """How often it was reset."""
     pauses: _builtins.bytes
     """int64[n, 2] in FIFO topics: positions that wait for their retry in place, rising, and until when."""
+    began: _builtins.int
+    """What is known of how settled positions were settled: the group never got those below `began`; those from
+    `judged_from` on were acknowledged, or skipped by the filter that holds, or died.
+    """
+    judged_from: _builtins.int
+    """Absent (an earlier version wrote it): not known until hours are removed."""
     def __init__(
         self,
         *,
@@ -292,14 +300,21 @@ class SubscriptionSnapshot(_message.Message):
         checked: _builtins.int | None = ...,
         epoch: _builtins.int = ...,
         pauses: _builtins.bytes = ...,
+        began: _builtins.int = ...,
+        judged_from: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_checked", b"_checked", "checked", b"checked"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checked", b"_checked", "_judged_from", b"_judged_from", "checked", b"checked", "judged_from", b"judged_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checked", b"_checked", "checked", b"checked", "epoch", b"epoch", "floor", b"floor", "pauses", b"pauses", "start_ms", b"start_ms", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checked", b"_checked", "_judged_from", b"_judged_from", "began", b"began", "checked", b"checked", "epoch", b"epoch", "floor", b"floor", "judged_from", b"judged_from", "pauses", b"pauses", "start_ms", b"start_ms", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__checked: _TypeAlias = _typing.Literal["checked"]  # noqa: Y015
     _WhichOneofArgType__checked: _TypeAlias = _typing.Literal["_checked", b"_checked"]  # noqa: Y015
+    _WhichOneofReturnType__judged_from: _TypeAlias = _typing.Literal["judged_from"]  # noqa: Y015
+    _WhichOneofArgType__judged_from: _TypeAlias = _typing.Literal["_judged_from", b"_judged_from"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__checked) -> _WhichOneofReturnType__checked | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__judged_from) -> _WhichOneofReturnType__judged_from | None: ...
 
 Global___SubscriptionSnapshot: _TypeAlias = SubscriptionSnapshot  # noqa: Y015
 

@@ -114,7 +114,17 @@ class SettledDesk:
         # By chance: a number of an earlier life of this node must name nothing.
         pin_id = core.random_bits(63) | 1
         pins[pin_id] = pin
-        response = PinSettledResponse(pin_id=pin_id, applied_index=core.applied_index, node_id=core.identity.node_id)
+        dead = state.dead_letters(group_id)
+        assert dead is not None, "a group has them"
+        broadcasting = state.group_broadcasting(group_id)
+        response = PinSettledResponse(
+            pin_id=pin_id,
+            applied_index=core.applied_index,
+            node_id=core.identity.node_id,
+            filter=state.group_filter(group_id),
+            dead_next=dead.next_number,
+            dead_count=dead.count,
+        )
         for (of_group, topic_id), subscription in state.subscriptions():
             ready = state.ready_log(topic_id)
             if of_group != group_id or ready is None:
@@ -123,7 +133,16 @@ class SettledDesk:
             pin.ends[topic_id] = ready.count
             first = ready.position_of_due(request.due_ms_min) if request.due_ms_min else ready.first_retained
             name = state.topic_name(topic_id)
-            response.topics.append(SettledTopic(topic_id=topic_id, name=name, first=first, end=ready.count))
+            response.topics.append(
+                SettledTopic(
+                    topic_id=topic_id,
+                    name=name,
+                    first=first,
+                    end=ready.count,
+                    began=subscription.began,
+                    judged_from=ready.count if broadcasting else subscription.judged_from,
+                )
+            )
         done(response)
 
     def read(self, request: ReadSettledRequest, done: Done) -> None:

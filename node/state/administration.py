@@ -205,7 +205,7 @@ class Administration:
         ready = topic.ready
         subscription = Subscription(group.group_id, topic.topic_id, ready, self._state.settings.window_messages_max)
         position, subscription.start_ms = self._start(ready, request.start_from, request.start_ms)
-        subscription.begin_at(position)
+        subscription.begin(position)
         filtering.begin(group, subscription)
         return subscription
 

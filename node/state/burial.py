@@ -71,7 +71,11 @@ class Burial:
         numbers = np.frombuffer(command.numbers, "<u8").tolist()
         changed = group.dead.remove(numbers)
         missing = len(numbers) - changed
-        return DeadResult(changed + group.dead.remove_below(command.below), missing, taken=len(numbers))
+        changed += group.dead.remove_below(command.below)
+        if changed:
+            for subscription in group.subscriptions.values():
+                subscription.forget_how()  # they look like acknowledged ones now
+        return DeadResult(changed, missing, taken=len(numbers))
 
     def _group(self, group_id: int, numbers: bytes) -> Group | Refused:
         if len(numbers) % 8:

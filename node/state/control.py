@@ -43,5 +43,6 @@ def set_filter(group: Group, asked: str) -> Failure | None:
     if expression != group.filter:
         group.filter = expression
         for subscription in group.subscriptions.values():
+            subscription.forget_how()
             filtering.begin(group, subscription)
     return None

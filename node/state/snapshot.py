@@ -29,7 +29,7 @@ from tickwheel.node.state.schema import STATE_SCHEMA, state_problem
 from tickwheel.node.state.sequence import Flush, Sequence
 from tickwheel.node.state.settings import BOUNDS, Settings, changed
 from tickwheel.node.state.staged_file import StagedFile, StagedSync
-from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.subscription import NOT_JUDGED, Subscription
 from tickwheel.node.state.targets import TARGET, Targets
 from tickwheel.node.state.topics import Topic
 from tickwheel.node.state.waiting import WaitingRetries
@@ -199,6 +199,8 @@ def _group_message(group: Group) -> state_pb2.GroupSnapshot:
                 checked=s.checked,
                 epoch=s.epoch,
                 pauses=s.pauses_bytes(),
+                began=s.began,
+                judged_from=s.judged_from,
             )
             for s in group.subscriptions.values()
         ],
@@ -387,6 +389,8 @@ def _restore_group(
         subscription.restore(item.floor, item.start_ms, values.get((message.group_id, item.topic_id), b""))
         subscription.checked = item.checked if item.HasField("checked") else None
         subscription.epoch = item.epoch
+        subscription.began = item.began
+        subscription.judged_from = item.judged_from if item.HasField("judged_from") else NOT_JUDGED
         subscription.pauses = dict(np.frombuffer(item.pauses, "<i8").reshape(-1, 2).tolist())
         group.subscriptions[item.topic_id] = subscription
     return group

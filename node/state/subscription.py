@@ -40,6 +40,8 @@ LOOK_BACK = 65_536
 CHUNK = 65_536
 """Positions looked at together."""
 CAPACITY_LEAST = 1_024
+NOT_JUDGED = 1 << 62
+"""As `judged_from`: a checkpoint of an earlier version does not say it."""
 
 
 class Subscription:
@@ -57,6 +59,10 @@ class Subscription:
         """Nothing from here on has met the group's filter, or is handed out; None: it has none. See filtering.py."""
         self.epoch = 0
         """How often it was reset: what was delivered before the last time is void."""
+        self.began = 0
+        """Below it everything was there before the group: it never got it."""
+        self.judged_from = 0
+        """What is settled from here on was acknowledged, skipped by the group's filter as it is now, or died."""
         self._values: NDArray[np.uint16] = np.ones(CAPACITY_LEAST, np.uint16)
         self._base = 0
         """Position of `_values[0]`."""
@@ -68,8 +74,14 @@ class Subscription:
         self.pauses: dict[int, int] = {}
         """In FIFO topics: unsettled positions that wait for their retry in place, and until when."""
 
-    def begin_at(self, position: int) -> None:
+    def begin(self, position: int) -> None:
         """Start of a new subscription."""
+        self.began = position
+        self.begin_at(position)
+
+    def begin_at(self, position: int) -> None:
+        """Nothing from here on is settled; what lies below is, whatever became of it."""
+        self.judged_from = position if position > self.floor else min(self.judged_from, position)
         self.floor = self._base = self._end = self._returned_from = position
         self.skip_foreign()
         self._forget_pauses()
@@ -79,6 +91,7 @@ class Subscription:
         self.epoch += 1
         self.start_ms = start_ms
         self.returned_count = 0
+        self.began = min(self.began, position)
         self.begin_at(position)
 
     # -- what delivery reads
@@ -339,12 +352,16 @@ class Subscription:
         """Messages dispatched at `first` on: those due before the group's start are not for it."""
         early = int(np.searchsorted(due_ms, self.start_ms))
         if early and self.floor == first:
+            if self.began == first:
+                self.began += early
             self.begin_at(first + early)
         if early < len(due_ms):
             self.start_ms = 0
 
     def raise_floor(self, position: int) -> int:
         """Messages below are removed; returns how many of them were not settled."""
+        if self.judged_from == NOT_JUDGED:
+            self.judged_from = self._ready.count
         if position <= self.floor:
             return 0
         unsettled, at = 0, self.floor
@@ -361,6 +378,10 @@ class Subscription:
             self._advance()
         self._forget_pauses()
         return unsettled
+
+    def forget_how(self) -> None:
+        """How anything that is dispatched by now was or is settled is not to be told any more."""
+        self.judged_from = max(self.judged_from, self._ready.count)
 
     def pauses_bytes(self) -> bytes:
         """int64[n, 2] of positions that wait, rising, and until when."""
@@ -385,7 +406,7 @@ class Subscription:
         window = self.window_bytes()
         checked = -1 if self.checked is None else self.unchecked
         facts = (self.group_id, self.topic_id, self.floor, self.start_ms, len(window), checked, self.epoch)
-        sha.update(struct.pack("<IIQqQqI", *facts))
+        sha.update(struct.pack("<IIQqQqIQQ", *facts, self.began, self.judged_from))
         sha.update(window)
         sha.update(self.pauses_bytes())
 

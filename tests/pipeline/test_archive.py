@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from tests.pipeline.running import RunningCluster
 from tickwheel.client import Delivery
 from tickwheel.client.async_client import Message
+from tickwheel.client.dead import DeadClient, DeadLetter
+from tickwheel.pipeline import settled
 from tickwheel.pipeline.archive import ArchiveError, archive, read_archive
 from tickwheel.pipeline.cli import app
 from tickwheel.pipeline.options import CONNECTION, Connection, Options, connection_of
@@ -97,9 +99,12 @@ def handled(cluster: RunningCluster) -> Handled:
 @pytest.fixture(scope="module")
 def archived(
     spark: SparkSession, cluster: RunningCluster, handled: Handled, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """The archive after two runs."""
-    path = tmp_path_factory.mktemp("archive") / "a"
+) -> str:
+    """The archive after two runs. It lies where Spark alone reaches it."""
+    folder = tmp_path_factory.mktemp("archive")
+    configuration = spark._jsc.hadoopConfiguration()
+    configuration.set("fs.viewfs.mounttable.lake.link./shared", folder.as_uri())
+    path = "viewfs://lake/shared/a"
     done = len(handled.fates["done"]) + len(handled.fates["comes again"])
     dead = len(handled.fates["dies"])
     [first] = archive(spark, path, connection(cluster), [GROUP])
@@ -110,7 +115,7 @@ def archived(
 
 
 @pytest.fixture(scope="module")
-def rows(spark: SparkSession, archived: Path) -> DataFrame:
+def rows(spark: SparkSession, archived: str) -> DataFrame:
     """It as a frame."""
     return read_archive(spark, archived)
 
@@ -120,6 +125,7 @@ def test_what_is_done_is_archived_once_and_nothing_else(rows: DataFrame, handled
     the time when it was due first. Content is complete."""
     found = {bytes(row.payload): row for row in rows.collect()}
     by_kind = {kind: {payload for payload, row in found.items() if row.kind == kind} for kind in ("settled", "dead")}
+    assert {(row.kind, row.how) for row in found.values()} == {("settled", "acked"), ("dead", "dead")}
     assert by_kind["settled"] == handled.fates["done"] | handled.fates["comes again"]
     assert by_kind["dead"] == handled.fates["dies"]
     assert len(found) == rows.count()
@@ -192,15 +198,17 @@ def test_what_cannot_be_is_said(spark: SparkSession, rows: DataFrame, tmp_path: 
     assert (shift_ms("1d12h"), shift_ms("90s"), shift_ms("1.5m")) == (129_600_000, 90_000, 90_000)
     with pytest.raises(ArchiveError, match="no archive"):
         read_archive(spark, tmp_path)
+    with pytest.raises(ArchiveError, match=r"nowhere://x/a.*a URI of a file system that Spark has.*nowhere"):
+        read_archive(spark, "nowhere://x/a")
 
 
 def test_the_commands_say_what_they_did(
-    spark: SparkSession, cluster: RunningCluster, archived: Path, rows: DataFrame
+    spark: SparkSession, cluster: RunningCluster, archived: str, rows: DataFrame
 ) -> None:
     """As an operator uses them: all groups into an archive that has them, a look, a replay, and a wrong condition."""
 
     def run(*words: str) -> str:
-        done = CliRunner().invoke(app, [words[0], str(archived), "--endpoints", cluster.endpoints, *words[1:]])
+        done = CliRunner().invoke(app, [words[0], archived, "--endpoints", cluster.endpoints, *words[1:]])
         return f"{done.output}{done.exception or ''}"
 
     before = rows.count()
@@ -213,3 +221,61 @@ def test_the_commands_say_what_they_did(
     assert cluster.payloads("by-hand") == Counter(["m-15"])
     assert "no column nokey" in run("replay", "--job-id", "x", "--where", "nokey = 'k15'", "--shift", "1w")
     assert "--from: 'soon'" in run("archive", "--from", "soon")
+
+
+def test_how_a_message_ended_is_told_as_far_as_it_is_known(
+    spark: SparkSession, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Acknowledged, skipped by the filter, passed before the group began; not once the filter was changed or letters
+    were purged. A dead letter that is replayed while the archive looks is on its way again: not settled, not dead."""
+    client, topic = cluster.client, "ends"
+
+    async def begin() -> None:
+        await client.admin.create_topic(topic)
+        await client.admin.create_group("choosy", [topic], filter="a")
+        due_ms = time.time_ns() // 1_000_000 + 300
+        for payload, tags in (("a", ["a"]), ("b", ["b"]), ("ab", ["a", "b"]), ("dies", ["a"]), ("none", [])):
+            await client.schedule(topic, payload, due_ms=due_ms, tags=tags)
+        async with client.consumer("choosy") as consumer:
+            taken = 0
+            async for delivery in consumer:
+                await (delivery.dead("x") if delivery.payload == b"dies" else delivery.ack())
+                taken += 1
+                if taken == 3:
+                    break
+            await consumer.drain()
+        await client.admin.create_group("newcomer", [topic], start_from="latest")
+
+    def ends(group: str) -> dict[str, str | None]:
+        rows = settled.done_with(spark, connection(cluster), group).select("payload", "how").collect()
+        assert len({bytes(row.payload) for row in rows}) == len(rows)
+        return {bytes(row.payload).decode(): row.how for row in rows}
+
+    cluster.wait(begin())
+    assert ends("newcomer") == dict.fromkeys(("a", "b", "ab", "dies", "none"), "passed")
+    plain, replayed = DeadClient.list, False
+
+    async def list_after_a_replay(self: DeadClient, group: str) -> AsyncIterator[DeadLetter]:
+        nonlocal replayed
+        if not replayed:
+            replayed = True
+            assert (await self.replay(group)).changed == 1
+        async for letter in plain(self, group):
+            yield letter
+
+    known = {"a": "acked", "ab": "acked", "b": "skipped", "none": "skipped"}
+    assert ends("choosy") == known | {"dies": "dead"}
+    monkeypatch.setattr(DeadClient, "list", list_after_a_replay)
+    assert ends("choosy") == known
+
+    async def bury_again() -> None:
+        async with client.consumer("choosy") as consumer:
+            async for delivery in consumer:
+                await delivery.dead("again")
+                break
+            await consumer.drain()
+
+    cluster.wait(bury_again())
+    assert ends("choosy") == known | {"dies": "dead"}
+    cluster.wait(client.dead.purge("choosy"))
+    assert ends("choosy") == dict.fromkeys((*known, "dies"))

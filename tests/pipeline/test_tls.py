@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
+from typer.testing import CliRunner
 
-from tickwheel.client import Client, TlsFiles
+from tickwheel.client import AsyncClient, Client, TlsFiles
 from tickwheel.client.errors import TickwheelError
 from tickwheel.node.certs import make_certificates
 from tickwheel.node.local_cluster import LocalCluster
+from tickwheel.pipeline.cli import app
 from tickwheel.proto import admin_pb2
 
 
 @pytest.fixture(scope="module")
 def secured(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Three nodes with TLS throughout; the options that reach them."""
+    """Three nodes with TLS throughout that deliver before they commit; the options that reach them."""
     root = tmp_path_factory.mktemp("tls")
     certs = root / "certs"
-    cluster = LocalCluster(root / "nodes", 3)
-    make_certificates(certs, {node.node_id: ["127.0.0.1"] for node in cluster.nodes}, ["spark"], [], 1)
+    cluster = LocalCluster(root / "nodes", 3, config={"delivery": {"order": "push-first"}})
+    make_certificates(certs, {node.node_id: ["127.0.0.1"] for node in cluster.nodes}, ["spark"], ["root"], 1)
     for node in cluster.nodes:
         lines = ["", "[tls]"]
         for port in ("client", "peer"):
@@ -66,3 +70,57 @@ def test_rows_are_written_and_read_over_tls(spark: SparkSession, secured: dict[s
     for without in ({"endpoints": secured["endpoints"]}, {name: secured[name] for name in ("endpoints", "ca_file")}):
         with pytest.raises(Exception, match=secured["endpoints"].split(",")[0]):
             spark.read.format("tickwheel").options(timeout_s="1", **without).load().count()
+
+
+def test_a_late_promotion_is_delivered_at_once_over_tls_and_pushed_first(
+    spark: SparkSession, secured: dict[str, str], tmp_path: Path
+) -> None:
+    """By the commands, into nodes that deliver before they commit: every message once, none before its time, cancelled
+    ones never, the late ones counted; a certificate without the admin role gets nowhere."""
+    admin = secured | {name: secured[name].replace("spark.", "root.") for name in ("cert_file", "key_file")}
+    first_ms = time.time_ns() // 1_000_000 + 2_000
+    rows = spark.range(0, 60, 1, 2).select(
+        f.lit("pushed").alias("topic"),
+        (f.lit(first_ms) + f.col("id")).alias("due_ms"),
+        f.concat(f.lit("p-"), f.col("id").cast("string")).alias("payload"),
+    )
+    rows.write.parquet(str(tmp_path / "in"))
+    cold = f"file://{tmp_path}/cold%20tier"
+
+    def run(*words: str, options: dict[str, str] = admin) -> str:
+        flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+        done = CliRunner().invoke(app, [*words, *flags, "--timeout-s", "5"])
+        return f"{done.output}{done.exception or ''}"
+
+    freeze = ("freeze", f"file://{tmp_path}/in", cold, "--horizon-days", "0", "--job-id", "pushed")
+    assert "admin" in run(*freeze, options=secured)
+    assert "60 messages" in run(*freeze) and "known before" in run(*freeze)
+
+    async def go() -> tuple[Counter[str], admin_pb2.ColdStatus]:
+        tls = TlsFiles(*(admin[name] for name in ("ca_file", "cert_file", "key_file")))
+        got: Counter[str] = Counter()
+        async with AsyncClient(secured["endpoints"], tls=tls) as client:
+            ids = {row["due_ms"]: row["id"] for row in pq.read_table(tmp_path / "cold tier" / "_ids").to_pylist()}
+            for number in range(5):
+                assert await client.cancel(ids[first_ms + number]) == "CANCELLED"
+            status = await client.admin.master_status()
+            await asyncio.sleep(max(0, first_ms + 100 - status.clock_ms) / 1_000)  # they are to be late
+            late = await asyncio.to_thread(run, "cold", "status", cold)
+            assert late.startswith("late: 60 messages in"), late
+            said = await asyncio.to_thread(run, "promote", cold)
+            assert "55 messages of" in said and "60 of them were due before" in said, said
+            async with client.consumer("g", "pushed") as consumer:
+                async for delivery in consumer:
+                    assert time.time_ns() // 1_000_000 >= delivery.due_ms
+                    got[delivery.payload.decode()] += 1
+                    delivery.ack()
+                    if len(got) == 55:
+                        break
+                await consumer.drain()
+            assert [message async for message in client.list_pending("pushed")] == []
+            return got, (await client.admin.master_status()).cold
+
+    got, status = asyncio.run(go())
+    assert got == Counter(f"p-{number}" for number in range(5, 60))
+    assert (status.loaded_late, status.state) == (55, admin_pb2.COLD_EMPTY) and status.loaded_late_ms_max > 0
+    assert "0 messages of 0 parts" in run("promote", cold)

@@ -1,0 +1,46 @@
+"""Where a path or URI that a command was given lies: in a folder that all machines mount, or elsewhere.
+
+What syncs, renames and links files itself (cold tier, builds) needs a folder: a path, or `file:` with a URI's rules.
+Parquet that Spark alone reads and writes (input, archive) may lie wherever Spark reaches.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+
+
+class PlaceError(ValueError):
+    """It cannot lie there; the text names it and says what is accepted."""
+
+
+def scheme_of(place: str) -> str:
+    """`file`, `s3a`, `hdfs`, ...; empty for a plain path."""
+    found = _SCHEME.match(place)
+    return found[1].lower() if found else ""
+
+
+def local_folder(place: str | Path, what: str) -> Path:
+    """The folder that a path or a `file:` URI names, absolute. Raises PlaceError for any other."""
+    text = str(place)
+    scheme = scheme_of(text)
+    if not scheme:
+        return Path(text).absolute()
+    parts = urlsplit(text)
+    if scheme != "file":
+        raise PlaceError(
+            f"{what}: {text}: it must be a path, or file:///..., of a folder that all machines mount: files there are "
+            f"synced and renamed one by one. {scheme}: is taken for what Spark reads (IN.parquet) and for archives"
+        )
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not parts.path.startswith("/"):
+        raise PlaceError(f"{what}: {text}: it must be like file:///folder, without a host, a query or a fragment")
+    return Path(unquote(parts.path))
+
+
+def spark_folder(place: str | Path) -> str:
+    """A path, absolute, as Spark takes it; a URI as it is."""
+    text = str(place)
+    return text if scheme_of(text) else str(Path(text).absolute())
