@@ -31,7 +31,7 @@ class AuditConfig:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The answer. Frames stay with Spark until they are collected or written."""
+    """The answer. Frames stay with Spark until they are collected or written, and are worked out once."""
 
     scheduled: int
     delivered: int
@@ -110,10 +110,10 @@ def audit(events: DataFrame, config: AuditConfig) -> Audit:
     return Audit(
         scheduled=scheduled.count(),
         delivered=deliveries.select("id").distinct().count(),
-        lost=lost,
-        early=early,
-        duplicated=duplicated,
-        lateness=lateness,
+        lost=lost.cache(),
+        early=early.cache(),
+        duplicated=duplicated.cache(),
+        lateness=lateness.cache(),
         without_master=_without_master(events),
         events_left_out=int(left_out[0] or 0) if left_out is not None else 0,
     )

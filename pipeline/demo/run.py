@@ -89,6 +89,8 @@ class PipelineDemo:
         with _ended_by_signals():
             try:
                 self._say_step("Spark and a cluster of three nodes")
+                for node in cluster.nodes:
+                    cluster.start_node(node)  # they come up while Spark does
                 spark = build_session(SessionConfig(self._config.master, "tickwheel demo", driver_memory="2g"))
                 _handle_signals()  # Spark has put a handler of its own
                 master = self._runner.run(self._start(cluster))

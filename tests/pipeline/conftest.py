@@ -10,11 +10,18 @@ from pyspark.sql import SparkSession
 from tests.pipeline.running import RunningCluster
 from tickwheel.pipeline.session import SessionConfig, build_session
 
+SETTINGS = {
+    # For a few hundred rows generating and compiling code takes longer than the query, and so does planning it anew.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """`local[2]`, quick to start."""
-    session = build_session(SessionConfig(master="local[2]", quick=True, shuffle_partitions=2))
+    """`local[2]`, quick to start, and quick with little data."""
+    session = build_session(SessionConfig(master="local[2]", quick=True, shuffle_partitions=2, settings=SETTINGS))
     yield session
     session.stop()
 

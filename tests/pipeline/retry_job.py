@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 from tickwheel.client import Client
 from tickwheel.pipeline.session import SessionConfig, build_session
 
-ROWS = 20_000
+ROWS = 4_000
 HELD_S_MAX = 120  # a task that nobody releases fails, so that nothing waits for ever
 Batches = Iterator[pa.RecordBatch]
 
@@ -101,9 +101,7 @@ def rows(spark: SparkSession, through: Callable[[Batches], Batches]) -> DataFram
 def main(endpoints: str) -> None:
     """All cases, one after the other."""
     spark = build_session(
-        SessionConfig(
-            master="local[2,4]", quick=True, settings={"spark.sql.execution.arrow.maxRecordsPerBatch": "1000"}
-        )
+        SessionConfig(master="local[2,4]", quick=True, settings={"spark.sql.execution.arrow.maxRecordsPerBatch": "200"})
     )
     found: dict[str, str] = {}
 

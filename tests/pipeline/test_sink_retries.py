@@ -12,7 +12,7 @@ import pytest
 
 from tests.pipeline.running import RunningCluster
 
-ROWS = 20_000
+ROWS = 4_000
 
 
 @pytest.mark.timeout(400)
