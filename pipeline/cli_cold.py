@@ -142,8 +142,8 @@ def promote(
     print(f"{done.messages:,} messages of {done.parts} parts, {done.moved:,} of them at times that they had been moved "
           f"to; {done.seconds:.1f} s")  # fmt: skip
     if done.late:
-        print(f"{done.late:,} of them were due before, the first {done.late_ms_max / 3_600_000:,.1f} hours ago: they "
-              "are delivered now, and counted as loaded late")  # fmt: skip
+        print(f"late: {done.late:,} messages, cancelled ones included, were due before, the first "
+              f"{done.late_ms_max / 3_600_000:,.1f} hours ago; they are delivered now, and counted")  # fmt: skip
     if done.problems:
         raise _failed("not loaded: " + "; ".join(done.problems))
 

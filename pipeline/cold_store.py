@@ -1,6 +1,6 @@
 """The folder of a cold tier: Parquet files by due day, and what says which of them count.
 
-    COLD/cold.json                        the cluster that it belongs to
+    COLD/_cold.json                       the cluster that it belongs to
     COLD/day=2027-01-31/<job>-<hash>.parquet   one part: rows of one day, sorted by due time
     COLD/_jobs/<job>/plan.json            fixed when the job began: from when on rows are cold
     COLD/_jobs/<job>/manifest.json        its parts in their order; written once, last
@@ -21,6 +21,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +36,7 @@ from tickwheel.pipeline.sink_rejected import TEMPORARY, publish
 
 DAY_MS = 86_400_000
 JOBS, IDS, NEAR, REJECTED = "_jobs", "_ids", "_near", "_rejected"
+OWNER = "_cold.json"
 VERSION = 1
 _JOB = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -162,7 +164,9 @@ class ColdStore:
 
     def belong_to(self, cluster_id: str) -> None:
         """It is the cold tier of this cluster from now on. Raises ColdError if it is another's."""
-        found = write_once(self.folder / "cold.json", {"version": VERSION, "cluster_id": cluster_id})
+        with suppress(FileNotFoundError):  # as it was called once: Spark took it for a file of the table
+            (self.folder / "cold.json").rename(self.folder / OWNER)
+        found = write_once(self.folder / OWNER, {"version": VERSION, "cluster_id": cluster_id})
         if found["version"] != VERSION:
             raise ColdError(f"{self.folder}: it is of version {found['version']}, this is {VERSION}")
         if found["cluster_id"] != cluster_id:

@@ -213,7 +213,7 @@ def test_the_commands_say_what_they_did(
 
     before = rows.count()
     said = run("archive", "--group", GROUP, "--from", "2026-01-01", "--to", "2100-01-01T00:00Z")
-    assert f"{GROUP}: 0 settled messages and 0 dead letters added, {before:,} were there" in said
+    assert f"{GROUP}: 0 settled messages (none) and 0 dead letters added, {before:,} were there" in said
     said = run("replay", "--job-id", "by-hand", "--where", "kind = 'dead'", "--shift", "1w", "--dry-run")
     assert said.startswith("30 messages would be scheduled")
     said = run("replay", "--job-id", "by-hand", "--where", "key = 'k15'", "--shift", "1w", "--topic", "by-hand")

@@ -23,9 +23,11 @@ from tickwheel.proto import admin_pb2
 
 ROWS = 400
 TOPIC, GROUP = "killed", "mourners"
-AHEAD_MS = 9_000
-"""When the first message is due, from when the rows are made."""
+AHEAD_MS = 6_000
+"""When the first message is due, from when the rows are made; and moved ones, from then."""
 SPREAD_MS = 3_000
+CLOCK_MS = 5
+"""By which the cluster's clock may be off this machine's."""
 
 
 class Job:
@@ -112,7 +114,8 @@ def test_jobs_that_are_killed_lose_and_repeat_nothing(
         return [number for number in range(first, ROWS, step) if f"key-{number}" in ids]
 
     cancelled = numbers(0, 20)
-    moved = {f"row-{number}": first_ms + SPREAD_MS + 500 + number for number in numbers(1, 40)}
+    later_ms = time.time_ns() // 1_000_000 + AHEAD_MS
+    moved = {f"row-{number}": later_ms + number for number in numbers(1, 40)}
     for number in cancelled:
         assert cluster.wait(client.cancel(ids[f"key-{number}"])) == "CANCELLED"
     for payload, at_ms in moved.items():
@@ -127,7 +130,7 @@ def test_jobs_that_are_killed_lose_and_repeat_nothing(
     assert 0 < waiting.parts < len(manifest.parts)
     cancelled += [n for n in numbers(2, 20) if cluster.wait(client.cancel(ids[f"key-{n}"])) == "CANCELLED"]
     again = promoted(spark, cluster, folder, days=30)
-    assert not again.problems and again.parts == waiting.parts
+    assert not again.problems and 0 < again.parts <= waiting.parts
     assert promoted(spark, cluster, folder, days=30).messages == 0
     status = cluster.wait(client.admin.master_status()).cold
     assert (status.parts, status.moved) == (0, 0) and not examined(cluster, folder).bad
@@ -146,9 +149,11 @@ def test_jobs_that_are_killed_lose_and_repeat_nothing(
 
     cluster.wait(consume())
     assert Counter(payload for payload, _ in got) == Counter(expected)
-    early = [payload for payload, at_ms in got if at_ms < moved.get(payload, due_ms[payload])]
+    early = [payload for payload, at_ms in got if at_ms + CLOCK_MS < moved.get(payload, due_ms[payload])]
     assert not early
-    assert cluster.messages(TOPIC) == []  # and nothing else can come
+    # Nothing else can come.
+    assert cluster.messages(TOPIC) == []
+    assert [g.backlog for g in cluster.wait(client.admin.groups()) if g.name == GROUP] == [0]
     cluster.check_agreement()
     cluster.wait(client.admin.update_settings(settings))
 
