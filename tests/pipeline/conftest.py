@@ -13,7 +13,6 @@ from tickwheel.pipeline.session import SessionConfig, build_session
 SETTINGS = {
     # For a few hundred rows generating and compiling code takes longer than the query, and so does planning it anew.
     "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
 }
 
