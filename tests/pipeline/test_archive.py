@@ -185,7 +185,7 @@ def test_due_times_may_be_computed(spark: SparkSession, cluster: RunningCluster,
 def test_what_cannot_be_is_said(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:
     """A wrong column by its name, and what there is; a condition that is none; no due time, or of a wrong kind."""
     wrong = {
-        "no column topik; there are kind, group, id, topic": ReplayConfig(where="topik = 'x'", shift="1d"),
+        "no column topik; there are kind, how, group, id, topic": ReplayConfig(where="topik = 'x'", shift="1d"),
         "no column duty": ReplayConfig(due="duty + 1"),
         "where: ": ReplayConfig(where="topic =", shift="1d"),
         "exactly one of them": ReplayConfig(),
