@@ -48,7 +48,8 @@ class _ObservedHost(NodeHost):
     def _build(self) -> NodeCore:
         core = super()._build()
         machine = self.machine
-        apply, sync_in, role_changed = core.apply, core.sync_in, core.role_changed
+        heard = core.listener
+        apply, sync_in, role_changed = heard.apply, heard.sync_in, heard.role_changed
         watch = self.watch
         watch.attach(raft_of(core))
         appended = _AppendSum(core)
@@ -72,9 +73,9 @@ class _ObservedHost(NodeHost):
             watch.role(status.role.value, status.term, raft_of(core).voters)
             role_changed(status)
 
-        core.role_changed = observed_role_changed  # type: ignore[method-assign]
-        core.apply = observed_apply  # type: ignore[method-assign]
-        core.sync_in = observed_sync_in  # type: ignore[method-assign]
+        heard.role_changed = observed_role_changed  # type: ignore[method-assign]
+        heard.apply = observed_apply  # type: ignore[method-assign]
+        heard.sync_in = observed_sync_in  # type: ignore[method-assign]
         return core
 
 

@@ -357,7 +357,7 @@ class BulkDesk:
         fetch.gone, fetch.failed = False, 0
         master_id = self._core.log.status().master_id
         if master_id is not None and master_id != self._core.identity.node_id:
-            self._core.checkpoint_needed(master_id, self._core.applied_index)
+            self._core.checkpoint_needed(master_id)
 
     def _ask(self, fetch: _Fetch) -> None:
         peers = self._voters()

@@ -2,7 +2,7 @@
 
 Composes the replicated log, the state machine, the wheel, dispatcher and delivery. Input comes as
 calls (peer frames, client requests with callbacks, `tick`), output leaves through the ports. The
-server process and the simulation drive the same class.
+server process and the simulation drive the same class. What the log tells it comes in through listener.py.
 
 Every callback given to a method is called exactly once, on the thread that drives the core. After any
 input the driver calls `tick`, at the latest when the time comes that `tick` returned.
@@ -27,6 +27,7 @@ from tickwheel.node.core.events import Events
 from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.filter_sweep import FilterSweep
 from tickwheel.node.core.flow import FlowControl
+from tickwheel.node.core.listener import CoreListener
 from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.mending import Mending
 from tickwheel.node.core.pending import PendingDesk
@@ -50,23 +51,18 @@ from tickwheel.node.core.topic_rates import DELIVERED, DISPATCHED, TopicRates
 from tickwheel.node.core.trace import Tracer
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import NodeIdentity, Ports
-from tickwheel.node.state.results import AdminResult
-from tickwheel.node.state.schema import command_problem
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.consumer_pb2 import DeliverBatch
-from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
-from tickwheel.replication.log import ApplyLaterError, LogStatus, Member, ReplicatedLog
+from tickwheel.replication.log import Member, ReplicatedLog
 from tickwheel.storage.disk import Disk
 from tickwheel.wheel.queries import CountJob, Wanted
 from tickwheel.wheel.units import Units
 
 UPKEEP_PERIOD_MS = 1_000
 BUFFERS_ACCEPTED_MAX = 2
-"""Arrival buffers full of what is not merged, from which on a master refuses schedules;"""
-BUFFERS_APPLIED_MAX = 3
-"""and from which on a node applies no more of its log until the disk has caught up."""
+"""Arrival buffers full of what is not merged, from which on a master refuses schedules."""
 IDLE_MS_MAX = 1_000
 SLOT_MS_DEFAULT = 1_000
 
@@ -75,7 +71,7 @@ MakeLog = Callable[["NodeCore", Restored], ReplicatedLog]
 
 
 class NodeCore:
-    """One wheel group on one node. Implements LogListener."""
+    """One wheel group on one node."""
 
     def __init__(
         self,
@@ -160,6 +156,7 @@ class NodeCore:
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
         self.synced_file = SyncedFile(ports.disk, ports.executor, synced)
+        self.listener = CoreListener(self)
         self.log = make_log(self, self._restored)
         self.proposer.attach(self.log, self.publisher)
         self.checkpointer = Checkpointer(
@@ -334,44 +331,7 @@ class NodeCore:
         self.delivery.feed.forget_peer(peer_id)
         self.log.peer_disconnected(peer_id)
 
-    # -- LogListener
-
-    def apply(self, index: int, term: int, command: bytes) -> object:
-        """See LogListener. Content that cannot be parsed is our own bug or a newer version's: stop."""
-        if not command:
-            self.applied_index, self.applied_term = index, term
-            self.state.note_applied(index, term)
-            return []
-        try:
-            entry = LogEntry.FromString(command)
-        except Exception as error:  # protobuf's DecodeError has no stable public base
-            self._fatal(f"log entry {index} cannot be read ({error}): was it written by a newer version?")
-            return []
-        if not self.mending.ready(entry):
-            raise ApplyLaterError(f"entry {index} waits for rows of an index that are lost here")
-        self.applied_index, self.applied_term = index, term
-        self.stamped_ms = max(self.stamped_ms, entry.stamped_ms)
-        noted = self.events.enabled and index > self.events.noted_to
-        now_ms = self.clock.now_ms() if noted else 0
-        results = self.state.apply(index, term, entry)
-        for command_, result in zip(entry.commands, results, strict=True):
-            kind = command_.WhichOneof("body")
-            self.totals.note(result)
-            self.topic_rates.applied(command_, result)
-            self.topic_pending.applied(command_, result)
-            if noted:
-                self.events.applied(index, now_ms, entry, command_, kind or "", result)
-            if kind == "dispatch":
-                self.clock.judge_cursor(command_.dispatch.due_ms)
-            elif kind == "lead":
-                self.reign.lead_was_applied(command_.lead)
-            elif kind == "admin" and isinstance(result, AdminResult):
-                if result.members is not None:
-                    self.log.set_members(result.members)
-                if self.leading and (result.group is not None or result.topic is not None):
-                    self.filter_sweep.refresh()
-                    self.delivery.administered()
-        return results
+    # -- what happens to messages
 
     def _on_dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
         self.topic_rates.add(topic_id, DISPATCHED, len(units))
@@ -385,68 +345,22 @@ class NodeCore:
         if self.events.enabled:
             self.events.delivered(now_ms, consumer, batch)
 
-    def problem_of(self, entry: bytes, start: int) -> str:
-        """See LogListener: what a newer version wrote must not be half understood."""
-        return command_problem(entry, start)
-
-    def role_changed(self, status: LogStatus) -> None:
-        """See LogListener."""
-        if not self._stopped:
-            self.reign.role_changed(status)
-
-    def sync_out(self, peer_id: str) -> PeerFrame | None:
-        """See LogListener."""
-        return self.sync.outgoing(peer_id)
-
-    def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
-        """See LogListener."""
-        self.clock.heard_master(frame.sync.clock_ms)
-        return self.sync.incoming(frame)
-
-    def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
-        """See LogListener: about this machine's clock, bundles, or records."""
-        kind = frame.WhichOneof("body")
-        if kind == "bundle_ask":
-            return self.bulk.ask_in(peer_id, frame.bundle_ask)
-        if kind == "bundle_piece":
-            self.bulk.piece_in(peer_id, frame.bundle_piece)
-            return None
-        if kind == "record_ask":
-            self.record_answers.ask_in(peer_id, frame.record_ask)
-            return None
-        if kind == "record_answer":
-            if not frame.record_answer.units_only:
-                self.salvage.answer_in(peer_id, frame.record_answer)
-            self.mending.answer_in(peer_id, frame.record_answer)
-            return None
-        return self.clock.receive(peer_id, frame)
-
-    def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
-        """See LogListener."""
-        self.sync.reply(peer_id, frame)
-        self.clock.sync_answered(peer_id, frame.sync_reply.echo_sent_ns, frame.sync_reply.clock_ms)
-
-    def may_apply(self) -> bool:
-        """See LogListener: arrivals that the disk is too slow to take in wait in the journal, not in memory; and what
-        follows a bundle waits until it is here and read as far as it is due."""
-        if self.mending.holds_log or self.wheel.absorbing:
-            return False
-        return self.wheel.buffer_bytes < BUFFERS_APPLIED_MAX * self.config.buffer_bytes_max
-
     def _arrivals_full(self) -> bool:
         return self.wheel.buffer_bytes >= BUFFERS_ACCEPTED_MAX * self.config.buffer_bytes_max
 
-    def handover_ready(self, peer_id: str) -> bool:
-        """See LogListener: the next master must know what is out with consumers, or it would deliver it again."""
-        # A master without an agreed time has handed out nothing.
-        return not self.sync.enabled or not self.delivery.reigning or self.delivery.feed.all_heard(peer_id)
+    # -- the end
 
-    def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
-        """See LogListener."""
+    @property
+    def stopped(self) -> bool:
+        """It takes no part any more."""
+        return self._stopped
+
+    def checkpoint_needed(self, peer_id: str) -> None:
+        """This node is to begin anew from a checkpoint of a peer."""
         self._on_checkpoint_needed(peer_id)
 
     def fatal(self, reason: str) -> None:
-        """See LogListener."""
+        """An impossible state, or a disk that cannot be relied on: the process must stop."""
         self._fatal(reason)
 
     def _fatal(self, reason: str) -> None:

@@ -119,7 +119,7 @@ class NodeHost:
             ports.sync_executor,
             ports.network,
             ports.random,
-            core,
+            core.listener,
             journal,
             members,
             (restored.applied_index, restored.applied_term),

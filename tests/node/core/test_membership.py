@@ -137,7 +137,7 @@ def test_a_handover_that_fails_holds_up_no_other_change() -> None:
     world = World()
     host = world.elect().host
     assert host is not None
-    host.core.handover_ready = lambda peer_id: False  # type: ignore[method-assign]  # nobody catches up in time
+    host.core.listener.handover_ready = lambda peer_id: False  # type: ignore[method-assign]  # nobody catches up in time
     answers: list[AdminResult | Failure] = []
     for command in (add("d"), remove(host.core.identity.node_id), add("e")):
         host.face.admin(command, answers.append)
