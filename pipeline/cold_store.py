@@ -87,13 +87,14 @@ def day_folder(day: int) -> str:
     return "day=" + datetime.fromtimestamp(day * DAY_MS / 1_000, UTC).strftime("%Y-%m-%d")
 
 
-def sync_folder(path: Path) -> None:
-    """Names in it are on stable storage then."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def sync_folder(path: Path, above: int = 0) -> None:
+    """Names in it are on stable storage then, and in so many folders above it, which may be new to theirs."""
+    for folder in (path, *path.parents[:above]):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_file(path: Path, data: bytes, *, aside: str) -> None:
@@ -102,7 +103,7 @@ def write_file(path: Path, data: bytes, *, aside: str) -> None:
     temporary = path.parent / f".{aside}.tmp"
     _write_synced(temporary, data)
     temporary.replace(path)
-    sync_folder(path.parent)
+    sync_folder(path.parent, above=1)  # whoever made the day's folder may have been killed before it was synced
 
 
 def _write_synced(path: Path, data: bytes) -> None:
@@ -112,8 +113,9 @@ def _write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def write_once(path: Path, body: dict[str, Any]) -> dict[str, Any]:
-    """Write it unless it is there; what is there then, which is what whoever came first wrote."""
+def write_once(path: Path, body: dict[str, Any], above: int = 0) -> dict[str, Any]:
+    """Write it unless it is there; what is there then, which is what whoever came first wrote. `above`: see
+    `sync_folder`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}-{uuid.uuid4().hex}.tmp"
     text = json.dumps(body, sort_keys=True)
@@ -125,7 +127,7 @@ def write_once(path: Path, body: dict[str, Any]) -> dict[str, Any]:
         pass
     finally:
         temporary.unlink()
-    sync_folder(path.parent)
+    sync_folder(path.parent, above)
     found = read_json(path)
     if found is None:
         raise ColdError(f"{path}: it was removed just after it was written")
@@ -174,7 +176,7 @@ class ColdStore:
 
     def plan(self, job_id: str, boundary_ms: int) -> int:
         """From when on rows of a job are cold: as it was decided when the job began."""
-        plan = write_once(self.job_folder(job_id) / "plan.json", {"boundary_ms": boundary_ms})
+        plan = write_once(self.job_folder(job_id) / "plan.json", {"boundary_ms": boundary_ms}, above=2)
         return int(plan["boundary_ms"])
 
     def jobs(self) -> list[str]:
@@ -277,7 +279,7 @@ def write_ids(store: ColdStore, manifest: ColdJobManifest, first_part: int, text
     with aside.open("rb") as written:
         os.fsync(written.fileno())
     aside.replace(target)
-    sync_folder(target.parent)
+    sync_folder(target.parent, above=1)
     return target
 
 

@@ -1,0 +1,49 @@
+"""What a cold tier's folder promises when the power goes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tickwheel.pipeline.cold_store import ColdStore, write_file
+
+REAL_SYNC = os.fsync
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[str]]:
+    """By inode of a folder, the names in it that its latest sync found; syncs are real ones."""
+    seen: dict[int, set[str]] = {}
+
+    def fsync(handle: int) -> None:
+        REAL_SYNC(handle)
+        state = os.fstat(handle)
+        if stat.S_ISDIR(state.st_mode):
+            seen[state.st_ino] = set(os.listdir(handle))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return seen
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["new", "of one who was killed"])
+def test_a_new_day_is_on_stable_storage_with_its_first_part(
+    synced: dict[int, set[str]], tmp_path: Path, made: bool
+) -> None:
+    """P1: the manifest would name a part whose folder is gone, and whoever loaded the rows has forgotten them."""
+    part = tmp_path / "day=2027-01-31" / "job-0.parquet"
+    if made:
+        part.parent.mkdir()
+    write_file(part, b"rows", aside="job@0-1")
+    assert "job-0.parquet" in synced[part.parent.stat().st_ino]
+    assert "day=2027-01-31" in synced[tmp_path.stat().st_ino]
+
+
+def test_a_jobs_folder_is_on_stable_storage_with_its_plan(synced: dict[int, set[str]], tmp_path: Path) -> None:
+    """P1: the manifest is written there later; with the folder it would be gone."""
+    ColdStore(tmp_path).plan("job", 1)
+    assert "plan.json" in synced[(tmp_path / "_jobs" / "job").stat().st_ino]
+    assert "job" in synced[(tmp_path / "_jobs").stat().st_ino]
+    assert "_jobs" in synced[tmp_path.stat().st_ino]
