@@ -17,6 +17,7 @@ from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.face import CoreFace
 from tickwheel.node.core.install import CheckpointCopy, CopyError, install_if_complete
 from tickwheel.node.core.world import NodeIdentity, Ports
+from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.config import RaftConfig
@@ -25,6 +26,7 @@ from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import Member, ReplicatedLog
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.disk import DiskError
+from tickwheel.storage.errors import ADVICE
 
 JOURNAL_DIRECTORY = "journal"
 
@@ -108,6 +110,12 @@ class NodeHost:
             or restored.applied_index < journal.base_index
             or journal.term_at(restored.applied_index) != restored.applied_term
         ):
+            if restored.applied_index < journal.base_index:
+                journal.close()
+                raise ImpossibleStateError(
+                    f"the checkpoint covers the log up to entry {restored.applied_index}, the journal begins behind "
+                    f"entry {journal.base_index}: what is between them is lost. {ADVICE}"
+                )
             journal.reset_to(restored.applied_index, restored.applied_term)
         self._journal = journal
         members = list(restored.members) or self._members

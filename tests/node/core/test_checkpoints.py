@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.node.core.trio import Client, World, digests
+from tickwheel.node.core.checkpoint import MANIFEST_PATH
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.proto import admin_pb2
 
 NEVER = 1 << 40
@@ -63,3 +65,21 @@ def test_a_node_that_replays_with_a_full_disk_is_recovering() -> None:
     status = host.face.status()
     assert status.state == admin_pb2.NODE_RECOVERING
     assert "replayed" in status.state_reason and "full" in status.state_reason
+
+
+def test_a_checkpoint_older_than_the_journal_is_refused_with_advice() -> None:
+    """P6: only damage brings it about (a manifest that was removed, or an old one put back): a bare assertion would
+    not say what to do."""
+    world = World(config=replace(CoreConfig(), segment_bytes=1 << 16, checkpoint_period_ms=500))
+    client = Client(world)
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    assert slave.host is not None
+    object.__setattr__(slave.host._raft, "journal_tail_bytes_max", 1)
+    for _ in range(100):
+        client.schedule([60_000] * 100)
+        world.run(20)
+    slave.kill()
+    slave.disk.remove(MANIFEST_PATH)
+    with pytest.raises(ImpossibleStateError, match=r"up to entry 0, the journal begins behind entry \d+.*anew under a"):
+        slave.start()
