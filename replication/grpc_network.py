@@ -109,9 +109,10 @@ class GrpcNetwork:
         channel_options: Callable[[str], Sequence[tuple[str, Any]]],
         warn: Callable[[str, str], None],
         refused: Callable[[str], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         """`warn(peer_id, text)` tells an operator why a peer cannot be reached; `refused(text)` that a peer
-        will never let this node take part as it is."""
+        will never let this node take part as it is; `failed(error)` that the node could not take what was copied."""
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._disk_uuid = disk_uuid
@@ -120,6 +121,7 @@ class GrpcNetwork:
         self._channel_options = channel_options
         self._warn = warn
         self._refused = refused
+        self._failed = failed
         self._links: dict[str, _Link] = {}
         self._inbox: Inbox | None = None
         self._wake: Callable[[], None] = lambda: None
@@ -252,7 +254,13 @@ class GrpcNetwork:
             return
         task = asyncio.get_running_loop().create_task(self._copy(peer_id, link.address, chunk, done))
         self._copies.add(task)
-        task.add_done_callback(self._copies.discard)
+        task.add_done_callback(self._copy_ended)
+
+    def _copy_ended(self, task: asyncio.Task[None]) -> None:
+        self._copies.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._stopped:
+            self._failed(error)
 
     async def _copy(
         self,

@@ -365,8 +365,12 @@ class CoreFace:
         disk_use(self.core, request, done)
 
     def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
-        """Write a checkpoint and name what a copy consists of."""
+        """Write a checkpoint and name what a copy consists of; it stays until `backup_copied`."""
         self.core.checkpointer.request(done)
+
+    def backup_copied(self) -> None:
+        """A copy is made or given up: checkpoints go on after the last one."""
+        self.core.checkpointer.copied()
 
     def metrics(self) -> Mapping[str, MetricValue]:
         """Values of the metrics the core owns."""

@@ -16,6 +16,7 @@ from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.server.access import Permission
 from tickwheel.node.server.calls import Calls
+from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.errors import abort
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2
@@ -186,10 +187,15 @@ class AdminService(AdminServicer):
         self, request: admin_pb2.BackupRequest, context: Context
     ) -> None:
         await self._calls.allow(context, Permission.ADMIN)
-        files: list[BackupFile] = await self._calls.answer(context, self._calls.core.backup_files)
-        total_bytes = sum(file.bytes for file in files)
-        for number, file in enumerate(files):
-            await self._send_file(context, file, total_bytes, last_file=number == len(files) - 1)
+        files = await files_to_copy(self._calls.core, self._calls.wake)
+        if isinstance(files, Failure):
+            await abort(context, files)
+        try:
+            total_bytes = sum(file.bytes for file in files)
+            for number, file in enumerate(files):
+                await self._send_file(context, file, total_bytes, last_file=number == len(files) - 1)
+        finally:
+            self._calls.core.backup_copied()
 
     async def _send_file(self, context: Context, file: BackupFile, total_bytes: int, *, last_file: bool) -> None:
         offset = 0

@@ -36,10 +36,17 @@ class ThreadExecutor:
     """
 
     def __init__(
-        self, name: str, threads: int, loop: asyncio.AbstractEventLoop, after: Callable[[], None] = lambda: None
+        self,
+        name: str,
+        threads: int,
+        loop: asyncio.AbstractEventLoop,
+        failed: Callable[[BaseException], None],
+        after: Callable[[], None] = lambda: None,
     ) -> None:
+        """`failed` ends the process: a `done` raised, and may have left the node's state half changed."""
         self._works: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._loop = loop
+        self._failed = failed
         self._after = after
         self._stopped = False
         self.waiting = 0
@@ -78,7 +85,11 @@ class ThreadExecutor:
         self.waiting -= 1
         if self._stopped:
             return
-        done(result, error)
+        try:
+            done(result, error)
+        except Exception as raised:
+            self._failed(raised)
+            return
         self._after()
 
     def stop(self) -> None:

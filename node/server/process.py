@@ -32,9 +32,11 @@ from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.clock_watch import ClockWatch
 from tickwheel.node.server.cold_watch import ColdWatch
 from tickwheel.node.server.consumer_service import ConsumerService
+from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.driver import LAG_BOUNDS_MS, LoopDriver
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.identity import IdentityError, open_identity
+from tickwheel.node.server.inbox import GuardedInbox
 from tickwheel.node.server.loop import NodeLoop
 from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
@@ -113,8 +115,8 @@ class NodeProcess:
             for waker in wakers:
                 waker()
 
-        reads = ThreadExecutor("read", READ_THREADS, loop, wake)
-        syncs = ThreadExecutor("sync", SYNC_THREADS, loop, wake)
+        reads = ThreadExecutor("read", READ_THREADS, loop, self._failed, wake)
+        syncs = ThreadExecutor("sync", SYNC_THREADS, loop, self._failed, wake)
         network = GrpcNetwork(
             config.node.id,
             config.cluster.id,
@@ -124,6 +126,7 @@ class NodeProcess:
             channel_options=tls.peer_channel_options,
             warn=lambda peer, text: log.warning("peer cannot be reached", peer=peer, reason=text),
             refused=self._fatal,
+            failed=self._failed,
         )
         try:
             host = self._host = NodeHost(
@@ -163,7 +166,7 @@ class NodeProcess:
         await clients.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        network.attach(host, driver.wake)
+        network.attach(GuardedInbox(host, self._failed), driver.wake)
         host.start()
         driver.start()
         log.info(
@@ -228,21 +231,18 @@ class NodeProcess:
             return host.core.members.refuses(sender_id, disk_uuid)
 
         async def checkpoint() -> Sequence[BackupFile] | str:
-            future: asyncio.Future[list[BackupFile] | Failure] = asyncio.get_running_loop().create_future()
-            host.core.checkpointer.request(lambda files: None if future.done() else future.set_result(files))
-            wake()
-            files = await future
+            files = await files_to_copy(host.face, wake)
             return files.message if isinstance(files, Failure) else files
 
         service = PeerService(
             (self._config.node.id, self._config.cluster.id),
-            host,
+            GuardedInbox(host, self._failed),
             wake,
             disk=disk,
             refusal=refusal,
             greeted=greeted,
             checkpoint=checkpoint,
-            copied=lambda: host.core.checkpointer.copied(),
+            copied=host.face.backup_copied,
         )
         peer_pb2_grpc.add_PeerServicer_to_server(service, server)
         self._bind(server, "peer_bind", self._config.listen.peer_bind, tls.peer_server_credentials())

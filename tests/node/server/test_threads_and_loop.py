@@ -20,6 +20,11 @@ from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
 
 
+def unexpected(error: BaseException) -> None:
+    """No `done` of these tests may raise."""
+    raise error
+
+
 async def test_works_come_back_on_the_loop() -> None:
     """Result or error, each once, on the loop's thread, followed by `after`."""
     loop, here = asyncio.get_running_loop(), threading.get_ident()
@@ -36,7 +41,7 @@ async def test_works_come_back_on_the_loop() -> None:
     def fails() -> int:
         raise OSError("no")
 
-    executor = ThreadExecutor("test", 1, loop, after)
+    executor = ThreadExecutor("test", 1, loop, unexpected, after)
     executor.submit(threading.get_ident, lambda result, error: came.append((result, error, threading.get_ident())))
     executor.submit(fails, lambda result, error: came.append((result, str(error), threading.get_ident())))
     assert executor.waiting == 2
@@ -58,7 +63,7 @@ async def test_a_stop_waits_for_what_runs_and_drops_what_waits() -> None:
         may_end.wait()
         ran.append("slow")
 
-    executor = ThreadExecutor("test", 1, asyncio.get_running_loop())
+    executor = ThreadExecutor("test", 1, asyncio.get_running_loop(), unexpected)
     executor.submit(slow, lambda result, error: ran.append("done"))
     executor.submit(lambda: ran.append("next"), lambda result, error: ran.append("done"))
     await asyncio.to_thread(running.wait)
@@ -77,7 +82,7 @@ async def test_an_idle_thread_keeps_nothing() -> None:
 
     work = Work()
     seen, ended = weakref.ref(work), asyncio.Event()
-    executor = ThreadExecutor("test", 1, asyncio.get_running_loop(), ended.set)
+    executor = ThreadExecutor("test", 1, asyncio.get_running_loop(), unexpected, ended.set)
     executor.submit(work.run, lambda result, error: None)
     del work
     await ended.wait()

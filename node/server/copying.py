@@ -1,0 +1,43 @@
+"""Files of a checkpoint for a caller who copies them, to a peer or into a backup.
+
+Invariant: a hold on the files is given back exactly once, also when the caller goes away while the checkpoint is being
+written; no later checkpoint is begun before that. Called on the node's loop by the services that send the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from tickwheel.node.core.checkpoint import BackupFile
+from tickwheel.node.core.failure import Failure
+
+
+class CheckpointHolder(Protocol):
+    """Who writes the checkpoint: the core's face."""
+
+    def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None: ...
+
+    def backup_copied(self) -> None: ...
+
+
+async def files_to_copy(holder: CheckpointHolder, wake: Callable[[], None]) -> list[BackupFile] | Failure:
+    """The files, which stay until the caller says `backup_copied`; nothing is to be said after a Failure."""
+    future: asyncio.Future[list[BackupFile] | Failure] = asyncio.get_running_loop().create_future()
+
+    def done(files: list[BackupFile] | Failure) -> None:
+        if not future.done():
+            future.set_result(files)
+        elif not isinstance(files, Failure):
+            holder.backup_copied()  # the caller is gone
+
+    holder.backup_files(done)
+    wake()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        # The files may have come just before: `done` took the caller for one who still waits.
+        if not future.cancelled() and not isinstance(future.result(), Failure):
+            holder.backup_copied()
+        raise

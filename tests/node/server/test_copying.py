@@ -1,0 +1,76 @@
+"""Callers who copy a checkpoint and go away: the node's own checkpoints must go on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.node.core.trio import Client, World
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.local_cluster import LocalCluster
+from tickwheel.node.server.copying import files_to_copy
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["while it is written", "just when the files come"])
+async def test_a_caller_who_goes_away_holds_no_checkpoint(late: bool) -> None:
+    """P10: the journal would grow for ten minutes, each time that a slave gives a copy up."""
+    world = World(config=replace(CoreConfig(), segment_bytes=1 << 20, checkpoint_period_ms=500))
+    client = Client(world)
+    master = world.elect()
+    client.schedule([60_000] * 10)
+    world.run(50)
+    assert master.host is not None
+    checkpointer = master.host.core.checkpointer
+    asked = asyncio.create_task(files_to_copy(master.host.face, master.wake))
+    await asyncio.sleep(0)
+    if late:
+        world.run(200)
+        asked.cancel()
+    else:
+        asked.cancel()
+        await asyncio.sleep(0)
+        world.run(200)
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    written, covered = checkpointer.written, checkpointer.covered_index
+    assert written, "nothing was written for the caller"
+    client.schedule([60_000] * 10)
+    world.run(1_500)
+    assert checkpointer.written > written and checkpointer.covered_index > covered
+
+
+async def test_two_callers_hold_until_both_are_done() -> None:
+    """One that goes away must not give back what the other still copies."""
+    world = World(config=replace(CoreConfig(), segment_bytes=1 << 20, checkpoint_period_ms=500))
+    client = Client(world)
+    master = world.elect()
+    client.schedule([60_000] * 10)
+    world.run(50)
+    assert master.host is not None
+    checkpointer = master.host.core.checkpointer
+    stays, goes = (asyncio.create_task(files_to_copy(master.host.face, master.wake)) for _ in range(2))
+    await asyncio.sleep(0)
+    goes.cancel()
+    await asyncio.sleep(0)
+    world.run(200)
+    assert isinstance(await stays, list)
+    written = checkpointer.written
+    client.schedule([60_000] * 10)
+    world.run(1_500)
+    assert checkpointer.written == written
+    master.host.face.backup_copied()
+    world.run(1_500)
+    assert checkpointer.written > written
+
+
+async def test_checkpoints_go_on_after_a_backup(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """P10: a second backup holds what came after the first."""
+    async with LocalCluster(tmp_path_factory.mktemp("cluster"), 1) as cluster, cluster.client() as client:
+        address = cluster.nodes[0].client_address
+        sums = []
+        for _ in range(2):
+            await client.schedule("t", b"one", delay_ms=3_600_000)
+            sums.append({chunk.path: chunk.crc32c async for chunk in client.admin.backup(address)}["manifest"])
+        assert sums[0] != sums[1]

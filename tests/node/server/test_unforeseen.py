@@ -1,0 +1,138 @@
+"""An error that nobody foresaw ends the node with its reason: it may have left the state half changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+
+import grpc
+import pytest
+
+from tickwheel.node.server.inbox import GuardedInbox
+from tickwheel.node.server.ports import ThreadExecutor
+from tickwheel.proto import peer_pb2_grpc
+from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, FrameBundle, Hello, PeerFrame
+from tickwheel.replication.frames import FORMAT_VERSION
+from tickwheel.replication.grpc_network import GrpcNetwork, PeerService
+from tickwheel.storage.simulated import SimulatedDisk
+
+
+class Faulty:
+    """A node with a bug in one of its methods."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def _at(self, where: str) -> None:
+        if where == self._where:
+            raise KeyError(where)
+
+    def receive(self, peer_id: str, frame: PeerFrame) -> None:
+        self._at("receive")
+
+    def peer_connected(self, peer_id: str) -> None:
+        self._at("peer_connected")
+
+    def peer_disconnected(self, peer_id: str) -> None:
+        self._at("peer_disconnected")
+
+
+class Giving(peer_pb2_grpc.PeerServicer):
+    """A peer that gives one chunk."""
+
+    async def FetchCheckpoint(self, request: FetchCheckpointRequest, context: object) -> AsyncIterator[CheckpointChunk]:
+        yield CheckpointChunk(path="manifest", last=True)
+
+
+def network(failed: asyncio.Future[BaseException]) -> GrpcNetwork:
+    """Of a node named b."""
+    return GrpcNetwork(
+        "b",
+        "c",
+        "disk",
+        "",
+        credentials=None,
+        channel_options=lambda peer_id: (),
+        warn=lambda peer_id, text: None,
+        refused=pytest.fail,
+        failed=failed.set_result,
+    )
+
+
+async def test_an_error_in_what_a_work_brought_ends_the_node() -> None:
+    """Only logged by asyncio it would leave a merge or a sync half taken in, and the node up."""
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    executor = ThreadExecutor("test", 1, asyncio.get_running_loop(), failed.set_result)
+
+    def done(result: int | None, error: BaseException | None) -> None:
+        raise KeyError(result)
+
+    executor.submit(lambda: 7, done)
+    async with asyncio.timeout(5):
+        error = await failed
+    executor.stop()
+    assert isinstance(error, KeyError) and error.args == (7,)
+
+
+@pytest.mark.parametrize("bundled", [False, True])
+async def test_an_error_in_a_peers_frame_ends_the_node(bundled: bool) -> None:
+    """Ending the stream only, the peer dials again and the node goes on with what was half done."""
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    service = PeerService(
+        ("a", "c"),
+        GuardedInbox(Faulty("receive"), failed.set_result),
+        lambda: None,
+        disk=SimulatedDisk(Random(1)),
+        refusal=lambda sender_id, disk_uuid, context: None,
+        greeted=lambda peer_id, address: None,
+        checkpoint=pytest.fail,
+        copied=pytest.fail,
+    )
+    server = grpc.aio.server()
+    peer_pb2_grpc.add_PeerServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(5):
+        call = peer_pb2_grpc.PeerStub(channel).Exchange()  # type: ignore[call-arg]  # written to
+        hello = PeerFrame(cluster_id="c", sender_id="b", receiver_id="a", format_version=FORMAT_VERSION, hello=Hello())
+        await call.write(hello)
+        await call.read()
+        frame = PeerFrame(cluster_id="c", sender_id="b")
+        await call.write(PeerFrame(bundle=FrameBundle(frames=[frame])) if bundled else frame)
+        error = await failed
+        call.cancel()
+    await server.stop(None)
+    assert isinstance(error, KeyError) and error.args == ("receive",)
+
+
+@pytest.mark.parametrize("where", ["peer_connected", "peer_disconnected"])
+async def test_an_error_over_a_connection_ends_the_node(where: str) -> None:
+    """The task that dials would end with it, and that peer never be called again."""
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    inbox = GuardedInbox(Faulty(where), failed.set_result)
+    (inbox.peer_connected if where == "peer_connected" else inbox.peer_disconnected)("b")
+    assert isinstance(failed.result(), KeyError)
+
+
+@pytest.mark.parametrize("where", ["chunk", "done"])
+async def test_an_error_over_a_copied_checkpoint_ends_the_node(where: str) -> None:
+    """Nobody would hear that the copy ended: the node would never ask for another."""
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    server = grpc.aio.server()
+    peer_pb2_grpc.add_PeerServicer_to_server(Giving(), server)  # type: ignore[abstract]  # one is enough
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    ours = network(failed)
+    ours.set_peers({"a": f"127.0.0.1:{port}"})
+
+    def at(place: str) -> None:
+        if place == where:
+            raise KeyError(place)
+
+    ours.fetch("a", lambda chunk: at("chunk"), lambda reason: at("done"))
+    async with asyncio.timeout(5):
+        error = await failed
+    await ours.stop()
+    await server.stop(None)
+    assert isinstance(error, KeyError) and error.args == (where,)
