@@ -179,6 +179,10 @@ def seen(state: str, *, due_in_ms: int = 500, id_: int = ID + 1) -> SweptSeen:
 GOOD |= {
     "cancelled in bulk": (SweepsDone, [*swept(CANCEL, 1), seen("MESSAGE_CANCELLED")]),
     "too late in bulk": (SweepsDone, [*swept(CANCEL, 0, too_late=1, until_ms=600), delivered(700, 1, due_in_ms=500)]),
+    "dispatched before the sweep came to it": (
+        SweepsDone,
+        [*swept(CANCEL, 0, until_ms=600), delivered(700, 1, due_in_ms=500)],
+    ),
     "moved in bulk": (SweepsDone, [*swept(MOVE, 1), replace(delivered(1_500, 1, due_in_ms=1_500), id=ID + 9)]),
     "moved and delivered before its receipt": (
         SweepsDone,
@@ -231,6 +235,7 @@ BAD |= {
         [*swept(Selected("t", key="s1-11", cancel=True), 0), seen("MESSAGE_CANCELLED")],
     ),
     "not met though pending": (SweepsDone, swept(CANCEL, 0)),
+    "not met though due just after its end": (SweepsDone, swept(CANCEL, 0, until_ms=399)),
     "met more than there is": (SweepsDone, swept(CANCEL, 1, too_late=1)),
     "counts what it did not cancel": (SweepsDone, [*swept(CANCEL, 1, until_ms=600), delivered(610, 1, due_in_ms=500)]),
     "left where it was": (SweepsDone, [*swept(MOVE, 1), delivered(500, 1, due_in_ms=500)]),

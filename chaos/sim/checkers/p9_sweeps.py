@@ -1,8 +1,10 @@
 """P9 in bulk: a sweep that has finished left nothing out, touched nothing else, and counts right.
 
 `covered` by a sweep is what it means by text and time and was acknowledged before anybody asked for it; `touchable` is
-what else it may have met: sent before its beginning was confirmed, or moved meanwhile by another sweep. At the end the
-cluster is asked about everything that may have been swept and did not come.
+what else it may have met: sent before its beginning was confirmed, or moved meanwhile by another sweep. What is
+dispatched while a sweep runs it need not have met, however long after its beginning that was due: a master may die in
+between, and the next one dispatches what has become due before the sweep comes to it. At the end the cluster is asked
+about everything that may have been swept and did not come.
 """
 
 from __future__ import annotations
@@ -147,9 +149,10 @@ class SweepsDone(Checker):
         if not record.finished:
             return
         alone = sweep.covered - self._met_by_others(sweep)
-        pending = sum(self._messages[uid].due_ms > sweep.began_ms + AHEAD_MS for uid in alone)
+        pending = sum(self._messages[uid].due_ms > sweep.ended_ms + AHEAD_MS for uid in alone)
         if met < pending:
-            self.broken(record.at_ns, f"{record.job} met {met} messages; {pending} that it means were pending")
+            text = f"{record.job} met {met} messages; {pending} that it means were pending until it had ended"
+            self.broken(record.at_ns, text)
 
     def _met_by_others(self, sweep: _Sweep, cancels: bool = True) -> set[int]:
         """What another sweep may have moved (or cancelled) since or before: this one may not have met it."""
