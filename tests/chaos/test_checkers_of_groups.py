@@ -25,6 +25,7 @@ from tickwheel.chaos.sim.history_messages import (
     ScheduleSent,
     SessionOpened,
     SessionOver,
+    Settled,
     SettleSent,
 )
 from tickwheel.chaos.sim.history_operators import (
@@ -267,6 +268,15 @@ def came_and_due(due_in_ms: int) -> list[Record]:
     ]
 
 
+def acked(at_ms: int, uid: int, *, attempt: int = 1) -> Settled:
+    return Settled(at_ms * MS, "g", ID + uid, uid, attempt, "ACK")
+
+
+BROUGHT_BACK = [BEGAN, delivered(1, 1), *reset(2, 0), delivered(9, 1), acked(10, 1)]
+"""Delivered, delivered again by a reset, and acknowledged."""
+RETRY_BESIDE = delivered(2_000, 1, due_in_ms=1_990, attempt=2)
+"""Of the first of the two deliveries."""
+
 GOOD |= {
     "let through": (FiltersHold, [BEGAN, ASKED, TAKES_SPORT, sent(1, 1, label=SPORT), delivered(2, 1)]),
     "kept back": (FiltersHold, [BEGAN, ASKED, TAKES_SPORT, sent(1, 1, label=TRADE), acknowledged(2, 1)]),
@@ -287,6 +297,23 @@ GOOD |= {
         [*came_and_due(3_000), *reset(4_000, 1_500), delivered(4_100, 1, due_in_ms=3_000)],
     ),
     "not again after a reset to a later time": (ResetsHold, [*came_and_due(3_000), *reset(4_000, 3_900)]),
+    "a retry from before a reset": (FewDuplicates, [*BROUGHT_BACK, RETRY_BESIDE]),
+    "a retry from before a reset, retried": (
+        FewDuplicates,
+        [*BROUGHT_BACK, RETRY_BESIDE, delivered(6_000, 1, due_in_ms=5_990, attempt=3)],
+    ),
+    "a retry that a reset brings back": (
+        FewDuplicates,
+        [
+            BEGAN,
+            delivered(1, 1),
+            delivered(3_900, 1, due_in_ms=3_890, attempt=2),
+            *reset(3_901, 0),
+            delivered(3_910, 1),
+            acked(3_911, 1),
+            delivered(3_912, 1, due_in_ms=3_890, attempt=2),
+        ],
+    ),
     "a reset explains it": (FewDuplicates, [*came_and_due(3_000)[:1], delivered(1, 1), *reset(2, 0), delivered(9, 1)]),
 }
 
@@ -315,6 +342,19 @@ BAD |= {
         [BEGAN, SessionOpened(0, "g", 1), acknowledged(1, 1, due_in_ms=500), broadcast(2, 9)],
     ),
     "not again after a reset": (ResetsHold, [*came_and_due(3_000), *reset(4_000, 1_500)]),
+    "again after its acknowledgement behind a reset": (FewDuplicates, [*BROUGHT_BACK, delivered(20, 1)]),
+    "a retry from before a reset after its own acknowledgement": (
+        FewDuplicates,
+        [*BROUGHT_BACK, RETRY_BESIDE, acked(2_010, 1, attempt=2), replace(RETRY_BESIDE, at_ns=6_000 * MS, attempt=3)],
+    ),
+    "a retry from before a reset while its lease holds": (
+        FewDuplicates,
+        [*BROUGHT_BACK, RETRY_BESIDE, replace(RETRY_BESIDE, at_ns=2_100 * MS)],
+    ),
+    "a retry of nothing from before the reset": (
+        FewDuplicates,
+        [BEGAN, *reset(2, 0), delivered(9, 1), acked(10, 1), RETRY_BESIDE],
+    ),
     "before the new place": (
         ResetsHold,
         [*came_and_due(500), *reset(4_000, 3_900), delivered(4_100, 1, due_in_ms=500)],

@@ -3,6 +3,10 @@
 Reasons: a nack; the lease ran out; the session that had it is gone; a reset of the group; another term, and the new
 master had not heard of the lease. It had heard if a sync of the old term that left after the delivery reached it in
 the boot it leads in. After a receipt for an acknowledgement there is no reason at all. Broadcasts are not judged here.
+
+A reset brings messages back at their first places, and their retries that were on their way come all the same, or
+again. So a retry of what had been delivered before a reset is judged by itself: an acknowledgement of what the reset
+brought back does not mean it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,13 @@ from tickwheel.chaos.sim.world import MS
 
 # A lease given while a sync was being put together may be in that sync or in the next.
 SYNC_SLACK_NS = 2 * MS
+FIRST = -1
+
+_Message = tuple[str, int]
+"""(group, uid)"""
+_Chain = tuple[str, int, int]
+"""Deliveries that are judged by each other: a message's, with FIRST; or those of a retry from before a reset, with the
+time it is due, which tells it from the message's other units."""
 
 
 class FewDuplicates(Checker):
@@ -41,9 +52,13 @@ class FewDuplicates(Checker):
         self._start_wall_ms = 0
         self._push_first = False
         self._allowance_ms = 0
-        self._last: dict[tuple[str, int], Delivered] = {}
-        self._nacked: dict[tuple[str, int], int] = {}
-        self._acknowledged: set[tuple[str, int]] = set()
+        self._last: dict[_Chain, Delivered] = {}
+        self._beside: dict[_Message, set[_Chain]] = {}
+        """Chains of retries from before a reset that have come since."""
+        self._retried: dict[_Message, set[int]] = {}
+        """Attempts that such retries may follow: those from before a reset, and those of the retries themselves."""
+        self._nacked: dict[_Message, int] = {}
+        self._acknowledged: set[_Chain] = set()
         self._closed: set[int] = set()
         self._resetting: set[str] = set()
         self._heard: dict[tuple[str, int], tuple[int, str, int]] = {}  # (node, boot) -> (term, master, sent_ns)
@@ -54,15 +69,15 @@ class FewDuplicates(Checker):
             case Delivered():
                 if record.broadcast:
                     return  # see broadcasts.py
-                key = (record.group, record.uid)
-                before = self._last.get(key)
-                self._last[key] = record
+                chain = self._chain(record)
+                before = self._last.get(chain)
+                self._last[chain] = record
                 if before is not None and record.group not in self._resetting:
-                    reason = self._reason(before, record)
+                    reason = self._reason(before, record, chain)
                     self.reasons[reason] = self.reasons.get(reason, 0) + 1
             case Settled():
-                if record.outcome in ("ACK", "SKIP") and (record.group, record.uid) in self._last:
-                    self._acknowledged.add((record.group, record.uid))
+                if record.outcome in ("ACK", "SKIP"):
+                    self._settled(record)
             case SettleSent():
                 if record.outcome == "RETRY":
                     self._nacked[record.group, record.uid] = record.attempt
@@ -88,15 +103,42 @@ class FewDuplicates(Checker):
                 self._push_first = record.push_first
                 self._allowance_ms = record.clock_allowance_ms
 
-    def _reset(self, group: str) -> None:
-        """Nothing from before counts."""
-        self._resetting.discard(group)
-        for key in [key for key in self._last if key[0] == group]:
-            del self._last[key]
-            self._acknowledged.discard(key)
-            self._nacked.pop(key, None)
+    def _chain(self, record: Delivered) -> _Chain:
+        """What a delivery belongs to."""
+        message = (record.group, record.uid)
+        beside = (*message, record.due_ms)
+        if beside in self._last:
+            self._retried[message].add(record.attempt)
+            return beside
+        if record.group in self._resetting:
+            self._retried.setdefault(message, set()).add(record.attempt)
+            return (*message, FIRST)
+        if record.attempt - 1 not in self._retried.get(message, ()):
+            return (*message, FIRST)
+        self._beside.setdefault(message, set()).add(beside)
+        self._retried[message].add(record.attempt)
+        return beside
 
-    def _reason(self, before: Delivered, again: Delivered) -> str:
+    def _settled(self, record: Settled) -> None:
+        message = (record.group, record.uid)
+        chains = [chain for chain in ((*message, FIRST), *self._beside.get(message, ())) if chain in self._last]
+        if len(chains) > 1:
+            # Of several the attempt tells which, if it does.
+            chains = [chain for chain in chains if self._last[chain].attempt == record.attempt]
+        if len(chains) == 1:
+            self._acknowledged.add(chains[0])
+
+    def _reset(self, group: str) -> None:
+        """Nothing from before counts, but retries of it may come."""
+        self._resetting.discard(group)
+        for chain in [chain for chain in self._last if chain[0] == group]:
+            message = chain[:2]
+            self._retried.setdefault(message, set()).update(range(1, self._last.pop(chain).attempt + 1))
+            self._acknowledged.discard(chain)
+            self._nacked.pop(message, None)
+            self._beside.pop(message, None)
+
+    def _reason(self, before: Delivered, again: Delivered, chain: _Chain) -> str:
         what = (
             f"message {again.uid} to {again.group} attempt {again.attempt} by {again.node} in term {again.term}, "
             f"after attempt {before.attempt} by {before.node} in term {before.term} at {before.at_ns / 1e9:.6f} s"
@@ -104,7 +146,7 @@ class FewDuplicates(Checker):
         if before.id != again.id and not (self._push_first and before.term != again.term):
             # (In push-first a dispatch may be lost after its delivery, and the message moved by the next master.)
             self.broken(again.at_ns, f"{what}: under another id ({before.id:#x}, {again.id:#x}): dispatched twice")
-        if (again.group, again.uid) in self._acknowledged:
+        if chain in self._acknowledged:
             self.broken(again.at_ns, f"{what}: its acknowledgement was committed")
         if self._nacked.get((again.group, again.uid)) == before.attempt:
             return "nack"
