@@ -132,7 +132,7 @@ class Finder:
             if job is None:
                 done(_unreadable(error))
             elif query.by_text and len(job.units):
-                self._compare(query, job, limit, done)
+                self._compare(query, start, job, limit, done)
             else:
                 done(Found(job.units, job.next_key, job.examined))
 
@@ -140,15 +140,22 @@ class Finder:
         candidates = MATCHES_MAX if query.by_text else least
         background.scan(query.due_min, query.due_max, start, candidates, query.wanted, scanned)
 
-    def _compare(self, query: Query, job: ScanJob, limit: int, done: Callable[[Found | Failure], None]) -> None:
+    def _compare(
+        self,
+        query: Query,
+        start: CursorKey | None,
+        job: ScanJob,
+        limit: int,
+        done: Callable[[Found | Failure], None],
+    ) -> None:
         units = job.units
         metas = units.copy()
         metas["size"] = metas["meta_size"]  # the payloads are not read
 
         def read(records: list[bytes] | None, error: BaseException | None) -> None:
             if isinstance(error, RemovedError):
-                # They were dispatched and settled meanwhile.
-                done(Found(np.zeros(0, UNIT), job.next_key, job.examined))
+                # Some were dispatched and settled meanwhile, and their hour went; the others are found again.
+                self.step(query, start, limit, done)
                 return
             if records is None:
                 done(_unreadable(error))

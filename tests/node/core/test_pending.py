@@ -13,6 +13,7 @@ from tickwheel.node.core import intake, pending
 from tickwheel.node.core.failure import Failure
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.wheel import queries
+from tickwheel.wheel.units import CursorKey, ids_of
 
 HOUR_MS = 3_600_000
 
@@ -77,6 +78,29 @@ def counted(world: World, **fields: Any) -> int:
         if not part.next_page_token:
             return total
         request.page_token = part.next_page_token
+
+
+def test_an_hour_that_goes_takes_no_other_with_it() -> None:
+    """While a step reads what it found, the first hour of it is dispatched, settled and removed: what lies in later
+    hours is found all the same. A sweep would have passed it over and said that it had finished."""
+    trio = World()
+    trio.elect()
+    trio.run(2_000)
+    ids = schedule(trio, [("t", 5_000, "k", []), ("t", 5 * HOUR_MS, "k", []), ("t", 6 * HOUR_MS, "other", [])])
+    master = trio.master()
+    assert master is not None and master.host is not None
+    core = master.host.core
+    query = pending.make_query(core, scheduler_pb2.Selection(key="k"))
+    answers: list[pending.Found | Failure] = []
+    pending.Finder(core).step(query, None, 100, answers.append)
+    hour = (ids[0] >> 32) + 3
+    core.wheel.dispatch(CursorKey(hour * HOUR_MS, 0))
+    core.wheel.remove_hours(hour)
+    trio.run_until(lambda: bool(answers))
+    found = answers[0]
+    assert isinstance(found, pending.Found)
+    assert ids_of(found.units).tolist() == [ids[1]]
+    assert found.next_key is None
 
 
 @pytest.fixture(scope="module")
