@@ -270,6 +270,12 @@ def first(at_ms: int) -> Delivered:
     return delivered(at_ms, 1, due_in_ms=3_000)
 
 
+def resets(*at_ms: int) -> list[Record]:
+    """The group begins anew so often, each time answered at once."""
+    kinds = (ResetAsked, ResetAnswered)
+    return [kind(at * MS, "g", -1) for at in at_ms for kind in kinds]
+
+
 GOOD |= {
     "soon": (Soon, [CALM, OPEN, *DUE, first(3_400)]),
     "nobody was there": (Soon, [CALM, *DUE, replace(OPEN, at_ns=5_000 * MS), first(5_100)]),
@@ -294,6 +300,7 @@ GOOD |= {
             first(5_100),
         ],
     ),
+    "a second reset brings what the first left out": (Soon, [CALM, OPEN, *DUE, *resets(2_500, 5_000), first(5_100)]),
     "it was to be moved": (Soon, [CALM, OPEN, *DUE, RescheduleSent(2_200 * MS, 1, ID + 1, 0), first(5_100)]),
     "there were faults": (Soon, [replace(CALM, faults=("kill",)), OPEN, *DUE, first(5_100)]),
 }
@@ -304,6 +311,7 @@ BAD |= {
         Soon,
         [CALM, OPEN, *DUE, delivered(2_200, 9, session=1), CreditGiven(5_000 * MS, "g", 1, 1), first(5_600)],
     ),
+    "late since the reset": (Soon, [CALM, OPEN, *DUE, *resets(4_000), first(5_100)]),
     "late since the topic goes on": (
         Soon,
         [

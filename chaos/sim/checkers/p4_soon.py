@@ -1,8 +1,8 @@
 """P4: what is acknowledged comes soon: within seconds once all faults have ended, and at once where there were none.
 
 In a run without faults a message counts as waiting only while its group could have been handed it: while a session is
-open that has credit left, and neither the group nor the topic is paused. What is moved, to be in order, or broadcast is
-left to others.
+open that has credit left, and neither its topic nor its group is paused, and it is not being reset: a reset may bring
+what an earlier one had left out. What is moved, to be in order, or broadcast is left to others.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from tickwheel.chaos.sim.history_messages import (
     SessionOpened,
     SessionOver,
 )
-from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked
+from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked, ResetAnswered, ResetAsked
 from tickwheel.chaos.sim.world import MS, SECOND
 
 LATE_NS_HEALED_MOST = 5 * SECOND
 """Consumers find the master again, leases of dead ones run out."""
 LATE_NS_CALM_MOST = 500 * MS
 """Without faults."""
+RESET = "reset"
+"""Of a group, beside the kinds of what is paused."""
 CALM_FROM_NS = 2 * SECOND
 """By then nodes have booted, elected and agreed on the time."""
 
@@ -72,6 +74,8 @@ class Soon(Checker):
         CreditGiven,
         PauseAsked,
         PauseAnswered,
+        ResetAsked,
+        ResetAnswered,
         Delivered,
     )
 
@@ -119,6 +123,11 @@ class Soon(Checker):
             case PauseAnswered() if not record.paused:
                 self._paused.discard((record.kind, record.name))
                 self._unpaused_ns[record.kind, record.name] = record.at_ns
+            case ResetAsked():
+                self._paused.add((RESET, record.group))
+            case ResetAnswered():
+                self._paused.discard((RESET, record.group))
+                self._unpaused_ns[RESET, record.group] = record.at_ns
             case Healed():
                 self._healed = True
             case RunBegan():
@@ -151,7 +160,7 @@ class Soon(Checker):
             self._judge_calm(record, max(expected_ns, since_ns, CALM_FROM_NS))
 
     def _judge_calm(self, record: Delivered, from_ns: int) -> None:
-        places = [("topic", record.topic), ("group", record.group)]
+        places = [("topic", record.topic), ("group", record.group), (RESET, record.group)]
         if any(place in self._paused for place in places):
             return
         late_ns = record.at_ns - max(from_ns, *(self._unpaused_ns.get(place, 0) for place in places))
