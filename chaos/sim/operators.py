@@ -32,8 +32,8 @@ class Operators:
         self._wires = wires
         self._stage = stage
         self._asking = Asking(wires, wires.rng)
-        self._asked: dict[str, str] = {}
-        """Member to what is asked for it and not answered yet."""
+        self._asked: set[tuple[str, str]] = set()
+        """What is asked for, and for which member, and not answered yet."""
         self._learning: set[str] = set()
         self.promoted: set[str] = set()
         self.removed: set[str] = set()
@@ -43,7 +43,7 @@ class Operators:
 
     def unfinished(self) -> str:
         """See Clients."""
-        for name, what in sorted(self._asked.items()):
+        for what, name in sorted(self._asked):
             return f"an answer to: {what} {name}"
         return f"that {', '.join(sorted(self._learning))} counts" if self._learning else ""
 
@@ -80,14 +80,16 @@ class Operators:
         self._wires.world.after(LOOK_NS, self._look, machine)
 
     def _ask(self, what: str, name: str, command: AdminCommand, then: Callable[[], None]) -> None:
-        self._asked[name] = what
+        if (what, name) in self._asked:
+            return  # somebody else asks for the same already
+        self._asked.add((what, name))
         self._wires.world.tell("run", f"asks to {what} {name}")
 
         def taken(answer: object) -> bool:
             lost_before = what == "remove" and isinstance(answer, Failure) and answer.reason == common_pb2.UNKNOWN_NAME
             if isinstance(answer, Failure) and not lost_before:
                 return False
-            del self._asked[name]
+            self._asked.remove((what, name))
             self._wires.world.tell("run", f"{name}: {what} is done")
             then()
             return True

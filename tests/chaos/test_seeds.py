@@ -63,3 +63,8 @@ def test_members_come_and_go(seed: int) -> None:
     result = verdict(seed, config)
     changes = [result.tallies[kind] for kind in ("newcomer", "replace") if kind in result.tallies]
     assert any(tally.effective for tally in changes)
+
+
+def test_a_member_is_replaced_twice_at_once() -> None:
+    """Two faults that mean the same member ask for one change: the run crashed at the second answer."""
+    verdict(710_174, SimulationConfig(level=Level.NODE, seconds=6, only=(2, 3, 4)))
