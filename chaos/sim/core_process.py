@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import google_crc32c
+import numpy as np
 
 from tickwheel.chaos.sim.history_machines import (
     CheckpointBegan,
@@ -31,7 +32,7 @@ from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.log import LogStatus
 from tickwheel.replication.raft import RaftLog
-from tickwheel.wheel.units import Ids, Units
+from tickwheel.wheel.units import LACKING, Ids, Units
 
 DIGEST_EVERY = 50
 """Entries between two digests of the state."""
@@ -88,7 +89,9 @@ class _AppendSum:
 
         def observed(units: Units, records: bytes | memoryview) -> Ids:
             ids = append(units, records)
-            self._sum = google_crc32c.extend(self._sum, units.tobytes()) or 1
+            alike = units.copy()
+            alike["flags"] &= ~np.uint8(LACKING)  # of this node's disk alone
+            self._sum = google_crc32c.extend(self._sum, alike.tobytes()) or 1
             return ids
 
         core.wheel.append = observed  # type: ignore[method-assign]

@@ -68,3 +68,9 @@ def test_members_come_and_go(seed: int) -> None:
 def test_a_member_is_replaced_twice_at_once() -> None:
     """Two faults that mean the same member ask for one change: the run crashed at the second answer."""
     verdict(710_174, SimulationConfig(level=Level.NODE, seconds=6, only=(2, 3, 4)))
+
+
+def test_a_record_that_one_node_lacks_makes_no_other_state() -> None:
+    """A retry copied from a record that a disk does not give back says so in its unit, on that node alone: that
+    was called a state of its own."""
+    verdict(730_238, SimulationConfig(level=Level.NODE, seconds=6, only=(0, 1)))
