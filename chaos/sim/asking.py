@@ -6,7 +6,7 @@ had its effect before it is answered, and more than once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -14,6 +14,7 @@ from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.face import CoreFace
 from tickwheel.node.core.failure import Failure
+from tickwheel.proto.log_pb2 import AdminCommand
 
 PAUSE_NS = 150 * MS
 
@@ -44,6 +45,19 @@ class Asking:
             return True
 
         self.ask(call, taken)
+
+    def set_up(self, commands: Sequence[AdminCommand], then: Callable[[], None]) -> None:
+        """Commands of an operator, each once the one before is done; then `then`."""
+        left = list(commands)
+
+        def go_on(_: object = None) -> None:
+            if not left:
+                then()
+                return
+            command = left.pop(0)
+            self.command(lambda face, answer: face.admin(command, answer), go_on)
+
+        go_on()
 
     def _try(self, call: Call, taken: Callable[[Any], bool], target: int) -> None:
         over: list[bool] = []

@@ -86,20 +86,16 @@ class Loads:
     def start(self) -> None:
         """See Clients: once topic and groups are there."""
         commands = [
-            *(AdminCommand(create_group=CreateGroupRequest(name=group, topics=[TOPIC])) for group in GROUPS),
             AdminCommand(create_topic=CreateTopicRequest(name=TOPIC)),
+            *(AdminCommand(create_group=CreateGroupRequest(name=group, topics=[TOPIC])) for group in reversed(GROUPS)),
         ]
 
-        def go_on(_: object = None) -> None:
-            if commands:
-                command = commands.pop()
-                self._asking.command(lambda face, answer: face.admin(command, answer), go_on)
-                return
+        def begin() -> None:
             self._began = True
             self._consumers.start()
             self._world.after(0, self._begin_some)
 
-        go_on()
+        self._asking.set_up(commands, begin)
 
     def unfinished(self) -> str:
         """See Clients."""

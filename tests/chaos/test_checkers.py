@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
-from tickwheel.chaos.sim.checkers import BrokenPromise, Checker
+from tests.chaos.judging import Case, is_caught, judge
 from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
 from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
@@ -90,18 +88,9 @@ def lease(at_ms: int, node: str, term: int, until_ms: int) -> LeaseSeen:
     return LeaseSeen(at_ms * MS, node, 1, term, until_ms * MS)
 
 
-def judge(kind: type[Checker], records: Sequence[Record]) -> None:
-    """Show a history to one checker, to its end."""
-    checker = kind()
-    for record in records:
-        assert isinstance(record, kind.kinds), record
-        checker.observe(record)
-    checker.settle_accounts(60 * SECOND)
-
-
 ONE_MASTER_START: list[Record] = [RoleSeen(0, "n1", 1, "master", 1), lease(0, "n1", 1, 300)]
 
-GOOD: dict[str, tuple[type[Checker], list[Record]]] = {
+GOOD: dict[str, Case] = {
     "delivered": (NoLoss, [began(), acknowledged(1, 1, 100), delivered(100, 1)]),
     "delivered before its receipt came": (NoLoss, [began(), delivered(2, 1), acknowledged(3, 1, 0)]),
     "cancelled": (
@@ -197,7 +186,7 @@ GOOD: dict[str, tuple[type[Checker], list[Record]]] = {
     "within": (Bounded, [SizesSeen(0, "n1", (("intake_bytes", 5, 5),))]),
 }
 
-BAD: dict[str, tuple[type[Checker], list[Record]]] = {
+BAD: dict[str, Case] = {
     "never delivered": (NoLoss, [began(), acknowledged(1, 1, 100)]),
     "acknowledged and not found": (
         NoLoss,
@@ -353,13 +342,10 @@ BAD: dict[str, tuple[type[Checker], list[Record]]] = {
 @pytest.mark.parametrize("name", GOOD)
 def test_good_histories_pass(name: str) -> None:
     """What the promises allow is not called broken."""
-    judge(*GOOD[name])
+    judge(GOOD[name])
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_histories_are_caught(name: str) -> None:
     """A history that breaks a promise is found out."""
-    kind, records = BAD[name]
-    with pytest.raises(BrokenPromise) as caught:
-        judge(kind, records)
-    assert caught.value.promise == kind.promise
+    is_caught(BAD[name])

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.chaos.judging import Case, is_caught, judge
 from tests.chaos.test_checkers_of_groups import (
     BEGAN,
     ID,
@@ -16,11 +17,9 @@ from tests.chaos.test_checkers_of_groups import (
     acknowledged,
     came_and_due,
     delivered,
-    judge,
     reset,
     sent,
 )
-from tickwheel.chaos.sim.checkers import BrokenPromise, Checker
 from tickwheel.chaos.sim.checkers.loads import LoadsOnce
 from tickwheel.chaos.sim.checkers.p1_resets import ResetsHold
 from tickwheel.chaos.sim.checkers.p4_soon import Soon
@@ -89,7 +88,7 @@ STAGED: list[Record] = [BEGAN, *staged(FIRST, 1, 2), *staged(TWIN, 3, 4)]
 COMMITTED: list[Record] = [*STAGED, asked(10, FIRST), answered(20)]
 OTHER_RUN: list[Record] = [*staged(21, 5, 6, run="r2")]
 
-GOOD: dict[str, tuple[type[Checker], list[Record]]] = {
+GOOD: dict[str, Case] = {
     "the winners come to both groups": (WritesOnce, [*COMMITTED, published(30, 2), *to(BOTH, 1, 2)]),
     "before the commit is answered": (WritesOnce, [*STAGED, asked(10, FIRST), *to(BOTH, 1, 2), answered(700)]),
     "the other of two drivers": (
@@ -112,7 +111,7 @@ GOOD: dict[str, tuple[type[Checker], list[Record]]] = {
     ),
 }
 
-BAD: dict[str, tuple[type[Checker], list[Record]]] = {
+BAD: dict[str, Case] = {
     "one of the winners does not come": (WritesOnce, [*COMMITTED, *to(BOTH, 1)]),
     "they come to one group only": (WritesOnce, [*COMMITTED, *to(("ledger",), 1, 2)]),
     "a losing attempt comes": (WritesOnce, [*COMMITTED, *to(BOTH, 3)]),
@@ -329,13 +328,10 @@ BAD |= {
 @pytest.mark.parametrize("name", GOOD)
 def test_good_histories_pass(name: str) -> None:
     """What the promises allow is not called broken."""
-    judge(*GOOD[name])
+    judge(GOOD[name])
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_histories_are_caught(name: str) -> None:
     """A history that breaks a promise is found out."""
-    kind, records = BAD[name]
-    with pytest.raises(BrokenPromise) as caught:
-        judge(kind, records)
-    assert caught.value.promise == kind.promise
+    is_caught(BAD[name])

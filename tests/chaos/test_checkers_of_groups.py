@@ -3,12 +3,11 @@ pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from tickwheel.chaos.sim.checkers import ALL, BrokenPromise, Checker
+from tests.chaos.judging import Case, is_caught, judge
 from tickwheel.chaos.sim.checkers.broadcasts import Broadcasts
 from tickwheel.chaos.sim.checkers.fifo import InOrder
 from tickwheel.chaos.sim.checkers.p1_filters import FiltersHold
@@ -41,7 +40,7 @@ from tickwheel.chaos.sim.history_operators import (
     SweepEnded,
     SweptSeen,
 )
-from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.chaos.sim.world import MS
 
 WALL_MS = 1_000_000
 ID = 7 << 32
@@ -69,20 +68,10 @@ def settled(at_ms: int, uid: int, outcome: str = "ACK", attempt: int = 1) -> Set
     return SettleSent(at_ms * MS, "g", ID + uid, uid, attempt, outcome)
 
 
-def judge(kind: type[Checker], records: Sequence[Record]) -> None:
-    """Show a history to one checker, to its end."""
-    assert kind in ALL
-    checker = kind()
-    for record in records:
-        assert isinstance(record, kind.kinds), record
-        checker.observe(record)
-    checker.settle_accounts(60 * SECOND)
-
-
 RED, BLUE = Label(lane="red"), Label(lane="blue")
 PAUSED = [PauseAsked(0, "group", "g", True), PauseAnswered(5 * MS, "group", "g", True)]
 
-GOOD: dict[str, tuple[type[Checker], list[Record]]] = {
+GOOD: dict[str, Case] = {
     "one after the other": (
         InOrder,
         [sent(0, 1, 2, label=RED), acknowledged(1, 1, 2), delivered(2, 1), settled(3, 1), delivered(4, 2)],
@@ -121,7 +110,7 @@ GOOD: dict[str, tuple[type[Checker], list[Record]]] = {
     "another group": (PausesHold, [PauseAnswered(5 * MS, "group", "h", True), delivered(10, 1)]),
 }
 
-BAD: dict[str, tuple[type[Checker], list[Record]]] = {
+BAD: dict[str, Case] = {
     "two of a message group": (
         InOrder,
         [sent(0, 1, 2, label=RED), acknowledged(1, 1, 2), delivered(2, 1), delivered(4, 2)],
@@ -366,13 +355,10 @@ BAD |= {
 @pytest.mark.parametrize("name", GOOD)
 def test_good_histories_pass(name: str) -> None:
     """What the promises allow is not called broken."""
-    judge(*GOOD[name])
+    judge(GOOD[name])
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_histories_are_caught(name: str) -> None:
     """A history that breaks a promise is found out."""
-    kind, records = BAD[name]
-    with pytest.raises(BrokenPromise) as caught:
-        judge(kind, records)
-    assert caught.value.promise == kind.promise
+    is_caught(BAD[name])

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
-from tickwheel.chaos.sim.checkers import BrokenPromise, Checker
+from tests.chaos.judging import Case, is_caught, judge
 from tickwheel.chaos.sim.checkers.foreign_code import NoForeignCode
 from tickwheel.chaos.sim.checkers.p1_durable import Durable
 from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p8_same_state import SameState
 from tickwheel.chaos.sim.checkers.p10_live import RESTARTS, Live
 from tickwheel.chaos.sim.checkers.p11_bounded import Bounded
-from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, HandoverEnded, Record
+from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, HandoverEnded
 from tickwheel.chaos.sim.history_log import (
     AskedUnread,
     CommitSeen,
@@ -32,7 +30,7 @@ from tickwheel.replication.guards import Guards
 
 HANDOVER = "#1 handover n1"
 
-GOOD: dict[str, tuple[type[Checker], list[Record]]] = {
+GOOD: dict[str, Case] = {
     "on a majority": (Durable, [CommitSeen(0, "n1", 1, 1, 2, 3), CommitSeen(0, "n1", 2, 1, 3, 5)]),
     "starts with what it had": (Durable, [Recovered(0, "n1", 2, 7, 7)]),
     "votes once a term": (
@@ -68,7 +66,7 @@ GOOD: dict[str, tuple[type[Checker], list[Record]]] = {
     ),
 }
 
-BAD: dict[str, tuple[type[Checker], list[Record]]] = {
+BAD: dict[str, Case] = {
     "on a minority": (Durable, [CommitSeen(0, "n1", 1, 1, 1, 3)]),
     "code of a peer": (NoForeignCode, [Unpickled(0, "n1", 1)]),
     "on half": (Durable, [CommitSeen(0, "n1", 1, 1, 2, 4)]),
@@ -92,26 +90,16 @@ BAD: dict[str, tuple[type[Checker], list[Record]]] = {
 }
 
 
-def judge(kind: type[Checker], records: Sequence[Record]) -> None:
-    checker = kind()
-    for record in records:
-        assert isinstance(record, kind.kinds), record
-        checker.observe(record)
-
-
 @pytest.mark.parametrize("name", GOOD)
 def test_good_histories_pass(name: str) -> None:
     """What the promises allow is not called broken."""
-    judge(*GOOD[name])
+    judge(GOOD[name], settles=False)
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_histories_are_caught(name: str) -> None:
     """A history that breaks a promise is found out."""
-    kind, records = BAD[name]
-    with pytest.raises(BrokenPromise) as caught:
-        judge(kind, records)
-    assert caught.value.promise == kind.promise
+    is_caught(BAD[name], settles=False)
 
 
 def test_a_verdict_passes_through_what_catches_errors_in_a_node() -> None:
