@@ -28,6 +28,7 @@ from tickwheel.proto.peer_pb2_grpc import PeerStub
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "tickwheel.node.cli"]
+ANY_DISK = "\n[storage]\nhigh_water_percent = 0\n"  # the disk that tests run on may well be nearly full
 
 
 class Hosts:
@@ -67,7 +68,7 @@ class Hosts:
         text = self.here(head + listen + rest).replace("127.0.0.1:7702", f"127.0.0.1:{self.metrics[number]}")
         text = text.replace("/etc/tickwheel", str(self.certs)).replace("/var/lib/tickwheel", str(directory / "data"))
         path = directory / "node.toml"
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text + ANY_DISK, encoding="utf-8")
         return path
 
     def start(self, number: str, config: Path) -> subprocess.Popen[bytes]:

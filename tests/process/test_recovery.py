@@ -60,7 +60,12 @@ def reconfigure(node: LocalNode, cluster_id: str, data: Path) -> None:
     }  # fmt: skip
     write_toml(
         node.config_file,
-        {"cluster": {"id": cluster_id}, "node": {"id": node.node_id, "data_dir": str(data)}, "listen": listen},
+        {
+            "cluster": {"id": cluster_id},
+            "node": {"id": node.node_id, "data_dir": str(data)},
+            "listen": listen,
+            "storage": {"high_water_percent": 0},  # the disk that tests run on may well be nearly full
+        },
     )
 
 
