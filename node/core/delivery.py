@@ -10,6 +10,7 @@ Before anything leaves, the lease of mastership is asked again: a deposed master
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,7 +233,7 @@ class Delivery:
             self._broadcasts.left(session.session_id)
         elif give_back:
             for lease in self._leases.close_session(session.session_id):
-                self._returns.give_back(lease, now_ms, expired=False)
+                self._returns.give_back(replace(lease, given_back=True), now_ms)
 
     # -- the loop
 
@@ -241,7 +242,7 @@ class Delivery:
         if not self.reigning:
             return
         for lease in self._leases.expire(now_ms):
-            self._returns.give_back(lease, now_ms, expired=True)
+            self._returns.give_back(lease, now_ms)
         self._news = False
         dirty, self._dirty = self._dirty, set()
         for group_id in sorted(dirty):

@@ -48,6 +48,8 @@ class Lease:
     """Of messages delivered ahead of their dispatch: their positions hold only if that is applied."""
     epoch: int = 0
     """How often the group had been reset when they were given out."""
+    given_back: bool = False
+    """It did not run out: its consumer left, and the return is to be tried again at its end."""
 
 
 @dataclass(slots=True)

@@ -63,8 +63,9 @@ class Returns:
         """The group was reset, or is gone."""
         self._under_way.pop(key, None)
 
-    def give_back(self, lease: Lease, now_ms: int, *, expired: bool) -> None:
-        """A lease is over."""
+    def give_back(self, lease: Lease, now_ms: int) -> None:
+        """A lease is over: it ran out, or its consumer gave it back."""
+        expired = not lease.given_back
         subscription = self._state.subscription(*lease.channel)
         if subscription is None or not len(lease.positions):
             return

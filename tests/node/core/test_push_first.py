@@ -64,6 +64,28 @@ def test_delivery_does_not_wait_for_the_commit() -> None:
     assert delivered == {DeliveryOrder.COMMIT_FIRST: 0, DeliveryOrder.PUSH_FIRST: 30}
 
 
+def test_what_is_given_back_before_its_dispatch_is_applied_comes_at_once() -> None:
+    """A consumer leaves while the slaves are cut off: it did not let its lease run out, so there is no retry pause."""
+    world = World(5, config=replace(PUSH, dispatch_ahead_ms=0))
+    client = Client(world)
+    client.settle = False
+    master = world.elect()
+    client.consume(lease_ms=60_000)
+    client.schedule([1_000] * 30)
+    world.run(990)
+    world.cut_off(master.name)
+    world.run(60)
+    assert len(client.got) == 30 and client.session is not None and master.host is not None
+    client.session.close()
+    world.run(60)
+    world.heal()
+    client.closed = True
+    world.run(1_500)
+    assert world.master() is master
+    assert {tuple(attempt for _, attempt, _ in times) for times in client.got.values()} == {(1, 2)}
+    assert master.host.core.delivery.counters.expired == 0
+
+
 def repeats_of_a_lost_dispatch(sync: bool) -> int:
     """Deliver ahead of a dispatch that is lost with its master; how many come again while their leases run."""
     world = World(6, config=replace(PUSH, dispatch_ahead_ms=0, push_behind_ms=49))
