@@ -20,15 +20,15 @@ from rich.console import Console
 from rich.table import Table
 
 from tickwheel.bench.bulk import t14
-from tickwheel.bench.cases import CASES, LINES, Figure, Line
+from tickwheel.bench.cases import CASES, LINES, Figure, Line, t16
 from tickwheel.bench.groups import t11, t12, t13
 from tickwheel.bench.sink import t15
 from tickwheel.bench.wheel_alone import t10
 
 RESULTS = Path("bench/results/latest.json")
-ALL = {**CASES, "T10": t10, "T11": t11, "T12": t12, "T13": t13, "T14": t14, "T15": t15}
+ALL = {**CASES, "T10": t10, "T11": t11, "T12": t12, "T13": t13, "T14": t14, "T15": t15, "T16": t16}
 """By number."""
-ONCE = {"T6", "T7", "T8", "T14"}
+ONCE = {"T6", "T7", "T8", "T14", "T16"}
 
 
 def settings(quick: bool) -> dict[str, object]:
@@ -102,7 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tickwheel.bench", description=__doc__)
     parser.add_argument("--case", choices=list(ALL), help="only this one")
     parser.add_argument("--quick", action="store_true", help="each in seconds, once; figures are not written")
-    parser.add_argument("--runs", type=int, default=3, help="how often each is run (T6 to T8, T14: once)")
+    parser.add_argument("--runs", type=int, default=3, help="how often each is run (T6 to T8, T14, T16: once)")
     arguments = parser.parse_args()
     # Ended like by Ctrl-C: the cluster of the case that runs is stopped, no node is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -150,22 +150,35 @@ def plot_lines(consumed: Consumed) -> None:
     )
 
 
-async def _end_to_end(rate: float, batch: int, seconds: float, due_ms: tuple[int, int]) -> tuple[float, Consumed, bool]:
+@dataclass(frozen=True, slots=True)
+class _Through:
+    """What came of messages that were scheduled, delivered and settled."""
+
+    settled_rate: float
+    consumed: Consumed
+    digests_equal: bool
+    elections: int
+    """Terms that began meanwhile."""
+
+
+async def _end_to_end(rate: float, batch: int, seconds: float, due_ms: tuple[int, int]) -> _Through:
     consumed = Consumed()
     async with cluster() as (nodes, client):
         task = asyncio.create_task(consume(client, consumed))
+        first_term = (await client.admin.master_status()).term
         began = time.perf_counter()
         result = await schedule_columns(client, seconds, batch, spread(*due_ms), rate)
         async with asyncio.timeout(60):
             while consumed.settled < result.messages:
                 await asyncio.sleep(0.05)
+        elections = (await client.admin.master_status()).term - first_term
         equal = await digests_equal(nodes)
         settled_rate = consumed.settled / (consumed.last_settled_s - began - due_ms[0] / 1_000)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
     plot_lines(consumed)
-    return settled_rate, consumed, equal
+    return _Through(settled_rate, consumed, equal, elections)
 
 
 def _lateness(consumed: Consumed, targets: tuple[str, str, str] = ("", "", "")) -> list[Figure]:
@@ -182,20 +195,38 @@ def _lateness(consumed: Consumed, targets: tuple[str, str, str] = ("", "", "")) 
     ]
 
 
+def _calm(through: _Through) -> list[Figure]:
+    """What nobody's loss may disturb."""
+    return [
+        Figure("elections", through.elections, "", "0"),
+        Figure("digests_equal", float(through.digests_equal), "", "1"),
+    ]
+
+
 async def t3(quick: bool) -> list[Figure]:
     """End to end at 80,000/s: scheduled 2 to 5 s ahead, delivered, settled; the nodes' digests compared at the end."""
-    rate, consumed, equal = await _end_to_end(80_000.0, BATCH, 4.0 if quick else 60.0, (2_000, 3_000))
+    through = await _end_to_end(80_000.0, BATCH, 4.0 if quick else 60.0, (2_000, 3_000))
     return [
-        Figure("settled_rate", rate, "msg/s", "80,000"),
-        *_lateness(consumed, ("", "25", "")),
-        Figure("digests_equal", float(equal), "", "1"),
+        Figure("settled_rate", through.settled_rate, "msg/s", "80,000"),
+        *_lateness(through.consumed, ("", "25", "")),
+        *_calm(through),
     ]
 
 
 async def t4(quick: bool) -> list[Figure]:
     """Lateness at 5,000/s, due times at random milliseconds."""
-    _, consumed, _ = await _end_to_end(5_000.0, 250, 4.0 if quick else 30.0, (1_000, 2_000))
-    return _lateness(consumed, ("2", "5", "20"))
+    through = await _end_to_end(5_000.0, 250, 4.0 if quick else 30.0, (1_000, 2_000))
+    return _lateness(through.consumed, ("2", "5", "20"))
+
+
+async def t16(quick: bool) -> list[Figure]:
+    """Ten minutes at 5,000/s without a fault: nobody is elected for nothing, nothing comes twice."""
+    through = await _end_to_end(5_000.0, 250, 4.0 if quick else 600.0, (1_000, 2_000))
+    return [
+        Figure("settled", through.consumed.settled, "msg"),
+        *_lateness(through.consumed),
+        *_calm(through),
+    ]
 
 
 async def _all_dispatched(address: str) -> float:
