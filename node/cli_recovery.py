@@ -1,4 +1,5 @@
-"""Commands for the day after: backup, restore, and recover, which goes on from one disk when a majority is lost."""
+"""Commands for the day after: backup, restore, rebuild (from the journal), and recover, which goes on from one disk
+when a majority is lost."""
 
 from __future__ import annotations
 
@@ -168,6 +169,50 @@ def recover(
         soft_wrap=True,
     )
     _say_next(found, node)
+
+
+@recovery_app.command()
+def rebuild(
+    config: Annotated[Path, typer.Option("--config", "-c", help="TOML file of the stopped node.")],
+    as_json: AsJson = False,
+) -> None:
+    """Let a stopped node with damaged files make its state anew from its journal, if that is whole from the start."""
+    use_json(as_json)
+    from tickwheel.node.rebuild import RebuildError, rebuild
+    from tickwheel.node.server.identity import IdentityError, open_identity
+    from tickwheel.storage.disk import DiskError
+    from tickwheel.storage.local import LocalDisk
+
+    try:
+        node = read_config(config, os.environ)
+    except ConfigError as error:
+        fail(str(error), "CONFIG", {})
+        raise typer.Exit(2) from None
+    path = node.data_path
+    if not (path / "identity").exists():
+        fail(f"{path} holds no data of a node; nothing was changed", "NO_DATA", {})
+        raise typer.Exit(1)
+    disk = LocalDisk(str(path))
+    try:
+        disk.lock()
+    except DiskError:
+        fail(f"a node is running on {path}: stop it first; nothing was changed", "REBUILD", {})
+        raise typer.Exit(1) from None
+    try:
+        open_identity(disk, node.cluster.id, node.node.id, str(path))
+        found = rebuild(disk, node.core.segment_bytes)
+    except (RebuildError, IdentityError) as error:
+        fail(str(error), "REBUILD", {})
+        raise typer.Exit(1) from None
+    except DiskError as error:
+        fail(f"the journal in {path} cannot be used: {error}", "DATA", {})
+        raise typer.Exit(EXIT_DATA) from None
+    finally:
+        disk.unlock()
+    if as_json:
+        print_json({"directory": str(path), **dataclasses.asdict(found)})
+    else:
+        out.print(f"the next start of {node.node.id} replays all {found.entries:,} entries ({found.bytes:,} bytes)")
 
 
 def _warn(cluster_id: str, node_id: str, node: NodeConfig, yes: bool) -> None:

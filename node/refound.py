@@ -14,9 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tickwheel.node.config import NodeConfig
-from tickwheel.node.core.checkpoint import MANIFEST_PATH, Restored, restore
+from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH, Restored, restore
 from tickwheel.node.core.core import SLOT_MS_DEFAULT
-from tickwheel.node.core.host import JOURNAL_DIRECTORY
 from tickwheel.node.core.install import install_if_complete
 from tickwheel.node.server.identity import new_identity, read_identity, store_identity
 from tickwheel.proto.log_pb2 import LogEntry

@@ -7,7 +7,7 @@ Invariants:
   what is written next can never mix with what was there.
 - On return all that was read is on stable storage, even what a killed process had not synced.
 
-Called by `journal.py` only.
+Called by `journal.py`; `entries_cut` by who restores a checkpoint.
 """
 
 from __future__ import annotations
@@ -73,14 +73,29 @@ def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecor
     return segments
 
 
+def entries_cut(disk: Disk, directory: str) -> int:
+    """How many entries at the beginning are not in the journal any more, or never were; 0 for one that is not there.
+
+    Says nothing of damage: `replay` does."""
+    _, sequences = _split_at_reset(disk, directory, segment_sequences(disk.list(directory)))
+    if not sequences:
+        return 0
+    header = _header(disk, directory, sequences[0])
+    return header.base_index if header is not None else 0
+
+
+def _header(disk: Disk, directory: str, sequence: int) -> SegmentHeader | None:
+    file = disk.open(segment_path(directory, sequence))
+    try:
+        return SegmentHeader.unpack(file.read_at(0, SEGMENT_HEADER_BYTES), sequence)
+    finally:
+        file.close()
+
+
 def _split_at_reset(disk: Disk, directory: str, sequences: Sequence[int]) -> tuple[list[int], list[int]]:
     """What lies before the last segment that begins the journal anew, and the rest."""
     for place in range(len(sequences) - 1, 0, -1):
-        file = disk.open(segment_path(directory, sequences[place]))
-        try:
-            header = SegmentHeader.unpack(file.read_at(0, SEGMENT_HEADER_BYTES), sequences[place])
-        finally:
-            file.close()
+        header = _header(disk, directory, sequences[place])
         if header is not None and header.flags & FLAG_RESET:
             return list(sequences[:place]), list(sequences[place:])
     return [], list(sequences)

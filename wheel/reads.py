@@ -7,6 +7,7 @@ A layer of the wheel (engine.py). Reads are jobs on inputs that were captured he
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tickwheel.storage.disk import DiskError
 from tickwheel.wheel.holdings import Holdings
@@ -27,9 +28,14 @@ class Reads(Holdings):
         """Fetch the records of units; those of removed hours are missing in it."""
         return RecordsJob(units, self._removed_below, self._buffers(), self._lies_in_files, self._open_hour)
 
+    def gone(self, ids: Ids) -> NDArray[np.bool_]:
+        """Which of them were in an hour that has been removed."""
+        found: NDArray[np.bool_] = ids >> np.uint64(32) < np.uint64(self._removed_below)
+        return found
+
     def removed(self, ids: Ids) -> bool:
         """Whether one of them was in an hour that has been removed."""
-        return bool((ids >> np.uint64(32) < np.uint64(self._removed_below)).any())
+        return bool(self.gone(ids).any())
 
     def lookup(self, ids: Ids, *, following: bool = True) -> LookupJob:
         """Find units by id, following moves; or not: the units of these very ids."""

@@ -24,9 +24,11 @@ from tickwheel.node.state.schema import unknown_in
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Manifest
+from tickwheel.replication.journal_replay import entries_cut
 from tickwheel.replication.log import Member, ReplicatedLog
 from tickwheel.storage.bundle import DIRECTORY, SUFFIX
 from tickwheel.storage.disk import Disk, DiskFullError
+from tickwheel.storage.errors import ADVICE
 from tickwheel.storage.manifest import FILE_NAME, read_manifest, restore_files, write_manifest
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.holdings import WheelConfig
@@ -34,6 +36,7 @@ from tickwheel.wheel.holdings import WheelConfig
 if TYPE_CHECKING:
     from tickwheel.node.core.world import Ports
 
+JOURNAL_DIRECTORY = "journal"
 WHEEL_DIRECTORY = "wheel"
 STATE_DIRECTORY = "state"
 MANIFEST_PATH = FILE_NAME
@@ -77,8 +80,14 @@ def restore(disk: Disk, config: CoreConfig, slot_ms: int, wheel_group: int) -> R
     wheel_config = WheelConfig(slot_ms=slot_ms, buffer_bytes_max=config.buffer_bytes_max, preload_ms=config.preload_ms)
     state_config = StateConfig(wheel_group=wheel_group, slot_ms=slot_ms)
     if manifest is None:
-        # Files without a manifest are the leavings of a first start that never reached a checkpoint:
-        # the journal holds everything.
+        cut = entries_cut(disk, JOURNAL_DIRECTORY)
+        if cut:
+            raise ImpossibleStateError(
+                f"there is no {MANIFEST_PATH}, and the journal begins behind entry {cut}: a checkpoint that held what "
+                f"was before is lost. Nothing was changed. {ADVICE}"
+            )
+        # Files without a manifest are the leavings of a first start that never reached a checkpoint, or given up
+        # (node/rebuild.py): the journal holds everything.
         disk.remove(WHEEL_DIRECTORY)
         disk.remove(STATE_DIRECTORY)
         wheel = Wheel(disk, WHEEL_DIRECTORY, wheel_config)

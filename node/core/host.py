@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tickwheel.node.core.checkpoint import Restored
+from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, Restored
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.face import CoreFace
@@ -27,8 +27,6 @@ from tickwheel.replication.log import Member, ReplicatedLog
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.errors import ADVICE
-
-JOURNAL_DIRECTORY = "journal"
 
 
 class CheckpointSource(Protocol):

@@ -7,7 +7,7 @@ again (wheel/mending.py). Meanwhile what needs them waits: the load, and an entr
 without (`ready`). Nothing that does not check is ever used.
 
 A cluster of one has nobody to ask, and heads are in nobody else's files: then the node stops, as it did, and says what
-to do. A record that is lost is another matter (salvage.py); so is a bundle.
+to do (node/rebuild.py). A record that is lost is another matter (salvage.py); so is a bundle.
 
 Bounded: HOURS_MAX hours at a time, ASKED_MAX units a question. Goes on from reign to reign, master or slave.
 """
@@ -39,6 +39,8 @@ RETRY_MS = 1_000
 UNLIKE_MAX = 3
 TOLD_AFTER_MS = 1_000
 """Status speaks of what has waited for so long."""
+
+REMEDY_ALONE = "stop the node and run `tickwheel rebuild --config ...`, which tells whether the journal holds enough"
 
 Report = Callable[[str, str, dict[str, object]], None]
 """(level, event, fields): a line for the operator."""
@@ -99,12 +101,16 @@ class Mending:
         """Something could not be read. True: it is being mended, try again; False: that is another kind of damage."""
         core = self._core
         hour = core.wheel.damaged_hour(error)
-        if hour is None or not self._others() or not self._mendable(hour):
+        if hour is None or not self._mendable(hour):
+            return False
+        if not self._others():
+            facts: dict[str, object] = {"hour": hour, "remedy": REMEDY_ALONE}
+            self.report("error", "an index cannot be read, and there is no other member to ask", facts)
             return False
         if hour not in self._cases and len(self._cases) < HOURS_MAX:
             now_ms = core.steady_ms()
             self._cases[hour] = _Case(hour, str(error), now_ms, now_ms)
-            facts: dict[str, object] = {"hour": hour, "error": str(error)}
+            facts = {"hour": hour, "error": str(error)}
             self.report("warning", "an index cannot be read here; its rows are asked of the other members", facts)
         return True
 

@@ -80,6 +80,11 @@ def test_a_checkpoint_older_than_the_journal_is_refused_with_advice() -> None:
         client.schedule([60_000] * 100)
         world.run(20)
     slave.kill()
-    slave.disk.remove(MANIFEST_PATH)
-    with pytest.raises(ImpossibleStateError, match=r"up to entry 0, the journal begins behind entry \d+.*anew under a"):
+    paths = {path for path in slave.disk.paths() if path != MANIFEST_PATH}
+    slave.disk.rename(MANIFEST_PATH, "aside")
+    with pytest.raises(ImpossibleStateError, match=r"no manifest, and the journal begins behind entry \d+.*anew"):
         slave.start()
+    assert paths <= set(slave.disk.paths()), "what lies beside a manifest that was lost may be all there is"
+    slave.disk.rename("aside", MANIFEST_PATH)
+    slave.start()
+    world.run_until(lambda: len(digests(world)) == 1)

@@ -12,7 +12,9 @@ from tests.node.core.test_salvage import all_up, log_of
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.status import node_metrics
+from tickwheel.node.rebuild import rebuild
 from tickwheel.proto import consumer_pb2
+from tickwheel.wheel.units import HOUR_MS
 
 CONFIG = replace(CoreConfig(), segment_bytes=1 << 20, buffer_bytes_max=1 << 14, preload_ms=1_000)
 COUNT = 250
@@ -164,6 +166,37 @@ def test_a_cluster_of_one_stops_and_says_which_file() -> None:
     spoil([node], [7])
     world.run(DELAY_MS)
     assert node.host is None and "0.index" in node.fatal and "checkpoint" in node.fatal
+
+
+def test_a_cluster_of_one_makes_all_of_it_anew_from_its_journal() -> None:
+    """P1, P6, P8: with a damaged index, or heads, a node whose journal is whole has all its state again, to the byte:
+    what was cancelled, moved, dispatched and settled stays so, and the others are delivered once."""
+    config = replace(CONFIG, checkpoint_period_ms=500, checkpoint_log_bytes=1 << 14)
+    world = World(8, "a", config)
+    client = Client(world)
+    client.consume()
+    loaded(world, client)
+    node = world.elect()
+    assert node.host is not None
+    hour = world.now_ms // HOUR_MS
+    cancelled = range(COUNT - 3, COUNT)
+    for number in cancelled:
+        node.host.face.cancel(hour << 32 | number, lambda outcome: None)
+    world.run(DELAY_MS + 1_000)
+    assert node.host.core.checkpointer.written and 50 < len(client.got) < COUNT - 3
+    before, killed_ms = content(node), world.now_ms
+    node.kill()
+    spoil([node], range(0, COUNT, 2))
+    node.disk.flip(f"{index_of(node).removesuffix('.index')}.heads", 60)
+    assert rebuild(node.disk, config.segment_bytes).entries > 10
+    node.start()
+    world.run(10 * COUNT + 6_000)
+    assert node.host is not None and not node.fatal
+    assert content(node) == before
+    assert set(client.got) == {b"m%d" % number for number in range(COUNT) if number not in cancelled}
+    assert not client.early()
+    first_ms = {record: seen[0][0] for record, seen in client.got.items()}
+    assert all(killed_ms - 100 < first_ms[record] <= killed_ms for record in client.repeated())
 
 
 def test_damage_beyond_rows_stops_the_node_as_before() -> None:

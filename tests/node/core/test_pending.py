@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.node.core.trio import World
@@ -101,6 +102,33 @@ def test_an_hour_that_goes_takes_no_other_with_it() -> None:
     assert isinstance(found, pending.Found)
     assert ids_of(found.units).tolist() == [ids[1]]
     assert found.next_key is None
+
+
+def test_a_page_keeps_what_did_not_go() -> None:
+    """While the metas of a page are read, the first hour of it is dispatched, settled and removed: the other messages
+    are shown, with their metas. The page was empty, and whoever went on from its token never saw them."""
+    trio = World()
+    trio.elect()
+    trio.run(2_000)
+    ids = schedule(trio, [("t", 5_000, "gone", []), ("t", 5 * HOUR_MS, "k", []), ("t", 6 * HOUR_MS, "l", [])])
+    master = trio.master()
+    assert master is not None and master.host is not None
+    core = master.host.core
+    units = core.wheel.lookup(np.array(ids, np.uint64))
+    units.run()
+    answers: list[Any] = []
+    hour = (ids[0] >> 32) + 3
+    core.wheel.dispatch(CursorKey(hour * HOUR_MS, 0))
+    core.wheel.remove_hours(hour)
+    for content in (False, True):
+        core.pending.describe(units.units, content, True, answers.append)
+        trio.run_until(lambda: len(answers) == 1)
+        messages = answers.pop()
+        assert [(message.id.hour << 32 | message.id.index, message.meta.key) for message in messages] == [
+            (ids[1], "k"),
+            (ids[2], "l"),
+        ]
+        assert [len(message.payload) for message in messages] == [40 * content] * 2
 
 
 @pytest.fixture(scope="module")
