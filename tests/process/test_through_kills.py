@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -23,14 +24,15 @@ import pytest_asyncio
 
 from tests.process.test_recovery import COMMAND, until_equal
 from tickwheel.client import AsyncClient, Client, Delivery, Selection, Sweep
+from tickwheel.client.producer import Producer
 from tickwheel.node import cli
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
 from tickwheel.proto import common_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOUR_MS = 3_600_000
-PART = 10_000
-"""Messages of each sweep: ten steps, so that a kill comes in the middle."""
+SOME, MORE = 10_000, 20_000
+"""Messages of a sweep: ten steps or twenty, so that a kill comes in the middle; more for those that begin first."""
 FEW = 20
 
 Tickwheel = Callable[..., Awaitable[list[Any]]]
@@ -41,6 +43,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
     """Three nodes for all tests here; at the end they are alike."""
     async with LocalCluster(tmp_path_factory.mktemp("cluster"), 3) as started:
         yield started
+        await started.wait_ready()
         await until_equal(started.nodes)
 
 
@@ -69,39 +72,35 @@ async def kill(cluster: LocalCluster, node: LocalNode) -> None:
 # -- many at once
 
 
-def columns(first_ms: int, prefix: str, tag: str) -> dict[str, Any]:
-    """PART messages a millisecond apart, with a key each and one tag."""
-    metas = [common_pb2.MessageMeta(key=f"{prefix}-{n}", tags=[tag]).SerializeToString() for n in range(PART)]
-    return {
-        "due_ms": np.arange(first_ms, first_ms + PART),
-        "payload_sizes": np.ones(PART),
-        "payloads": b"x" * PART,
-        "meta_sizes": [len(meta) for meta in metas],
-        "metas": b"".join(metas),
-    }
+@dataclass(slots=True)
+class Part:
+    """What one sweep is to mean: messages a millisecond apart, with a key each and one tag."""
+
+    topic: str
+    prefix: str
+    tag: str
+    count: int
+    first_id: str = ""
+
+    async def load(self, producer: Producer, first_ms: int) -> None:
+        """Schedule it."""
+        for at in range(0, self.count, SOME):
+            keys = [f"{self.prefix}-{number}" for number in range(at, at + SOME)]
+            metas = [common_pb2.MessageMeta(key=key, tags=[self.tag]).SerializeToString() for key in keys]
+            sizes = [len(meta) for meta in metas]
+            due_ms = np.arange(first_ms + at, first_ms + at + SOME)
+            receipt = await producer.schedule_columns(
+                self.topic, due_ms, np.ones(SOME), b"x" * SOME, meta_sizes=sizes, metas=b"".join(metas)
+            )
+            self.first_id = self.first_id or (await receipt).texts()[0]
 
 
-async def load(client: AsyncClient, first_ms: int) -> dict[str, str]:
-    """What each of six sweeps is to mean; the first id of each."""
-    parts = {
-        "off": ("off", "o", "x"), "later": ("later", "l", "x"),
-        "red": ("many", "r", "red"), "blue": ("many", "b", "blue"),
-        "a": ("many", "a", "x"), "c": ("many", "c", "x"),
-    }  # fmt: skip
-    async with client.producer() as producer:
-        receipts = {
-            name: await producer.schedule_columns(topic, **columns(first_ms, prefix, tag))
-            for name, (topic, prefix, tag) in parts.items()
-        }
-        return {name: (await receipt).texts()[0] for name, receipt in receipts.items()}
-
-
-async def in_the_middle(client: AsyncClient, count: int) -> dict[str, Sweep]:
-    """Wait until so many sweeps run, of which some have done some."""
+async def until_begun(client: AsyncClient, count: int) -> dict[str, Sweep]:
+    """Wait until there are so many sweeps."""
     async with asyncio.timeout(60):
         while True:
             found = await client.sweeps.list()
-            if len(found) == count and any(sweep.done for sweep in found):
+            if len(found) == count:
                 return {sweep.job_id: sweep for sweep in found}
             await asyncio.sleep(0.002)
 
@@ -120,10 +119,15 @@ async def test_sweeps_are_carried_on(cluster: LocalCluster, tickwheel: Tickwheel
     the middle of them. The next one carries each on: every message is cancelled or moved once, and no other."""
     client = cluster.client()
     first_ms = (time.time_ns() // 1_000_000 // HOUR_MS + 2) * HOUR_MS
-    ids = await load(client, first_ms)
-    master = await cluster.master()
+    cancelled = [Part("off", "o", "x", SOME), Part("many", "r", "red", SOME), Part("many", "a", "x", MORE)]
+    moved = [Part("later", "l", "x", SOME), Part("many", "b", "blue", SOME), Part("many", "c", "x", MORE)]
+    async with client.producer() as producer:
+        for part in (*cancelled, *moved):
+            await part.load(producer, first_ms)
     shift = timedelta(hours=2)
+    master = await cluster.master()
     with Client(",".join(cluster.addresses)) as blocking:
+        assert blocking.count_pending().total == sum(part.count for part in (*cancelled, *moved))
 
         def by_tag() -> list[Sweep]:
             red = blocking.sweeps.cancel(Selection(topic="many", tag="red"))
@@ -136,36 +140,36 @@ async def test_sweeps_are_carried_on(cluster: LocalCluster, tickwheel: Tickwheel
                 ("pending", "reschedule", "many", "--key-prefix", "c-", "--later", "2h", "--yes"),
             )
         )
+        await until_begun(client, 2)
         blocked = asyncio.ensure_future(asyncio.to_thread(by_tag))
         begun = await asyncio.gather(
             client.sweeps.cancel(Selection(topic="off")),
             client.sweeps.reschedule(Selection(topic="later"), shift=shift),
         )
-        before = await in_the_middle(client, 6)
+        before = await until_begun(client, 6)
         killed_ms = time.time_ns() // 1_000_000
         await kill(cluster, master)
-        ended = [*await asyncio.gather(*(followed(client, before[sweep.job_id]) for sweep in begun)), *await blocked]
+        followed_ones = await asyncio.gather(*(followed(client, before[sweep.job_id]) for sweep in begun))
+        ended = [*followed_ones, *await blocked]
         printed = await by_line
-    for sweep in await client.sweeps.list():
-        assert (sweep.state, sweep.done, sweep.too_late, sweep.gone, sweep.too_far) == ("FINISHED", PART, 0, 0, 0)
+    assert not any(sweep.ended for sweep in before.values()) and any(sweep.done for sweep in before.values())
+    for sweep in [*ended, *[await client.sweeps.get(sweep["job_id"]) for sweep in printed]]:
+        counts = (sweep.state, sweep.done, sweep.too_late, sweep.gone, sweep.too_far)
+        assert counts == ("FINISHED", MORE if sweep.selection.key_prefix else SOME, 0, 0, 0)
         assert sweep.ended_ms > killed_ms, "over before anybody was killed"
-        assert sweep in ended or {"done": PART, "job_id": sweep.job_id}.items() <= _one(printed, sweep.job_id).items()
+    assert [sweep["done"] for sweep in printed] == [MORE, MORE]
+
     end_ms = first_ms + HOUR_MS
-    there = partial(client.count_pending, due_ms_min=first_ms, due_ms_max=end_ms)
-    moved = partial(client.count_pending, due_ms_min=first_ms + 2 * HOUR_MS, due_ms_max=end_ms + 2 * HOUR_MS)
-    assert ((await there()).total, (await client.count_pending("off")).total) == (0, 0)
-    assert ((await moved("later")).total, (await moved("many")).total) == (PART, 2 * PART)
-    assert (await moved("many", tag="blue", key_prefix="b-")).total == PART
-    for name in ("off", "red", "a"):
-        assert (await client.get(ids[name])).state == "CANCELLED"
-    for name in ("later", "blue", "c"):
-        message = await client.get(ids[name])
+    count_old = partial(client.count_pending, due_ms_min=first_ms, due_ms_max=end_ms)
+    count_new = partial(client.count_pending, due_ms_min=first_ms + 2 * HOUR_MS, due_ms_max=end_ms + 2 * HOUR_MS)
+    assert ((await count_old()).total, (await client.count_pending("off")).total) == (0, 0)
+    assert ((await count_new("later")).total, (await count_new("many")).total) == (SOME, SOME + MORE)
+    assert (await count_new("many", tag="blue", key_prefix="b-")).total == SOME
+    for part in cancelled:
+        assert (await client.get(part.first_id)).state == "CANCELLED"
+    for part in moved:
+        message = await client.get(part.first_id)
         assert (message.state, message.due_ms) == ("PENDING", first_ms + 2 * HOUR_MS)
-
-
-def _one(printed: list[Any], job_id: str) -> dict[str, Any]:
-    (found,) = [sweep for sweep in printed if sweep["job_id"] == job_id]
-    return dict(found)
 
 
 # -- steering
