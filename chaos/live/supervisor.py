@@ -44,7 +44,7 @@ AFTER_HEAL_S = 2.0
 """Load goes on so long after the heal, so that it is seen to work."""
 LOAD_S = 30.0
 """The load's first acknowledgement comes within this."""
-DRAINED_S = 90.0
+DRAINED_S = 660.0
 """Above what the workload allows itself."""
 DIGESTS_S = 20.0
 LOOK_S = 0.1

@@ -2,8 +2,8 @@
 
 `python -m tickwheel.chaos.live.workload --addresses A,B --directory DIR --anchor MS --seed N --rate R
 --ahead-ms MS`. Uses the public client only and writes down what it did and saw; judges nothing. SIGTERM: schedule no
-more, consume until all that is known to be scheduled has come to both groups or DRAIN_S is over, then end. A second
-SIGTERM: end at once.
+more, consume until all that is known to be scheduled has come to both groups or DRAIN_S went by in which little of it
+came, then end. A second SIGTERM: end at once.
 
 A message is named by its uid, which its payload carries; the payload can be made from the uid again, so a consumer
 sees whether it is what was sent. Records (times in ms; `b` names one request):
@@ -51,7 +51,9 @@ TICK_S = 0.05
 TICKS_BEHIND_MAX = 10
 UNANSWERED_MAX = 120
 """Requests without an answer; above it nothing more is scheduled until the cluster answers again."""
-DRAIN_S = 60.0
+DRAIN_S, DRAIN_S_MAX = 60.0, 600.0
+DRAIN_LEFT = 0.8
+"""What waits must fall by a fifth in DRAIN_S, or nothing more is expected."""
 PROGRESS_S = 0.5
 PAD = b"." * 160
 CHANGED_SHARE = 0.03
@@ -72,6 +74,21 @@ def uid_of(payload: bytes) -> int | None:
     if not head.isdigit() or len(head) > 15:
         return None
     return int(head) if payload == payload_of(int(head)) else None
+
+
+class Patience:
+    """How long the end of a run is waited for: consumers that a high rate has left behind are given time, a message
+    that never comes is not."""
+
+    def __init__(self, now_s: float, waiting: int) -> None:
+        self._latest_s = now_s + DRAIN_S_MAX
+        self._end_s, self._mark = now_s + DRAIN_S, DRAIN_LEFT * waiting
+
+    def over(self, now_s: float, waiting: int) -> bool:
+        """Whether so many messages that still wait are given up."""
+        if waiting < self._mark:
+            self._end_s, self._mark = min(now_s + DRAIN_S, self._latest_s), DRAIN_LEFT * waiting
+        return now_s >= self._end_s
 
 
 class Workload:
@@ -128,8 +145,8 @@ class Workload:
 
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
-        end = loop.time() + DRAIN_S
-        while loop.time() < end and not self._quit.is_set():
+        patience = Patience(loop.time(), self._consuming.waiting)
+        while not patience.over(loop.time(), self._consuming.waiting) and not self._quit.is_set():
             if not self._tasks and not self._consuming.waiting:
                 await asyncio.sleep(0.5)  # a delivery too many would come now
                 return
