@@ -176,20 +176,56 @@ class Hello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PEER_ADDRESS_FIELD_NUMBER: _builtins.int
+    APPLIED_INDEX_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
     peer_address: _builtins.str
     """host:port under which the sender is reached: a newcomer, who does not know the members yet, answers there."""
+    applied_index: _builtins.int
+    """The members as of the last entry of the log that the sender has applied, and its index: a receiver that has not
+    applied as much may not know the sender yet. Older versions send none.
+    """
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberShown]: ...
     def __init__(
         self,
         *,
         peer_address: _builtins.str = ...,
+        applied_index: _builtins.int = ...,
+        members: _abc.Iterable[Global___MemberShown] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer_address", b"peer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "members", b"members", "peer_address", b"peer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Hello: _TypeAlias = Hello  # noqa: Y015
+
+@_typing.final
+class MemberShown(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    PEER_ADDRESS_FIELD_NUMBER: _builtins.int
+    DISK_UUID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    peer_address: _builtins.str
+    disk_uuid: _builtins.str
+    """Empty: not recorded yet."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        peer_address: _builtins.str = ...,
+        disk_uuid: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_uuid", b"disk_uuid", "node_id", b"node_id", "peer_address", b"peer_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberShown: _TypeAlias = MemberShown  # noqa: Y015
 
 @_typing.final
 class Refused(_message.Message):

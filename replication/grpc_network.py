@@ -3,7 +3,8 @@
 Each node dials each other one and writes its frames into that stream; what the other has to say comes on
 the stream that the other dialled. A stream begins with a hello, which the called side answers once it has
 checked who calls: cluster, member, format, and (with TLS) that the certificate is that member's. Only then
-is the peer reported connected. A stream that ends is dialled again after at most 200 ms.
+is the peer reported connected. A stream that ends is dialled again after at most 200 ms, whatever ended it. With the
+hello the caller shows the members that it knows (introduction.py): the called side may not have heard of it yet.
 
 Checkpoints travel as a call of their own on a channel of their own, rate-limited, so that they delay no
 heartbeat. Implements the Network port, and CheckpointSource of the node.
@@ -24,6 +25,8 @@ import grpc
 from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, FrameBundle, Hello, PeerFrame, Refused
 from tickwheel.proto.peer_pb2_grpc import PeerServicer, PeerStub
 from tickwheel.replication.frames import FORMAT_VERSION, Refusal
+from tickwheel.replication.introduction import hello_of, shown_in
+from tickwheel.replication.log import NO_INTRODUCTION, Introduction
 from tickwheel.storage.disk import Disk, DiskError
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -108,11 +111,13 @@ class GrpcNetwork:
         credentials: grpc.ChannelCredentials | None,
         channel_options: Callable[[str], Sequence[tuple[str, Any]]],
         warn: Callable[[str, str], None],
+        unforeseen: Callable[[str, Exception], None],
         refused: Callable[[str], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`warn(peer_id, text)` tells an operator why a peer cannot be reached; `refused(text)` that a peer
-        will never let this node take part as it is; `failed(error)` that the node could not take what was copied."""
+        """`warn(peer_id, text)` tells an operator why a peer cannot be reached, `unforeseen(peer_id, error)` when it is
+        for what nobody thought of; `refused(text)` that a peer will never let this node take part as it is;
+        `failed(error)` that the node could not take what was copied."""
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._disk_uuid = disk_uuid
@@ -120,18 +125,21 @@ class GrpcNetwork:
         self._credentials = credentials
         self._channel_options = channel_options
         self._warn = warn
+        self._unforeseen = unforeseen
         self._refused = refused
         self._failed = failed
         self._links: dict[str, _Link] = {}
         self._inbox: Inbox | None = None
         self._wake: Callable[[], None] = lambda: None
+        self._introduction: Callable[[], Introduction] = lambda: NO_INTRODUCTION
         self._copies: set[asyncio.Task[None]] = set()
         self._stopped = False
 
-    def attach(self, inbox: Inbox, wake: Callable[[], None]) -> None:
-        """Connect the node; `wake` is called after each piece of input."""
+    def attach(self, inbox: Inbox, wake: Callable[[], None], introduction: Callable[[], Introduction]) -> None:
+        """Connect the node; `wake` is called after each piece of input. `introduction`: what peers are shown."""
         self._inbox = inbox
         self._wake = wake
+        self._introduction = introduction
         for peer_id, link in self._links.items():
             if link.task is None:
                 link.task = asyncio.get_running_loop().create_task(self._dial(peer_id, link))
@@ -176,7 +184,7 @@ class GrpcNetwork:
             receiver_id=peer_id,
             format_version=FORMAT_VERSION,
             disk_uuid=self._disk_uuid,
-            hello=Hello(peer_address=self._peer_address),
+            hello=hello_of(self._peer_address, self._introduction()),
         )
 
     def learn(self, peer_id: str, address: str) -> None:
@@ -201,6 +209,8 @@ class GrpcNetwork:
                     self._warn(peer_id, f"stream to {link.address} ended: {error.details()}")
             except (TimeoutError, asyncio.InvalidStateError):
                 self._warn(peer_id, f"{link.address} does not answer")
+            except Exception as error:  # else the task would end with it unheard, and this peer never be called again
+                self._unforeseen(peer_id, error)
             finally:
                 self._down(peer_id, link)
             await asyncio.sleep(REDIAL_S)
@@ -295,13 +305,13 @@ class PeerService(PeerServicer):
         wake: Callable[[], None],
         *,
         disk: Disk,
-        refusal: Callable[[str, str, Context], Refusal | None],
+        refusal: Callable[[str, str, Introduction, Context], Refusal | None],
         greeted: Callable[[str, str], None],
         checkpoint: Callable[[], Awaitable[Sequence[CopiedFile] | str]],
         copied: Callable[[], None],
     ) -> None:
-        """`network_of`: (node id, cluster id). `refusal(sender_id, disk_uuid, context)`: why a peer may not speak.
-        `greeted(peer_id, address)`: a peer that may speak has called."""
+        """`network_of`: (node id, cluster id). `refusal(sender_id, disk_uuid, shown, context)`: why a peer that shows
+        these members may not speak. `greeted(peer_id, address)`: a peer that may speak has called."""
         self._node_id, self._cluster_id = network_of
         self._inbox = inbox
         self._wake = wake
@@ -326,7 +336,7 @@ class PeerService(PeerServicer):
             return Refusal(text)
         if hello.sender_id == self._node_id:
             return Refusal(f"two nodes are named {self._node_id}")
-        return self._refusal(hello.sender_id, hello.disk_uuid, context)
+        return self._refusal(hello.sender_id, hello.disk_uuid, shown_in(hello.hello), context)
 
     async def Exchange(self, request_iterator: AsyncIterator[PeerFrame], context: Context) -> AsyncIterator[PeerFrame]:
         """See peer.proto."""
@@ -355,7 +365,7 @@ class PeerService(PeerServicer):
         """See peer.proto."""
         if request.cluster_id != self._cluster_id:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this is cluster {self._cluster_id}")
-        refusal = self._refusal(request.node_id, "", context)
+        refusal = self._refusal(request.node_id, "", NO_INTRODUCTION, context)
         if refusal is not None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal.reason)
         files = await self._checkpoint()

@@ -65,6 +65,21 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Introduction:
+    """The members as of an entry of the log, shown by a node that has applied it to one that may not have."""
+
+    applied_index: int = 0
+    members: tuple[Member, ...] = ()
+
+    def named(self, node_id: str) -> Member | None:
+        """The member of this id."""
+        return next((member for member in self.members if member.node_id == node_id), None)
+
+
+NO_INTRODUCTION = Introduction()
+
+
+@dataclass(frozen=True, slots=True)
 class PeerProgress:
     """What this node knows of a peer."""
 
@@ -212,6 +227,17 @@ class ReplicatedLog(Protocol):
         ...
 
     def members(self) -> Sequence[Member]: ...
+
+    def introduce(self, introduction: Introduction) -> None:
+        """Members as of an entry that this node has not applied: connected to beside its own until it has.
+
+        They count for nothing: who commits and who elects is said by this node's own log.
+        """
+        ...
+
+    def introduced(self) -> Introduction:
+        """That; empty once this node has applied as much itself."""
+        ...
 
     def entries_after(self, index: int) -> int:
         """How many bytes of log a restart would replay after `index`: tells when a checkpoint pays."""

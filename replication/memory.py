@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.log import (
+    NO_INTRODUCTION,
     ApplyLaterError,
+    Introduction,
     LogListener,
     LogStatus,
     Member,
@@ -207,6 +209,13 @@ class MemoryLog:
     def members(self) -> Sequence[Member]:
         """See ReplicatedLog."""
         return self._cluster.members
+
+    def introduce(self, introduction: Introduction) -> None:
+        """See ReplicatedLog: all share one list of members, so nobody is behind another's."""
+
+    def introduced(self) -> Introduction:
+        """See ReplicatedLog."""
+        return NO_INTRODUCTION
 
     @property
     def syncing(self) -> bool:

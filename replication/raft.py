@@ -25,7 +25,9 @@ from tickwheel.replication.handover import Handover
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.lease import Lease
 from tickwheel.replication.log import (
+    NO_INTRODUCTION,
     ApplyLaterError,
+    Introduction,
     LogListener,
     LogStatus,
     Member,
@@ -88,6 +90,7 @@ class RaftLog:
         self._listener = listener
         self._journal = journal
         self._members = tuple(members)
+        self._introduction = NO_INTRODUCTION
         self._voters = Voters(node_id, [m.node_id for m in members if not m.learner])
         self._find_voters(max(applied[0], journal.base_index))
         self._lease = Lease(config.lease_ms)
@@ -460,7 +463,19 @@ class RaftLog:
             self._engine.step_down()
 
     def _announce_members(self) -> None:
-        self._network.set_peers({m.node_id: m.peer_address for m in self._members if m.node_id != self._node_id})
+        known = [*self.introduced().members, *self._members]
+        self._network.set_peers({m.node_id: m.peer_address for m in known if m.node_id != self._node_id})
+
+    def introduce(self, introduction: Introduction) -> None:
+        """See ReplicatedLog."""
+        self._introduction = introduction
+        if self._running:
+            self._announce_members()
+
+    def introduced(self) -> Introduction:
+        """See ReplicatedLog."""
+        held = self._introduction
+        return held if held.applied_index > self._engine.applied_index else NO_INTRODUCTION
 
     @property
     def voters(self) -> tuple[str, ...]:

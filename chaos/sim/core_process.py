@@ -30,7 +30,7 @@ from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.guards import Guards
-from tickwheel.replication.log import LogStatus
+from tickwheel.replication.log import NO_INTRODUCTION, LogStatus
 from tickwheel.replication.raft import RaftLog
 from tickwheel.wheel.units import LACKING, Ids, Units
 
@@ -195,7 +195,9 @@ class CoreProcess:
         self.host.stop()
 
     def refuses(self, peer_id: str) -> bool:
-        return self.host.core.members.refuses(peer_id, "") is not None
+        caller = self.machine.fabric.machines[peer_id].process
+        shown = caller.host.core.members.introduction() if isinstance(caller, CoreProcess) else NO_INTRODUCTION
+        return self.host.core.members.refuses(peer_id, "", shown) is not None
 
     def observe(self) -> None:
         core, machine = self.host.core, self.machine

@@ -106,6 +106,11 @@ def restore(disk: Disk, config: CoreConfig, slot_ms: int, wheel_group: int) -> R
     return Restored(wheel, state, manifest.applied_index, manifest.applied_term, members, names)
 
 
+def _stopped() -> Failure:
+    text = "this node stops, or begins anew from a peer's checkpoint: ask again, or another node"
+    return Failure(common_pb2.RECOVERING, text, {"retry_after_ms": "1000"})
+
+
 class Checkpointer:
     """One per node. `tick` begins a checkpoint when it pays; its work runs in the executor."""
 
@@ -127,6 +132,7 @@ class Checkpointer:
         self._applied = applied
         self._fatal = fatal
         self._running = False
+        self._stopped = False
         self._next_ms = 0
         self._not_before_ms = 0
         self._waiting: list[Callable[[list[BackupFile] | Failure], None]] = []
@@ -173,7 +179,15 @@ class Checkpointer:
 
         They stay until all have said `copied`, or COPY_MS_MAX later.
         """
-        self._waiting.append(done)
+        if self._stopped:
+            done(_stopped())
+        else:
+            self._waiting.append(done)
+
+    def stop(self) -> None:
+        """Nothing is begun any more; whoever waits is told. What is being written may still end."""
+        self._stopped = True
+        self._answer(_stopped())
 
     def copied(self) -> None:
         """A copy is made (or given up); after the last one checkpoints go on."""

@@ -217,6 +217,7 @@ class NodeCore:
         self.reign.step_down()
         self._stopped = True
         self.bulk.store.stop()
+        self.checkpointer.stop()
         self.events.flush()
         self.log.stop()
 

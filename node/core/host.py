@@ -243,6 +243,7 @@ class NodeHost:
         earlier = self.core
         self.core = self._build()
         self.core.sync.take_over(earlier.sync)
+        self.core.log.introduce(earlier.log.introduced())
         if self._started:
             self.core.start()
             for peer_id in sorted(self._connected):

@@ -17,6 +17,7 @@ from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Command, PromoteMember
 from tickwheel.replication.frames import Refusal
+from tickwheel.replication.log import NO_INTRODUCTION, Introduction
 
 if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
@@ -63,20 +64,29 @@ class MemberDesk:
         self._record_disk()
         self._promote()
 
-    def refuses(self, node_id: str, disk_uuid: str) -> Refusal | None:
+    def introduction(self) -> Introduction:
+        """What this node shows whom it calls: the members, by what it has applied."""
+        state = self._core.state
+        return Introduction(state.applied_index, tuple(state.members()))
+
+    def refuses(self, node_id: str, disk_uuid: str, shown: Introduction = NO_INTRODUCTION) -> Refusal | None:
         """Why a peer may not take part: unknown, or its disk is not the one it joined with. None: it may.
 
         The disk that a member came with first is remembered; the master has it recorded in the log. Until then who
         comes under the same id with another one is not let in either, else the last one to say so would be recorded.
+
+        `shown`: the members that it knows. By that a node whose log is behind learns of those that came later.
         """
-        members = self._core.log.members()
+        log = self._core.log
+        members = log.members()
+        if not members:
+            return None  # it waits to be added: whoever calls is a member
         known = next((m for m in members if m.node_id == node_id), None)
+        if self._believes(node_id, disk_uuid, shown) and (known is None or known.disk_uuid in ("", disk_uuid)):
+            log.introduce(shown)
+        known = known or log.introduced().named(node_id)
         if known is None:
-            if members:
-                return Refusal(
-                    f"{node_id} is not a member: add it (tickwheel member add), under an id never used before"
-                )
-            return None
+            return Refusal(f"{node_id} is not a member: add it (tickwheel member add), under an id never used before")
         if known.disk_uuid and disk_uuid and known.disk_uuid != disk_uuid:
             return Refusal(
                 f"{node_id} comes with another disk than it joined with, so it has forgotten votes and entries: "
@@ -89,6 +99,24 @@ class MemberDesk:
                 "not belong here; if its disk was replaced, remove the member and add it anew under a new id"
             )
         return None
+
+    def _believes(self, node_id: str, disk_uuid: str, shown: Introduction) -> bool:
+        """Whether the members that a caller shows are this cluster's, and later ones than this node knows.
+
+        It is among them with the disk that it comes with, and so is this node: only who has this cluster's log knows
+        the disk. Nobody who was removed, as far as this node has applied, comes back.
+        """
+        core = self._core
+        own, caller = shown.named(core.identity.node_id), shown.named(node_id)
+        if own is None or caller is None:
+            return False
+        newest = max(core.state.applied_index, core.log.introduced().applied_index)
+        return (
+            shown.applied_index > newest
+            and own.disk_uuid == core.identity.disk_uuid
+            and caller.disk_uuid in ("", disk_uuid)
+            and not any(core.state.was_removed(member.node_id) for member in shown.members)
+        )
 
     def _next(self) -> None:
         """Begin the next change, unless one is under way."""

@@ -47,6 +47,7 @@ from tickwheel.node.tls import NodeTls, is_member_certificate, read_tls
 from tickwheel.proto import peer_pb2_grpc
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.grpc_network import CHANNEL_OPTIONS, GrpcNetwork, PeerService
+from tickwheel.replication.log import Introduction
 from tickwheel.replication.ports import Clock
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.local import LocalDisk
@@ -125,6 +126,7 @@ class NodeProcess:
             credentials=tls.peer_channel_credentials(),
             channel_options=tls.peer_channel_options,
             warn=lambda peer, text: log.warning("peer cannot be reached", peer=peer, reason=text),
+            unforeseen=lambda peer, error: log.error("calling a peer failed", peer=peer, exc_info=error),
             refused=self._fatal,
             failed=self._failed,
         )
@@ -166,7 +168,7 @@ class NodeProcess:
         await clients.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        network.attach(GuardedInbox(host, self._failed), driver.wake)
+        network.attach(GuardedInbox(host, self._failed), driver.wake, lambda: host.core.members.introduction())
         host.start()
         driver.start()
         log.info(
@@ -225,10 +227,17 @@ class NodeProcess:
             if not host.core.log.members():
                 network.learn(peer_id, address)
 
-        def refusal(sender_id: str, disk_uuid: str, context: grpc.aio.ServicerContext[Any, Any]) -> Refusal | None:
+        def refusal(
+            sender_id: str, disk_uuid: str, shown: Introduction, context: grpc.aio.ServicerContext[Any, Any]
+        ) -> Refusal | None:
             if tls.peer is not None and not is_member_certificate(context.auth_context(), sender_id):
                 return Refusal(f"the certificate is not that of node {sender_id}")
-            return host.core.members.refuses(sender_id, disk_uuid)
+            before = host.core.log.introduced()
+            refused = host.core.members.refuses(sender_id, disk_uuid, shown)
+            if host.core.log.introduced() != before:
+                names = [member.node_id for member in shown.members]
+                log.info("this node is behind: a peer has shown who the members are", peer=sender_id, members=names)
+            return refused
 
         async def checkpoint() -> Sequence[BackupFile] | str:
             files = await files_to_copy(host.face, wake)

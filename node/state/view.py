@@ -100,6 +100,10 @@ class StateView:
         """Members of the cluster, in the order they came."""
         return list(self._state.members.values())
 
+    def was_removed(self, node_id: str) -> bool:
+        """Whether a member of this id was removed: it never comes back."""
+        return node_id in self._state.removed_ids
+
     def members_after(self, command: AdminCommand) -> Members | Failure:
         """What this command about members would make of them now."""
         return after(command, self._state.members, self._state.removed_ids)

@@ -74,3 +74,9 @@ def test_a_record_that_one_node_lacks_makes_no_other_state() -> None:
     """A retry copied from a record that a disk does not give back says so in its unit, on that node alone: that
     was called a state of its own."""
     verdict(730_238, SimulationConfig(level=Level.NODE, seconds=6, only=(0, 1)))
+
+
+def test_a_slave_that_is_behind_hears_who_the_members_are() -> None:
+    """A master that it had never heard of came while it was behind, and the one that it knew was removed: it turned
+    the new one away for ever."""
+    verdict(720_007, SimulationConfig(level=Level.NODE, seconds=6, only=(0, 1)))

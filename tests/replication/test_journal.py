@@ -57,6 +57,29 @@ def test_new_journal_is_empty(disk: SimulatedDisk) -> None:
     assert journal.reserve_ready
 
 
+@pytest.mark.parametrize("back", [1, 2])
+def test_removed_segments_that_a_power_loss_brings_back_do_no_harm(disk: SimulatedDisk, back: int) -> None:
+    """Their removal is not synced: the newest of them may stand there again at the next start."""
+    journal = opened(disk)
+    fill(journal, 60, term=1)
+    sync(journal)
+    before = content(journal)
+    names = sorted(name for name in disk.list("g0/journal") if name.endswith("segment"))
+    kept = {name: disk.open(f"g0/journal/{name}").read_at(0, SEGMENT_BYTES * 2) for name in names}
+    journal.compact(50, 1)
+    fill(journal, 1, term=1)
+    sync(journal)
+    removed = [name for name in names if not disk.exists(f"g0/journal/{name}")]
+    assert len(removed) > back
+    journal.close()
+    for name in removed[-back:]:
+        disk.open(f"g0/journal/{name}", create=True).append(kept[name])
+    again = opened(disk)
+    assert 0 < again.base_index < 50 and content(again)[:-1] == before[again.base_index :]
+    again.compact(50, 1)
+    assert again.base_index == 50
+
+
 @pytest.mark.parametrize("real", [True, False], ids=["local", "simulated"])
 def test_entries_are_found_again(real: bool, tmp_path: Path) -> None:
     """Over many segments, from the cache and from disk, before and after a restart, on both disks."""

@@ -10,8 +10,10 @@ import pytest
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.dispatcher import Phase
+from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.status import node_status
 from tickwheel.proto import admin_pb2, consumer_pb2
+from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.peer_pb2 import CheckpointChunk
 
 
@@ -352,8 +354,14 @@ def test_a_checkpoint_from_a_peer_waits_for_the_sync_of_the_own_journal() -> Non
     client.schedule([1_000])
     world.run_until(lambda: bool(slave.held))
     slave.host._checkpoint_needed(master.name)
+    answers: list[object] = []
+    slave.host.face.backup_files(answers.append)
     world.run(1_000)
     assert not slave.host.installs
+    slave.host.face.backup_files(answers.append)
+    world.run(10)
+    reasons = [answer.reason for answer in answers if isinstance(answer, Failure)]
+    assert reasons == [pb.RECOVERING] * 2, "who asks for a checkpoint meanwhile is told to ask again"
     slave.release()
     world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
     load(world, client, 1)

@@ -140,6 +140,8 @@ class Node:
         self.holds_syncs = False
         """Nor a sync of its journal."""
         self.held: list[Callable[[], None]] = []
+        self.calls: set[str] = set()
+        """Whom it wants to be connected to."""
 
     # Clock
 
@@ -196,7 +198,7 @@ class Node:
         return True
 
     def set_peers(self, addresses: dict[str, str]) -> None:
-        pass
+        self.calls = set(addresses)
 
     def fetch(self, peer_id: str, chunk: Callable[[CheckpointChunk], None], done: Callable[[str | None], None]) -> None:
         source = self.world.nodes[peer_id]

@@ -15,6 +15,7 @@ from tickwheel.proto import peer_pb2_grpc
 from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, FrameBundle, Hello, PeerFrame
 from tickwheel.replication.frames import FORMAT_VERSION
 from tickwheel.replication.grpc_network import GrpcNetwork, PeerService
+from tickwheel.replication.log import Introduction, Member
 from tickwheel.storage.simulated import SimulatedDisk
 
 
@@ -55,6 +56,7 @@ def network(failed: asyncio.Future[BaseException]) -> GrpcNetwork:
         credentials=None,
         channel_options=lambda peer_id: (),
         warn=lambda peer_id, text: None,
+        unforeseen=lambda peer_id, error: pytest.fail(repr(error)),
         refused=pytest.fail,
         failed=failed.set_result,
     )
@@ -84,7 +86,7 @@ async def test_an_error_in_a_peers_frame_ends_the_node(bundled: bool) -> None:
         GuardedInbox(Faulty("receive"), failed.set_result),
         lambda: None,
         disk=SimulatedDisk(Random(1)),
-        refusal=lambda sender_id, disk_uuid, context: None,
+        refusal=lambda sender_id, disk_uuid, shown, context: None,
         greeted=lambda peer_id, address: None,
         checkpoint=pytest.fail,
         copied=pytest.fail,
@@ -113,6 +115,74 @@ async def test_an_error_over_a_connection_ends_the_node(where: str) -> None:
     inbox = GuardedInbox(Faulty(where), failed.set_result)
     (inbox.peer_connected if where == "peer_connected" else inbox.peer_disconnected)("b")
     assert isinstance(failed.result(), KeyError)
+
+
+class Reached:
+    """A node that says when it can speak to a peer."""
+
+    def __init__(self) -> None:
+        self.by: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def receive(self, peer_id: str, frame: PeerFrame) -> None: ...
+
+    def peer_connected(self, peer_id: str) -> None:
+        self.by.set_result(peer_id)
+
+    def peer_disconnected(self, peer_id: str) -> None: ...
+
+
+async def test_an_error_that_ends_a_call_is_told_and_the_peer_called_again() -> None:
+    """P10: the task would end with it, unheard, and this node never speak to that peer again."""
+    shown: list[Introduction] = []
+
+    def refusal(sender_id: str, disk_uuid: str, introduction: Introduction, context: object) -> None:
+        shown.append(introduction)
+
+    service = PeerService(
+        ("a", "c"),
+        Reached(),
+        lambda: None,
+        disk=SimulatedDisk(Random(1)),
+        refusal=refusal,
+        greeted=lambda peer_id, address: None,
+        checkpoint=pytest.fail,
+        copied=pytest.fail,
+    )
+    server = grpc.aio.server()
+    peer_pb2_grpc.add_PeerServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    told: list[tuple[str, str]] = []
+    ours = GrpcNetwork(
+        "b",
+        "c",
+        "disk",
+        "",
+        credentials=None,
+        channel_options=lambda peer_id: (),
+        warn=lambda peer_id, text: None,
+        unforeseen=lambda peer_id, error: told.append((peer_id, repr(error))),
+        refused=pytest.fail,
+        failed=lambda error: pytest.fail(repr(error)),
+    )
+    known = Introduction(7, (Member("a", "x:1", "", "disk-a"), Member("b", "y:1", "")))
+    calls = iter([KeyError("nobody thought of it"), None])
+
+    def introduction() -> Introduction:
+        error = next(calls)
+        if error is not None:
+            raise error
+        return known
+
+    reached = Reached()
+    ours.attach(reached, lambda: None, introduction)
+    ours.set_peers({"a": f"127.0.0.1:{port}"})
+    async with asyncio.timeout(5):
+        assert await reached.by == "a"
+    await ours.stop()
+    await server.stop(None)
+    assert told == [("a", "KeyError('nobody thought of it')")]
+    assert shown == [known], "the members that the caller knows come with its hello"
 
 
 @pytest.mark.parametrize("where", ["chunk", "done"])

@@ -1,0 +1,215 @@
+"""A node that is behind hears from those who call it who the members are: whom it lets in by that, and whom not."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from tests.node.core.test_membership import Asked, add, counting, remove
+from tests.node.core.trio import MS, Client, World
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.host import NodeHost
+from tickwheel.node.core.membership import MemberDesk
+from tickwheel.node.state.results import AdminResult
+from tickwheel.proto.peer_pb2 import Hello
+from tickwheel.replication.introduction import MEMBERS_MAX, hello_of, shown_in
+from tickwheel.replication.log import NO_INTRODUCTION, Introduction, Member
+
+KNOCK_NS = 50 * MS
+
+
+class Doors(World):
+    """Nodes call whom they want to be connected to, and the called side judges who calls, as over the network."""
+
+    def __init__(self, config: CoreConfig | None = None) -> None:
+        self.opened: set[tuple[str, str]] = set()
+        super().__init__(config=config)
+        self._knock()
+
+    def connected(self, one: str, other: str) -> bool:
+        return super().connected(one, other) and (one, other) in self.opened
+
+    def _knock(self) -> None:
+        for one, other in itertools.permutations(self.nodes, 2):
+            caller, called = self.nodes[one], self.nodes[other]
+            if not super().connected(one, other):
+                self.opened.discard((one, other))
+                continue
+            assert caller.host is not None and called.host is not None
+            learned = not caller.host.core.log.members() and (other, one) in self.opened
+            if (one, other) in self.opened or not (other in caller.calls or learned):
+                continue
+            shown = shown_in(hello_of("", caller.host.core.members.introduction()))
+            if called.host.core.members.refuses(one, f"disk-{one}", shown) is None:
+                self.opened.add((one, other))
+                caller.host.peer_connected(other)
+                caller.wake()
+        self.at(self.now_ns + KNOCK_NS, self._knock)
+
+    def host(self, name: str) -> NodeHost:
+        host = self.nodes[name].host
+        assert host is not None, self.nodes[name].fatal
+        return host
+
+    def change(self, change: object) -> None:
+        """Ask whoever leads until it is done: one that is to remove itself hands over first."""
+        assert callable(change)
+        self.run_until(lambda: isinstance(Asked(self, change()).answer, AdminResult))
+
+    def agree(self) -> bool:
+        """Whether those that are up have the same state."""
+        up = [node.host.face.digest() for node in self.nodes.values() if node.host is not None]
+        return len({(digest.applied_index, digest.digest) for digest in up}) == 1
+
+
+def replaced(*, by_checkpoint: bool = False) -> tuple[Doors, str, str]:
+    """A slave was away while a member was added that then came to lead, and the master that it knew was removed.
+
+    Returns the world, the slave, still cut off, and the only other one that it knows.
+    """
+    period_ms = 300 if by_checkpoint else 1 << 40
+    world = Doors(replace(CoreConfig(), segment_bytes=1 << 16, checkpoint_period_ms=period_ms))
+    old = world.elect().name
+    slave, other = sorted(set("abc") - {old})
+    world.run_until(lambda: all(m.disk_uuid for name in "abc" for m in world.host(name).core.log.members()), 20_000)
+    world.cut_off(slave)
+    world.change(lambda: add("d"))
+    world.join("d")
+    world.cut.add(frozenset((slave, "d")))
+    world.run_until(lambda: "d" in counting(world), 30_000)
+    client = Client(world)
+    for name in (old, other, "d"):
+        if by_checkpoint:
+            object.__setattr__(world.host(name)._raft, "journal_tail_bytes_max", 1)
+    for _ in range(20):
+        client.schedule([60_000] * 100)
+        world.run(100)
+    world.change(lambda: remove(old))
+    world.nodes[old].kill()
+    world.elect()
+    return world, slave, other
+
+
+@pytest.mark.parametrize("by_checkpoint", [False, True], ids=["by its log", "by a checkpoint"])
+def test_it_catches_up_with_those_that_it_never_heard_of(by_checkpoint: bool) -> None:
+    """P10: a majority is up, the slave and a member that was added while it was away; the only ones that it knows are
+    removed or dead. It was out of reach, and with it the cluster, until one that it knew came back."""
+    world, slave, other = replaced(by_checkpoint=by_checkpoint)
+    world.nodes[other].kill()
+    world.run(2_000)
+    assert world.master() is None, "one of three is no majority"
+    world.cut.clear()
+    assert world.elect().name == "d"
+    world.run_until(world.agree)
+    assert (world.host(slave).installs > 0) == by_checkpoint
+    world.run_until(lambda: counting(world) == {slave, other, "d"})
+    assert world.host(slave).core.log.introduced() == NO_INTRODUCTION, "it has applied as much itself"
+    assert {"d", other} == world.nodes[slave].calls
+
+
+def test_it_can_elect_whom_it_never_heard_of_after_a_restart() -> None:
+    """What was shown is forgotten with the process: whoever calls shows it again."""
+    world, slave, other = replaced(by_checkpoint=True)
+    world.nodes[other].kill()
+    world.cut.clear()
+    world.run_until(lambda: "d" in world.nodes[slave].calls)
+    world.nodes[slave].kill()
+    world.run(1_000)
+    world.nodes[slave].start()
+    assert "d" not in world.nodes[slave].calls
+    assert world.elect().name == "d"
+    world.run_until(world.agree)
+
+
+def without(shown: Introduction, name: str) -> tuple[Member, ...]:
+    return tuple(member for member in shown.members if member.node_id != name)
+
+
+def with_disk(shown: Introduction, name: str, disk_uuid: str) -> Introduction:
+    """The same, but for one's disk."""
+    changed = tuple(replace(m, disk_uuid=disk_uuid) if m.node_id == name else m for m in shown.members)
+    return replace(shown, members=changed)
+
+
+def test_who_is_let_in_by_what_it_shows() -> None:
+    """Only a member of this very cluster, with its own disk, by a later state of the log than this node has applied:
+    strangers, wiped disks and who was removed stay out, as do those whom newer word does not name."""
+    world, slave, _ = replaced()
+    desk, log = world.host(slave).core.members, world.host(slave).core.log
+    true = shown_in(hello_of("", world.host("d").core.members.introduction()))
+    applied = world.host(slave).core.applied_index
+    assert true.applied_index > applied and true.named("d") is not None
+    false = {
+        "shows nothing, as older versions do": NO_INTRODUCTION,
+        "is not among those that it shows": replace(true, members=without(true, "d")),
+        "is of a cluster that this node is not in": replace(true, members=without(true, slave)),
+        "knows this node with another disk": with_disk(true, slave, "another"),
+        "knows this node, but not its disk": with_disk(true, slave, ""),
+        "is known with another disk": with_disk(true, "d", "another"),
+        "knows no more than this node": replace(true, applied_index=applied),
+    }
+    calls = set(world.nodes[slave].calls)
+    for why, shown in false.items():
+        refusal = desk.refuses("d", "disk-d", shown)
+        assert refusal is not None and "not a member" in refusal.reason and not refusal.final, why
+        assert log.introduced() == NO_INTRODUCTION and world.nodes[slave].calls == calls, why
+    assert desk.refuses("d", "disk-d", true) is None
+    assert world.nodes[slave].calls == calls | {"d"}, "what it knew by its own log stays"
+    wiped = desk.refuses("d", "a new one")
+    assert wiped is not None and wiped.final
+    assert desk.refuses("d", "disk-d") is None, "by what it has shown before"
+    older = Introduction(true.applied_index - 1, (*true.members, Member("e", "peer-e", "", "disk-e")))
+    assert desk.refuses("e", "disk-e", older) is not None, "newer word does not name it any more"
+    assert log.introduced() == true
+    newer = Introduction(true.applied_index + 1, (*without(true, "d"), Member("e", "peer-e", "", "disk-e")))
+    assert desk.refuses("e", "disk-e", newer) is None
+    assert desk.refuses("d", "disk-d", true) is not None and world.nodes[slave].calls == calls | {"e"}
+
+
+def test_a_member_whose_disk_is_another_shows_nothing() -> None:
+    """What a wiped disk brings is not listened to, even if it names this node rightly."""
+    world, slave, other = replaced()
+    desk, log = world.host(slave).core.members, world.host(slave).core.log
+    shown = replace(world.host("d").core.members.introduction(), applied_index=1 << 40)
+    refusal = desk.refuses(other, "another", with_disk(shown, other, "another"))
+    assert refusal is not None and refusal.final
+    assert log.introduced() == NO_INTRODUCTION
+    assert desk.refuses(other, f"disk-{other}", shown) is None
+    assert log.introduced() == shown, "a member that is known shows it as well"
+
+
+def test_what_was_shown_is_kept_over_a_checkpoint() -> None:
+    """The stream by which it came stays open, so it would not be shown again."""
+    world, slave, _ = replaced()
+    host = world.host(slave)
+    shown = replace(world.host("d").core.members.introduction(), applied_index=1 << 40)
+    assert host.core.members.refuses("d", "disk-d", shown) is None
+    host._checkpoint_needed("d")
+    world.run_until(lambda: host.installs > 0)
+    assert host.core.log.introduced() == shown and host.core.applied_index > 0
+
+
+def test_who_was_removed_stays_out_whatever_it_shows() -> None:
+    """Its own log may end before it was removed, and that of another cluster's twin may go on for ever."""
+    world = Doors()
+    world.run_until(lambda: all(m.disk_uuid for name in "abc" for m in world.host(name).core.log.members()), 20_000)
+    world.change(lambda: add("d"))
+    shown = world.host("a").core.members.introduction()
+    world.change(lambda: remove("d"))
+    world.run_until(world.agree)
+    desk: MemberDesk = world.host("a").core.members
+    for index in (shown.applied_index, 1 << 40):
+        assert desk.refuses("d", "disk-d", replace(shown, applied_index=index)) is not None
+    assert world.host("a").core.log.introduced() == NO_INTRODUCTION
+
+
+def test_the_form_on_the_wire() -> None:
+    """It comes as it left; too much of it, or none, is nothing."""
+    shown = Introduction(7, (Member("a", "x:1", "", "disk-a"), Member("b", "y:1", "")))
+    hello = hello_of("here:1", shown)
+    assert hello.peer_address == "here:1" and shown_in(Hello.FromString(hello.SerializeToString())) == shown
+    assert shown_in(Hello(peer_address="here:1")) == NO_INTRODUCTION
+    many = Introduction(7, shown.members[:1] * (MEMBERS_MAX + 1))
+    assert shown_in(hello_of("", many)) == NO_INTRODUCTION
