@@ -36,7 +36,11 @@ def spans(sorted_positions: NDArray[np.int64], gap: int) -> Iterator[tuple[int, 
     yield from itertools.pairwise(bounds)
 
 
-def _by_hour(hours: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def by_hour(hours: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each hour and the places that have it."""
+    if len(hours) and (hours == hours[0]).all():
+        yield int(hours[0]), np.arange(len(hours))
+        return
     for hour in np.unique(hours).tolist():
         yield hour, np.flatnonzero(hours == hour)
 
@@ -73,7 +77,7 @@ class RecordsJob:
         lacking = np.flatnonzero(units["flags"] & LACKING)
         self._lacking = LackingRecordError(int(ids[lacking[0]])) if len(lacking) else None
         self._left: list[tuple[HourChunks, NDArray[np.int64]]] = []
-        for hour, rows in _by_hour(hours):
+        for hour, rows in by_hour(hours):
             if hour < removed_below:
                 self.missing = True
                 continue
@@ -163,7 +167,7 @@ class LookupJob:
         self._left: list[tuple[HourChunks, NDArray[np.int64]]] = []
         wanted = np.flatnonzero(found)
         hours = (resolved[wanted] >> np.uint64(32)).astype(np.int64)
-        for hour, at in _by_hour(hours):
+        for hour, at in by_hour(hours):
             rows = wanted[at]
             in_segment = in_files(hour, (resolved[rows] & np.uint64(0xFFFF_FFFF)).astype(np.int64))
             if in_segment.any():

@@ -16,7 +16,7 @@ from tickwheel.wheel.mending import SurveyJob, damaged_hour
 from tickwheel.wheel.pinned import Pinned
 from tickwheel.wheel.queries import HOURS_MAX as QUERY_HOURS_MAX
 from tickwheel.wheel.queries import CountJob, ScanJob, Schedule, Wanted
-from tickwheel.wheel.reading import LookupJob, RecordsJob
+from tickwheel.wheel.reading import LookupJob, RecordsJob, by_hour
 from tickwheel.wheel.units import HOUR_MS, LACKING, CursorKey, Ids, Units
 from tickwheel.wheel.usage import UsageJob
 
@@ -40,14 +40,27 @@ class Reads(Holdings):
     def lookup(self, ids: Ids, *, following: bool = True) -> LookupJob:
         """Find units by id, following moves; or not: the units of these very ids."""
         resolved = ids
-        if following:
+        if following and len(self._marks.moves):
             resolved = np.array([self._marks.moves.resolve(id)[0] for id in ids.tolist()], dtype=np.uint64)
-        hours = (resolved >> np.uint64(32)).tolist()
-        indexes = (resolved & np.uint64(0xFFFF_FFFF)).tolist()
-        pairs = list(zip(hours, indexes, strict=True))
-        found = np.array([h >= self._removed_below and i < self._hours.units(h) for h, i in pairs], dtype=np.bool_)
-        cancelled = np.array([self._marks.has(h, i) for h, i in pairs], dtype=np.bool_)
+        found = np.zeros(len(ids), np.bool_)
+        cancelled = np.zeros(len(ids), np.bool_)
+        for hour, rows in by_hour((resolved >> np.uint64(32)).astype(np.int64)):
+            indexes = resolved[rows].astype(np.uint32)  # the lower half
+            if hour >= self._removed_below:
+                found[rows] = indexes < self._hours.units(hour)
+            cancelled[rows] = self._marks.which(hour, indexes)
         return LookupJob(ids, resolved, found, cancelled, self._buffers(), self._lies_in_files, self._open_hour)
+
+    def check_rows(self, ids: Ids) -> None:
+        """Read what a look-up of these very messages reads of files, which is nothing where they lie in buffers.
+        CorruptSegmentError if a row is lost."""
+        for hour, rows in by_hour((ids >> np.uint64(32)).astype(np.int64)):
+            if hour < self._removed_below:
+                continue
+            indexes = (ids[rows] & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+            in_files = (indexes < self._hours.units(hour)) & self._lies_in_files(hour, indexes)
+            if in_files.any():
+                self.lookup(ids[rows[in_files]], following=False).run()
 
     def fetch(self, ids: Ids, bytes_max: int) -> tuple[Units, list[bytes]]:
         """Units and records of messages that are there, read at once on this thread: the first ones up to `bytes_max`

@@ -135,7 +135,7 @@ class Mending:
                 elif kind == "settle":
                     for batch in command.settle.batches:
                         if (batch.kind == SETTLE_RETRY and batch.due_ms) or batch.kind == SETTLE_DEAD:
-                            wheel.lookup(np.frombuffer(batch.ids[: len(batch.ids) // 8 * 8], "<u8")).run()
+                            wheel.check_rows(np.frombuffer(batch.ids[: len(batch.ids) // 8 * 8], "<u8"))
         except CorruptSegmentError as error:
             if self.damaged(error):
                 self.holds_log = True
