@@ -199,6 +199,7 @@ class Consumers:
                     batch.lease_until_ms,
                     clock_error_ms,
                     consumer.crowd.broadcast,
+                    batch.epoch,
                 )
             )
         if consumer.session_number != number and consumer.opening != number:
@@ -241,8 +242,9 @@ class Consumers:
             )
         )
         settles = not consumer.crowd.broadcast
+        group = consumer.crowd.group
         for id64, uid, attempt in rows if settles else ():
-            self._history.add(SettleSent(self._world.now_ns, consumer.crowd.group, id64, uid, attempt, name, delay_ms))
+            self._history.add(SettleSent(self._world.now_ns, group, id64, uid, attempt, name, delay_ms, epoch))
         key = self._wires.number()
         consumer.unanswered[key] = len(rows)
         settle = consumer_pb2.SettleBatch(
@@ -265,7 +267,7 @@ class Consumers:
             if isinstance(receipt, Failure) or receipt.settled != len(rows) or not settles:
                 return
             for id64, uid, attempt in rows:
-                self._history.add(Settled(self._world.now_ns, consumer.crowd.group, id64, uid, attempt, name))
+                self._history.add(Settled(self._world.now_ns, group, id64, uid, attempt, name, epoch))
 
         def act() -> None:
             session.settle(settle, done)

@@ -134,6 +134,8 @@ class Delivered(Record):
     """How far the node says its time may be off."""
     broadcast: bool = False
     """Every consumer of the group gets it."""
+    epoch: int = 0
+    """How often the group had been reset, as the node says."""
 
 
 @dataclass(slots=True)
@@ -145,6 +147,8 @@ class SettleSent(Record):
     outcome: str  # ACK, RETRY, DEAD, SKIP
     delay_ms: int = 0
     """That a RETRY names; 0: the group's policy."""
+    epoch: int = 0
+    """Of the delivery that it is about."""
 
 
 @dataclass(slots=True)
@@ -156,6 +160,8 @@ class Settled(Record):
     uid: int
     attempt: int
     outcome: str
+    epoch: int = 0
+    """Of the delivery that it is about."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from tickwheel.node.state.loads import Ingesting
 from tickwheel.node.state.staging import Staging, StagingResult
 from tickwheel.node.state.view import StateView
 from tickwheel.proto.log_pb2 import Ingest as IngestCommand
-from tickwheel.proto.staging_pb2 import AbortStagedRequest, CommitStagedRequest
+from tickwheel.proto.staging_pb2 import AbortStagedRequest, CommitStagedRequest, StagingSnapshot
 from tickwheel.wheel.ingest import Ingest
 from tickwheel.wheel.units import CursorKey
 
@@ -53,6 +53,19 @@ def aborts_not_fenced(patches: Patches) -> None:
         return abort
 
     patches.replace(Staging, "_abort", make)
+
+
+@mutation("a node that starts from a checkpoint takes a batch that is being published for one of which nothing is")
+def publication_begins_anew(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def restore(self: Staging, snapshot: StagingSnapshot) -> None:
+            original(self, snapshot)
+            for job in self.publishing():
+                job.position = job.rows_published = job.rows_discarded = 0
+
+        return restore
+
+    patches.replace(Staging, "restore", make)
 
 
 # -- bundles

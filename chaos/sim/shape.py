@@ -26,8 +26,6 @@ LOG_PAUSE_MS = (40, 40, 40, 2_000)
 CHECKPOINT_EVERY = (50, 300, 1 << 60)
 WITH = (0, 0, 1)
 """Whether some kind of clients takes part."""
-BULK = (0,)
-"""Bulk writers and loaders take part where a run asks for them."""
 CONSUMERS = (2,)
 LEASE_MS = (3_000,)
 SEGMENT_BYTES = (128 << 10,)
@@ -109,8 +107,8 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         pauses=one("pauses", WITH),
         listeners=one("listeners", WITH),
         sweeps=one("sweeps", WITH),
-        writes=one("writes", BULK),
-        loads=one("loads", BULK),
+        writes=one("writes", WITH),
+        loads=one("loads", WITH),
         consumers=one("consumers", CONSUMERS),
         lease_ms=one("lease_ms", LEASE_MS),
         segment_bytes=one("segment_bytes", SEGMENT_BYTES),

@@ -257,13 +257,18 @@ def came_and_due(due_in_ms: int) -> list[Record]:
     ]
 
 
-def acked(at_ms: int, uid: int, *, attempt: int = 1) -> Settled:
-    return Settled(at_ms * MS, "g", ID + uid, uid, attempt, "ACK")
+def acked(at_ms: int, uid: int, *, attempt: int = 1, epoch: int = 0) -> Settled:
+    return Settled(at_ms * MS, "g", ID + uid, uid, attempt, "ACK", epoch)
 
 
-BROUGHT_BACK = [BEGAN, delivered(1, 1), *reset(2, 0), delivered(9, 1), acked(10, 1)]
+def again(at_ms: int, uid: int, *, due_in_ms: int = 0, attempt: int = 1, epoch: int = 1) -> Delivered:
+    """Delivered behind a reset."""
+    return replace(delivered(at_ms, uid, due_in_ms=due_in_ms, attempt=attempt), epoch=epoch)
+
+
+BROUGHT_BACK = [BEGAN, delivered(1, 1), *reset(2, 0), again(9, 1), acked(10, 1, epoch=1)]
 """Delivered, delivered again by a reset, and acknowledged."""
-RETRY_BESIDE = delivered(2_000, 1, due_in_ms=1_990, attempt=2)
+RETRY_BESIDE = again(2_000, 1, due_in_ms=1_990, attempt=2)
 """Of the first of the two deliveries."""
 
 GOOD |= {
@@ -289,7 +294,7 @@ GOOD |= {
     "a retry from before a reset": (FewDuplicates, [*BROUGHT_BACK, RETRY_BESIDE]),
     "a retry from before a reset, retried": (
         FewDuplicates,
-        [*BROUGHT_BACK, RETRY_BESIDE, delivered(6_000, 1, due_in_ms=5_990, attempt=3)],
+        [*BROUGHT_BACK, RETRY_BESIDE, again(6_000, 1, due_in_ms=5_990, attempt=3)],
     ),
     "a retry that a reset brings back": (
         FewDuplicates,
@@ -298,12 +303,27 @@ GOOD |= {
             delivered(1, 1),
             delivered(3_900, 1, due_in_ms=3_890, attempt=2),
             *reset(3_901, 0),
-            delivered(3_910, 1),
-            acked(3_911, 1),
-            delivered(3_912, 1, due_in_ms=3_890, attempt=2),
+            again(3_910, 1),
+            acked(3_911, 1, epoch=1),
+            again(3_912, 1, due_in_ms=3_890, attempt=2),
         ],
     ),
-    "a reset explains it": (FewDuplicates, [*came_and_due(3_000)[:1], delivered(1, 1), *reset(2, 0), delivered(9, 1)]),
+    "a reset explains it": (FewDuplicates, [BEGAN, delivered(1, 1), *reset(2, 0), again(9, 1)]),
+    "acknowledged before a reset, and told behind it": (
+        FewDuplicates,
+        [BEGAN, delivered(1, 1), *reset(2, 0), again(9, 1), acked(10, 1), again(2_000, 1, attempt=2)],
+    ),
+    "a reset that is carried out twice": (
+        FewDuplicates,
+        [
+            BEGAN,
+            delivered(1, 1),
+            ResetAsked(2 * MS, "g", 0),
+            again(3, 1),
+            ResetAnswered(4, "g", 0),
+            again(9, 1, epoch=2),
+        ],
+    ),
 }
 
 BAD |= {
@@ -331,7 +351,17 @@ BAD |= {
         [BEGAN, SessionOpened(0, "g", 1), acknowledged(1, 1, due_in_ms=500), broadcast(2, 9)],
     ),
     "not again after a reset": (ResetsHold, [*came_and_due(3_000), *reset(4_000, 1_500)]),
-    "again after its acknowledgement behind a reset": (FewDuplicates, [*BROUGHT_BACK, delivered(20, 1)]),
+    "again after its acknowledgement behind a reset": (FewDuplicates, [*BROUGHT_BACK, again(20, 1)]),
+    "again while a reset is under way that is no reason": (
+        FewDuplicates,
+        [BEGAN, delivered(1, 1), ResetAsked(2 * MS, "g", 0), delivered(9, 1)],
+    ),
+    "a nack from before a reset": (
+        FewDuplicates,
+        [*BROUGHT_BACK[:4], SettleSent(9 * MS, "g", ID + 1, 1, 1, "RETRY", 0), again(10, 1)],
+    ),
+    "an epoch that no reset began": (FewDuplicates, [BEGAN, delivered(1, 1), again(9, 1)]),
+    "one more epoch than resets": (FewDuplicates, [*BROUGHT_BACK, again(20, 1, epoch=2)]),
     "a retry from before a reset after its own acknowledgement": (
         FewDuplicates,
         [*BROUGHT_BACK, RETRY_BESIDE, acked(2_010, 1, attempt=2), replace(RETRY_BESIDE, at_ns=6_000 * MS, attempt=3)],
@@ -342,7 +372,7 @@ BAD |= {
     ),
     "a retry of nothing from before the reset": (
         FewDuplicates,
-        [BEGAN, *reset(2, 0), delivered(9, 1), acked(10, 1), RETRY_BESIDE],
+        [BEGAN, *reset(2, 0), again(9, 1), acked(10, 1, epoch=1), RETRY_BESIDE],
     ),
     "before the new place": (
         ResetsHold,

@@ -4,9 +4,11 @@ Reasons: a nack; the lease ran out; the session that had it is gone; a reset of 
 master had not heard of the lease. It had heard if a sync of the old term that left after the delivery reached it in
 the boot it leads in. After a receipt for an acknowledgement there is no reason at all. Broadcasts are not judged here.
 
-A reset brings messages back at their first places, and their retries that were on their way come all the same, or
-again. So a retry of what had been delivered before a reset is judged by itself: an acknowledgement of what the reset
-brought back does not mean it.
+A reset begins a new epoch of its group, which deliveries name and settlements hand back: what was delivered, handed
+back or acknowledged in one says nothing of another. It brings messages back at their first places, and their retries
+that were on their way come all the same, or again. So a retry of what had been delivered in an earlier epoch is judged
+by itself: an acknowledgement of what the reset brought back does not mean it. That epochs rise by resets alone is
+judged too, or any duplicate could hide behind a new one.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from tickwheel.chaos.sim.world import MS
 SYNC_SLACK_NS = 2 * MS
 FIRST = -1
 
-_Message = tuple[str, int]
-"""(group, uid)"""
-_Chain = tuple[str, int, int]
-"""Deliveries that are judged by each other: a message's, with FIRST; or those of a retry from before a reset, with the
-time it is due, which tells it from the message's other units."""
+_Message = tuple[str, int, int]
+"""(group, uid, epoch)"""
+_Chain = tuple[str, int, int, int]
+"""Deliveries that are judged by each other: a message's, with FIRST; or those of a retry from an earlier epoch, with
+the time it is due, which tells it from the message's other units."""
 
 
 class FewDuplicates(Checker):
@@ -54,13 +56,19 @@ class FewDuplicates(Checker):
         self._allowance_ms = 0
         self._last: dict[_Chain, Delivered] = {}
         self._beside: dict[_Message, set[_Chain]] = {}
-        """Chains of retries from before a reset that have come since."""
+        """Chains of retries from an earlier epoch that have come in this one."""
+        self._came: dict[tuple[str, int], dict[int, int]] = {}
+        """Of a group and message: the highest attempt that was delivered, by epoch."""
         self._retried: dict[_Message, set[int]] = {}
-        """Attempts that such retries may follow: those from before a reset, and those of the retries themselves."""
+        """Attempts that such retries may follow: those of earlier epochs, and those of the retries themselves."""
         self._nacked: dict[_Message, int] = {}
         self._acknowledged: set[_Chain] = set()
         self._closed: set[int] = set()
         self._resetting: set[str] = set()
+        self._epochs: dict[str, int] = {}
+        """The highest that was seen of a group."""
+        self._may_rise: set[str] = set()
+        """Groups of which a reset was asked for, or under way, since then."""
         self._heard: dict[tuple[str, int], tuple[int, str, int]] = {}  # (node, boot) -> (term, master, sent_ns)
         self._ids: dict[tuple[str, int], tuple[int, ...]] = {}
 
@@ -69,10 +77,11 @@ class FewDuplicates(Checker):
             case Delivered():
                 if record.broadcast:
                     return  # see broadcasts.py
+                self._check_epoch(record)
                 chain = self._chain(record)
                 before = self._last.get(chain)
                 self._last[chain] = record
-                if before is not None and record.group not in self._resetting:
+                if before is not None:
                     reason = self._reason(before, record, chain)
                     self.reasons[reason] = self.reasons.get(reason, 0) + 1
             case Settled():
@@ -80,11 +89,13 @@ class FewDuplicates(Checker):
                     self._settled(record)
             case SettleSent():
                 if record.outcome == "RETRY":
-                    self._nacked[record.group, record.uid] = record.attempt
+                    self._nacked[record.group, record.uid, record.epoch] = record.attempt
             case ResetAsked():
                 self._resetting.add(record.group)
+                self._may_rise.add(record.group)
             case ResetAnswered():
-                self._reset(record.group)
+                self._resetting.discard(record.group)  # carried out at least once, and once more perhaps just now
+                self._may_rise.add(record.group)
             case SessionClosed():
                 self._closed.add(record.session)
             case SyncHeard():
@@ -103,40 +114,45 @@ class FewDuplicates(Checker):
                 self._push_first = record.push_first
                 self._allowance_ms = record.clock_allowance_ms
 
+    def _check_epoch(self, record: Delivered) -> None:
+        group, known = record.group, self._epochs.get(record.group, 0)
+        if record.epoch <= known:
+            return
+        if group not in self._may_rise:
+            self.broken(
+                record.at_ns,
+                f"{record.node} delivers message {record.uid} to {group} in its epoch {record.epoch}, after {known}: "
+                "nobody has reset it since",
+            )
+        self._epochs[group] = record.epoch
+        if group not in self._resetting:
+            self._may_rise.discard(group)
+
     def _chain(self, record: Delivered) -> _Chain:
         """What a delivery belongs to."""
-        message = (record.group, record.uid)
+        message = (record.group, record.uid, record.epoch)
+        came = self._came.setdefault(message[:2], {})
+        retried = self._retried.get(message)
+        if retried is None:
+            earlier = max((attempt for epoch, attempt in came.items() if epoch < record.epoch), default=0)
+            retried = self._retried[message] = set(range(1, earlier + 1))
+        came[record.epoch] = max(record.attempt, came.get(record.epoch, 0))
         beside = (*message, record.due_ms)
-        if beside in self._last:
-            self._retried[message].add(record.attempt)
-            return beside
-        if record.group in self._resetting:
-            self._retried.setdefault(message, set()).add(record.attempt)
-            return (*message, FIRST)
-        if record.attempt - 1 not in self._retried.get(message, ()):
-            return (*message, FIRST)
-        self._beside.setdefault(message, set()).add(beside)
-        self._retried[message].add(record.attempt)
+        if beside not in self._last:
+            if record.attempt - 1 not in retried:
+                return (*message, FIRST)
+            self._beside.setdefault(message, set()).add(beside)
+        retried.add(record.attempt)
         return beside
 
     def _settled(self, record: Settled) -> None:
-        message = (record.group, record.uid)
+        message = (record.group, record.uid, record.epoch)
         chains = [chain for chain in ((*message, FIRST), *self._beside.get(message, ())) if chain in self._last]
         if len(chains) > 1:
             # Of several the attempt tells which, if it does.
             chains = [chain for chain in chains if self._last[chain].attempt == record.attempt]
         if len(chains) == 1:
             self._acknowledged.add(chains[0])
-
-    def _reset(self, group: str) -> None:
-        """Nothing from before counts, but retries of it may come."""
-        self._resetting.discard(group)
-        for chain in [chain for chain in self._last if chain[0] == group]:
-            message = chain[:2]
-            self._retried.setdefault(message, set()).update(range(1, self._last.pop(chain).attempt + 1))
-            self._acknowledged.discard(chain)
-            self._nacked.pop(message, None)
-            self._beside.pop(message, None)
 
     def _reason(self, before: Delivered, again: Delivered, chain: _Chain) -> str:
         what = (
@@ -148,7 +164,7 @@ class FewDuplicates(Checker):
             self.broken(again.at_ns, f"{what}: under another id ({before.id:#x}, {again.id:#x}): dispatched twice")
         if chain in self._acknowledged:
             self.broken(again.at_ns, f"{what}: its acknowledgement was committed")
-        if self._nacked.get((again.group, again.uid)) == before.attempt:
+        if self._nacked.get((again.group, again.uid, again.epoch)) == before.attempt:
             return "nack"
         # Given by one clock and ended by another.
         clock_error_ms = before.clock_error_ms + again.clock_error_ms + 2 * self._allowance_ms
