@@ -14,13 +14,15 @@ from tickwheel.proto.staging_pb2 import AbortStagedRequest, CommitStagedRequest,
 from tickwheel.wheel.ingest import Ingest
 from tickwheel.wheel.units import CursorKey
 
-FAULTS = ("kill", "power", "handover", "isolate")
-WRITES, LOADS = Aim(FAULTS, shape=(("writes", 1),)), Aim(FAULTS, shape=(("loads", 1),))
+PUBLISHING = Aim(
+    ("power-checkpoint", "kill"), nodes=3, shape=(("writes", 1), ("write_blocks", 16), ("loop_gap_us", 30_000))
+)
+"""Checkpoints come often, and in the middle of what takes several rounds."""
 
 # -- staged publication
 
 
-@mutation("a commit schedules all attempts of its run, those too that it does not name", aim=WRITES)
+@mutation("a commit schedules all attempts of its run, those too that it does not name")
 def losers_published(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def commit(self: Staging, commit: CommitStagedRequest, *args: Any) -> Any:
@@ -43,7 +45,7 @@ def losers_published(patches: Patches) -> None:
     patches.replace(Staging, "_commit", make)
 
 
-@mutation("an abort drops nothing, and what its run still sends is taken", aim=WRITES)
+@mutation("an abort drops nothing, and what its run still sends is taken")
 def aborts_not_fenced(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def abort(self: Staging, abort: AbortStagedRequest, stamped_ms: int, settings: Any) -> Any:
@@ -55,7 +57,23 @@ def aborts_not_fenced(patches: Patches) -> None:
     patches.replace(Staging, "_abort", make)
 
 
-@mutation("a node that starts from a checkpoint takes a batch that is being published for one of which nothing is")
+@mutation("a checkpoint does not say which batches are published")
+def published_not_in_checkpoints(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def restore(self: Staging, snapshot: StagingSnapshot) -> None:
+            for job in snapshot.jobs:
+                job.published_through = -1
+            original(self, snapshot)
+
+        return restore
+
+    patches.replace(Staging, "restore", make)
+
+
+@mutation(
+    "a node that starts from a checkpoint takes a batch of which some is published for one of which nothing is",
+    aim=PUBLISHING,
+)
 def publication_begins_anew(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def restore(self: Staging, snapshot: StagingSnapshot) -> None:
@@ -71,7 +89,7 @@ def publication_begins_anew(patches: Patches) -> None:
 # -- bundles
 
 
-@mutation("the repeat of a bundle that was taken over takes it over again", aim=LOADS)
+@mutation("the repeat of a bundle that was taken over takes it over again")
 def loads_taken_twice(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def apply(self: Ingesting, ingest: IngestCommand, *args: Any, **named: Any) -> Any:
@@ -86,7 +104,7 @@ def loads_taken_twice(patches: Patches) -> None:
     patches.replace(StateView, "load", lambda original: lambda self, job_id: None)
 
 
-@mutation("what a bundle brings late keeps its due time below the cursor", aim=LOADS)
+@mutation("what a bundle brings late keeps its due time below the cursor")
 def late_bundles_not_clamped(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def ingest(self: Ingest, name: str, layout: Any, topic_ids: Any, stamped_ms: int) -> Any:

@@ -26,6 +26,7 @@ LOG_PAUSE_MS = (40, 40, 40, 2_000)
 CHECKPOINT_EVERY = (50, 300, 1 << 60)
 WITH = (0, 0, 1)
 """Whether some kind of clients takes part."""
+WRITE_BLOCKS = (4,)
 CONSUMERS = (2,)
 LEASE_MS = (3_000,)
 SEGMENT_BYTES = (128 << 10,)
@@ -69,6 +70,8 @@ class Shape:
     """Cancels and moves in bulk (sweeps.py)."""
     writes: int = 0
     """Bulk writers that stage and commit (writes.py)."""
+    write_blocks: int = 4
+    """Blocks of the longest of their attempts: many take several rounds to be published."""
     loads: int = 0
     """Loaders of bundles (loads.py)."""
     consumers: int = 2
@@ -108,6 +111,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         listeners=one("listeners", WITH),
         sweeps=one("sweeps", WITH),
         writes=one("writes", WITH),
+        write_blocks=one("write_blocks", WRITE_BLOCKS),
         loads=one("loads", WITH),
         consumers=one("consumers", CONSUMERS),
         lease_ms=one("lease_ms", LEASE_MS),

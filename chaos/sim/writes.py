@@ -36,6 +36,8 @@ CROWDS = tuple(Crowd(group, (TOPIC,), consumers=1) for group in GROUPS)
 EXPIRY_MS = 2_000
 """What is staged and not committed goes so long after it was touched last."""
 JOB_EVERY_NS = 700 * MS
+BATCH_EVERY_NS = 200 * MS
+"""Between two batches of a stream."""
 OPEN_MOST = 4
 """Drivers at a time."""
 ANSWERS_LOST = 0.05
@@ -149,7 +151,8 @@ class Writes:
             self._world.after(rng.randrange(100 * MS), self._stage_next, driver, attempt)
 
     def _attempt(self, driver: _Driver, partition: int, gives_up: int = 1 << 30) -> None:
-        blocks = [self._rows() for _ in range(self._rng.choice((1, 1, 2, 4)))]
+        count = self._rng.choice((1, 1, 2, self._wires.shape.write_blocks))
+        blocks = [self._rows() for _ in range(count)]
         number = self._rng.getrandbits(63) | 1
         driver.attempts.append(_Attempt(partition, number, blocks, gives_up=gives_up))
 
@@ -280,10 +283,16 @@ class Writes:
             self._end(driver)
             if not driver.stream:
                 self._done.append((driver.job, driver.batch))
-            elif not self._wires.winding_down:
-                self._begin(driver.job, driver.batch + 1, True)
+            else:
+                pause_ns = self._wires.pause_ns(BATCH_EVERY_NS, self._rng)
+                self._world.after(pause_ns, self._begin_next, driver)
 
         self._asking.command(lambda face, answer: face.staged_job(request, answer), told)
+
+    def _begin_next(self, driver: _Driver) -> None:
+        """The next batch of a stream."""
+        if not self._wires.winding_down:
+            self._begin(driver.job, driver.batch + 1, True)
 
     def _abort(self, driver: _Driver, attempts: list[_Attempt]) -> None:
         asked_ns = self._world.now_ns

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.chaos.judging import Case, is_caught, judge
@@ -90,6 +92,8 @@ def lease(at_ms: int, node: str, term: int, until_ms: int) -> LeaseSeen:
 
 ONE_MASTER_START: list[Record] = [RoleSeen(0, "n1", 1, "master", 1), lease(0, "n1", 1, 300)]
 
+CURSOR = CursorSeen(0, "n1", 1, 1, WALL_MS + 9, 0, False)
+
 GOOD: dict[str, Case] = {
     "delivered": (NoLoss, [began(), acknowledged(1, 1, 100), delivered(100, 1)]),
     "delivered before its receipt came": (NoLoss, [began(), delivered(2, 1), acknowledged(3, 1, 0)]),
@@ -152,6 +156,10 @@ GOOD: dict[str, Case] = {
             delivered(1, 1),
             delivered(500, 1, node="n2", term=2),
         ],
+    ),
+    "in a bundle, at the cursor": (
+        Monotone,
+        [CURSOR, replace(sent(1, 1, 5), node=""), replace(delivered(9, 1), due_ms=CURSOR.due_ms)],
     ),
     "cursor forward": (Monotone, [CursorSeen(0, "n1", 1, 1, 5, 0, False), CursorSeen(1, "n1", 2, 1, 3, 0, True)]),
     "one after the other": (
@@ -282,6 +290,10 @@ BAD: dict[str, Case] = {
     "behind the cursor": (
         Monotone,
         [CursorSeen(0, "n1", 1, 1, WALL_MS + 9, 0, False), sent(1, 1, 5), acknowledged(2, 1, 5)],
+    ),
+    "in a bundle, behind the cursor": (
+        Monotone,
+        [CURSOR, replace(sent(1, 1, 5), node=""), replace(delivered(9, 1), due_ms=CURSOR.due_ms - 1)],
     ),
     "a master that does not count": (
         OneMaster,

@@ -358,13 +358,18 @@ BAD |= {
     ),
     "a nack from before a reset": (
         FewDuplicates,
-        [*BROUGHT_BACK[:4], SettleSent(9 * MS, "g", ID + 1, 1, 1, "RETRY", 0), again(10, 1)],
+        [*BROUGHT_BACK[:5], SettleSent(10 * MS, "g", ID + 1, 1, 1, "RETRY", epoch=0), again(11, 1)],
     ),
     "an epoch that no reset began": (FewDuplicates, [BEGAN, delivered(1, 1), again(9, 1)]),
     "one more epoch than resets": (FewDuplicates, [*BROUGHT_BACK, again(20, 1, epoch=2)]),
     "a retry from before a reset after its own acknowledgement": (
         FewDuplicates,
-        [*BROUGHT_BACK, RETRY_BESIDE, acked(2_010, 1, attempt=2), replace(RETRY_BESIDE, at_ns=6_000 * MS, attempt=3)],
+        [
+            *BROUGHT_BACK,
+            RETRY_BESIDE,
+            acked(2_010, 1, attempt=2, epoch=1),
+            replace(RETRY_BESIDE, at_ns=6_000 * MS, attempt=3),
+        ],
     ),
     "a retry from before a reset while its lease holds": (
         FewDuplicates,

@@ -1,6 +1,7 @@
 """P6: the cursor, once exposed, never moves back; the synced pair is monotone within a term, whose number never falls.
 
-Nothing is scheduled behind the cursor either: what arrives late becomes due where the cursor stands.
+Nothing is scheduled behind the cursor either: what arrives late becomes due where the cursor stands. Of what was staged
+or came in a bundle nobody is told the times: they show when it comes.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from typing import ClassVar
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import CursorSeen, SyncedSeen
-from tickwheel.chaos.sim.history_messages import ScheduleAcknowledged, ScheduleSent
+from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent
 
 
 class Monotone(Checker):
     """Per node, across its boots and all terms; a node that says it is recovering exposes nothing."""
 
     promise: ClassVar[str] = "P6"
-    kinds: ClassVar[tuple[type[Record], ...]] = (CursorSeen, SyncedSeen, ScheduleSent, ScheduleAcknowledged)
+    kinds: ClassVar[tuple[type[Record], ...]] = (CursorSeen, SyncedSeen, ScheduleSent, ScheduleAcknowledged, Delivered)
 
     def __init__(self) -> None:
         self._cursor: dict[str, tuple[int, int]] = {}
@@ -25,6 +26,8 @@ class Monotone(Checker):
         self._synced_term: dict[tuple[str, int], int] = {}
         self._farthest_ms = -1
         self._farthest_at_sending_ms: dict[tuple[str, int], int] = {}
+        self._farthest_before_ms: dict[int, int] = {}
+        """The same of each message of which nobody is told when it is due."""
 
     def observe(self, record: Record) -> None:
         match record:
@@ -38,8 +41,19 @@ class Monotone(Checker):
                     )
                 self._cursor[record.node] = now
                 self._farthest_ms = max(self._farthest_ms, record.due_ms)
+            case Delivered():
+                cursor_ms = self._farthest_before_ms.get(record.uid, -1)
+                if record.due_ms < cursor_ms and record.attempt == 1:
+                    self.broken(
+                        record.at_ns,
+                        f"message {record.uid} is due at {record.due_ms}, behind the cursor {cursor_ms} that was shown "
+                        "before it was sent",
+                    )
             case ScheduleSent():
                 self._farthest_at_sending_ms.setdefault((record.producer, record.sequence), self._farthest_ms)
+                if not record.node:
+                    for row in record.rows:
+                        self._farthest_before_ms.setdefault(row.uid, self._farthest_ms)
             case ScheduleAcknowledged():
                 cursor_ms = self._farthest_at_sending_ms.get((record.producer, record.sequence), -1)
                 earliest_ms = min(record.due_ms, default=cursor_ms)
