@@ -54,6 +54,12 @@ class SettledTopic:
     judged_from: int
     """What is settled from here on was acknowledged, skipped by the filter, or is dead; between the two that is not
     known."""
+    retained: int
+    """Below it all is removed with its hours, and can be read no more."""
+    floor: int
+    """Below it the group has settled all."""
+    open: int
+    """Of what lies from the floor on, how many it has not; retries of other groups may be counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,17 @@ class SnapshotClient:
             text = f"node {answer.node_id} is of an earlier version and does not say what its dead letters were"
             raise RequestRefused(text, "UNIMPLEMENTED")
         topics = tuple(
-            SettledTopic(topic.topic_id, topic.name, topic.first, topic.end, topic.began, topic.judged_from)
+            SettledTopic(
+                topic.topic_id,
+                topic.name,
+                topic.first,
+                topic.end,
+                topic.began,
+                topic.judged_from,
+                topic.retained,
+                topic.floor,
+                topic.open,
+            )
             for topic in answer.topics
         )
         return SettledPin(

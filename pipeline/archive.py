@@ -2,34 +2,33 @@
 
 A folder `day=YYYY-MM-DD/` for each day of first due times. What is added is what the cluster still keeps: a message
 goes with its hour, once all groups of its topic have settled the hour, or when retention is over. So the archive is to
-be run as often as hours go. It tells rows that it has by (group, kind, id, died_ms), looking at the days of the new
-rows alone; one run at a time.
+be run as often as hours go, and says how many it came too late for: it keeps how far each group was (archive_marks.py).
+It tells rows that it has by (group, kind, id, died_ms), looking at the days of the new rows alone; one run at a time.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import StorageLevel
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tickwheel.pipeline import settled
+from tickwheel.pipeline.archive_marks import Mark, mark_of, missing
+from tickwheel.pipeline.archive_place import ArchiveError, ArchivePlace
 from tickwheel.pipeline.options import Connection
-from tickwheel.pipeline.places import spark_folder
 
 SCHEMA = f"{settled.SCHEMA}, archived_ms bigint, day date"
 KEY = ["group", "kind", "id"]
 """And `died_ms`: a message that was replayed may die again."""
 
 
-class ArchiveError(ValueError):
-    """An archive cannot be read; the text says why."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +42,21 @@ class Archived:
     how: dict[str, int]
     """What was added, by how it ended; `unknown` if the node cannot tell."""
     applied_index: int
+    missing: dict[str, int]
+    """By topic: at most so many messages that the group had been given were removed from the nodes before this run and
+    after the last one, or before the first: they are not in the archive and can be read no more."""
 
 
 def read_archive(spark: SparkSession, folder: str | Path) -> DataFrame:
     """SCHEMA, of a path or of a URI that Spark reads. Raises ArchiveError if there is none."""
-    place = spark_folder(folder)
-    if not _there(spark, f"{place}/day=*"):
+    place = ArchivePlace(spark, folder)
+    if not place.has_days():
         raise ArchiveError(f"{folder}: there is no archive (folders day=YYYY-MM-DD)")
     return _read(spark, place)
 
 
-def _read(spark: SparkSession, place: str) -> DataFrame:
-    return spark.read.schema(SCHEMA).parquet(place)
-
-
-def _there(spark: SparkSession, pattern: str, *, make: bool = False) -> bool:
-    """Whether anything fits; `make`: it is a folder that is to be made. Raises ArchiveError."""
-    jvm = spark._jvm
-    assert jvm is not None
-    try:
-        path = jvm.org.apache.hadoop.fs.Path(pattern)
-        system = path.getFileSystem(spark._jsc.hadoopConfiguration())
-        if make:
-            return bool(system.mkdirs(path))
-        return bool(system.globStatus(path))
-    except (Py4JJavaError, PySparkException) as error:
-        why = str(error.java_exception if isinstance(error, Py4JJavaError) else error).splitlines()[0]
-        text = f"{pattern}: it must be a path, or a URI of a file system that Spark has; Spark says: {why}"
-        raise ArchiveError(text) from None
+def _read(spark: SparkSession, place: ArchivePlace) -> DataFrame:
+    return spark.read.schema(SCHEMA).parquet(place.uri)
 
 
 def archive(
@@ -84,20 +70,26 @@ def archive(
 ) -> list[Archived]:
     """Add what groups are done with; `groups`: which, by default all.
 
-    `from_ms`, `to_ms`: only messages due first at or after, and before; 0: no limit. Raises RequestRefused for a group
+    `from_ms`, `to_ms`: only messages due first at or after, and before; 0: no limit. What it came too late for is told,
+    and logged as a warning; a run with limits does not count as one that was in time. Raises RequestRefused for a group
     that does not exist, ClusterUnavailable, LettersGoingError, ArchiveError for a place that Spark cannot write to.
     """
-    place = spark_folder(folder)
-    _there(spark, place, make=True)
+    place = ArchivePlace(spark, folder)
+    place.make()
     if not groups:
         with connection.open() as client:
             groups = [group.name for group in client.wait(client.asynchronous.admin.groups())]
     return [_add(spark, place, connection, group, from_ms, to_ms) for group in groups]
 
 
-def _add(spark: SparkSession, place: str, connection: Connection, group: str, from_ms: int, to_ms: int) -> Archived:
+def _add(
+    spark: SparkSession, place: ArchivePlace, connection: Connection, group: str, from_ms: int, to_ms: int
+) -> Archived:
+    text = place.mark(group)
+    last = Mark.parsed(text) if text else None
     # The last delivery of a message is not before its first.
-    done = settled.done_with(spark, connection, group, from_ms).where(F.col("due_ms") >= from_ms)
+    reading = settled.done_with(spark, connection, group, from_ms)
+    done = reading.frame.where(F.col("due_ms") >= from_ms)
     if to_ms:
         done = done.where(F.col("due_ms") < to_ms)
     done = (
@@ -117,11 +109,25 @@ def _add(spark: SparkSession, place: str, connection: Connection, group: str, fr
         try:
             counts = {(row["kind"], row["how"]): row["count"] for row in new.groupBy("kind", "how").count().collect()}
             if counts:
-                new.repartition("day").write.partitionBy("day").mode("append").parquet(place)
+                new.repartition("day").write.partitionBy("day").mode("append").parquet(place.uri)
         finally:
             new.unpersist()
     finally:
         done.unpersist()
+    gone = {
+        topic.name: missing(topic, last, [(f, e) for of, f, e in reading.passed_over if of == topic.topic_id])
+        for topic in reading.pin.topics
+    }
+    gone = {name: count for name, count in sorted(gone.items()) if count}
+    for name, count in gone.items():
+        log.warning(
+            "group %s: up to %d messages of topic %s were removed before they could be archived; run it every hour",
+            group,
+            count,
+            name,
+        )
+    if not (from_ms or to_ms):
+        place.put_mark(group, reading.pin.applied_index, mark_of(reading.pin).text())
     added = sum(counts.values())
     dead = sum(count for (kind, _), count in counts.items() if kind == settled.DEAD)
     return Archived(
@@ -131,4 +137,5 @@ def _add(spark: SparkSession, place: str, connection: Connection, group: str, fr
         sum(row["rows"] for row in found) - added,
         {how or "unknown": count for (_, how), count in counts.items()},
         max((row["index"] for row in found), default=0),
+        gone,
     )

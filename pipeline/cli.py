@@ -232,11 +232,15 @@ def archive(
     master: Master = "local[*]",
     memory: Memory = "2g",
 ) -> None:
-    """Add what groups have settled, and their dead letters, to an archive in Parquet; each message once."""
+    """Add what groups have settled, and their dead letters, to an archive in Parquet; each message once.
+
+    Run it at least every hour: messages go from the nodes soon after all groups have settled their hour. What a run
+    came too late for is counted and told.
+    """
     from pyspark.errors import PySparkException
 
-    from tickwheel.pipeline.archive import ArchiveError
     from tickwheel.pipeline.archive import archive as add
+    from tickwheel.pipeline.archive_place import ArchiveError
     from tickwheel.pipeline.settled import LettersGoingError
 
     connection = _connection(endpoints, ca_file, cert_file, key_file)
@@ -255,6 +259,11 @@ def archive(
             f"{one.group}: {one.settled:,} settled messages ({how or 'none'}) and {one.dead:,} dead letters added, "
             f"{one.known:,} were there"
         )
+        for name, count in one.missing.items():
+            print(
+                f"{one.group}: too late for up to {count:,} messages of topic {name}, which had been removed from the "
+                "nodes; run it at least every hour"
+            )
 
 
 @app.command()
@@ -279,7 +288,8 @@ def replay(
     from pyspark.errors import PySparkException
 
     from tickwheel.pipeline import replay as again
-    from tickwheel.pipeline.archive import ArchiveError, read_archive
+    from tickwheel.pipeline.archive import read_archive
+    from tickwheel.pipeline.archive_place import ArchiveError
 
     connection = _connection(endpoints, ca_file, cert_file, key_file)
     config = again.ReplayConfig(where, shift, due, topic)

@@ -6,6 +6,7 @@ data sources, and are quiet. On a cluster the workers need `tickwheel[spark]` to
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark import SparkContext
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 JAVA_VERSION_MIN = 17
@@ -38,6 +40,8 @@ logger.gateway.level = error
 """The last logger is what Spark takes its "default log level" from: as the root's, it has nothing to announce."""
 _JVM_NOISE = b"WARNING: Using incubator modules: "
 """Said by Java itself of a module that Spark needs, before any setting of a log can hold."""
+_ECHOES = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""What these write, a page with Java's stack, is the text of an error that is raised anyway."""
 
 
 class NoJavaError(Exception):
@@ -119,6 +123,8 @@ def build_session(config: SessionConfig | None = None) -> SparkSession:
     if config.quiet:
         settings["spark.ui.enabled"] = settings["spark.ui.showConsoleProgress"] = "false"
         options.append(f"-Dlog4j2.configurationFile={_log4j_file()}")
+        for name in _ECHOES:
+            PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     if options:
         settings["spark.driver.extraJavaOptions"] = " ".join(options)
     builder = SparkSession.builder.master(config.master).appName(config.app_name)

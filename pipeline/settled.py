@@ -4,7 +4,8 @@ The driver pins on one node what a group has settled after one entry of the log,
 counts as settled if the last position it has for the group is: one that waits for a retry, or whose retry is out, does
 not, nor does a dead letter. Dead letters are listed by the driver after the pin and read by the tasks, from the master.
 The pin says how many there were: if one was replayed or purged before it could be listed, the driver pins again, so no
-message is taken for settled that lay in the queue of the dead, nor one for dead that is delivered again.
+message is taken for settled that lay in the queue of the dead, nor one for dead that is delivered again. Positions
+whose hours go before a task comes to them are passed over, and told.
 
 Frames are to be used soon: a pin is forgotten ten minutes after it was last read.
 """
@@ -13,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark import Accumulator, AccumulatorParam
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -67,14 +69,41 @@ PINS = 8
 Item = TypeVar("Item")
 Piece = SettledTopic
 """A topic, and some positions of it."""
+Gone = frozenset[tuple[int, int, int]]
+"""Of a topic's id, positions from and below."""
 
 
 class LettersGoingError(Exception):
     """Dead letters of a group were replayed or purged whenever they were looked at; the text names it."""
 
 
-def done_with(spark: SparkSession, connection: Connection, group: str, due_ms_min: int = 0) -> DataFrame:
-    """SCHEMA: what a group has settled of what the cluster still keeps, and its dead letters, each message once.
+class _Union(AccumulatorParam[Gone]):
+    """However often a task tells the same."""
+
+    def zero(self, value: Gone) -> Gone:
+        return frozenset()
+
+    def addInPlace(self, value1: Gone, value2: Gone) -> Gone:
+        return value1 | value2
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a group is done with."""
+
+    frame: DataFrame
+    """SCHEMA."""
+    pin: SettledPin
+    _passed_over: Accumulator[Gone]
+
+    @property
+    def passed_over(self) -> Gone:
+        """What was removed while tasks read. Complete once all of the frame was computed."""
+        return self._passed_over.value
+
+
+def done_with(spark: SparkSession, connection: Connection, group: str, due_ms_min: int = 0) -> Done:
+    """What a group has settled of what the cluster still keeps, and its dead letters, each message once.
 
     `due_ms_min`: only messages whose last delivery was due, or that died, at or after it. Raises RequestRefused if
     there is no such group, ClusterUnavailable, LettersGoingError.
@@ -87,7 +116,8 @@ def done_with(spark: SparkSession, connection: Connection, group: str, due_ms_mi
         for at in range(topic.first, topic.end, POSITIONS)
     ]
     there = replace(connection, endpoints=(pin.address,))
-    rows = _of_each(spark, pieces, _settled_reader(there, pin, group), f"{SCHEMA}, position bigint")
+    passed_over = spark.sparkContext.accumulator(Gone(), _Union())
+    rows = _of_each(spark, pieces, _settled_reader(there, pin, group, passed_over), f"{SCHEMA}, position bigint")
     retries = _of_each(spark, pieces, _retries_reader(there, pin), _PLACES)
     newest = retries.groupBy("id").agg(F.max("position").alias("newest"))
     buried = spark.createDataFrame([(id,) for id in ids], "id string")
@@ -101,7 +131,7 @@ def done_with(spark: SparkSession, connection: Connection, group: str, due_ms_mi
     )
     chunks = [numbers[at : at + LETTERS] for at in range(0, len(numbers), LETTERS)]
     dead = _of_each(spark, chunks, _dead_reader(connection, pin, group), SCHEMA)
-    return settled.unionByName(dead.where(F.col("died_ms") >= due_ms_min))
+    return Done(settled.unionByName(dead.where(F.col("died_ms") >= due_ms_min)), pin, passed_over)
 
 
 def _of_each(
@@ -151,16 +181,22 @@ async def _next(pages: AsyncIterator[SettledPage]) -> SettledPage | None:
     return await anext(pages, None)
 
 
-def _settled_reader(connection: Connection, pin: SettledPin, group: str) -> Callable[[Piece], Iterator[pa.RecordBatch]]:
+def _settled_reader(
+    connection: Connection, pin: SettledPin, group: str, passed_over: Accumulator[Gone]
+) -> Callable[[Piece], Iterator[pa.RecordBatch]]:
     def read(piece: Piece) -> Iterator[pa.RecordBatch]:
         with connection.open() as client:
             snapshot = client.asynchronous.snapshot
             pages = snapshot.settled_pages(
                 pin.address, pin.pin_id, piece.topic_id, piece.first, piece.end, content=True
             )
+            first = piece.first
             while (page := client.wait(_next(pages))) is not None:
+                if page.removed:
+                    passed_over.add(Gone([(piece.topic_id, first, first + page.removed)]))
                 if page.ids:
                     yield _settled_batch(page, pin, group, piece)
+                first = page.next
 
     return read
 

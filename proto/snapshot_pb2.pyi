@@ -326,6 +326,9 @@ class SettledTopic(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     BEGAN_FIELD_NUMBER: _builtins.int
     JUDGED_FROM_FIELD_NUMBER: _builtins.int
+    RETAINED_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.int
     name: _builtins.str
     first: _builtins.int
@@ -337,6 +340,12 @@ class SettledTopic(_message.Message):
     `judged_from` is `end`.
     """
     judged_from: _builtins.int
+    retained: _builtins.int
+    """Below `retained` all is removed with its hours. Below `floor` the group has settled all; of what lies from there to
+    `end` it has not settled `open` (retries of other groups may be counted).
+    """
+    floor: _builtins.int
+    open: _builtins.int
     def __init__(
         self,
         *,
@@ -346,10 +355,13 @@ class SettledTopic(_message.Message):
         end: _builtins.int = ...,
         began: _builtins.int = ...,
         judged_from: _builtins.int = ...,
+        retained: _builtins.int = ...,
+        floor: _builtins.int = ...,
+        open: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["began", b"began", "end", b"end", "first", b"first", "judged_from", b"judged_from", "name", b"name", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began", b"began", "end", b"end", "first", b"first", "floor", b"floor", "judged_from", b"judged_from", "name", b"name", "open", b"open", "retained", b"retained", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -141,6 +141,9 @@ class SettledDesk:
                     end=ready.count,
                     began=subscription.began,
                     judged_from=ready.count if broadcasting else subscription.judged_from,
+                    retained=ready.first_retained,
+                    floor=subscription.floor,
+                    open=subscription.backlog,
                 )
             )
         done(response)

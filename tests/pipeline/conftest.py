@@ -14,6 +14,7 @@ SETTINGS = {
     # For a few hundred rows generating and compiling code takes longer than the query, and so does planning it anew.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 
 

@@ -62,6 +62,21 @@ class RunningCluster:
 
         return self.wait(go())
 
+    def settle(self, group: str, topic: str, count: int) -> None:
+        """A group acknowledges so many messages."""
+
+        async def go() -> None:
+            taken = 0
+            async with self.client.consumer(group, topic) as consumer:
+                async for delivery in consumer:
+                    await delivery.ack()
+                    taken += 1
+                    if taken == count:
+                        break
+                await consumer.drain()
+
+        self.wait(go())
+
     def start(self, node_id: str) -> None:
         """Start a node again and wait until all follow the master."""
 

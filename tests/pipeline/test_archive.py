@@ -18,7 +18,8 @@ from tickwheel.client import Delivery
 from tickwheel.client.async_client import Message
 from tickwheel.client.dead import DeadClient, DeadLetter
 from tickwheel.pipeline import settled
-from tickwheel.pipeline.archive import ArchiveError, archive, read_archive
+from tickwheel.pipeline.archive import archive, read_archive
+from tickwheel.pipeline.archive_place import ArchiveError
 from tickwheel.pipeline.cli import app
 from tickwheel.pipeline.options import CONNECTION, Connection, Options, connection_of
 from tickwheel.pipeline.replay import REPLAY_OF, ReplayConfig, ReplayError, replay, selected, shift_ms, summary
@@ -111,6 +112,7 @@ def archived(
     assert (first.settled, first.dead, first.known) == (done, dead, 0)
     [again] = archive(spark, path, connection(cluster), [GROUP])
     assert (again.settled, again.dead, again.known) == (0, 0, done + dead)
+    assert not first.missing and not again.missing
     return path
 
 
@@ -247,7 +249,8 @@ def test_how_a_message_ended_is_told_as_far_as_it_is_known(
         await client.admin.create_group("newcomer", [topic], start_from="latest")
 
     def ends(group: str) -> dict[str, str | None]:
-        rows = settled.done_with(spark, connection(cluster), group).select("payload", "how").collect()
+        done = settled.done_with(spark, connection(cluster), group)
+        rows = done.frame.select("payload", "how").collect()
         assert len({bytes(row.payload) for row in rows}) == len(rows)
         return {bytes(row.payload).decode(): row.how for row in rows}
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from tickwheel.pipeline.session import NoJavaError, find_java
@@ -17,6 +18,13 @@ def test_a_session_keeps_utc_and_runs_python(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     frame = spark.range(10).mapInArrow(lambda batches: batches, "id long")
     assert frame.count() == 10
+
+
+def test_an_error_is_raised_and_not_also_written(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+    """Spark would write each query that it cannot analyse to the terminal, with a page of Java's stack."""
+    with pytest.raises(AnalysisException, match="nothing_like_it"):
+        spark.range(1).where("nothing_like_it = 1")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_without_java_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Tasks that fail, die or are cancelled: what counts is there once, what does not is not there at all."""
+"""Tasks that fail, die, are copied or cancelled: what counts is there once, what does not is not there at all."""
 
 from __future__ import annotations
 
@@ -10,32 +10,48 @@ from pathlib import Path
 
 import pytest
 
+from tests.pipeline.retry_job import PAYLOAD_BYTES, ROWS
 from tests.pipeline.running import RunningCluster
-
-ROWS = 4_000
+from tests.pipeline.two_workers import HOSTS
 
 
 @pytest.mark.timeout(400)
-def test_retried_killed_failed_and_cancelled_jobs_write_every_row_once(cluster: RunningCluster) -> None:
-    """In a process of its own, with a Spark that repeats tasks. A job that failed or was cancelled is run again under
-    the same job id, while tasks of the cancelled one may still be at work."""
-    script = Path(__file__).with_name("retry_job.py")
+def test_retried_killed_copied_failed_and_cancelled_jobs_write_every_row_once(
+    cluster: RunningCluster, tmp_path: Path
+) -> None:
+    """In a process of its own, with executors of their own on two hosts, and rows staged whenever something happens. A
+    job that failed or was cancelled is run again under the same job id, while tasks of the cancelled one may still be
+    at work. That speculative copies ran, and which attempt counted, is what Spark tells."""
     done = subprocess.run(
-        [sys.executable, str(script), cluster.endpoints],
+        [sys.executable, "-m", "tests.pipeline.retry_job", cluster.endpoints, str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,
         timeout=360,
-        cwd=script.parents[2],
+        cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0, done.stderr[-4_000:]
-    said = json.loads(done.stdout.strip().splitlines()[-1])
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    said = found["said"]
     assert said == {
-        "fail_half_way": "done ",
-        "fail_at_the_end": "done ",
-        "kill_the_worker": "done ",
-        "fail_always": "planned done ",
-        "slow": "cancelled done ",
+        "FailHalfWay": "done ",
+        "FailAtTheEnd": "done ",
+        "KillTheWorker": "done ",
+        "FailAlways": "planned done ",
+        "Overtaken": "done ",
+        "Abreast": "done ",
+        "Held": "cancelled done ",
+        "KillTheExecutor": "done ",
     }
     for topic in said:
-        assert cluster.payloads(topic) == Counter(f"row-{number}" for number in range(ROWS)), topic
+        payloads = cluster.payloads(topic)
+        assert all(len(payload) == PAYLOAD_BYTES for payload in payloads)
+        names = Counter({payload.partition(".")[0]: count for payload, count in payloads.items()})
+        assert names == Counter(f"row-{number}" for number in range(ROWS)), topic
+    for name, tasks in found["copied"].items():
+        pair = sorted((task for task in tasks if task["partition"] == 1), key=lambda task: task["attempt"])
+        assert [task["speculative"] for task in pair] == [False, True], (name, tasks)
+        assert {task["host"] for task in pair} == set(HOSTS), (name, tasks)
+        assert sorted(task["status"] for task in pair) == ["KILLED", "SUCCESS"], (name, tasks)
+    [winner] = [task for task in found["copied"]["Overtaken"] if task["partition"] == 1 and task["status"] == "SUCCESS"]
+    assert winner["speculative"]

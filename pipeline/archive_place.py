@@ -1,0 +1,101 @@
+"""The folder of an archive, in any file system that Spark has.
+
+`day=YYYY-MM-DD/` hold its rows; `_marks/<group>/<number>.json` how far each group was, the highest number counts: a new
+one is written before the old ones go, so a crash loses none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tickwheel.pipeline.places import spark_folder
+
+A = TypeVar("A")
+
+
+class ArchiveError(ValueError):
+    """An archive cannot be read or written; the text says why."""
+
+
+class ArchivePlace:
+    """See the module. All methods raise ArchiveError."""
+
+    def __init__(self, spark: SparkSession, folder: str | Path) -> None:
+        self.uri = spark_folder(folder)
+        self._spark = spark
+
+    def _path(self, below: str = "") -> Any:
+        jvm = self._spark._jvm
+        assert jvm is not None
+        return jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{below}" if below else self.uri)
+
+    def _do(self, below: str, work: Callable[[Any, Any], A]) -> A:
+        """With the file system and the path."""
+        try:
+            path = self._path(below)
+            return work(path.getFileSystem(self._spark._jsc.hadoopConfiguration()), path)
+        except (Py4JJavaError, PySparkException) as error:
+            why = str(error.java_exception if isinstance(error, Py4JJavaError) else error).splitlines()[0]
+            where = f"{self.uri}/{below}" if below else self.uri
+            text = f"{where}: it must be a path, or a URI of a file system that Spark has; Spark says: {why}"
+            raise ArchiveError(text) from None
+
+    def make(self) -> None:
+        """The folder, if it is not there."""
+        self._do("", lambda system, path: system.mkdirs(path))
+
+    def has_days(self) -> bool:
+        """Whether there is anything."""
+        return bool(self._do("day=*", lambda system, path: bool(system.globStatus(path))))
+
+    def mark(self, group: str) -> str:
+        """What was put last; empty: nothing."""
+        numbers = self._numbers(group)
+        if not numbers:
+            return ""
+
+        def read(system: Any, path: Any) -> bytes:
+            jvm = self._spark._jvm
+            assert jvm is not None
+            stream = system.open(path)
+            try:
+                return bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+            finally:
+                stream.close()
+
+        return self._do(f"_marks/{group}/{max(numbers)}.json", read).decode()
+
+    def put_mark(self, group: str, number: int, text: str) -> None:
+        """In place of what was put before; `number` names it."""
+        before = self._numbers(group)
+        name = f"_marks/{group}/{number}"
+
+        def write(system: Any, path: Any) -> None:
+            stream = system.create(path, True)
+            try:
+                stream.write(bytearray(text.encode()))
+            finally:
+                stream.close()
+
+        self._do(f"{name}.new", write)
+        target = self._path(f"{name}.json")
+        self._do(f"{name}.json", lambda system, path: system.delete(path, False))
+        self._do(f"{name}.new", lambda system, path: system.rename(path, target))
+        for old in before:
+            if old != number:
+                self._do(f"_marks/{group}/{old}.json", lambda system, path: system.delete(path, False))
+
+    def _numbers(self, group: str) -> list[int]:
+        found = self._do(f"_marks/{group}/*.json", lambda system, path: system.globStatus(path))
+        numbers = []
+        for status in found or ():
+            with suppress(ValueError):
+                numbers.append(int(status.getPath().getName().removesuffix(".json")))
+        return numbers
