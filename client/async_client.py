@@ -58,6 +58,7 @@ class Message:
     key: str = ""
     tags: tuple[str, ...] = ()
     headers: Mapping[str, str] | None = None
+    message_group: str = ""
     scheduled_ms: int = 0
     """When it was scheduled, moved, or sent back for a retry."""
     attempts: int = 0
@@ -103,6 +104,7 @@ def _message(pending: scheduler_pb2.PendingMessage, state: str, content: bool) -
         key=meta.key,
         tags=tuple(meta.tags),
         headers=dict(meta.headers),
+        message_group=meta.message_group,
         scheduled_ms=pending.scheduled_ms,
         attempts=pending.attempts,
         group=pending.group,

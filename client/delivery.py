@@ -191,6 +191,10 @@ class Delivery:
     def headers(self) -> dict[str, str]:
         return dict(self.meta.headers)
 
+    @property
+    def message_group(self) -> str:
+        return self.meta.message_group
+
     def _rows(self) -> NDArray[np.int64]:
         return np.array([self.row], np.int64)
 

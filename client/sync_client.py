@@ -54,6 +54,10 @@ class SyncDelivery:
     def headers(self) -> dict[str, str]:
         return self.inner.headers
 
+    @property
+    def message_group(self) -> str:
+        return self.inner.message_group
+
     def ack(self) -> None:
         """Done."""
 
@@ -245,6 +249,7 @@ class Client:
         key: str = "",
         tags: Sequence[str] = (),
         headers: Mapping[str, str] | None = None,
+        message_group: str = "",
         jitter: timedelta | None = None,
     ) -> Receipt:
         """See AsyncClient.schedule."""
@@ -259,6 +264,7 @@ class Client:
                 key=key,
                 tags=tags,
                 headers=headers,
+                message_group=message_group,
                 jitter=jitter,
             )
         )

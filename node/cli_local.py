@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from tickwheel.node.cli_output import AsJson, err, fail, out, print_json, table, use_json
+from tickwheel.node.cli_output import AsJson, err, fail, out, print_json, print_table, table, use_json
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
 
 local_app = typer.Typer()
@@ -89,8 +89,12 @@ def _show(cluster: LocalCluster, as_json: bool) -> None:
         (node.node_id, node.client_address, f"http://{node.metrics_address}/metrics", node.pid, node.log_file)
         for node in cluster.nodes
     ]
-    out.print(table("", ("node", "clients", "metrics", "process", "log"), rows))
-    out.print(f"\nready: tickwheel --help; other commands find it with --address {addresses}\n", markup=False)
+    print_table("", ("node", "clients", "metrics", "process", "log"), rows)
+    out.print(
+        f"\nready: tickwheel --help; other commands find it with --address {addresses}\n",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 async def _follow(node: LocalNode, stop: asyncio.Event, quiet: bool) -> None:

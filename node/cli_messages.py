@@ -71,6 +71,9 @@ def schedule(
     key: Annotated[str, typer.Option(help="Key kept with the message.")] = "",
     tag: Annotated[list[str], typer.Option(help="Tag; may be given several times.")] = [],  # noqa: B006
     header: Annotated[list[str], typer.Option(help="NAME=VALUE; may be given several times.")] = [],  # noqa: B006
+    message_group: Annotated[
+        str, typer.Option(help="In a FIFO topic: those of one message group are delivered in order.")
+    ] = "",
     jitter: Annotated[
         str | None, typer.Option(help="Let the master move it later by a random part of this: 30s, 10m.")
     ] = None,
@@ -91,7 +94,9 @@ def schedule(
 
     async def go() -> None:
         async with open_client(address) as client:
-            receipt = await client.schedule(topic, content, key=key, tags=tag, headers=headers, **when)
+            receipt = await client.schedule(
+                topic, content, key=key, tags=tag, headers=headers, message_group=message_group, **when
+            )
         if as_json:
             print_json(dataclasses.asdict(receipt))
         else:
@@ -111,11 +116,21 @@ def consume(
     ] = "earliest",
     filter: Annotated[str, typer.Option(help="Tags that a new group takes: 'a || b' or '*'.")] = "",
     no_ack: Annotated[bool, typer.Option("--no-ack", help="Leave the messages: they come again.")] = False,
+    nack: Annotated[bool, typer.Option("--nack", help="Send them back: they come again as the group retries.")] = False,
+    dead: Annotated[bool, typer.Option("--dead", help="Send them to the dead letters.")] = False,
+    delay: Annotated[str | None, typer.Option("--delay", help="With --nack: after so long (5s, 1h30m).")] = None,
+    level: Annotated[int, typer.Option("--level", min=0, help="With --nack: at this delay level.")] = 0,
+    reason: Annotated[str, typer.Option("--reason", help="With --nack or --dead: kept with a dead letter.")] = "",
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Print messages as they are delivered, and acknowledge them. Ctrl-C ends it."""
+    """Print messages as they are delivered, and acknowledge them, or not. Ctrl-C ends it."""
     use_json(as_json)
+    if no_ack + nack + dead > 1:
+        raise typer.BadParameter("at most one of --no-ack, --nack and --dead")
+    if ((delay is not None or level) and not nack) or (delay is not None and level):
+        raise typer.BadParameter("--nack with --delay or --level")
+    pause = duration(delay) if delay is not None else None
     where, start_ms = place(start_from)
 
     def show(delivery: Delivery) -> None:
@@ -129,6 +144,7 @@ def consume(
                     "key": delivery.key,
                     "tags": delivery.tags,
                     "headers": delivery.headers,
+                    "message_group": delivery.message_group,
                     **_content(delivery.payload),
                 }
             )
@@ -156,7 +172,11 @@ def consume(
             seen = 0
             async for delivery in consumer:
                 show(delivery)
-                if not no_ack:
+                if nack:
+                    delivery.nack(delay=pause, level=level, reason=reason)
+                elif dead:
+                    delivery.dead(reason)
+                elif not no_ack:
                     delivery.ack()
                 seen += 1
                 if seen == count:
@@ -232,5 +252,8 @@ def get(
     if not message.topic:
         unsaid += (0,)  # of a message in the cold tier the cluster knows little
     rows = [(name, value) for name, value in as_dict(message).items() if value not in unsaid]
-    shown = [(name, time_text(value) if name.startswith("due_") else escape(str(value))) for name, value in rows]
+    shown = [
+        (name, time_text(value) if name.startswith(("due_", "scheduled_")) else escape(str(value)))
+        for name, value in rows
+    ]
     print_table("", ("", ""), shown, whole=(0,))

@@ -22,7 +22,6 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
 
 from tickwheel.client import AsyncClient, TlsFiles
@@ -115,10 +114,10 @@ def print_table(
 ) -> None:
     """Print a table: within a terminal's width; into a pipe or file a row is a line, however long."""
     made = table(title, columns, rows, right, whole)
-    width = None
-    if not out.is_terminal:
-        width = max(out.width, Measurement.get(out, out.options.update(max_width=PIPE_WIDTH_MAX), made).maximum)
-    out.print(made, width=width, crop=False)
+    if out.is_terminal:
+        out.print(made)
+        return
+    Console(width=PIPE_WIDTH_MAX, highlight=False).print(made)
 
 
 def open_client(addresses: str, timeout_s: float = 15.0) -> AsyncClient:

@@ -50,7 +50,7 @@ def backup(
 
     async def go() -> BackupWriter:
         writer = BackupWriter(directory)
-        with Progress(console=err, disable=as_json, transient=True) as progress:
+        with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as progress:
             task = progress.add_task("backup", total=None)
             async with open_client(address) as client:
                 async for chunk in client.admin.backup(address.split(",")[0]):
@@ -98,7 +98,7 @@ def restore(
         disk.unlock()
 
     try:
-        with Progress(console=err, disable=as_json, transient=True) as progress:
+        with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as progress:
             task = progress.add_task("restore", total=None)
             files, size = restore_backup(
                 source, node.data_path, lambda done, total: progress.update(task, completed=done, total=total), prepare

@@ -75,7 +75,7 @@ async def _follow(client: AsyncClient, begun: Sweep, as_json: bool) -> Sweep:
         TimeElapsedColumn(),
     )
     last = begun
-    with Progress(*columns, console=err, transient=True, disable=as_json) as progress:
+    with Progress(*columns, console=err, transient=True, disable=as_json or not err.is_terminal) as progress:
         task = progress.add_task(begun.action, total=1.0, done=0)
         try:
             async for last in client.sweeps.follow(begun.job_id):

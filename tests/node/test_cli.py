@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tickwheel.client import Client
 from tickwheel.node import cli
 from tickwheel.node.local_cluster import LocalCluster
 
@@ -105,6 +106,37 @@ def test_schedule_and_consume(run: Run) -> None:
     assert got.code == 0
     assert (got.json["payload"], got.json["attempt"], got.json["due_ms"]) == ("ring", 1, due_ms)
     assert time.time_ns() // 1_000_000 >= due_ms
+
+
+def test_what_is_printed_may_be_sent_back(run: Run) -> None:
+    """A nack with its own delay, one by the group's policy, and a declared death with its reason; not two of them."""
+    run("group", "create", "back", "back", "--retry-initial", "10ms")
+    run("schedule", "back", "x", "--delay", "0s")
+    one = ("consume", "back", "--group", "back", "-n", "1", "--json")
+    assert run(*one, "--nack", "--delay", "20ms").json["attempt"] == 1
+    assert run(*one, "--nack").json["attempt"] == 2
+    assert run(*one, "--dead", "--reason", "no use").json["attempt"] == 3
+    (letter,) = run("dead", "list", "back", "--json").json["letters"]
+    assert (letter["cause"], letter["attempts"], letter["error"]) == ("declared_dead", 3, "no use")
+    for wrong in (
+        ["--nack", "--dead"],
+        ["--delay", "1s"],
+        ["--level", "2"],
+        ["--nack", "--delay", "1s", "--level", "2"],
+    ):
+        assert run(*one, *wrong).code == 2
+
+
+def test_message_groups_by_command_line_and_blocking_client(run: Run, address: str) -> None:
+    """In a FIFO topic those of one group come in order, one at a time; each says which it is of."""
+    run("topic", "create", "lanes", "--fifo")
+    with Client(address) as client:
+        first = client.schedule("lanes", "1", delay_ms=0, message_group="a").id
+        assert client.get(first, content=True).message_group == "a"
+    second = run("schedule", "lanes", "2", "--delay", "0s", "--message-group", "a", "--json").json["id"]
+    assert run("get", second, "--json").json["message_group"] == "a"
+    got = run("consume", "lanes", "--group", "lanes", "-n", "2", "--json").out.splitlines()
+    assert [(m["payload"], m["message_group"]) for m in map(json.loads, got)] == [("1", "a"), ("2", "a")]
 
 
 def test_payload_from_a_file_may_be_binary(run: Run, tmp_path: Path) -> None:

@@ -71,6 +71,14 @@ def run(address: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     return go
 
 
+def test_a_row_is_a_line_for_who_reads_a_pipe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside a terminal no width breaks a table's rows: `grep` finds the whole message."""
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = run("pending", "list", "seen").out.splitlines()
+    assert len(lines) == 13
+    assert all("[order]-" in line and ("even" in line or "odd" in line) for line in lines[1:])
+
+
 def test_lists_and_counts_by_what_is_given(run: Run) -> None:
     """Topic, tag, key, prefix and time, alone and together; the text is shown as it is, brackets too."""
     assert len(run("pending", "list", "seen", "--json").json) == 12
