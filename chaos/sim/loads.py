@@ -284,7 +284,9 @@ class Loads:
         wanted = {row.uid for row in built.rows}
 
         def told(answer: scheduler_pb2.ListPendingResponse) -> None:
-            found = [(UID.unpack_from(message.payload)[0], message.id) for message in answer.messages]
+            # Not the retries among them: these were delivered, and are cancelled for one group.
+            first = (message for message in answer.messages if not message.group)
+            found = [(UID.unpack_from(message.payload)[0], message.id) for message in first]
             mine = [(uid, id_) for uid, id_ in found if uid in wanted and uid not in self._cancelled]
             for uid, id_ in self._rng.sample(mine, min(len(mine), CANCELS_MOST)):
                 self._cancelled.add(uid)

@@ -80,3 +80,9 @@ def test_a_slave_that_is_behind_hears_who_the_members_are() -> None:
     """A master that it had never heard of came while it was behind, and the one that it knew was removed: it turned
     the new one away for ever."""
     verdict(720_007, SimulationConfig(level=Level.NODE, seconds=6, only=(0, 1)))
+
+
+def test_what_is_cancelled_of_a_load_was_never_delivered() -> None:
+    """A list of what is pending has retries too, under ids of their own: to cancel one of those takes back nothing that
+    was delivered, and was called a broken promise."""
+    verdict(800_004, SimulationConfig(level=Level.NODE, seconds=6, only=(0,)))
