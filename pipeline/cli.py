@@ -111,15 +111,15 @@ def load(
     timeout_s: Annotated[float, typer.Option(help="How long an unreachable cluster is tried, in seconds.")] = 15.0,
 ) -> None:
     """Load what was built into a running cluster. Repeating it goes on where it was; nothing is loaded twice."""
-    from tickwheel.client import AsyncClient, TlsFiles
+    from tickwheel.client import AsyncClient
     from tickwheel.pipeline.load import LoadError
     from tickwheel.pipeline.load import load as load_build
     from tickwheel.pipeline.manifest import ManifestError
 
-    tls = TlsFiles(ca_file, cert_file or None, key_file or None) if ca_file else None
+    connection = _connection(endpoints, ca_file, cert_file, key_file)
 
     async def go() -> Progress:
-        async with AsyncClient([e.strip() for e in endpoints.split(",")], tls=tls, timeout_s=timeout_s) as client:
+        async with AsyncClient(connection.endpoints, tls=connection.tls, timeout_s=timeout_s) as client:
             return await load_build(folder, client, job_id=job_id, told=_tell)
 
     try:
@@ -187,6 +187,9 @@ def forecast(
     ] = 10_000.0,
     start_ms: Annotated[int, typer.Option(help="From when on, milliseconds since 1970; 0: from now.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for forecast.png and forecast.html.")] = None,
+    ca_file: CaFile = "",
+    cert_file: CertFile = "",
+    key_file: KeyFile = "",
     master: Master = "local[*]",
     memory: Memory = "2g",
 ) -> None:
@@ -197,13 +200,16 @@ def forecast(
 
     if bool(source) == bool(endpoints):
         raise _failed("either a Parquet file or --endpoints must be given")
+    if endpoints:
+        _connection(endpoints, ca_file, cert_file, key_file)
     try:
         config = looking.ForecastConfig(start_ms or int(time.time() * 1_000), days, capacity)
         with _spark(master, memory) as spark:
             if source:
                 frame = spark.read.parquet(source)
             else:
-                reader = spark.read.format("tickwheel").option("endpoints", endpoints).option("content", "false")
+                reader = spark.read.format("tickwheel").option("content", "false")
+                reader = reader.options(**_given(endpoints, ca_file, cert_file, key_file))
                 reader = reader.option("due_ms_min", str(config.start_ms)).option("due_ms_max", str(config.end_ms))
                 frame = reader.load()
             found = looking.forecast(frame, config)
@@ -307,12 +313,17 @@ def replay(
     print(f"{count:,} messages scheduled as job {job_id}; under that name none of them is scheduled again")
 
 
+def _given(endpoints: str, ca_file: str, cert_file: str, key_file: str) -> dict[str, str]:
+    """As options of the data source."""
+    given = {"endpoints": endpoints, "ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
+    return {name: value for name, value in given.items() if value}
+
+
 def _connection(endpoints: str, ca_file: str, cert_file: str, key_file: str) -> Connection:
     from tickwheel.pipeline.options import CONNECTION, OptionError, Options, connection_of
 
-    given = {"endpoints": endpoints, "ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
     try:
-        return connection_of(Options({name: value for name, value in given.items() if value}, CONNECTION), 15.0)
+        return connection_of(Options(_given(endpoints, ca_file, cert_file, key_file), CONNECTION), 15.0)
     except OptionError as error:
         raise _failed(str(error)) from None
 

@@ -34,10 +34,16 @@ Timeout = Annotated[float, typer.Option(help="How long an unreachable cluster is
 
 
 def _client(endpoints: str, ca_file: str, cert_file: str, key_file: str, timeout_s: float) -> AsyncClient:
-    from tickwheel.client import AsyncClient, TlsFiles
+    from tickwheel.client import AsyncClient
+    from tickwheel.pipeline.options import CONNECTION, OptionError, Options, connection_of
 
-    tls = TlsFiles(ca_file, cert_file or None, key_file or None) if ca_file else None
-    return AsyncClient(endpoints, tls=tls, timeout_s=timeout_s)
+    given = {"endpoints": endpoints, "ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
+    options = Options({name: value for name, value in given.items() if value}, CONNECTION)
+    try:
+        connection = connection_of(options, timeout_s)
+    except OptionError as error:
+        raise _failed(str(error)) from None
+    return AsyncClient(connection.endpoints, tls=connection.tls, timeout_s=timeout_s)
 
 
 def _failed(text: str) -> RequestRefused:

@@ -26,7 +26,8 @@ class TickwheelSource(DataSource):
 
     - `endpoints`: host:port of one or more nodes, separated by commas; needed. Any node will do.
     - `ca_file`, `cert_file`, `key_file`, `server_name`: TLS, PEM files that every machine of Spark has; default: none.
-    - `timeout_s`: seconds one call may take, repeats and changes of master included; default 60.
+    - `timeout_s`: seconds one call may take, repeats and changes of master included; a stream or a reader gives up a
+      cluster that does not answer after so long, and names its addresses; default 60, of a batch that is read 15.
 
     **Writing** a batch: `df.write.format("tickwheel").options(...).mode("append").save()`, exactly once.
 
@@ -44,7 +45,7 @@ class TickwheelSource(DataSource):
       `reject` (default) writes them to `rejected_path`, `fail` fails the write.
     - `rejected_path`: folder, as the driver sees it, or a URI; the rows are in `<rejected_path>/<job_id>/*.parquet`
       with a column `reason`; default `_rejected`.
-    - `connect_timeout_s`: seconds after which a cluster that does not answer fails the write; default 10.
+    - `connect_timeout_s`: seconds after which a cluster that does not answer fails the write of a batch; default 10.
     - `commit_timeout_s`: seconds the commit may take to schedule all rows; default 3600.
 
     **Reading** what is pending: `spark.read.format("tickwheel").options(...).load()`, by due hours (each a partition

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from tests.pipeline.running import FEW_ROWS
 from tickwheel.client import AsyncClient
 from tickwheel.pipeline import cold_freeze
 from tickwheel.pipeline.cold_freeze import FreezeConfig, write_parts
@@ -86,7 +87,7 @@ def promote(spark: SparkSession, folder: str, endpoints: str) -> None:
 
 def main(what: str, *words: str) -> None:
     """See the module."""
-    spark = build_session(SessionConfig(master="local[2]", quick=True, shuffle_partitions=2))
+    spark = build_session(SessionConfig(master="local[2]", quick=True, shuffle_partitions=2, settings=FEW_ROWS))
     say("ready")
     sys.stdin.readline()
     if what == "freeze":

@@ -7,21 +7,14 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.pipeline.running import RunningCluster
+from tests.pipeline.running import FEW_ROWS, RunningCluster
 from tickwheel.pipeline.session import SessionConfig, build_session
-
-SETTINGS = {
-    # For a few hundred rows generating and compiling code takes longer than the query, and so does planning it anew.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """`local[2]`, quick to start, and quick with little data."""
-    session = build_session(SessionConfig(master="local[2]", quick=True, shuffle_partitions=2, settings=SETTINGS))
+    session = build_session(SessionConfig(master="local[2]", quick=True, shuffle_partitions=2, settings=FEW_ROWS))
     yield session
     session.stop()
 

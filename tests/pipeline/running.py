@@ -1,4 +1,4 @@
-"""A cluster of real nodes for code without a loop: the asynchronous one on a loop in a thread."""
+"""A cluster of real nodes for code without a loop: the asynchronous one on a loop in a thread; and Spark's settings."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ from tickwheel.client.async_client import Message
 from tickwheel.node.local_cluster import LocalCluster
 
 A = TypeVar("A")
+FEW_ROWS = {
+    # For a few hundred rows generating and compiling code takes longer than the query, and so does planning it anew.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+"""Settings of the tests' sessions."""
 
 
 class RunningCluster:

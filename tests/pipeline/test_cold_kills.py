@@ -34,13 +34,12 @@ class Job:
     """A process of cold_job.py, started at once."""
 
     def __init__(self, *words: str) -> None:
-        script = Path(__file__).with_name("cold_job.py")
         self.process = subprocess.Popen(
-            [sys.executable, str(script), *words],
+            [sys.executable, "-m", "tests.pipeline.cold_job", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=script.parents[2],
+            cwd=Path(__file__).parents[2],
         )
 
     def hear(self, word: str) -> None:

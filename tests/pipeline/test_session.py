@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +13,9 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
+from tickwheel.pipeline import options, sink, source_pending, source_stream
 from tickwheel.pipeline.session import NoJavaError, find_java
+from tickwheel.pipeline.source import TickwheelSource
 
 
 def test_a_session_keeps_utc_and_runs_python(spark: SparkSession) -> None:
@@ -32,6 +37,50 @@ def test_without_java_the_error_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(NoJavaError, match="openjdk-17"):
         find_java()
+
+
+def test_every_option_is_explained_with_its_default() -> None:
+    """Where `help` shows it; and none that does not exist."""
+    text = TickwheelSource.__doc__ or ""
+    known = options.CONNECTION | sink.OPTIONS | source_pending.OPTIONS | source_stream.OPTIONS
+    explained = re.findall(r"^    - ((?:`\w+`(?:, )?)+): (.*?)(?=^    - |\n\n)", text, re.MULTILINE | re.DOTALL)
+    names = {name for names, _ in explained for name in re.findall(r"`(\w+)`", names)}
+    assert names == known
+    for names, words in explained:
+        assert re.search("default|needed", words), names
+
+
+TOOLS = ("sh", "sed", "head", "grep", "id", "cat", "chmod")
+FAKE_APT = """#!/bin/sh
+[ "$1" = install ] || [ "$5" = install ] || exit 0
+printf '#!/bin/sh\necho openjdk version \\"17.0.1\\" >&2\n' > "$(dirname "$0")/java"; chmod +x "$(dirname "$0")/java"
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="others may be asked for a password")
+def test_java_is_brought_where_it_may_be_and_named_where_not(tmp_path: Path) -> None:
+    """The script of the Makefile, on a path without Java: without apt it says what to install, with it it installs."""
+    script = Path(__file__).parents[2] / "scripts" / "ensure_java.sh"
+    for tool in (*TOOLS, "dirname", "env"):
+        (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
+
+    def run(**more: str) -> subprocess.CompletedProcess[str]:
+        env = {"PATH": str(tmp_path), **more}
+        return subprocess.run([tmp_path / "sh", script], env=env, capture_output=True, text=True, check=False)
+
+    said = run()
+    assert said.returncode == 1
+    for line in ("needs Java 17 or newer, and there is none", "apt-get install openjdk-17-jre-headless", "dnf install"):
+        assert line in said.stderr
+    said = run(JAVA_HOME=str(tmp_path / "nothing"))
+    assert said.returncode == 1 and "Correct or unset JAVA_HOME" in said.stderr
+    for tool in ("apt-get", "apt-cache"):
+        (tmp_path / tool).write_text(FAKE_APT)
+        (tmp_path / tool).chmod(0o755)
+    said = run()
+    assert said.returncode == 0, said.stderr
+    assert "installing openjdk-17-jre-headless" in said.stderr
+    assert run().stderr == ""
 
 
 def test_the_package_that_spark_imports_imports_nothing() -> None:

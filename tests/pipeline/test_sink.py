@@ -15,6 +15,9 @@ from pyspark.sql import functions as f
 from tests.pipeline.running import RunningCluster
 from tickwheel.client import Client
 from tickwheel.node.local_cluster import free_ports
+from tickwheel.pipeline.options import OptionError, Options
+from tickwheel.pipeline.sink import OPTIONS, sink_config
+from tickwheel.pipeline.sink_rows import SchemaError, check_schema
 
 DAY_MS = 86_400_000
 
@@ -134,22 +137,20 @@ def test_bad_rows_fail_the_write_if_so_wanted(spark: SparkSession, cluster: Runn
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"payload": "string"}, "column due_ms"),
-        ({"due_ms": "long"}, "column payload: missing"),
-        ({"due_ms": "string", "payload": "string"}, "column due_ms: it is string"),
-        ({"due_ms": "long", "payload": "string", "color": "string"}, "column color: not known"),
-        ({"due_ms": "long", "due_at": "timestamp", "payload": "string"}, "exactly one of due_ms"),
-        ({"due_at": "timestamp_ntz", "payload": "string"}, "column due_at: it is timestamp_ntz"),
-        ({"due_ms": "long", "payload": "string", "tags": "array<int>"}, "column tags: it is array<int>"),
+        ("payload string", "column due_ms"),
+        ("due_ms long", "column payload: missing"),
+        ("due_ms string, payload string", "column due_ms: it is string"),
+        ("due_ms long, payload string, color string", "column color: not known"),
+        ("due_ms long, due_at timestamp, payload string", "exactly one of due_ms"),
+        ("due_at timestamp_ntz, payload string", "column due_at: it is timestamp_ntz"),
+        ("due_ms long, payload string, tags array<int>", "column tags: it is array<int>"),
+        ("due_ms long, payload string, properties map<string,int>", "column properties: it is map<string,int>"),
     ],
 )
-def test_a_wrong_schema_names_the_column(
-    spark: SparkSession, cluster: RunningCluster, columns: dict[str, str], said: str
-) -> None:
-    """Before any row is sent."""
-    rows = spark.createDataFrame([], ", ".join(f"{name} {kind}" for name, kind in columns.items()))
-    with pytest.raises(Exception, match=said):
-        write(rows, cluster, topic="sink-schema")
+def test_a_wrong_schema_names_the_column(spark: SparkSession, columns: str, said: str) -> None:
+    """And what it must be."""
+    with pytest.raises(SchemaError, match=said):
+        check_schema(spark.createDataFrame([], columns).schema, "sink-schema")
 
 
 @pytest.mark.parametrize(
@@ -157,19 +158,33 @@ def test_a_wrong_schema_names_the_column(
     [
         ({"tpoic": "x"}, "option tpoic"),
         ({"job_id": "a b"}, "option job_id"),
+        ({"topic": ".x"}, "option topic"),
         ({"rate_limit": "fast"}, "option rate_limit"),
+        ({"in_flight": "0"}, "option in_flight: '0': 1 to 64"),
         ({"bad_rows": "ignore"}, "option bad_rows"),
         ({"endpoints": "nowhere"}, "option endpoints"),
+        ({"endpoints": ""}, "option endpoints"),
         ({"cert_file": "x"}, "option ca_file"),
-        ({}, "column topic"),
+        ({"timeout_s": "0"}, "option timeout_s"),
+        ({"connect_timeout_s": "x"}, "option connect_timeout_s"),
+        ({"commit_timeout_s": "0"}, "option commit_timeout_s"),
     ],
 )
-def test_a_wrong_option_is_named(
-    spark: SparkSession, cluster: RunningCluster, options: dict[str, str], said: str
-) -> None:
+def test_a_wrong_option_is_named(options: dict[str, str], said: str) -> None:
     """With what is allowed."""
-    with pytest.raises(Exception, match=said):
-        write(frame(spark, 1), cluster, **options)
+    with pytest.raises(OptionError, match=said):
+        sink_config(Options({"endpoints": "127.0.0.1:7100", **options}, OPTIONS), stream=False)
+
+
+def test_what_is_wrong_is_told_before_any_row_is_sent(spark: SparkSession, cluster: RunningCluster) -> None:
+    """A column, an option, and a topic that neither names: as Spark raises it, and the topic is not made."""
+    with pytest.raises(Exception, match="column color: not known"):
+        write(frame(spark, 1).withColumn("color", f.lit("red")), cluster, topic="sink-wrong")
+    with pytest.raises(Exception, match="option tpoic"):
+        write(frame(spark, 1), cluster, topic="sink-wrong", tpoic="x")
+    with pytest.raises(Exception, match="column topic: missing, and there is no option topic"):
+        write(frame(spark, 1), cluster)
+    assert "sink-wrong" not in [topic.name for topic in cluster.wait(cluster.client.admin.topics())]
 
 
 def test_an_unreachable_cluster_fails_soon_with_its_addresses(spark: SparkSession, cluster: RunningCluster) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from tests.pipeline.running import FEW_ROWS
 from tickwheel.pipeline.session import QUICK_JVM, SessionConfig, _log4j_file, build_session
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -53,4 +54,4 @@ def two_workers(directory: Path, settings: dict[str, str]) -> SparkSession:
         deploy.worker.Worker.startRpcEnvAndEndpoint(
             host, 0, 0, 1, EXECUTOR_MB, masters, str(directory / host), some, plain, none
         )
-    return build_session(SessionConfig(master=url, driver_memory="512m", settings={**SETTINGS, **settings}))
+    return build_session(SessionConfig(master=url, driver_memory="512m", settings={**FEW_ROWS, **SETTINGS, **settings}))
