@@ -71,6 +71,9 @@ class LogWatch:
         self.entries_sent_most = 0
         self.applied_most = 0
         self._applied_now = 0
+        self._committed_by: tuple[int, tuple[str, ...]] = (0, ())
+        """Up to where entries were committed when the voters changed last, and by whom: a change may be written
+        while entries that were committed before wait to be applied."""
 
     def attach(self, log: RaftLog) -> None:
         """A log was made on this machine: of a boot, or of a checkpoint that a peer sent."""
@@ -93,6 +96,14 @@ class LogWatch:
                 self._add(CommittedCut(self._now_ns, machine.name, machine.boot, index, journal.term_at(index)))
 
         engine.before_cut = observed_cut  # type: ignore[method-assign]
+        voters_written = log.voters_written
+
+        def observed_voters(index: int, entry: bytes) -> None:
+            self._committed_by = (engine.commit_index, log._voters.ids)
+            voters_written(index, entry)
+
+        log.voters_written = observed_voters  # type: ignore[method-assign]
+        self._committed_by = (0, ())
         machine.network.sent = self.sent
 
     @property
@@ -160,7 +171,9 @@ class LogWatch:
             return
         census.highest_applied = index
         census.applied_term[index] = term
-        voters = log._voters.ids
+        committed, voters = self._committed_by
+        if index > committed:
+            voters = log._voters.ids
         holders = census.holders(index, term, voters)
         self._add(CommitSeen(self._now_ns, self._machine.name, index, term, holders, len(voters)))
 

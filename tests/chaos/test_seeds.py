@@ -86,3 +86,10 @@ def test_what_is_cancelled_of_a_load_was_never_delivered() -> None:
     """A list of what is pending has retries too, under ids of their own: to cancel one of those takes back nothing that
     was delivered, and was called a broken promise."""
     verdict(800_004, SimulationConfig(level=Level.NODE, seconds=6, only=(0,)))
+
+
+def test_what_was_committed_before_a_change_of_the_voters_is_judged_by_those_before() -> None:
+    """A member was removed between two entries that its acknowledgement had committed together: the second was said
+    to be on too few disks."""
+    shape = (("lines", 0), ("pauses", 0), ("sweeps", 0), ("writes", 0), ("loads", 0), ("journal_tail_bytes", 0))
+    verdict(1, SimulationConfig(level=Level.NODE, seconds=6, nodes=3, faults=("replace", "isolate"), shape=shape))
