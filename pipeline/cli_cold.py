@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -33,7 +33,10 @@ KeyFile = Annotated[str, typer.Option(help="TLS: its key.")]
 Timeout = Annotated[float, typer.Option(help="How long an unreachable cluster is tried, in seconds.")]
 
 
-def _client(endpoints: str, ca_file: str, cert_file: str, key_file: str, timeout_s: float) -> AsyncClient:
+def _clients(
+    endpoints: str, ca_file: str, cert_file: str, key_file: str, timeout_s: float
+) -> Callable[[], AsyncClient]:
+    """What makes a client; what is wrong with the options is told now."""
     from tickwheel.client import AsyncClient
     from tickwheel.pipeline.options import CONNECTION, OptionError, Options, connection_of
 
@@ -43,7 +46,7 @@ def _client(endpoints: str, ca_file: str, cert_file: str, key_file: str, timeout
         connection = connection_of(options, timeout_s)
     except OptionError as error:
         raise _failed(str(error)) from None
-    return AsyncClient(connection.endpoints, tls=connection.tls, timeout_s=timeout_s)
+    return lambda: AsyncClient(connection.endpoints, tls=connection.tls, timeout_s=timeout_s)
 
 
 def _failed(text: str) -> RequestRefused:
@@ -89,6 +92,12 @@ def freeze(
     from tickwheel.pipeline.sink_rows import SchemaError
     from tickwheel.proto.cold_pb2 import ColdJob
 
+    clients = _clients(endpoints, ca_file, cert_file, key_file, timeout_s)
+
+    async def reach() -> None:
+        async with clients() as client:
+            await client.admin.master_status()
+
     started = time.monotonic()
     try:
         job = job_id or content_job_id(source, topic)
@@ -98,6 +107,7 @@ def freeze(
             manifest = store.finish(manifest)
         else:
             with _session(master, memory) as spark:
+                _run(reach())  # rather than write all parts and then find nobody who takes them
                 config = FreezeConfig(topic, horizon_days, tasks)
                 manifest = write_parts(spark.read.parquet(source), folder, job, config)
     except (ColdError, SchemaError) as error:
@@ -107,7 +117,7 @@ def freeze(
     written = manifest
 
     async def go() -> ColdJob | None:
-        async with _client(endpoints, ca_file, cert_file, key_file, timeout_s) as client:
+        async with clients() as client:
             return await register(client, folder, written)
 
     known = _run(go())
@@ -139,8 +149,10 @@ def promote(
     """Load what has come within the horizon. Run it once a day; repeating it, or two at once, load nothing twice."""
     from tickwheel.pipeline.cold_promote import Promoter, Promotion
 
+    clients = _clients(endpoints, ca_file, cert_file, key_file, timeout_s)
+
     async def go(spark: SparkSession) -> Promotion:
-        async with _client(endpoints, ca_file, cert_file, key_file, timeout_s) as client:
+        async with clients() as client:
             return await Promoter(spark, client, folder).run(until_ms, horizon_days)
 
     with _session(master, memory) as spark:
@@ -167,7 +179,7 @@ def status(
     from tickwheel.pipeline.cold_status import examine, text_of
 
     async def go() -> tuple[str, bool]:
-        async with _client(endpoints, ca_file, cert_file, key_file, timeout_s) as client:
+        async with _clients(endpoints, ca_file, cert_file, key_file, timeout_s)() as client:
             found = await examine(client, folder)
             return text_of(found), found.bad
 
@@ -190,7 +202,7 @@ def clean(
     from tickwheel.pipeline.cold_status import remove_loaded
 
     async def go() -> tuple[int, int]:
-        async with _client(endpoints, ca_file, cert_file, key_file, timeout_s) as client:
+        async with _clients(endpoints, ca_file, cert_file, key_file, timeout_s)() as client:
             return await remove_loaded(client, folder)
 
     files, size = _run(go())

@@ -8,10 +8,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tests.pipeline.running import RunningCluster
+from tickwheel.node.local_cluster import free_ports
 
 FILES = 2
 ROWS = 200
@@ -139,3 +141,17 @@ def test_a_micro_batch_that_failed_comes_again(spark: SparkSession, cluster: Run
     run_source(spark, cluster, tmp_path, got, "stream-fail", max_messages=50)
     assert set(got.payloads) == {f"m-{n}" for n in range(120)}
     assert unsettled(cluster, "stream-fail") == 0
+
+
+def test_an_unreachable_cluster_ends_a_stream_with_its_address(spark: SparkSession, tmp_path: Path) -> None:
+    """In both directions, once `timeout_s` is over."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    add_files(spark, tmp_path, 0)
+    connection = {"endpoints": address, "timeout_s": "1"}
+    read = spark.readStream.format("tickwheel").options(group="g", topic="t", **connection).load().writeStream
+    rows = spark.readStream.schema("due_ms long, payload string").parquet(str(tmp_path / "in"))
+    write = rows.writeStream.format("tickwheel").options(topic="t", **connection)
+    for name, stream in (("read", read.foreachBatch(lambda batch, number: None)), ("write", write)):
+        query = stream.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True).start()
+        with pytest.raises(StreamingQueryException, match=address):
+            query.awaitTermination(30)

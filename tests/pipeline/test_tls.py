@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tickwheel.client import AsyncClient, Client, TlsFiles
 from tickwheel.client.errors import TickwheelError
 from tickwheel.node.certs import make_certificates
-from tickwheel.node.local_cluster import LocalCluster
+from tickwheel.node.local_cluster import LocalCluster, free_ports
 from tickwheel.pipeline.cli import app
 from tickwheel.pipeline.cold_store import ColdStore
 from tickwheel.proto import admin_pb2
@@ -68,6 +68,9 @@ def test_rows_are_written_and_read_over_tls(spark: SparkSession, secured: dict[s
     rows.write.format("tickwheel").options(topic="secret", bad_rows="fail", **secured).mode("append").save()
     read = spark.read.format("tickwheel").options(topic="secret", **secured).load()
     assert {bytes(row.payload).decode() for row in read.collect()} == {f"t-{number}" for number in range(500)}
+    flags = [word for name, value in secured.items() for word in (f"--{name.replace('_', '-')}", value)]
+    done = CliRunner().invoke(app, ["forecast", *flags, "--days", "1"])
+    assert done.exit_code == 0 and "secret" in done.output, done.output
     for without in ({"endpoints": secured["endpoints"]}, {name: secured[name] for name in ("endpoints", "ca_file")}):
         with pytest.raises(Exception, match=secured["endpoints"].split(",")[0]):
             spark.read.format("tickwheel").options(timeout_s="1", **without).load().count()
@@ -96,6 +99,9 @@ def test_a_late_promotion_is_delivered_at_once_over_tls_and_pushed_first(
         return f"{done.output}{done.exception or ''}"
 
     freeze = ("freeze", f"file://{tmp_path}/in", cold, "--job-id", "pushed")
+    nowhere = f"127.0.0.1:{free_ports(1)[0]}"
+    failed = CliRunner().invoke(app, [*freeze, "--endpoints", nowhere, "--timeout-s", "0.5"])
+    assert nowhere in str(failed.exception) and not list(tmp_path.glob("cold tier/day=*"))
     assert "admin" in run(*freeze, options=secured)
     assert "60 messages" in run(*freeze)
     assert "known before" in run(*freeze)
@@ -130,3 +136,22 @@ def test_a_late_promotion_is_delivered_at_once_over_tls_and_pushed_first(
     assert got == Counter(f"p-{number}" for number in range(5, 60))
     assert (status.loaded_late, status.state) == (55, admin_pb2.COLD_EMPTY) and status.loaded_late_ms_max > 0
     assert run("promote", cold).startswith("0 messages of 0 parts")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("load", "out"),
+        ("forecast",),
+        ("archive", "out"),
+        ("replay", "out", "--job-id", "j"),
+        ("freeze", "in", "out", "--job-id", "j"),
+        ("promote", "out"),
+        ("cold", "status", "out"),
+    ],
+)
+def test_a_certificate_without_an_authority_is_refused_by_name(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Rather than left out, and the connection made without TLS."""
+    places = [str(tmp_path / word) if word in ("in", "out") else word for word in words]
+    done = CliRunner().invoke(app, [*places, "--endpoints", "127.0.0.1:7100", "--cert-file", "x", "--key-file", "y"])
+    assert "option ca_file" in str(done.exception), done.output
