@@ -47,9 +47,17 @@ class DriftEstimate:
             self.rate_ppb = self.doubt_ppb = 0
         while points and at_ns - points[0].at_ns > SPAN_NS_MAX:
             points.popleft()
-        known = [point for point in points if at_ns - point.at_ns >= PAUSE_NS]
-        if known:
-            self._measure(min(known, key=lambda point: (point.error_ns + error_ns) / (at_ns - point.at_ns)), new)
+        best: _Point | None = None
+        least = 0.0
+        for point in points:  # oldest first
+            passed_ns = at_ns - point.at_ns
+            if passed_ns < PAUSE_NS:
+                break
+            doubt = (point.error_ns + error_ns) / passed_ns
+            if best is None or doubt < least:
+                best, least = point, doubt
+        if best is not None:
+            self._measure(best, new)
         if not points or at_ns - points[-1].at_ns >= PAUSE_NS:
             points.append(new)
 

@@ -78,16 +78,21 @@ class ClockSamples:
 
     def _hold(self, now_ns: int, rate_ppb: int, drift_ppb: int) -> tuple[Interval | None, int]:
         """What the newest samples have in common, and how many those are."""
-        held: Interval | None = None
-        agreeing = 0
-        for at_ns, shown in reversed(self._samples):
+        # As `carried` and `common`, written out: a master does this for each answer to its syncs.
+        low_ns = high_ns = agreeing = 0
+        for at_ns, (shown_low_ns, shown_high_ns) in reversed(self._samples):
             age_ns = now_ns - at_ns
             if age_ns > AGE_NS_MAX:
                 break
-            stands = carried(shown, age_ns, rate_ppb, drift_ppb)
-            both = stands if held is None else common(held, stands)
-            if both is None:
-                break
-            held = both
+            passed_ns = age_ns + age_ns * rate_ppb // PPB
+            spread_ns = age_ns * drift_ppb // PPB
+            stands_low_ns = shown_low_ns + passed_ns - spread_ns
+            stands_high_ns = shown_high_ns + passed_ns + spread_ns
+            if agreeing:
+                stands_low_ns = max(low_ns, stands_low_ns)
+                stands_high_ns = min(high_ns, stands_high_ns)
+                if stands_low_ns > stands_high_ns:
+                    break
+            low_ns, high_ns = stands_low_ns, stands_high_ns
             agreeing += 1
-        return held, agreeing
+        return (Interval(low_ns, high_ns) if agreeing else None), agreeing

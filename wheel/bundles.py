@@ -172,6 +172,10 @@ class Bundles:
             self._chunks[hour] = part if known is None else np.concatenate([known, part])
         self.chunks += len(taken)
 
+    def has(self, hour: int) -> bool:
+        """Whether chunks are of this hour."""
+        return hour in self._chunks
+
     def of(self, hour: int) -> TakenChunks:
         """Chunks of an hour, by rising first index."""
         return self._chunks.get(hour, _NONE)

@@ -108,7 +108,7 @@ class Holdings:
 
     def _in_files(self, hour: int) -> bool:
         """Whether some of an hour's units lie in files."""
-        return self._hours.has_merged(hour) or len(self._bundles.of(hour)) > 0
+        return self._bundles.has(hour) or self._hours.has_merged(hour)
 
     def _lies_in_files(self, hour: int, index: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which indexes of an hour lie in files: of a bundle, or merged."""

@@ -156,10 +156,12 @@ class LogWatch:
             if vote[1]:
                 self._add(VoteSeen(self._now_ns, machine.name, machine.boot, *vote))
         until_ns = log.lease_until_ns()
-        held = until_ns > machine.clock.monotonic_ns()
-        self.lease(self.term, until_ns if held else 0, log._voters.others)
-        self.applied_most = max(self.applied_most, self._applied_now)
-        self._applied_now = 0
+        if until_ns or self._lease[1]:  # else there was none and is none
+            held = until_ns > machine.clock.monotonic_ns()
+            self.lease(self.term, until_ns if held else 0, log._voters.others)
+        if self._applied_now:
+            self.applied_most = max(self.applied_most, self._applied_now)
+            self._applied_now = 0
 
     # -- entries
 

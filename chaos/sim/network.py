@@ -52,6 +52,7 @@ class Link:
         "extra_delay_ns",
         "held_back",
         "lost",
+        "mark",
         "receiver",
         "receiver_boot",
         "replay_rate",
@@ -69,6 +70,8 @@ class Link:
         self._rng = world.stream(f"link/{sender}/{receiver}")
         self.sender = sender
         self.receiver = receiver
+        self.mark = f"{sender}>{receiver} ".encode()
+        """What a frame begins with in the digest of the run."""
         self.sender_boot = 0
         self.receiver_boot = 0
         self.epoch = 0
@@ -253,7 +256,7 @@ class NetworkPort:
             return False
         data = frame.SerializeToString()
         world = self._world
-        world.mark(b"%b>%b %b" % (self._name.encode(), peer_id.encode(), data))
+        world.mark(link.mark + data)
         if world.story is not None:
             world.tell(self._name, f"-> {peer_id} {describe(frame)}")
         if not link.send(data):

@@ -369,6 +369,8 @@ class BulkDesk:
 
     def wanted_ms(self) -> int | None:
         """When `tick` is needed at the latest; steady."""
+        if self._fetch is None and self._current is None:
+            return None
         times = [fetch.asked_until_ms for fetch in (self._fetch,) if fetch is not None]
         if self._current is not None and not self._current.proposed:
             times.append(self._current.until_ms)

@@ -196,12 +196,14 @@ class ConsumerDesk:
 
     def tick(self, steady_ms: int) -> None:
         """Answer pulls that have waited long enough."""
+        if not self._pulls:
+            return
         for pull in [p for p in self._pulls if p.until_ms <= steady_ms]:
             self._finish(pull, consumer_pb2.DeliverBatch(group=pull.request.group))
 
     def wanted_ms(self) -> int | None:
         """When the next pull has waited long enough."""
-        return min((pull.until_ms for pull in self._pulls), default=None)
+        return min(pull.until_ms for pull in self._pulls) if self._pulls else None
 
     def end(self, failure: Failure | None) -> None:
         """Mastership is gone; the delivery has closed the sessions, which answered their pulls."""

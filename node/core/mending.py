@@ -147,6 +147,8 @@ class Mending:
 
     def wanted_ms(self) -> int | None:
         """When the next `tick` is needed (steady)."""
+        if not self._cases:
+            return None
         return min((case.next_ms for case in self._cases.values() if not case.working), default=None)
 
     def tick(self, steady_ms: int) -> None:

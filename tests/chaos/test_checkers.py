@@ -182,6 +182,10 @@ GOOD: dict[str, Case] = {
             delivered(11, 1),
         ],
     ),
+    "resumed when it was asked for": (
+        Live,
+        [began(), Healed(1 * SECOND), sent(8_000, 1, 1), acknowledged(8_100, 1, 1), Drained(9 * SECOND, "")],
+    ),
     "resumed": (Live, [began(), Healed(1 * SECOND), acknowledged(1_800, 1, 1), Drained(9 * SECOND, "")]),
     "cancelled after a delivery ahead of a lost dispatch": (
         DefiniteCancel,
@@ -339,6 +343,10 @@ BAD: dict[str, Case] = {
             CancelAnswered(1 * MS, 1, ID + 1, "CANCELLED"),
             CancelAnswered(2 * MS, 1, ID + 1, "ALREADY_DISPATCHED"),
         ],
+    ),
+    "resumed late, since it was asked for": (
+        Live,
+        [began(), Healed(1 * SECOND), sent(2_000, 1, 1), acknowledged(8_000, 1, 1), Drained(20 * SECOND, "")],
     ),
     "never resumed": (Live, [began(), Healed(1 * SECOND), Drained(9 * SECOND, "")]),
     "resumed late": (Live, [began(), Healed(1 * SECOND), acknowledged(15_000, 1, 1), Drained(20 * SECOND, "")]),

@@ -12,7 +12,7 @@ from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Drained, FaultBegan, FaultEnded, HandoverEnded, Healed, Record, RunBegan
 from tickwheel.chaos.sim.history_log import AskedUnread, ProposalEnded
 from tickwheel.chaos.sim.history_machines import Booted, LeaseSeen, RoleSeen, Stopped
-from tickwheel.chaos.sim.history_messages import ScheduleAcknowledged
+from tickwheel.chaos.sim.history_messages import ScheduleAcknowledged, ScheduleSent
 from tickwheel.chaos.sim.world import MS, SECOND
 
 RESUME_NS_MOST = 4 * SECOND
@@ -25,12 +25,13 @@ RESTARTS = "restart from the checkpoint"
 
 
 class Live(Checker):
-    """`resumed_after_ns` is how long the first acknowledgement after the heal took."""
+    """`resumed_after_ns` is how long the first acknowledgement after the heal took, since it was asked for."""
 
     promise: ClassVar[str] = "P10"
     kinds: ClassVar[tuple[type[Record], ...]] = (
         RunBegan,
         Healed,
+        ScheduleSent,
         ScheduleAcknowledged,
         ProposalEnded,
         Drained,
@@ -47,6 +48,8 @@ class Live(Checker):
     def __init__(self) -> None:
         self.resumed_after_ns: int | None = None
         self._healed_ns: int | None = None
+        self._asked_ns: int | None = None
+        """When the first producer sent something after that: in a long run there are pauses."""
         self._faultless = False
         self._terms: set[int] = set()
         self._leases: dict[str, tuple[int, int]] = {}  # node -> (held since, until)
@@ -59,6 +62,9 @@ class Live(Checker):
                 self._faultless = not record.faults
             case Healed():
                 self._healed_ns = record.at_ns
+            case ScheduleSent():
+                if self._healed_ns is not None and self._asked_ns is None and record.node:
+                    self._asked_ns = record.at_ns
             case ScheduleAcknowledged():
                 self._accepted(record.at_ns)
             case ProposalEnded():
@@ -96,7 +102,7 @@ class Live(Checker):
 
     def _accepted(self, at_ns: int) -> None:
         if self._healed_ns is not None and self.resumed_after_ns is None:
-            self.resumed_after_ns = at_ns - self._healed_ns
+            self.resumed_after_ns = at_ns - (self._asked_ns or self._healed_ns)
 
     def _leased(self, record: LeaseSeen) -> None:
         since_ns, until_ns = self._leases.get(record.node, (record.at_ns, record.at_ns))
