@@ -35,6 +35,7 @@ Pushed = Callable[[int, int, Units], None]
 class _Flight:
     """A dispatch under way: what it is expected to bring, by topic; `known` is False if that is not known."""
 
+    target: CursorKey
     proposed_ms: int
     known: bool
     topics: dict[int, tuple[int, Ids]] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class PushAhead:
 
     def proposing(self, start: CursorKey, target: CursorKey, now_ms: int) -> None:
         """A dispatch from `start` to `target` is about to be proposed: push what it will bring, if that is known."""
-        flight = _Flight(now_ms, known=False)
+        flight = _Flight(target, now_ms, known=False)
         units = self._expected(start, target, now_ms)
         self._flights.append(flight)
         if units is None:
@@ -91,7 +92,9 @@ class PushAhead:
 
     def dispatched(self, topic_id: int, first_position: int, units: Units) -> bool | None:
         """Units entered a ready queue: True if they were pushed, None if they were not what was pushed."""
-        flight = self._flights[0] if self._flights else None
+        # Several may lie in one entry of the log, and are answered together after it: whose units these are says the
+        # cursor, which has just moved to its target, or a little below if that was cut.
+        flight = next((flight for flight in self._flights if flight.target >= self._wheel.cursor), None)
         if flight is None or not flight.known:
             return False
         expected = flight.topics.pop(topic_id, None)

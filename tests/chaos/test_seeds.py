@@ -93,3 +93,8 @@ def test_what_was_committed_before_a_change_of_the_voters_is_judged_by_those_bef
     to be on too few disks."""
     shape = (("lines", 0), ("pauses", 0), ("sweeps", 0), ("writes", 0), ("loads", 0), ("journal_tail_bytes", 0))
     verdict(1, SimulationConfig(level=Level.NODE, seconds=6, nodes=3, faults=("replace", "isolate"), shape=shape))
+
+
+def test_pushed_dispatches_that_share_an_entry() -> None:
+    """In push-first, while the log is full: the master took one's messages for those of the one before, and stopped."""
+    verdict(801_195, SimulationConfig(level=Level.NODE, seconds=6, only=(0,)))

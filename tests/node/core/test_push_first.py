@@ -8,6 +8,9 @@ import pytest
 
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.node.core.proposer import Done
+from tickwheel.proto.log_pb2 import LogEntry
+from tickwheel.replication.log import ReplicatedLog
 
 PUSH = replace(CoreConfig(), delivery_order=DeliveryOrder.PUSH_FIRST)
 
@@ -84,6 +87,38 @@ def test_what_is_given_back_before_its_dispatch_is_applied_comes_at_once() -> No
     assert world.master() is master
     assert {tuple(attempt for _, attempt, _ in times) for times in client.got.values()} == {(1, 2)}
     assert master.host.core.delivery.counters.expired == 0
+
+
+def test_dispatches_that_share_an_entry_are_told_apart() -> None:
+    """While the log is full they wait together: each brings what was delivered ahead of it, and nothing stops."""
+    world = World(7, config=replace(PUSH, propose_in_flight_max=1, dispatch_ahead_ms=0))
+    client = Client(world)
+    master = world.elect()
+    client.consume()
+    shared: list[int] = []
+    assert master.host is not None
+    core = master.host.core
+    propose = core.proposer._propose
+
+    def counting(log: ReplicatedLog, entry: bytes, dones: list[Done], changes_from_ms: int) -> None:
+        shared.append(sum(command.HasField("dispatch") for command in LogEntry.FromString(entry).commands))
+        propose(log, entry, dones, changes_from_ms)
+
+    core.proposer._propose = counting  # type: ignore[assignment]
+    for _ in range(10):
+        client.schedule([world.rng.randrange(100, 200) for _ in range(40)])
+        world.run(120)
+        world.cut_off(master.name)
+        world.run(30)
+        world.heal()
+        world.run(100)
+    world.run(1_000)
+    assert max(shared) > 1
+    assert pushed(world) > 100
+    assert not any(node.fatal for node in world.nodes.values()), [node.fatal for node in world.nodes.values()]
+    assert len(client.acked) == 400
+    assert not client.lost() and not client.early() and not client.repeated()
+    assert len(digests(world)) == 1
 
 
 def repeats_of_a_lost_dispatch(sync: bool) -> int:
