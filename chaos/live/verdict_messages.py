@@ -106,6 +106,8 @@ class Messages:
         self._got: dict[int, _Got] = {}
         self._settles: dict[int, tuple[_Got, str, list[int]]] = {}
         self._sessions: dict[str, list[tuple[float, str]]] = {}
+        self._unexplained: list[tuple[str, Delivered, Delivered]] = []
+        """Second deliveries whose only reason can be a session that was gone; that may be written down later."""
         self.groups: list[str] = []
         self.first_of_term: dict[int, float] = {}
         self.last_of_term: dict[int, float] = {}
@@ -225,7 +227,8 @@ class Messages:
                 message.first_ms[group] = at_ms
             else:
                 reason = self._reason(uid, group, message, before, now)
-                self.duplicates[reason] += 1
+                if reason is not None:
+                    self.duplicates[reason] += 1
 
     def _note_attempt(self, attempt: tuple[int, str, int]) -> None:
         if attempt in self._attempts:
@@ -244,7 +247,8 @@ class Messages:
                 f"a delivery of term {term} to {group}, {since_ms:,.0f} ms after the first of term {newest}",
             )
 
-    def _reason(self, uid: int, group: str, message: Message, before: Delivered, now: Delivered) -> str:
+    def _reason(self, uid: int, group: str, message: Message, before: Delivered, now: Delivered) -> str | None:
+        """Why it came again; None: the end will tell."""
         settled_ms = message.settled_ms.get(group)
         what = (
             f"message {uid} to {group}, attempt {now.attempt} in term {now.term}, "
@@ -261,14 +265,21 @@ class Messages:
             self.failover_ages_ms.append(max(0.0, self.last_of_term[before.term] - before.at_ms))
             return "failover"
         if now.consumer == before.consumer and now.session != before.session:
-            return "session gone"  # whoever watches sessions may write that down only after this delivery
-        if any(
-            before.at_ms - SESSION_MS <= at_ms <= now.at_ms + SESSION_MS and session != before.session
-            for at_ms, session in self._sessions.get(before.consumer, ())
-        ):
             return "session gone"
-        self._broken("P5", now.at_ms, f"{what}: not handed back, lease holds, session and term are the same")
-        return "no reason"
+        self._unexplained.append((what, before, now))
+        return None
+
+    def _explain(self) -> None:
+        """All sessions are known now: whoever watches them may have written down an end only after what it caused."""
+        for what, before, now in self._unexplained:
+            if any(
+                before.at_ms - SESSION_MS <= at_ms <= now.at_ms + SESSION_MS and session != before.session
+                for at_ms, session in self._sessions.get(before.consumer, ())
+            ):
+                self.duplicates["session gone"] += 1
+            else:
+                self.duplicates["no reason"] += 1
+                self._broken("P5", now.at_ms, f"{what}: not handed back, lease holds, session and term are the same")
 
     def _on_settle(self, record: Record) -> None:
         got = self._got[record["g"]]
@@ -296,6 +307,7 @@ class Messages:
         """Judge what only the end can tell. `heal_ms`: when the faults were over; `clock_error_ms`: how far the time
         that the cluster went by at a moment may have been off, as it said itself."""
         self._clock_error_ms = clock_error_ms
+        self._explain()
         for uid, message in self._messages.items():
             self._judge(uid, message, end_ms)
             for at_ms in message.first_ms.values():

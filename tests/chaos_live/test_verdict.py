@@ -244,6 +244,12 @@ def _session_gone_told_late(story: Story) -> None:
     story.tell(1_530, "session", consumer="steady-1", session="steady-1/1.1")
 
 
+def _session_gone_told_after_another_had_it(story: Story) -> None:
+    """The stream was gone before, or nobody else would have got it."""
+    _twice(story, 1_500, attempt=2, consumer="steady-2", session="steady-2/1.0")
+    story.tell(1_530, "session", consumer="steady-1", session="steady-1/1.1")
+
+
 def _failover(story: Story) -> None:
     uids = NEW
     story.ack(3_610, story.send(3_600, 3_700, uids), uids)
@@ -259,9 +265,10 @@ def _failover(story: Story) -> None:
         (_lease_over, "lease over"),
         (_session_gone, "session gone"),
         (_session_gone_told_late, "session gone"),
+        (_session_gone_told_after_another_had_it, "session gone"),
         (_failover, "failover"),
     ],
-    ids=["handed_back", "lease_over", "session_gone", "session_gone_told_late", "failover"],
+    ids=["handed_back", "lease_over", "session_gone", "told_late", "told_after_another_had_it", "failover"],
 )
 def test_an_allowed_duplicate_is_counted_with_its_reason(spoil: Callable[[Story], None], reason: str) -> None:
     """P5 allows some repeats: they break nothing, and the report says how many there were and why."""
