@@ -76,6 +76,11 @@ class Wires:
         machines = self._stage.machines
         return machines[target % len(machines)]
 
+    @property
+    def machine_count(self) -> int:
+        """Machines that there are by now, newcomers among them."""
+        return len(self._stage.machines)
+
     def call(self, machine: Machine, action: Callable[[CoreFace], None]) -> None:
         """Run something on a node's client face after the way there; lost if the process is gone by then."""
 

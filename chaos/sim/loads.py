@@ -252,7 +252,7 @@ class Loads:
                 return
             if state.reason == common_pb2.WRONG_STATE and load.life == life:
                 # Some lack it; who was replaced or lost it has to be sent it again.
-                for other in range(self._wires.shape.nodes + 1):
+                for other in range(max(self._wires.shape.nodes + 1, self._wires.machine_count)):
                     self._bring(load, other)
             turn = self._wires.redirect(state, target) if state.reason == common_pb2.NOT_MASTER else target
             self._world.after(TAKE_AGAIN_NS, self._ask, load, place, life, turn)
