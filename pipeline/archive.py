@@ -86,7 +86,13 @@ def _add(
     spark: SparkSession, place: ArchivePlace, connection: Connection, group: str, from_ms: int, to_ms: int
 ) -> Archived:
     text = place.mark(group)
-    last = Mark.parsed(text) if text else None
+    try:
+        last = Mark.parsed(text) if text else None
+    except ValueError as error:
+        raise ArchiveError(
+            f"{place.uri}/_marks/{group}: the newest file cannot be read ({error}). Remove it, and this run counts all "
+            "that was removed so far as missed"
+        ) from None
     # The last delivery of a message is not before its first.
     reading = settled.done_with(spark, connection, group, from_ms)
     done = reading.frame.where(F.col("due_ms") >= from_ms)

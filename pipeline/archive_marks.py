@@ -40,8 +40,14 @@ class Mark:
 
     @classmethod
     def parsed(cls, text: str) -> Mark:
-        """What `text` gave."""
-        return cls(tuple(TopicMark(**topic) for topic in json.loads(text)["topics"]))
+        """What `text` gave. ValueError if it is damaged, or of another version."""
+        try:
+            found = json.loads(text)
+            if found["version"] != VERSION:
+                raise ValueError(f"version {found['version']}, this is {VERSION}")
+            return cls(tuple(TopicMark(**topic) for topic in found["topics"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not as it was written: {error!r}") from None
 
 
 def mark_of(pin: SettledPin) -> Mark:

@@ -70,12 +70,12 @@ class ArchivePlace:
             finally:
                 stream.close()
 
-        return self._do(f"_marks/{group}/{max(numbers)}.json", read).decode()
+        return self._do(f"_marks/{group}/{max(numbers)}.json", read).decode(errors="replace")
 
     def put_mark(self, group: str, number: int, text: str) -> None:
-        """In place of what was put before; `number` names it."""
+        """In place of what was put before; `number` or a higher one names it, so that it is the newest in any case."""
         before = self._numbers(group)
-        name = f"_marks/{group}/{number}"
+        name = f"_marks/{group}/{max([number, *(old + 1 for old in before)])}"
 
         def write(system: Any, path: Any) -> None:
             stream = system.create(path, True)
@@ -86,11 +86,9 @@ class ArchivePlace:
 
         self._do(f"{name}.new", write)
         target = self._path(f"{name}.json")
-        self._do(f"{name}.json", lambda system, path: system.delete(path, False))
         self._do(f"{name}.new", lambda system, path: system.rename(path, target))
         for old in before:
-            if old != number:
-                self._do(f"_marks/{group}/{old}.json", lambda system, path: system.delete(path, False))
+            self._do(f"_marks/{group}/{old}.json", lambda system, path: system.delete(path, False))
 
     def _numbers(self, group: str) -> list[int]:
         found = self._do(f"_marks/{group}/*.json", lambda system, path: system.globStatus(path))

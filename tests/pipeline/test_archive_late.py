@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +18,7 @@ from tests.pipeline.test_archive import connection
 from tickwheel.client.snapshot import SettledTopic
 from tickwheel.pipeline.archive import archive, read_archive
 from tickwheel.pipeline.archive_marks import Mark, TopicMark, missing
-from tickwheel.pipeline.archive_place import ArchivePlace
+from tickwheel.pipeline.archive_place import ArchiveError, ArchivePlace
 
 TOPIC, GROUP = "hourly", "keepers"
 SLOW = "slow"
@@ -68,6 +70,9 @@ def test_what_was_removed_before_it_was_archived_is_told(
         assert len(list((tmp_path / "archive" / "_marks" / GROUP).glob("[!.]*"))) == 1
         ArchivePlace(spark, place).put_mark(GROUP, 1, Mark(()).text())
         assert run()[2] == {TOPIC: 8}, "of an archive that has never seen the topic"
+        ArchivePlace(spark, place).put_mark(GROUP, 1, "{")
+        with pytest.raises(ArchiveError, match=f"_marks/{GROUP}: the newest file cannot be read"):
+            run()
 
 
 def topic(**facts: int) -> SettledTopic:
@@ -94,6 +99,38 @@ def test_what_no_run_saw_and_what_was_left_open_is_missing() -> None:
     assert missing(topic(retained=10), last(40, 40), [(10, 50), (5, 45)]) == 10, "removed while it was read"
     mark = last(40, 30, 4)
     assert Mark.parsed(mark.text()) == mark
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"version": 2, "topics": []}', '{"version": 1, "topics": [{}]}']
+)
+def test_a_mark_that_is_none_is_refused(text: str) -> None:
+    """Damaged, or of a later version: nothing is counted by it."""
+    with pytest.raises(ValueError, match=r"version 2|not as it was written|Expecting"):
+        Mark.parsed(text)
+
+
+def test_the_mark_of_the_last_run_counts(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at the same entry of the log, and at a lower one, of a cluster that was made anew."""
+    place = ArchivePlace(spark, tmp_path)
+    place.make()
+    for number, text in ((7, "a"), (7, "b"), (3, "c")):
+        place.put_mark(GROUP, number, text)
+        assert place.mark(GROUP) == text
+    assert len(list((tmp_path / "_marks" / GROUP).glob("[!.]*"))) == 1
+    (before,) = place._numbers(GROUP)
+    do = place._do
+
+    def dying(below: str, work: Callable[[Any, Any], Any]) -> Any:
+        if below.endswith(f"/{before}.json"):
+            raise KeyboardInterrupt
+        return do(below, work)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place, "_do", dying)
+        with pytest.raises(KeyboardInterrupt):
+            place.put_mark(GROUP, 2, "d")
+    assert place.mark(GROUP) == "d", "it was put, and what was before had not gone"
 
 
 @given(st.sets(st.integers(0, 60)), st.integers(0, 60), st.integers(0, 60), st.data())
