@@ -19,8 +19,11 @@ from tickwheel.node.core.install import install_if_complete
 from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.pysyncobj_seam import REGULAR
-from tickwheel.storage.bundle import DIRECTORY, SUFFIX
+from tickwheel.storage.bundle import bundle_path, name_of
 from tickwheel.storage.disk import Disk
+
+PIECE_BYTES = 1 << 20
+"""Of a bundle that is read at once."""
 
 
 class RebuildError(Exception):
@@ -47,11 +50,12 @@ def rebuild(disk: Disk, segment_bytes: int) -> Rebuilt:
                 f"the journal begins behind entry {journal.base_index}: what was before is in the checkpoint alone; "
                 "nothing was changed. Restore a backup, or go on with the other members"
             )
-        gone = sorted(name for name in _bundles(journal) if not disk.exists(f"{DIRECTORY}/{name}{SUFFIX}"))
-        if gone:
+        lacking = [problem for name in sorted(set(_bundles(journal))) if (problem := _problem(disk, name))]
+        if lacking:
             raise RebuildError(
-                f"{len(gone)} bundles that were loaded are not here any more, the first is {gone[0]}; nothing was "
-                "changed. Restore a backup, or go on with the other members"
+                f"of the bundles that were loaded {len(lacking)} cannot be replayed: {lacking[0]}; nothing was "
+                "changed. Put files of these names back (`pipeline build` left them in bundles/ of its output; other members "
+                "have them in bulk/), restore a backup, or go on with the other members"
             )
         found = Rebuilt(journal.last_index, journal.bytes_after(0))
     finally:
@@ -59,6 +63,20 @@ def rebuild(disk: Disk, segment_bytes: int) -> Rebuilt:
     disk.remove(MANIFEST_PATH)
     disk.sync_dir("")
     return found
+
+
+def _problem(disk: Disk, name: str) -> str:
+    """What is wrong with a bundle, whose name is the checksum of its bytes; empty if nothing."""
+    path = bundle_path(name)
+    if not disk.exists(path):
+        return f"{path} is not here any more"
+    file = disk.open(path)
+    try:
+        size = file.size()
+        found = name_of(file.read_at(at, min(PIECE_BYTES, size - at)) for at in range(0, size, PIECE_BYTES))
+    finally:
+        file.close()
+    return "" if found == name else f"{path} is damaged"
 
 
 def _bundles(journal: Journal) -> Iterator[str]:
