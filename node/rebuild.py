@@ -53,9 +53,9 @@ def rebuild(disk: Disk, segment_bytes: int) -> Rebuilt:
         lacking = [problem for name in sorted(set(_bundles(journal))) if (problem := _problem(disk, name))]
         if lacking:
             raise RebuildError(
-                f"of the bundles that were loaded {len(lacking)} cannot be replayed: {lacking[0]}; nothing was "
-                "changed. Put files of these names back (`pipeline build` left them in bundles/ of its output; other members "
-                "have them in bulk/), restore a backup, or go on with the other members"
+                f"{len(lacking)} bundles that were loaded cannot be replayed, the first: {lacking[0]}; nothing was "
+                "changed. Put files of these names back (`pipeline build` left them in bundles/ of its output, other "
+                "members have them in bulk/), restore a backup, or go on with the other members"
             )
         found = Rebuilt(journal.last_index, journal.bytes_after(0))
     finally:
