@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH
 from tickwheel.node.core.install import install_if_complete
 from tickwheel.proto.log_pb2 import LogEntry
+from tickwheel.replication.entries import REGULAR
 from tickwheel.replication.journal import Journal
-from tickwheel.replication.pysyncobj_seam import REGULAR
 from tickwheel.storage.bundle import bundle_path, name_of
 from tickwheel.storage.disk import Disk
 

@@ -19,9 +19,9 @@ from tickwheel.node.core.core import SLOT_MS_DEFAULT
 from tickwheel.node.core.install import install_if_complete
 from tickwheel.node.server.identity import new_identity, read_identity, store_identity
 from tickwheel.proto.log_pb2 import LogEntry
+from tickwheel.replication.entries import REGULAR
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import Member
-from tickwheel.replication.pysyncobj_seam import REGULAR
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.whole_file import write_whole
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.proto.peer_pb2 import AppendEntries
+from tickwheel.replication.entries import REGULAR, VOTERS, split
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal_view import Journal
-from tickwheel.replication.pysyncobj_seam import REGULAR, Message
-from tickwheel.replication.voters import VOTERS, split
+from tickwheel.replication.pysyncobj_seam import Message
 
 
 class ImpossibleMessageError(Exception):

@@ -10,7 +10,7 @@ asked     -> idle      nobody took over in time: go on, in the same term if it s
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tickwheel.replication.config import RaftConfig
 
@@ -47,14 +47,24 @@ class Handover:
         """The master must not act any more."""
         return self._phase is _Phase.ASKED
 
-    def begin(self, target: str, term: int, now_ns: int, done: Done) -> bool:
-        """Start; False if one is under way."""
+    def begin(self, target_id: str | None, candidates: Mapping[str, int], term: int, now_ns: int, done: Done) -> bool:
+        """Start towards this voter, or towards the one that has most of the log; if not, False, and `done` says why.
+
+        `candidates`: the other voters that are connected, and how far each holds the log.
+        """
+        if target_id is not None and target_id not in candidates:
+            done(f"{target_id} is not a connected member that counts")
+            return False
+        if not candidates:
+            done("no other member that counts is connected")
+            return False
         if self._phase is not _Phase.IDLE:
+            done("a handover is under way")
             return False
         self._phase = _Phase.PARKING
         self._until_ns = now_ns + self._wait_ns
         self._term = term
-        self.target = target
+        self.target = target_id or max(candidates, key=lambda peer: (candidates[peer], peer))
         self._done = done
         return True
 

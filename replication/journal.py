@@ -278,6 +278,18 @@ class Journal:
 
     # Cutting the beginning.
 
+    def base_before(self, index: int, tail_bytes_max: int) -> int:
+        """The lowest base of a journal that keeps at most `tail_bytes_max` of what ends with this entry."""
+        covered = self.bytes_after(index)
+        low, high = self.base_index, index
+        while low < high:
+            middle = (low + high) // 2
+            if self.bytes_after(middle) - covered <= tail_bytes_max:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
     def compact(self, index: int, term: int) -> None:
         """A durable checkpoint covers everything up to `index`: the base moves there, whole segments below go."""
         self._check_usable()

@@ -1,13 +1,11 @@
-"""The one file that knows pysyncobj's internals, of the one version it was read and tested with.
+"""The engine: the file that knows the insides of pysyncobj, of the one version that was read and tested.
 
-Owns the engine: a `SyncObj` without threads, sockets, files, pickle, or clock and randomness of its
-own. It gets them from its host (raft.py), through which all messages go as dicts. What pysyncobj
-reaches through module names (monotonicTime, random, createJournal, createPoller, pickle) is replaced
-by names that ask for the engine entered at the moment; outside of any engine they are the stock ones.
-So several nodes with clocks of their own live in one process.
+Owns a `SyncObj` without threads, sockets, files, pickle, or clock and randomness of its
+own. It gets them from its host (raft.py), through which all messages go as dicts. Next to it stand
+pysyncobj_globals.py, by which it reaches the world, and append_feed.py, which sends the entries.
 
 Invariants:
-- Every entry into pysyncobj goes through `_entered(engine)`.
+- Every entry into pysyncobj goes through `entered(engine)`.
 - The term is never above what is on stable storage.
 - The commit index never falls, and on a master never passes its own durable entries.
 - The master's next index of a peer moves back only by an answer to what was sent last.
@@ -19,31 +17,26 @@ Only raft.py and tests use this.
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import pysyncobj.serializer
-import pysyncobj.syncobj
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
+from tickwheel.replication.append_feed import AppendFeed
 from tickwheel.replication.config import RaftConfig
+from tickwheel.replication.entries import VOTERS
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal_view import Journal, JournalView
 from tickwheel.replication.log import ApplyLaterError
 from tickwheel.replication.ports import Clock, Random
-from tickwheel.replication.voters import VOTERS
+from tickwheel.replication.pysyncobj_globals import entered, install
 from tickwheel.storage.disk import DiskFullError
 
 VERSION_KNOWN = "0.3.17"
 NS_PER_MS = 1_000_000
-
-REGULAR = b"\x00"
-NO_OP = b"\x01"
 
 FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
 
@@ -52,10 +45,6 @@ Message = dict[str, Any]
 
 class UnknownVersionError(RuntimeError):
     """Another pysyncobj is installed than the one whose internals are known."""
-
-
-class PickleRefusedError(RuntimeError):
-    """Something inside a node wanted to pickle or unpickle."""
 
 
 class EngineHost(Protocol):
@@ -105,30 +94,6 @@ class PeerNode(Node):  # type: ignore[misc]
         return self._place
 
 
-_stack: list[Engine] = []
-
-
-class _entered:
-    """`with _entered(engine)`; a class, since generators as context managers take four times as long."""
-
-    __slots__ = ("_engine",)
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __enter__(self) -> None:
-        _stack.append(self._engine)
-
-    def __exit__(self, *_: object) -> None:
-        _stack.pop()
-
-
-class _NoPoller:
-    def subscribe(self, *_: object) -> None: ...
-    def unsubscribe(self, *_: object) -> None: ...
-    def poll(self, _timeout: float) -> None: ...
-
-
 class _NoDumps:
     """In the place of pysyncobj's serializer: there are no dumps."""
 
@@ -142,43 +107,6 @@ class _NoDumps:
         return False
 
     def cancelTransmisstion(self, _peer: object) -> None: ...
-
-
-class _RandomHere:
-    def __init__(self, stock: Any) -> None:
-        self._stock = stock
-
-    def random(self) -> float:
-        return _stack[-1].random.random() if _stack else self._stock.random()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stock, name)
-
-
-class _PickleHere:
-    """Refuses inside an engine; elsewhere in the process pysyncobj may do as it likes."""
-
-    def __init__(self, stock: Any) -> None:
-        self._stock = stock
-
-    def __getattr__(self, name: str) -> Any:
-        if _stack and _stack[-1].guards.pickle_refused:
-            raise PickleRefusedError(f"pickle.{name} inside a node")
-        return getattr(self._stock, name)
-
-
-def _install() -> None:
-    """Put our names into pysyncobj's modules, once per process."""
-    module = pysyncobj.syncobj
-    if isinstance(module.pickle, _PickleHere):
-        return
-    clock, journal, poller = module.monotonicTime, module.createJournal, module.createPoller
-    module.monotonicTime = lambda: _stack[-1].now_s() if _stack else clock()
-    module.createJournal = lambda path: _stack[-1].view if _stack else journal(path)
-    module.createPoller = lambda kind: _NoPoller() if _stack else poller(kind)
-    module.random = _RandomHere(module.random)
-    module.pickle = _PickleHere(module.pickle)
-    pysyncobj.serializer.pickle = _PickleHere(pysyncobj.serializer.pickle)
 
 
 class _HostTransport(Transport):  # type: ignore[misc]
@@ -200,28 +128,6 @@ class _HostTransport(Transport):  # type: ignore[misc]
     def destroy(self) -> None: ...
 
 
-@dataclass(slots=True)
-class _Flight:
-    """What is under way to one peer: (last index, bytes) of each message with entries."""
-
-    messages: deque[tuple[int, int]] = field(default_factory=deque)
-    bytes: int = 0
-    commit_told: int = 0
-    told_ns: int = 0
-
-    def sent(self, last_index: int, size: int) -> None:
-        self.messages.append((last_index, size))
-        self.bytes += size
-
-    def acknowledged(self, index: int) -> None:
-        while self.messages and self.messages[0][0] <= index:
-            self.bytes -= self.messages.popleft()[1]
-
-    def clear(self) -> None:
-        self.messages.clear()
-        self.bytes = 0
-
-
 class Engine(SyncObj):  # type: ignore[misc]
     """One node of pysyncobj, driven from outside."""
 
@@ -238,7 +144,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         guards: Guards,
     ) -> None:
         require_known_version()
-        _install()
+        install()
         self.host = host
         self.clock = clock
         self.random = random
@@ -250,7 +156,6 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._skips = guards.proposals_local and guards.dumps_refused
         """pysyncobj has no work of its own in a tick: nothing queued, nothing to dump."""
         self._commit = 0
-        self._flights: dict[str, _Flight] = {}
         self._nodes: dict[str, PeerNode] = {}
         self._followers_now: list[Node] | None = None
         """Sorted; None after any change of members or connections."""
@@ -261,6 +166,7 @@ class Engine(SyncObj):  # type: ignore[misc]
             bounded=guards.slices_bounded,
             listener=self,
         )
+        self._feed = AppendFeed(config, journal, self.view, clock, host.outbound)
         conf = SyncObjConf(
             autoTick=False,
             appendEntriesPeriod=config.append_period_ms / 1000,
@@ -268,7 +174,7 @@ class Engine(SyncObj):  # type: ignore[misc]
             raftMaxTimeout=config.election_timeout_ms_max / 1000,
             leaderFallbackTimeout=config.fallback_ms / 1000,
             connectionTimeout=max(3.5, config.election_timeout_ms_max / 1000),
-            appendEntriesBatchSizeBytes=1 << 40,  # never cut: see `_send_to`
+            appendEntriesBatchSizeBytes=1 << 40,  # never cut: see AppendFeed
             logCompactionMinEntries=1 << 62,
             logCompactionMinTime=1 << 62,
             dynamicMembershipChange=False,
@@ -276,7 +182,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         )
         # pysyncobj looks at every attribute, our properties too, before it has set this one.
         self._SyncObj__newAppendEntriesTime = 0.0
-        with _entered(self):
+        with entered(self):
             super().__init__(
                 PeerNode(node_id),
                 [PeerNode(peer) for peer in sorted(voters) if peer != node_id],
@@ -357,16 +263,15 @@ class Engine(SyncObj):  # type: ignore[misc]
             super()._SyncObj__tryLogCompaction()
 
     def _SyncObj__onBecomeLeader(self) -> None:
-        for flight in self._flights.values():
-            flight.clear()
-            flight.commit_told = 0
+        self._feed.begin_reign()
         self.host.became_leader()
         super()._SyncObj__onBecomeLeader()
 
     def _SyncObj__sendAppendEntries(self) -> None:
         self._SyncObj__newAppendEntriesTime = self.now_s() + self._config.append_period_ms / 1000
+        following = self._SyncObj__raftNextIndex
         for peer in self._followers():
-            self._send_to(peer, heartbeat=True)
+            following[peer] = self._feed.send(peer.id, following[peer], self.term, self._commit, heartbeat=True)
 
     def written(self, index: int, entry: bytes) -> None:
         """See ViewListener."""
@@ -382,8 +287,6 @@ class Engine(SyncObj):  # type: ignore[misc]
         """See ViewListener."""
         self.host.entries_cut(index)
 
-    # -- sending entries -------------------------------------------------------------------------
-
     def _followers(self) -> list[Node]:
         if self._followers_now is None:
             self._followers_now = self._connected_followers()
@@ -394,57 +297,13 @@ class Engine(SyncObj):  # type: ignore[misc]
         peers = self._SyncObj__otherNodes | self._SyncObj__readonlyNodes
         return sorted((peer for peer in peers if peer in connected), key=lambda peer: str(peer.id))
 
-    def _flight(self, peer_id: str) -> _Flight:
-        flight = self._flights.get(peer_id)
-        if flight is None:
-            flight = self._flights[peer_id] = _Flight()
-        return flight
-
-    def _send_to(self, peer: Node, *, heartbeat: bool) -> None:
-        journal, flight = self._journal, self._flight(peer.id)
-        following = self._SyncObj__raftNextIndex
-        if following[peer] <= journal.base_index:
-            if heartbeat and self.host.outbound(
-                peer.id, {"type": "append_entries", "term": self.term, "commit_index": self._commit, "serialized": None}
-            ):
-                flight.told_ns = self.clock.monotonic_ns()
-            return
-        while following[peer] <= journal.last_index and self._has_room(flight):
-            first = following[peer]
-            rows = self.view.rows(first, journal.last_index - first + 1)
-            if not self._send_rows(peer, first, rows):
-                return
-            heartbeat = False
-            following[peer] = rows[-1][1] + 1
-            flight.sent(rows[-1][1], sum(len(row[0]) for row in rows))
-        if heartbeat:
-            self._send_rows(peer, following[peer], [])
-
-    def _has_room(self, flight: _Flight) -> bool:
-        return flight.bytes < self._config.window_bytes_max and len(flight.messages) < self._config.window_messages_max
-
-    def _send_rows(self, peer: Node, first: int, rows: list[tuple[bytes, int, int]]) -> bool:
-        message = {
-            "type": "append_entries",
-            "term": self.term,
-            "commit_index": self._commit,
-            "entries": rows,
-            "prevLogIdx": first - 1,
-            "prevLogTerm": self._journal.term_at(first - 1),
-        }
-        sent = self.host.outbound(peer.id, message)
-        if sent:
-            flight = self._flight(peer.id)
-            flight.commit_told, flight.told_ns = self._commit, self.clock.monotonic_ns()
-        return sent
-
     # -- what raft.py asks -----------------------------------------------------------------------
 
     def run_due(self) -> None:
         """One tick of pysyncobj: elections, commit, apply, heartbeats."""
         if self._nothing_due():
             return
-        with _entered(self):
+        with entered(self):
             self._onTick(0.0)
         self._ticked = True
 
@@ -461,7 +320,7 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def deliver(self, peer_id: str, message: Message) -> None:
         """A message that passed the guard."""
-        with _entered(self):
+        with entered(self):
             self._SyncObj__onMessageReceived(self._node(peer_id), message)
 
     def deliver_answer(self, peer_id: str, message: Message, *, rewinds: bool) -> None:
@@ -474,12 +333,11 @@ class Engine(SyncObj):  # type: ignore[misc]
         self.deliver(peer_id, message)
         if peer not in following:
             return
-        flight = self._flight(peer_id)
         if rewinds and message["reset"]:
-            flight.clear()
+            self._feed.restart(peer_id)
         elif self.guards.resets_fenced:
             following[peer] = max(before, following[peer])
-        flight.acknowledged(self._SyncObj__raftMatchIndex[peer])
+        self._feed.acknowledged(peer_id, self._SyncObj__raftMatchIndex[peer])
 
     def append(self, entry: bytes) -> int:
         """Append as master; returns the index. Raises what the journal raises."""
@@ -490,23 +348,25 @@ class Engine(SyncObj):  # type: ignore[misc]
     def send_new(self, notice_ns: int) -> int:
         """Send what slaves lack; tell a risen commit index. Returns when a notice is due, or 0."""
         now_ns, due_ns = self.clock.monotonic_ns(), 0
-        with _entered(self):
+        following, feed = self._SyncObj__raftNextIndex, self._feed
+        with entered(self):
             for peer in self._followers():
-                flight = self._flight(peer.id)
-                self._send_to(peer, heartbeat=False)
-                if flight.commit_told < self._commit:
-                    if now_ns - flight.told_ns >= notice_ns:
-                        self._send_to(peer, heartbeat=True)
-                    else:
-                        due_ns = min(due_ns or 1 << 63, flight.told_ns + notice_ns)
+                following[peer] = feed.send(peer.id, following[peer], self.term, self._commit, heartbeat=False)
+                tell_ns = feed.notice_due_ns(peer.id, self._commit, notice_ns)
+                if tell_ns is None:
+                    continue
+                if tell_ns > now_ns:
+                    due_ns = min(due_ns or tell_ns, tell_ns)
+                else:
+                    following[peer] = feed.send(peer.id, following[peer], self.term, self._commit, heartbeat=True)
         return due_ns
 
     def connected(self, peer_id: str) -> None:
         """The peer answers: elections and entries may count on it."""
         peer = self._node(peer_id)
-        self._flight(peer_id).clear()
+        self._feed.restart(peer_id)
         self._followers_now = None
-        with _entered(self):
+        with entered(self):
             if peer in self._SyncObj__otherNodes:
                 self._SyncObj__onNodeConnected(peer)
             else:
@@ -515,9 +375,9 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def disconnected(self, peer_id: str) -> None:
         peer = self._node(peer_id)
-        self._flight(peer_id).clear()
+        self._feed.restart(peer_id)
         self._followers_now = None
-        with _entered(self):
+        with entered(self):
             if peer in self._SyncObj__readonlyNodes:
                 self._SyncObj__onReadonlyNodeDisconnected(peer)
             else:
@@ -541,7 +401,7 @@ class Engine(SyncObj):  # type: ignore[misc]
 
     def step_down(self) -> None:
         """Stop leading in this term; the peers elect by their own timers."""
-        with _entered(self):
+        with entered(self):
             self._SyncObj__setState(FOLLOWER)
             self._SyncObj__raftLeader = None
             self._SyncObj__raftElectionDeadline = self.now_s() + self._config.election_timeout_ms_max / 1000
@@ -552,7 +412,7 @@ class Engine(SyncObj):  # type: ignore[misc]
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until_ns / 1e9)
 
     def send_timeout_now(self, peer_id: str) -> None:
-        with _entered(self):
+        with entered(self):
             self.transferLeadership(self._node(peer_id))
 
     def _node(self, peer_id: str) -> PeerNode:

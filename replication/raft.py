@@ -18,6 +18,7 @@ from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.caught_up import CaughtUp
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.conversation import Conversation
+from tickwheel.replication.entries import command_of, naming, regular, split
 from tickwheel.replication.frames import Envelope
 from tickwheel.replication.guard import ImpossibleMessageError
 from tickwheel.replication.guards import Guards
@@ -25,7 +26,6 @@ from tickwheel.replication.handover import Handover
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.lease import Lease
 from tickwheel.replication.log import (
-    NO_INTRODUCTION,
     ApplyLaterError,
     Introduction,
     LogListener,
@@ -38,26 +38,17 @@ from tickwheel.replication.log import (
 )
 from tickwheel.replication.ports import Clock, Executor, Network, Random
 from tickwheel.replication.proposals import Done, Proposals
-from tickwheel.replication.pysyncobj_seam import (
-    CANDIDATE,
-    LEADER,
-    NO_OP,
-    NS_PER_MS,
-    REGULAR,
-    Engine,
-    Message,
-    PickleRefusedError,
-)
+from tickwheel.replication.pysyncobj_globals import PickleRefusedError
+from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, Engine, Message
+from tickwheel.replication.roster import Roster
 from tickwheel.replication.stable_storage import StableStorage
-from tickwheel.replication.voters import VOTERS, Voters, naming, split
+from tickwheel.replication.voters import Voters
 from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
 
 IDLE_NS_MAX = 1_000 * NS_PER_MS
 TICK_NS_MIN = 100_000
 NO_ROOM_PAUSE_NS = 5 * NS_PER_MS
 """Until a listener without room for more is asked again."""
-SCAN_ENTRIES = 256
-"""Entries read at once when a start looks for changes of the voters."""
 
 
 class RaftLog:
@@ -84,15 +75,12 @@ class RaftLog:
     ) -> None:
         self._config = config
         self._guards = guards or Guards()
-        self._node_id = node_id
         self._clock = clock
-        self._network = network
         self._listener = listener
         self._journal = journal
-        self._members = tuple(members)
-        self._introduction = NO_INTRODUCTION
-        self._voters = Voters(node_id, [m.node_id for m in members if not m.learner])
-        self._find_voters(max(applied[0], journal.base_index))
+        self._roster = Roster(node_id, members, network)
+        self._voters = Voters(node_id, self._roster.voters)
+        self._voters.find_written(journal, max(applied[0], journal.base_index), config.window_bytes_max)
         self._lease = Lease(config.lease_ms)
         self._handover = Handover(config)
         self._proposals = Proposals(config.proposals_max, config.proposal_bytes_max)
@@ -142,7 +130,7 @@ class RaftLog:
         self._running = True
         self._stirred = True
         self._peers.started_ns = self._last_tick_ns = now_ns
-        self._announce_members()
+        self._roster.announce(self._engine.applied_index)
 
     def stop(self) -> None:
         """See ReplicatedLog."""
@@ -273,15 +261,12 @@ class RaftLog:
 
     def apply_entry(self, index: int, term: int, command: bytes) -> object:
         """See EngineHost."""
-        kind = command[:1]
-        if kind == REGULAR:
-            body = command[1:]
-        elif kind == VOTERS:
-            body = split(command)[1]
-        elif kind == NO_OP or not self._guards.foreign_commands_fatal:
+        try:
+            body = command_of(command)
+        except ValueError as error:
+            if self._guards.foreign_commands_fatal:
+                raise AssertionError(f"log entry {index}: {error}") from error
             body = b""
-        else:
-            raise AssertionError(f"log entry {index} is a command of kind {kind!r}, which this log never writes")
         if not self._guards.apply_errors_fatal:
             return self._listener.apply(index, term, body)
         try:
@@ -358,7 +343,7 @@ class RaftLog:
         if voters is not None and not self._may_change_voters():
             done(ProposalResult(Verdict.QUEUE_FULL))
             return
-        entry = REGULAR + command if voters is None else naming(voters, command)
+        entry = regular(command) if voters is None else naming(voters, command)
         index = 0
 
         def append() -> None:
@@ -395,19 +380,10 @@ class RaftLog:
         if engine.state != LEADER:
             done("this node is not the master")
             return
-        candidates = [p for p in self._voters.others if self._peers.peer(p).connected]
-        if target_id is not None and target_id not in candidates:
-            done(f"{target_id} is not a connected member that counts")
-            return
-        if not candidates:
-            done("no other member that counts is connected")
-            return
-        self._stirred = True
-        target = target_id or max(candidates, key=lambda peer: (engine.match_index(peer), peer))
-        if not self._handover.begin(target, engine.term, self._clock.monotonic_ns(), done):
-            done("a handover is under way")
-            return
-        self._peers.sync_now()
+        candidates = {p: engine.match_index(p) for p in self._voters.others if self._peers.peer(p).connected}
+        if self._handover.begin(target_id, candidates, engine.term, self._clock.monotonic_ns(), done):
+            self._stirred = True
+            self._peers.sync_now()
 
     def _drive_handover(self, now_ns: int) -> None:
         engine = self._engine
@@ -434,15 +410,6 @@ class RaftLog:
 
     # -- members and voters
 
-    def _find_voters(self, above: int) -> None:
-        """What the log names behind what is applied."""
-        index = above + 1
-        while index <= self._journal.last_index:
-            for found, _term, entry in self._journal.slice(index, SCAN_ENTRIES, self._config.window_bytes_max):
-                if entry[:1] == VOTERS:
-                    self._voters.written(found, split(entry)[0])
-                index = found + 1
-
     def _count_voters(self) -> None:
         """The voters may have changed."""
         self._stirred = True
@@ -454,28 +421,23 @@ class RaftLog:
 
     def set_members(self, members: Sequence[Member]) -> None:
         """See ReplicatedLog."""
-        self._members = tuple(members)
-        self._voters.set_applied([m.node_id for m in members if not m.learner])
+        self._roster.members = tuple(members)
+        self._voters.set_applied(self._roster.voters)
         self._count_voters()
         if self._running:
-            self._announce_members()
+            self._roster.announce(self._engine.applied_index)
         if not self._voters.counts and self._engine.state == LEADER:
             self._engine.step_down()
 
-    def _announce_members(self) -> None:
-        known = [*self.introduced().members, *self._members]
-        self._network.set_peers({m.node_id: m.peer_address for m in known if m.node_id != self._node_id})
-
     def introduce(self, introduction: Introduction) -> None:
         """See ReplicatedLog."""
-        self._introduction = introduction
+        self._roster.introduction = introduction
         if self._running:
-            self._announce_members()
+            self._roster.announce(self._engine.applied_index)
 
     def introduced(self) -> Introduction:
         """See ReplicatedLog."""
-        held = self._introduction
-        return held if held.applied_index > self._engine.applied_index else NO_INTRODUCTION
+        return self._roster.introduced(self._engine.applied_index)
 
     @property
     def voters(self) -> tuple[str, ...]:
@@ -484,7 +446,7 @@ class RaftLog:
 
     def members(self) -> Sequence[Member]:
         """See ReplicatedLog."""
-        return self._members
+        return self._roster.members
 
     # -- checkpoints, status
 
@@ -500,17 +462,10 @@ class RaftLog:
     def checkpointed(self, index: int, term: int) -> None:
         """See ReplicatedLog. A tail below the checkpoint stays for slaves that are only a little behind."""
         journal = self._journal
-        low, high = journal.base_index, index
-        covered = journal.bytes_after(index)
-        while low < high:
-            middle = (low + high) // 2
-            if journal.bytes_after(middle) - covered <= self._config.journal_tail_bytes_max:
-                high = middle
-            else:
-                low = middle + 1
+        base = journal.base_before(index, self._config.journal_tail_bytes_max)
         self._stirred = True
-        if low > journal.base_index:
-            self._guarded(lambda: journal.compact(low, journal.term_at(low)))
+        if base > journal.base_index:
+            self._guarded(lambda: journal.compact(base, journal.term_at(base)))
 
     def status(self) -> LogStatus:
         """See ReplicatedLog."""
@@ -522,7 +477,7 @@ class RaftLog:
             role = Role.LEARNER
         else:
             role = Role.CANDIDATE if engine.state == CANDIDATE else Role.SLAVE
-        known = {member.node_id for member in self._members}
+        known = {member.node_id for member in self._roster.members}
         peers = {
             peer_id: PeerProgress(
                 connected=peer.connected,

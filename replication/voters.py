@@ -5,36 +5,19 @@ They count on each node as soon as the entry is in its log, committed or not, an
 (D. Ongaro, Consensus: Bridging Theory and Practice, 2014, section 4.1: only so do the majorities of two neighbouring
 sets of voters always meet). One change at a time, and none before an entry of the master's own term has committed.
 
-Owns the form of such entries and which of them are written and not applied yet. Used by raft.py and the seam.
+Owns which of such entries are written and not applied yet; their form is entries.py's. Used by raft.py and
+conversation.py.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
-VOTERS = b"\x10"
-"""Kind of the entry; pysyncobj's own kinds are 0 to 3."""
+from tickwheel.replication.entries import VOTERS, split
+from tickwheel.replication.journal_view import Journal
 
-_LENGTH = struct.Struct("<H")
-
-
-def naming(voters: Sequence[str], command: bytes) -> bytes:
-    """An entry that names the voters: kind, length and list of their ids, then the command."""
-    names = ",".join(sorted(voters)).encode()
-    return VOTERS + _LENGTH.pack(len(names)) + names + command
-
-
-def split(entry: bytes) -> tuple[tuple[str, ...], bytes]:
-    """Voters and command of an entry of this kind. Raises ValueError if it is none."""
-    if entry[:1] != VOTERS or len(entry) < 1 + _LENGTH.size:
-        raise ValueError("the entry names no voters")
-    begin = 1 + _LENGTH.size
-    end = begin + _LENGTH.unpack_from(entry, 1)[0]
-    if end > len(entry):
-        raise ValueError("the list of voters is longer than its entry")
-    names = entry[begin:end].decode()
-    return tuple(names.split(",")) if names else (), entry[end:]
+SCAN_ENTRIES = 256
+"""Entries read at once when a start looks for changes."""
 
 
 class Voters:
@@ -57,6 +40,15 @@ class Voters:
     def changing(self) -> bool:
         """A change is written and not applied: no other may be proposed."""
         return bool(self._written)
+
+    def find_written(self, journal: Journal, applied_index: int, bytes_max: int) -> None:
+        """At a start: what the log names behind what is applied, read in pieces of about `bytes_max`."""
+        index = applied_index + 1
+        while index <= journal.last_index:
+            for found, _term, entry in journal.slice(index, SCAN_ENTRIES, bytes_max):
+                if entry[:1] == VOTERS:
+                    self.written(found, split(entry)[0])
+                index = found + 1
 
     def written(self, index: int, ids: Sequence[str]) -> None:
         """An entry that names these is in the log."""

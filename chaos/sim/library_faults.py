@@ -14,7 +14,8 @@ from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, PlannedFault, Scen
 from tickwheel.chaos.sim.history_log import Unpickled
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
-from tickwheel.replication.pysyncobj_seam import LEADER, REGULAR
+from tickwheel.replication.entries import REGULAR
+from tickwheel.replication.pysyncobj_seam import LEADER
 from tickwheel.replication.raft import RaftLog
 
 UNPROPOSED = (1 << 63).to_bytes(8, "little")

@@ -49,7 +49,7 @@ WORLD = (
 )
 """What a module of SANS_IO must not import: clocks, chance, threads, files and sockets."""
 
-PYSYNCOBJ_ONLY_IN = ("tickwheel.replication.pysyncobj_seam",)
+PYSYNCOBJ_ONLY_IN = ("tickwheel.replication.pysyncobj_seam", "tickwheel.replication.pysyncobj_globals")
 UNSAFE = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve")
 WRITES_PICKLES = "tickwheel.chaos.sim.library_faults"
 """Writes what a stranger would send, and reads nothing."""

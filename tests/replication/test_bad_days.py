@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.replication.lone import MS, STEP_MS, Lone
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.config import RaftConfig
+from tickwheel.replication.entries import naming
 from tickwheel.replication.log import Role, Verdict
-from tickwheel.replication.voters import naming
 
 
 def keep_answering(lone: Lone, term: int, ms: int, *, disk: bool) -> None:

@@ -17,10 +17,11 @@ import pytest
 from tests.replication.lone import MS, STEP_MS, Lone, committed
 from tickwheel.proto.peer_pb2 import AppendEntries, AppendResult, PeerFrame, Ping, TimeoutNow
 from tickwheel.replication.config import RaftConfig
+from tickwheel.replication.entries import REGULAR
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.log import Role, Verdict
-from tickwheel.replication.pysyncobj_seam import REGULAR, PickleRefusedError, UnknownVersionError, require_known_version
-from tickwheel.replication.pysyncobj_seam import _entered as entered
+from tickwheel.replication.pysyncobj_globals import PickleRefusedError, entered
+from tickwheel.replication.pysyncobj_seam import UnknownVersionError, require_known_version
 
 Scenario = Callable[[Guards], bool]
 SCENARIOS: dict[str, tuple[int, Scenario]] = {}
