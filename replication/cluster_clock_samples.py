@@ -88,11 +88,14 @@ class ClockSamples:
             spread_ns = age_ns * drift_ppb // PPB
             stands_low_ns = shown_low_ns + passed_ns - spread_ns
             stands_high_ns = shown_high_ns + passed_ns + spread_ns
-            if agreeing:
-                stands_low_ns = max(low_ns, stands_low_ns)
-                stands_high_ns = min(high_ns, stands_high_ns)
-                if stands_low_ns > stands_high_ns:
-                    break
-            low_ns, high_ns = stands_low_ns, stands_high_ns
+            if not agreeing:
+                low_ns, high_ns = stands_low_ns, stands_high_ns
+            elif stands_low_ns > high_ns or stands_high_ns < low_ns:
+                break
+            else:
+                if stands_low_ns > low_ns:
+                    low_ns = stands_low_ns
+                if stands_high_ns < high_ns:
+                    high_ns = stands_high_ns
             agreeing += 1
         return (Interval(low_ns, high_ns) if agreeing else None), agreeing

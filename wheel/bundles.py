@@ -101,7 +101,8 @@ class Overlay:
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """Its directory with all that had passed in the tick of the cursor."""
         tick = self.clamp_ms % HOUR_MS // self.slot_ms
-        built_for = int(segment.units_of(chunk, 0, 1)["due_ms"][0]) // HOUR_MS
+        packed = chunk.built
+        built_for = packed.hour if packed else int(segment.units_of(chunk, 0, 1)["due_ms"][0]) // HOUR_MS
         passed = len(chunk.ticks) if built_for < hour else int(np.searchsorted(chunk.ticks, tick, side="right"))
         if not passed:
             return chunk.ticks, chunk.starts

@@ -26,6 +26,7 @@ from tickwheel.chaos.sim.history_machines import RoleSeen, Stopped
 from tickwheel.chaos.sim.log_load import LogLoad
 from tickwheel.chaos.sim.network import Fabric
 from tickwheel.chaos.sim.node import Machine
+from tickwheel.chaos.sim.pace import Pace
 from tickwheel.chaos.sim.setup import Level, Load, RunResult, SimulationConfig
 from tickwheel.chaos.sim.shape import draw
 from tickwheel.chaos.sim.world import MS, SECOND, Story, World
@@ -49,6 +50,7 @@ class Cluster:
         self.fabric = Fabric(self.world)
         fixed = config.shape if not config.nodes else (*config.shape, ("nodes", config.nodes))
         self.shape = draw(self.world, config.seconds, fixed)
+        self._pace = Pace(self.world, self.shape)
         self.founders = tuple(f"n{number}" for number in range(1, self.shape.nodes + 1))
         self._masters: dict[str, int] = {}
         self.history.subscribe((RoleSeen, Stopped), self._standing)
@@ -60,7 +62,7 @@ class Cluster:
 
     def _machine(self, name: str) -> Machine:
         machine = Machine(self.world, self.fabric, self.history, name, self.load.build)
-        machine.turn_ns = self.shape.loop_gap_ns
+        self._pace.start(machine)
         self._machines.append(machine)
         self.fabric.add(machine)
         return machine

@@ -4,6 +4,9 @@ How many nodes, how coarse their loops are, how small their limits. Small limits
 hours otherwise (a log cut below a slave, a backlog of several slices); coarse loops and rare syncs are those of a busy
 machine and of a slow network, and cheap to simulate: most seeds have them, some have fine ones, which meet what falls
 between. Every field is drawn from a stream of its own: to fix one leaves the others as they were.
+
+Many short runs meet more than few long ones in the same time. A long one is there for what takes long, many faults
+after one another: it is coarse but for short spells, has fewer clients, and they do less.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tickwheel.chaos.sim.world import MS, World
+from tickwheel.chaos.sim.world import World
 
 NODES = (3, 3, 3, 3, 3, 3, 5)
 LOOP_GAP_US = (200, 1_000, 5_000, 10_000, *(20_000,) * 4, *(30_000,) * 4)
@@ -26,12 +29,17 @@ LOG_PAUSE_MS = (40, 40, 40, 2_000)
 CHECKPOINT_EVERY = (50, 300, 1 << 60)
 WITH = (0, 0, 1)
 """Whether some kind of clients takes part."""
+LONG_SECONDS = 20
+"""From here on a run is long."""
+LONG_SYNC_PERIOD_MS = (100,)
+LONG_WITH = (0, 0, 0, 0, 0, 1)
+LONG_REST_GAP_US = (60_000,)
 WRITE_BLOCKS = (4,)
 CONSUMERS = (2,)
 LEASE_MS = (3_000,)
 SEGMENT_BYTES = (128 << 10,)
-DENSE_SECONDS = 10
-"""Runs up to twice as long have the full density of clients, longer ones about as many messages as those."""
+DENSE_SECONDS = 5
+"""Long runs have about as many messages as so many dense seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +90,24 @@ class Shape:
     """Of a journal file of a whole node."""
     thin: int = 1
     """Clients pause so many times longer: a long run needs not be as dense as a short one."""
-
-    @property
-    def loop_gap_ns(self) -> int:
-        return self.loop_gap_us * MS // 1_000
+    rest_gap_us: int = 0
+    """Between two turns at the least but for spells, in which it is `loop_gap_us`; 0: always that (pace.py)."""
 
 
 def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> Shape:
     """The shape of a seed for a run of so many seconds; `fixed` fields are not left to the dice."""
+    given = dict(fixed)
+    long = seconds >= LONG_SECONDS
+    sometimes = LONG_WITH if long else WITH
+    rests = long and "loop_gap_us" not in given
 
     def one(name: str, values: Sequence[int]) -> int:
-        return dict(fixed).get(name, world.stream(f"shape/{name}").choice(values))
+        return given[name] if name in given else world.stream(f"shape/{name}").choice(values)
 
     return Shape(
         nodes=one("nodes", NODES),
         loop_gap_us=one("loop_gap_us", LOOP_GAP_US),
-        sync_period_ms=one("sync_period_ms", SYNC_PERIOD_MS),
+        sync_period_ms=one("sync_period_ms", LONG_SYNC_PERIOD_MS if long else SYNC_PERIOD_MS),
         journal_tail_bytes=one("journal_tail_bytes", JOURNAL_TAIL_BYTES),
         batch_entries=one("batch_entries", BATCH_ENTRIES),
         batch_bytes=one("batch_bytes", BATCH_BYTES),
@@ -106,15 +116,16 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         pause_ms=one("pause_ms", PAUSE_MS),
         log_pause_ms=one("log_pause_ms", LOG_PAUSE_MS),
         checkpoint_every=one("checkpoint_every", CHECKPOINT_EVERY),
-        lines=one("lines", WITH),
-        pauses=one("pauses", WITH),
-        listeners=one("listeners", WITH),
-        sweeps=one("sweeps", WITH),
-        writes=one("writes", WITH),
+        lines=one("lines", sometimes),
+        pauses=one("pauses", sometimes),
+        listeners=one("listeners", sometimes),
+        sweeps=one("sweeps", sometimes),
+        writes=one("writes", sometimes),
         write_blocks=one("write_blocks", WRITE_BLOCKS),
-        loads=one("loads", WITH),
+        loads=one("loads", sometimes),
         consumers=one("consumers", CONSUMERS),
         lease_ms=one("lease_ms", LEASE_MS),
         segment_bytes=one("segment_bytes", SEGMENT_BYTES),
-        thin=one("thin", (max(1, seconds // DENSE_SECONDS),)),
+        thin=one("thin", (seconds // DENSE_SECONDS if long else 1,)),
+        rest_gap_us=one("rest_gap_us", LONG_REST_GAP_US if rests else (0,)),
     )
