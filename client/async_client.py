@@ -178,8 +178,8 @@ class AsyncClient:
     ) -> Receipt:
         """Schedule one message; returns once it is on stable storage of a majority. Repeated safely inside.
 
-        `jitter`: the master moves it later by a random part of this; the receipt says which time holds.
-        OutcomeUnknown: no answer in time, it may be scheduled."""
+        `level`: 0 is no delay. `jitter`: the master moves it later by a random part of this; the receipt says which
+        time holds. OutcomeUnknown: no answer in time, it may be scheduled."""
         kind, when = when_of(due_ms, delay_ms, delay, level)
         row = row_of(topic, payload, kind, when, meta_of(key, tags, headers, message_group), jitter)
         lane = self._lanes.pop() if self._lanes else self._new_lane()

@@ -34,7 +34,9 @@ messages_app = typer.Typer()
 MessageId = Annotated[str, typer.Argument(help="group-hour-index, as schedule printed it.")]
 Delay = Annotated[str | None, typer.Option("--delay", "-d", help="From now: 250ms, 5s, 1h30m.")]
 At = Annotated[str | None, typer.Option("--at", help="ISO 8601, or milliseconds since 1970.")]
-Level = Annotated[int | None, typer.Option(help="A delay level of the cluster, 1 to 18 by default.")]
+Level = Annotated[
+    int | None, typer.Option(help="A delay level of the cluster, 1 to 18 by default; 0: no delay, due at once.")
+]
 
 
 def _when(delay: str | None, at: str | None, level: int | None) -> dict[str, Any]:

@@ -273,7 +273,7 @@ class ColumnBatch(_message.Message):
     metas: _builtins.bytes
     """The serialized MessageMeta, one after the other."""
     delay_levels: _builtins.bytes
-    """uint32[n] delay levels."""
+    """uint32[n] delay levels, counted from 1; 0 is no delay (due at once), above the highest is the highest."""
     jitter_ms: _builtins.int
     """For all messages of the batch: see Message.jitter_ms."""
     def __init__(
@@ -391,6 +391,7 @@ class RescheduleRequest(_message.Message):
     due_ms: _builtins.int
     delay_ms: _builtins.int
     delay_level: _builtins.int
+    """0 is no delay."""
     @_builtins.property
     def id(self) -> _common_pb2.MessageId: ...
     def __init__(

@@ -1,4 +1,5 @@
-"""Filters, pause, reset, quotas and levels from client and command line, on three real nodes, through a SIGKILL."""
+"""Filters, pause, reset, quotas, levels, and rows that nobody commits, from client and command line, on three real
+nodes, through a SIGKILL."""
 
 from __future__ import annotations
 
@@ -7,12 +8,16 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.process.test_bad_days import until_equal
 from tickwheel.client import AsyncClient, Delivery, FilterDiffers
+from tickwheel.client.errors import RequestRefused
+from tickwheel.client.staging import Rows
 from tickwheel.node import cli
 from tickwheel.node.local_cluster import LocalCluster
-from tickwheel.proto import admin_pb2
+from tickwheel.proto import admin_pb2, staging_pb2
 
 TAGS: tuple[tuple[str, ...], ...] = (("a",), ("x",), ("c", "b"), (), ("x", "y"))
 WANTED = {0, 2}
@@ -67,10 +72,34 @@ async def until_backlog(client: AsyncClient, count: int) -> admin_pb2.Group:
             await asyncio.sleep(0.05)
 
 
+async def stage_and_leave(client: AsyncClient) -> staging_pb2.StagedAttempt:
+    """A bulk write whose writer is never heard of again."""
+    await client.admin.update_settings(admin_pb2.Settings(staging_expiry_ms=1_000))
+    writer = client.staging.attempt("left", "run", 0)
+    due_ms = np.full(20, time.time_ns() // 1_000_000 + 3_600_000)
+    await writer.write(Rows("left", due_ms, np.full(20, 5, np.uint32), b"ghost" * 20))
+    staged = await writer.finish()
+    assert (await client.staging.job("left")).staged_bytes > 0
+    return staged
+
+
+async def until_expired(client: AsyncClient, staged: staging_pb2.StagedAttempt) -> None:
+    """A master looks when it begins, and every ten seconds."""
+    async with asyncio.timeout(30):
+        while True:
+            if not (await client.staging.job("left")).staged_bytes:
+                break
+            await asyncio.sleep(0.05)
+    with pytest.raises(RequestRefused, match="expired"):
+        await client.staging.commit("left", "run", [staged])
+    assert (await client.count_pending("left")).total == 0
+
+
 async def test_steered_through_the_loss_of_the_master(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only what matches comes, nothing while the group is paused under two masters, all of it again after a reset."""
+    """Only what matches comes, nothing while the group is paused under two masters, all of it again after a reset.
+    What was staged and never committed goes, under whichever master: all nodes agree, and its commit is refused."""
 
     async def tickwheel(*words: str) -> str:
         capfd.readouterr()
@@ -80,6 +109,7 @@ async def test_steered_through_the_loss_of_the_master(
     async with LocalCluster(tmp_path, 3) as cluster, cluster.client() as client:
         monkeypatch.setenv("TICKWHEEL_ADDRESS", ",".join(cluster.addresses))
         await tickwheel("group", "create", "g", "t", "--filter", "b || a")
+        staged = await stage_and_leave(client)
         ears = Ears(client)
         await send(client, 0, 500)
         await ears.until(matching(0, 500))
@@ -105,6 +135,8 @@ async def test_steered_through_the_loss_of_the_master(
         await ears.until(matching(0, 1_500), times=max(before.values()) + 1)
         assert ears.got[0][-1] == 1
         await ears.close()
+        await until_expired(client, staged)
+        await until_equal([node for node in cluster.nodes if node.running])
 
         assert json.loads(await tickwheel("schedule", "t", "x", "--level", "99", "--json"))["level"] == 18
         await tickwheel("settings", "set", "delay_levels=1s 1m", "topic_quotas=q=200", "client_quotas=")
