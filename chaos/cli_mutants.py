@@ -95,7 +95,9 @@ def whole_config_of(name: str) -> SimulationConfig:
     aim = AIMS.get(name)
     if aim is None:
         return config
-    return replace(config, faults=aim.faults, nodes=aim.nodes, shape=(*FEW_CLIENTS, *aim.shape), mutation=aim.without)
+    shape = (*FEW_CLIENTS, *aim.shape)
+    seconds = aim.seconds or config.seconds
+    return replace(config, seconds=seconds, faults=aim.faults, nodes=aim.nodes, shape=shape, mutation=aim.without)
 
 
 def begun(name: str) -> Found:

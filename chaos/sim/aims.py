@@ -16,6 +16,8 @@ class Aim:
     """Fields of shape.Shape that are not left to the dice."""
     without: str = ""
     """A guard in front of the one in question that is taken away too (mutations.LAYERS)."""
+    seconds: int = 0
+    """Of load and faults, where what leads to the gap takes longer than the runs of its level; 0: as long as those."""
 
     def words(self) -> str:
         """For the table."""
@@ -25,6 +27,8 @@ class Aim:
         parts += [f"{name} {value}" for name, value in self.shape]
         if self.without:
             parts.append(self.without)
+        if self.seconds:
+            parts.append(f"{self.seconds} s")
         return "; ".join(parts)
 
 

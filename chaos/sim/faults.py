@@ -102,6 +102,10 @@ KINDS: dict[str, Kind] = {
     ),
     "newcomer": Kind(member_faults.newcomer, (3_000, 8_000), "members that came to count", node_only=True),
     "replace": Kind(member_faults.replace_member, (3_000, 10_000), "members removed", node_only=True),
+    # Directed: whom a node lets in that knows nobody any more.
+    "strangers": Kind(
+        member_faults.strangers, (6_000, 12_000), "slaves that came back to strangers", default=False, node_only=True
+    ),
     "skew": Kind(_clock(clock_faults.skew), (500, 10_000), "readings of a wrong clock"),
     "drift": Kind(_clock(clock_faults.drift), (2_000, 20_000), "readings of a wrong clock"),
     "clock-steps": Kind(_clock(clock_faults.steps), (500, 8_000), "readings of a wrong clock"),

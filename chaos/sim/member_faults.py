@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene, nothing
+from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
+
+if TYPE_CHECKING:
+    from tickwheel.chaos.sim.operators import Operators
 
 MEMBERS_MOST = 6
 MEMBERS_LEAST = 3
@@ -50,3 +55,77 @@ def replace_member(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     if not first:
         scene.world.after(rng.randrange(500 * MS), follow)
     return Active(end, lambda: int(machine.name in operators.removed))
+
+
+def strangers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """A slave is cut off, half of the time dead too, while all the others are replaced: it comes back to members of
+    whom it knows none. Half of the time so many of them die just then that nothing goes on without it."""
+    operators = scene.operators
+    if operators is None or operators.unfinished() or any(link.blocked for link in scene.fabric.links.values()):
+        return Active(nothing, lambda: 0)
+    master = scene.master()
+    slave = machine if machine is not master else next(one for one in scene.machines if one is not master)
+    fault = _Strangers(scene, operators, slave, rng)
+    return Active(fault.end, lambda: fault.came_back)
+
+
+class _Strangers:
+    """See `strangers`."""
+
+    def __init__(self, scene: Scene, operators: Operators, slave: Machine, rng: random.Random) -> None:
+        self._scene = scene
+        self._operators = operators
+        self._slave = slave
+        self._rng = rng
+        self._old = [one for one in scene.machines if one is not slave]
+        self._new: list[Machine] = []
+        self._leaving = 0
+        self._dead: list[Machine] = []
+        self._cuts = [block(links_of(scene, slave))]
+        self._back = False
+        self.came_back = 0
+        """1: when nobody was left whom it knew."""
+        if rng.random() < 0.5:
+            slave.kill()
+        self._replace()
+
+    def _replace(self) -> None:
+        """A newcomer for each, as far as there is room; whoever has one that counts is removed."""
+        if self._back:
+            return
+        if len(self._new) < len(self._old) and len(self._scene.machines) < MEMBERS_MOST:
+            joined = self._scene.join()
+            between = [
+                link for link in links_of(self._scene, joined) if self._slave.name in (link.sender, link.receiver)
+            ]
+            self._cuts.append(block(between))
+            self._operators.add(joined)
+            self._new.append(joined)
+        while self._leaving < sum(one.name in self._operators.promoted for one in self._new):
+            if self._old[self._leaving].name not in self._operators.removed:
+                self._operators.remove(self._old[self._leaving])
+            self._leaving += 1
+        if all(one.retired and one.process is None for one in self._old):
+            self.came_back = int(self._slave in self._scene.machines)
+            if self._rng.random() < 0.5:
+                self._dead = self._rng.sample(self._new, len(self._new) // 2)
+            for one in self._dead:
+                one.kill()
+            self._come_back()
+            return
+        self._scene.world.after(LOOK_NS, self._replace)
+
+    def _come_back(self) -> None:
+        """What was on its way to it is lost: those who had sent it are gone."""
+        self._back = True
+        for link in links_of(self._scene, self._slave):
+            link.reset()
+        for cut in self._cuts:
+            cut.end()
+        self._slave.start()
+
+    def end(self) -> None:
+        if not self._back:
+            self._come_back()
+        for one in self._dead:
+            one.start()

@@ -23,6 +23,7 @@ from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.inherited import Inherited
 from tickwheel.node.core.leases import HeardLeases
+from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.reign import Reign
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.returns import Returns
@@ -36,7 +37,7 @@ from tickwheel.replication.conversation import Conversation
 from tickwheel.replication.frames import Envelope
 from tickwheel.replication.hard_state import HardState
 from tickwheel.replication.journal_sync import SyncWork
-from tickwheel.replication.log import ProposalResult, Verdict
+from tickwheel.replication.log import NO_INTRODUCTION, ProposalResult, Verdict
 from tickwheel.replication.pysyncobj_seam import LEADER, Engine
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.simulated import SimulatedDisk
@@ -458,6 +459,14 @@ def journal_cut_early(patches: Patches) -> None:
         return begin
 
     patches.replace(Checkpointer, "_begin", make)
+
+
+@mutation(
+    "who calls does not show who the members are",
+    aim=Aim(("strangers",), nodes=3, shape=(("loop_gap_us", 30_000),), seconds=12),
+)
+def members_not_shown(patches: Patches) -> None:
+    patches.replace(MemberDesk, "introduction", lambda original: lambda self: NO_INTRODUCTION)
 
 
 # Last, for they enter themselves into the table above.

@@ -106,7 +106,7 @@ async def join(cluster: LocalCluster, node_id: str, through: LocalNode, *, late:
             await client.schedule("meanwhile", b"m", delay_ms=3_600_000)
         cluster.start_node(newcomer)
     done = await command(*added, *where)
-    assert not learners(done), "it has not caught up"
+    assert node_id not in learners(done), "it has not caught up"
     return newcomer
 
 
