@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.state.groups import Group
-from tickwheel.node.state.subscription import Places, Subscription
+from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.window import Places
 from tickwheel.wheel.units import CursorKey, Ids
 
 LOOK_BACK_ROWS = 16_384

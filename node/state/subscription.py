@@ -1,9 +1,8 @@
 """One group's place in one topic's ready queue: what is settled, and which attempt of the rest counts.
 
 Invariants:
-- Everything below `floor` is settled; the message at `floor` is not (or has not been dispatched yet).
-- `_values[p - floor_offset]` of a position in [floor, _end): 0 settled, else the number of its attempt.
-  From `_end` on the attempt is 1 and nothing is settled but positions meant for another group.
+- Everything below `floor` is settled; the message at `floor` is not (or has not been dispatched yet). What is settled
+  above it, and which attempt counts there, is kept by the window (window.py).
 - Only what the log says changes it; reading never does. So it is equal on all nodes.
 - Nothing from `floor + window_messages_max` on is handed out or settled.
 
@@ -25,21 +24,17 @@ from numpy.typing import NDArray
 
 from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.results import SettleResult
+from tickwheel.node.state.window import CHUNK, Places, Window
 from tickwheel.proto.log_pb2 import SETTLE_ACK, SETTLE_DEAD, SETTLE_RETRY, SETTLE_RETURN, SETTLE_SKIP
 from tickwheel.wheel.units import Ids
 
 Positions = NDArray[np.uint64]
 Attempts = NDArray[np.uint32]
-Places = NDArray[np.int64]
 
 SETTLING = frozenset({SETTLE_ACK, SETTLE_SKIP, SETTLE_DEAD})
 RETURNING = frozenset({SETTLE_RETURN, SETTLE_RETRY})
-ATTEMPT_MAX = 65_535
 LOOK_BACK = 65_536
 """Messages before the floor among which an id without position is looked for: settled, but lately."""
-CHUNK = 65_536
-"""Positions looked at together."""
-CAPACITY_LEAST = 1_024
 NOT_JUDGED = 1 << 62
 """As `judged_from`: a checkpoint of an earlier version does not say it."""
 
@@ -52,7 +47,7 @@ class Subscription:
         self.topic_id = topic_id
         self._ready = ready
         self.window_messages_max = window_messages_max
-        self.floor = 0
+        self._window = Window(group_id, ready)
         self.start_ms = 0
         """Messages due before this count as settled; 0 once it no longer matters."""
         self.checked: int | None = None
@@ -63,14 +58,6 @@ class Subscription:
         """Below it everything was there before the group: it never got it."""
         self.judged_from = 0
         """What is settled from here on was acknowledged, skipped by the group's filter as it is now, or died."""
-        self._values: NDArray[np.uint16] = np.ones(CAPACITY_LEAST, np.uint16)
-        self._base = 0
-        """Position of `_values[0]`."""
-        self._end = 0
-        self.returned_count = 0
-        """Unsettled messages with an attempt above 1."""
-        self._returned_from = 0
-        """Below it none is returned; only saves looking."""
         self.pauses: dict[int, int] = {}
         """In FIFO topics: unsettled positions that wait for their retry in place, and until when."""
 
@@ -82,19 +69,27 @@ class Subscription:
     def begin_at(self, position: int) -> None:
         """Nothing from here on is settled; what lies below is, whatever became of it."""
         self.judged_from = position if position > self.floor else min(self.judged_from, position)
-        self.floor = self._base = self._end = self._returned_from = position
-        self.skip_foreign()
+        self._window.begin_at(position)
         self._forget_pauses()
 
     def reset(self, position: int, start_ms: int) -> None:
         """Begin anew at another place: nothing from there on is settled, and nobody holds anything."""
         self.epoch += 1
         self.start_ms = start_ms
-        self.returned_count = 0
         self.began = min(self.began, position)
         self.begin_at(position)
 
     # -- what delivery reads
+
+    @property
+    def floor(self) -> int:
+        """Everything below this position is settled."""
+        return self._window.floor
+
+    @property
+    def returned_count(self) -> int:
+        """Unsettled messages that were out before."""
+        return self._window.returned_count
 
     @property
     def stop(self) -> int:
@@ -123,25 +118,26 @@ class Subscription:
     @property
     def settled_ahead(self) -> int:
         """Settled messages above the floor."""
-        return int(np.count_nonzero(self._window() == 0))
+        return self._window.settled_ahead
 
     def unsettled_below(self, position: int) -> int:
         """Unsettled messages from the floor to below a position, those included that are yet to be dispatched."""
-        return int(np.count_nonzero(self._span(self.floor, position))) if position > self.floor else 0
+        return int(np.count_nonzero(self._window.span(self.floor, position))) if position > self.floor else 0
 
     @property
     def backlog(self) -> int:
-        """Messages dispatched and not settled (those meant for another group above `_end` included)."""
+        """Messages dispatched and not settled (some that are meant for another group included)."""
         return max(0, self._ready.count - self.floor) - self.settled_ahead
 
     def deliverable(self, first: int, limit: int) -> tuple[Positions, Ids, Attempts]:
         """Up to `limit` unsettled positions from `first` on, rising, with ids and attempts; within the window."""
-        at, stop = max(int(first), self.floor), self._hand_out_stop
+        window, stop = self._window, self._hand_out_stop
+        at = max(int(first), window.floor)
         parts: list[Places] = []
         missing = limit
         while at < stop and missing > 0:
             end = min(stop, at + max(CHUNK, missing))
-            open_places = at + np.flatnonzero(self._span(at, end))
+            open_places = at + np.flatnonzero(window.span(at, end))
             parts.append(open_places[:missing])
             missing -= len(parts[-1])
             at = end
@@ -153,31 +149,20 @@ class Subscription:
 
     def returned(self, limit: int) -> tuple[Positions, Ids, Attempts]:
         """Up to `limit` unsettled positions that were out before, rising."""
-        at = max(self._returned_from, self.floor)
-        parts: list[Places] = []
-        missing = min(limit, self.returned_count)
-        while at < self._end and missing > 0:
-            end = min(self._end, at + CHUNK)
-            found = at + np.flatnonzero(self._values[at - self._base : end - self._base] > 1)
-            if not parts and len(found):
-                self._returned_from = int(found[0])
-            parts.append(found[:missing])
-            missing -= len(parts[-1])
-            at = end
-        return self._described(np.concatenate(parts) if parts else np.zeros(0, np.int64))
+        return self._described(self._window.returned(limit))
 
     def returned_positions(self) -> list[int]:
         """All unsettled positions that were out before, rising."""
-        return [int(p) for p in self.returned(self.returned_count)[0]]
+        return [int(p) for p in self._window.returned(self.returned_count)]
 
     def is_settled(self, positions: Positions) -> NDArray[np.bool_]:
         """Which of some positions are settled."""
-        settled: NDArray[np.bool_] = self._at(positions.astype(np.int64)) == 0
+        settled: NDArray[np.bool_] = self._window.at(positions.astype(np.int64)) == 0
         return settled
 
     def attempts_of(self, positions: Positions) -> Attempts:
         """Number of the attempt that counts (1: first), for unsettled positions; 0 for settled ones."""
-        return self._at(positions.astype(np.int64)).astype(np.uint32)
+        return self._window.at(positions.astype(np.int64)).astype(np.uint32)
 
     def ids_of(self, positions: Positions) -> Ids:
         """Ids at dispatched positions."""
@@ -257,7 +242,7 @@ class Subscription:
         messages by."""
         places, known = found
         places, names = places[known], ids[known]
-        settled = self._at(places) == 0
+        settled = self._window.at(places) == 0
         if not settled.any():
             return places[:0], names[:0]
         places, names = places[settled], names[settled]
@@ -271,7 +256,7 @@ class Subscription:
         """Rows of a batch that a settlement would change, each position once, rising; and their positions."""
         places, known = self._places(ids, positions)
         current = np.zeros(len(ids), np.uint16)
-        current[known] = self._at(places[known])
+        current[known] = self._window.at(places[known])
         acts = np.flatnonzero(known & (current > 0) & (current == attempts))
         _, first = np.unique(places[acts], return_index=True)
         rows = acts[np.sort(first)]
@@ -296,7 +281,7 @@ class Subscription:
         if not known.all():
             places, attempts = places[known], attempts[known]
         unknown = len(ids) - len(places)
-        current = self._at(places)
+        current = self._window.at(places)
         is_open = current > 0
         acts = is_open & (current == attempts)
         count_open, count_acts = int(np.count_nonzero(is_open)), int(np.count_nonzero(acts))
@@ -311,42 +296,23 @@ class Subscription:
             return result, changed
         if len(changed) > 1 and not (changed[1:] > changed[:-1]).all():
             changed = np.unique(changed)
-        self._cover(int(changed[-1]) + 1)
-        at = changed - self._base
-        old = self._values[at]
         if self.pauses:
             for place in changed.tolist():
                 self.pauses.pop(place, None)
         if kind in SETTLING or leaves:
-            self._values[at] = 0
-            if self.returned_count:
-                self.returned_count -= int(np.count_nonzero(old > 1))
-            self._advance()
+            self._window.settle(changed)
         else:
-            self._values[at] = np.minimum(old, ATTEMPT_MAX - 1) + 1
-            self.returned_count += int(np.count_nonzero(old == 1))
-            self._returned_from = min(self._returned_from, int(changed[0]))
+            self._window.give_back(changed)
         return result, changed
 
     def check(self, first: int, wanted: NDArray[np.bool_]) -> int:
         """Positions from `first` on, all below `check_stop`, met the filter; returns how many are skipped by that."""
-        self.checked = end = first + len(wanted)
-        if wanted.all():
-            return 0
-        self._cover(end)
-        values = self._values[first - self._base : end - self._base]
-        skipped = ~wanted & (values != 0)
-        count = int(np.count_nonzero(skipped))
-        if count:
-            self.returned_count -= int(np.count_nonzero(values[skipped] > 1))
-            values[skipped] = 0
-            self._advance()
-        return count
+        self.checked = first + len(wanted)
+        return 0 if wanted.all() else self._window.settle_unwanted(first, wanted)
 
     def skip_foreign(self) -> None:
         """Positions for other groups may have been added: step over those at the floor."""
-        if self.floor == self._end:
-            self._advance()
+        self._window.skip_foreign()
 
     def skip_before_start(self, first: int, due_ms: NDArray[np.int64]) -> None:
         """Messages dispatched at `first` on: those due before the group's start are not for it."""
@@ -364,18 +330,9 @@ class Subscription:
             self.judged_from = self._ready.count
         if position <= self.floor:
             return 0
-        unsettled, at = 0, self.floor
-        while at < position:
-            end = min(position, at + CHUNK)
-            values = self._span(at, end)
-            unsettled += int(np.count_nonzero(values))
-            self.returned_count -= int(np.count_nonzero(values > 1))
-            at = end
-        if position >= self._end:
-            self.begin_at(position)
-        else:
-            self.floor = position
-            self._advance()
+        if position >= self._window.end:
+            self.judged_from = position
+        unsettled = self._window.raise_floor(position)
         self._forget_pauses()
         return unsettled
 
@@ -389,17 +346,12 @@ class Subscription:
 
     def window_bytes(self) -> bytes:
         """uint16 of each position from the floor on."""
-        return self._window().astype("<u2").tobytes()
+        return self._window.as_bytes()
 
     def restore(self, floor: int, start_ms: int, window: bytes) -> None:
         """Back to what a checkpoint holds."""
-        values = np.frombuffer(window, "<u2")
-        self._values = np.ones(max(CAPACITY_LEAST, 2 * len(values)), np.uint16)
-        self._values[: len(values)] = values
-        self.floor = self._base = self._returned_from = floor
-        self._end = floor + len(values)
+        self._window.restore(floor, window)
         self.start_ms = start_ms
-        self.returned_count = int(np.count_nonzero(values > 1))
 
     def digest_into(self, sha: hashlib._Hash) -> None:
         """Everything that counts."""
@@ -415,45 +367,11 @@ class Subscription:
     def _forget_pauses(self) -> None:
         """Of what lies below the floor, and of all that a reset brings back."""
         if self.pauses:
-            self.pauses = {
-                place: until_ms for place, until_ms in self.pauses.items() if self.floor <= place < self._end
-            }
-
-    def _window(self) -> NDArray[np.uint16]:
-        return self._values[self.floor - self._base : self._end - self._base]
+            floor, end = self._window.floor, self._window.end
+            self.pauses = {place: until_ms for place, until_ms in self.pauses.items() if floor <= place < end}
 
     def _described(self, places: Places) -> tuple[Positions, Ids, Attempts]:
-        return places.astype(np.uint64), self._ready.gather(places), self._at(places).astype(np.uint32)
-
-    def _span(self, first: int, last: int) -> NDArray[np.uint16]:
-        """Values of [first, last), which lies above the floor; not to be written to."""
-        inside = max(0, min(last, self._end) - first)
-        start = first - self._base
-        if inside == last - first:
-            return self._values[start : start + inside]
-        values = np.ones(last - first, np.uint16)
-        values[:inside] = self._values[start : start + inside]
-        foreign = self._ready.foreign(self.group_id, first + inside, last)
-        if len(foreign):
-            values[foreign - first] = 0
-        return values
-
-    def _at(self, places: Places) -> NDArray[np.uint16]:
-        """Values at any positions."""
-        values = np.ones(len(places), np.uint16)
-        if not len(places):
-            return values
-        least, most = int(places.min()), int(places.max())
-        if least < self._end:
-            if least >= self.floor and most < self._end:
-                return self._values[places - self._base]
-            values[places < self.floor] = 0
-            inside = (places >= self.floor) & (places < self._end)
-            values[inside] = self._values[places[inside] - self._base]
-        foreign = self._ready.foreign(self.group_id, self._end, most + 1)
-        if len(foreign):
-            values[np.isin(places, foreign)] = 0
-        return values
+        return places.astype(np.uint64), self._ready.gather(places), self._window.at(places).astype(np.uint32)
 
     def _places(self, ids: Ids, positions: Positions | None) -> tuple[Places, NDArray[np.bool_]]:
         if positions is None:
@@ -490,40 +408,3 @@ class Subscription:
                 missing -= 1
             at = end
         return places, known
-
-    def _cover(self, end: int) -> None:
-        """Make `_end` at least `end`."""
-        if end <= self._end:
-            return
-        if end - self._base > len(self._values):
-            used = self._window()
-            capacity = max(CAPACITY_LEAST, 2 * (end - self.floor))
-            values = np.ones(capacity, np.uint16)
-            values[: len(used)] = used
-            self._values, self._base = values, self.floor
-        start = self._end - self._base
-        self._values[start : end - self._base] = 1
-        foreign = self._ready.foreign(self.group_id, self._end, end)
-        if len(foreign):
-            self._values[foreign - self._base] = 0
-        self._end = end
-
-    def _advance(self) -> None:
-        """Move the floor over what is settled."""
-        at, step = self.floor, 256
-        while at < self._end:
-            end = min(self._end, at + step)
-            values = self._values[at - self._base : end - self._base]
-            first_open = int(np.argmax(values != 0))
-            if values[first_open]:
-                self.floor = at + first_open
-                return
-            at, step = end, min(2 * step, CHUNK)
-        while at < self._ready.count:
-            foreign = self._ready.foreign(self.group_id, at, at + CHUNK)
-            run = np.flatnonzero(foreign != at + np.arange(len(foreign)))
-            skipped = int(run[0]) if len(run) else len(foreign)
-            at += skipped
-            if skipped < CHUNK:
-                break
-        self.floor = self._base = self._end = at

@@ -1,0 +1,210 @@
+"""The attempts in flight: of each message of a ready queue from the first unsettled one on, which attempt of it counts.
+
+Invariants:
+- Everything below `floor` is settled; the message at `floor` is not (or has not been dispatched yet).
+- `_values[p - _base]` of a position in [floor, end): 0 settled, else the number of its attempt.
+  From `end` on the attempt is 1 and nothing is settled but positions meant for another group.
+- `returned_count` is how many values are above 1.
+
+Memory goes with [floor, end), not with the queue. Called by the subscription alone, which says what may be settled;
+this says only what is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickwheel.node.state.ready import ReadyLog
+
+Places = NDArray[np.int64]
+Values = NDArray[np.uint16]
+
+ATTEMPT_MAX = 65_535
+CHUNK = 65_536
+"""Positions looked at together."""
+CAPACITY_LEAST = 1_024
+
+
+class Window:
+    """One group's, in one topic's ready queue."""
+
+    def __init__(self, group_id: int, ready: ReadyLog) -> None:
+        self._group_id = group_id
+        self._ready = ready
+        self.floor = 0
+        self.end = 0
+        self.returned_count = 0
+        """Unsettled messages with an attempt above 1."""
+        self._values: Values = np.ones(CAPACITY_LEAST, np.uint16)
+        self._base = 0
+        """Position of `_values[0]`."""
+        self._returned_from = 0
+        """Below it none is returned; only saves looking."""
+
+    # -- what is settled
+
+    @property
+    def settled_ahead(self) -> int:
+        """Settled messages above the floor."""
+        return int(np.count_nonzero(self._held() == 0))
+
+    def span(self, first: int, last: int) -> Values:
+        """Values of [first, last), which lies above the floor; not to be written to."""
+        inside = max(0, min(last, self.end) - first)
+        start = first - self._base
+        if inside == last - first:
+            return self._values[start : start + inside]
+        values = np.ones(last - first, np.uint16)
+        values[:inside] = self._values[start : start + inside]
+        foreign = self._ready.foreign(self._group_id, first + inside, last)
+        if len(foreign):
+            values[foreign - first] = 0
+        return values
+
+    def at(self, places: Places) -> Values:
+        """Values at any positions."""
+        values = np.ones(len(places), np.uint16)
+        if not len(places):
+            return values
+        least, most = int(places.min()), int(places.max())
+        if least < self.end:
+            if least >= self.floor and most < self.end:
+                return self._values[places - self._base]
+            values[places < self.floor] = 0
+            inside = (places >= self.floor) & (places < self.end)
+            values[inside] = self._values[places[inside] - self._base]
+        foreign = self._ready.foreign(self._group_id, self.end, most + 1)
+        if len(foreign):
+            values[np.isin(places, foreign)] = 0
+        return values
+
+    def returned(self, limit: int) -> Places:
+        """Up to `limit` unsettled positions that were out before, rising."""
+        at = max(self._returned_from, self.floor)
+        parts: list[Places] = []
+        missing = min(limit, self.returned_count)
+        while at < self.end and missing > 0:
+            end = min(self.end, at + CHUNK)
+            found = at + np.flatnonzero(self._values[at - self._base : end - self._base] > 1)
+            if not parts and len(found):
+                self._returned_from = int(found[0])
+            parts.append(found[:missing])
+            missing -= len(parts[-1])
+            at = end
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    # -- what changes it
+
+    def begin_at(self, position: int) -> None:
+        """Nothing from here on is settled; what lies below is."""
+        self.floor = self._base = self.end = self._returned_from = position
+        self.returned_count = 0
+        self._advance()
+
+    def settle(self, places: Places) -> None:
+        """Positions, rising and not settled, are settled."""
+        self._cover(int(places[-1]) + 1)
+        at = places - self._base
+        if self.returned_count:
+            self.returned_count -= int(np.count_nonzero(self._values[at] > 1))
+        self._values[at] = 0
+        self._advance()
+
+    def give_back(self, places: Places) -> None:
+        """The attempts that are out for positions, rising and not settled, are over: the next one counts."""
+        self._cover(int(places[-1]) + 1)
+        at = places - self._base
+        old = self._values[at]
+        self._values[at] = np.minimum(old, ATTEMPT_MAX - 1) + 1
+        self.returned_count += int(np.count_nonzero(old == 1))
+        self._returned_from = min(self._returned_from, int(places[0]))
+
+    def settle_unwanted(self, first: int, wanted: NDArray[np.bool_]) -> int:
+        """Of the positions from `first` on, not below the floor, those not wanted are settled; returns how many."""
+        end = first + len(wanted)
+        self._cover(end)
+        values = self._values[first - self._base : end - self._base]
+        settled = ~wanted & (values != 0)
+        count = int(np.count_nonzero(settled))
+        if count:
+            self.returned_count -= int(np.count_nonzero(values[settled] > 1))
+            values[settled] = 0
+            self._advance()
+        return count
+
+    def skip_foreign(self) -> None:
+        """Positions for other groups may have been added: step over those at the floor."""
+        if self.floor == self.end:
+            self._advance()
+
+    def raise_floor(self, position: int) -> int:
+        """Everything below a position above the floor counts as settled; returns how many were not."""
+        unsettled, at = 0, self.floor
+        while at < position:
+            end = min(position, at + CHUNK)
+            values = self.span(at, end)
+            unsettled += int(np.count_nonzero(values))
+            self.returned_count -= int(np.count_nonzero(values > 1))
+            at = end
+        if position >= self.end:
+            self.begin_at(position)
+        else:
+            self.floor = position
+            self._advance()
+        return unsettled
+
+    def as_bytes(self) -> bytes:
+        """uint16 of each position from the floor on."""
+        return self._held().astype("<u2").tobytes()
+
+    def restore(self, floor: int, data: bytes) -> None:
+        """Back to what `as_bytes` gave."""
+        values = np.frombuffer(data, "<u2")
+        self._values = np.ones(max(CAPACITY_LEAST, 2 * len(values)), np.uint16)
+        self._values[: len(values)] = values
+        self.floor = self._base = self._returned_from = floor
+        self.end = floor + len(values)
+        self.returned_count = int(np.count_nonzero(values > 1))
+
+    # -- inside
+
+    def _held(self) -> Values:
+        return self._values[self.floor - self._base : self.end - self._base]
+
+    def _cover(self, end: int) -> None:
+        """Make `end` at least this."""
+        if end <= self.end:
+            return
+        if end - self._base > len(self._values):
+            used = self._held()
+            capacity = max(CAPACITY_LEAST, 2 * (end - self.floor))
+            values = np.ones(capacity, np.uint16)
+            values[: len(used)] = used
+            self._values, self._base = values, self.floor
+        start = self.end - self._base
+        self._values[start : end - self._base] = 1
+        foreign = self._ready.foreign(self._group_id, self.end, end)
+        if len(foreign):
+            self._values[foreign - self._base] = 0
+        self.end = end
+
+    def _advance(self) -> None:
+        """Move the floor over what is settled."""
+        at, step = self.floor, 256
+        while at < self.end:
+            end = min(self.end, at + step)
+            values = self._values[at - self._base : end - self._base]
+            first_open = int(np.argmax(values != 0))
+            if values[first_open]:
+                self.floor = at + first_open
+                return
+            at, step = end, min(2 * step, CHUNK)
+        while at < self._ready.count:
+            foreign = self._ready.foreign(self._group_id, at, at + CHUNK)
+            run = np.flatnonzero(foreign != at + np.arange(len(foreign)))
+            skipped = int(run[0]) if len(run) else len(foreign)
+            at += skipped
+            if skipped < CHUNK:
+                break
+        self.floor = self._base = self.end = at
