@@ -19,7 +19,7 @@ from tickwheel.node.core.core import SLOT_MS_DEFAULT
 from tickwheel.node.core.install import install_if_complete
 from tickwheel.node.server.identity import new_identity, read_identity, store_identity
 from tickwheel.proto.log_pb2 import LogEntry
-from tickwheel.replication.entries import REGULAR
+from tickwheel.replication.entries import command_of
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
@@ -103,11 +103,15 @@ def _replay(journal: Journal, restored: Restored) -> tuple[int, int]:
     first = state.applied_index + 1
     newest_ms = 0
     for index in range(first, journal.last_index + 1):
-        _, term, command = journal.entry(index)
-        if command[:1] != REGULAR:
+        _, term, written = journal.entry(index)
+        try:
+            command = command_of(written)
+        except ValueError as error:
+            raise RefoundError(f"entry {index} of the journal cannot be read by this version: {error}") from error
+        if not command:
             state.note_applied(index, term)
             continue
-        entry = LogEntry.FromString(command[1:])
+        entry = LogEntry.FromString(command)
         newest_ms = max(newest_ms, entry.stamped_ms)
         state.apply(index, term, entry)
     return journal.last_index + 1 - first, newest_ms
