@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from tests.node.core.trio import Client, World
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.host import NodeHost
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.node.server.copying import files_to_copy
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["while it is written", "just when the files come"])
-async def test_a_caller_who_goes_away_holds_no_checkpoint(late: bool) -> None:
-    """P10: the journal would grow for ten minutes, each time that a slave gives a copy up."""
+def begun() -> tuple[World, Client, NodeHost, Callable[[], None]]:
+    """Three nodes with something to checkpoint, the master's host, and what wakes it."""
     world = World(config=replace(CoreConfig(), segment_bytes=1 << 20, checkpoint_period_ms=500))
     client = Client(world)
     master = world.elect()
     client.schedule([60_000] * 10)
     world.run(50)
     assert master.host is not None
-    checkpointer = master.host.core.checkpointer
-    asked = asyncio.create_task(files_to_copy(master.host.face, master.wake))
+    return world, client, master.host, master.wake
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["while it is written", "just when the files come"])
+async def test_a_caller_who_goes_away_holds_no_checkpoint(late: bool) -> None:
+    """P10: the journal would grow for ten minutes, each time that a slave gives a copy up."""
+    world, client, host, wake = begun()
+    checkpointer = host.core.checkpointer
+    asked = asyncio.create_task(files_to_copy(host.face, wake))
     await asyncio.sleep(0)
     if late:
         world.run(200)
@@ -43,14 +51,9 @@ async def test_a_caller_who_goes_away_holds_no_checkpoint(late: bool) -> None:
 
 async def test_two_callers_hold_until_both_are_done() -> None:
     """One that goes away must not give back what the other still copies."""
-    world = World(config=replace(CoreConfig(), segment_bytes=1 << 20, checkpoint_period_ms=500))
-    client = Client(world)
-    master = world.elect()
-    client.schedule([60_000] * 10)
-    world.run(50)
-    assert master.host is not None
-    checkpointer = master.host.core.checkpointer
-    stays, goes = (asyncio.create_task(files_to_copy(master.host.face, master.wake)) for _ in range(2))
+    world, client, host, wake = begun()
+    checkpointer = host.core.checkpointer
+    stays, goes = (asyncio.create_task(files_to_copy(host.face, wake)) for _ in range(2))
     await asyncio.sleep(0)
     goes.cancel()
     await asyncio.sleep(0)
@@ -60,7 +63,7 @@ async def test_two_callers_hold_until_both_are_done() -> None:
     client.schedule([60_000] * 10)
     world.run(1_500)
     assert checkpointer.written == written
-    master.host.face.backup_copied()
+    host.face.backup_copied()
     world.run(1_500)
     assert checkpointer.written > written
 

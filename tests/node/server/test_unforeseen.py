@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from random import Random
 
 import grpc
@@ -14,7 +15,7 @@ from tickwheel.node.server.ports import ThreadExecutor
 from tickwheel.proto import peer_pb2_grpc
 from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, FrameBundle, Hello, PeerFrame
 from tickwheel.replication.frames import FORMAT_VERSION
-from tickwheel.replication.grpc_network import GrpcNetwork, PeerService
+from tickwheel.replication.grpc_network import GrpcNetwork, Inbox, PeerService
 from tickwheel.replication.log import Introduction, Member
 from tickwheel.storage.simulated import SimulatedDisk
 
@@ -46,7 +47,24 @@ class Giving(peer_pb2_grpc.PeerServicer):
         yield CheckpointChunk(path="manifest", last=True)
 
 
-def network(failed: asyncio.Future[BaseException]) -> GrpcNetwork:
+def peer_service(inbox: Inbox, refusal: Callable[..., None] = lambda *asked: None) -> PeerService:
+    """What a node named a, of cluster c, offers to its peers."""
+    return PeerService(
+        ("a", "c"),
+        inbox,
+        lambda: None,
+        disk=SimulatedDisk(Random(1)),
+        refusal=refusal,
+        greeted=lambda peer_id, address: None,
+        checkpoint=pytest.fail,
+        copied=pytest.fail,
+    )
+
+
+def network(
+    failed: Callable[[BaseException], None] = lambda error: pytest.fail(repr(error)),
+    unforeseen: Callable[[str, BaseException], None] = lambda peer_id, error: pytest.fail(repr(error)),
+) -> GrpcNetwork:
     """Of a node named b."""
     return GrpcNetwork(
         "b",
@@ -56,10 +74,23 @@ def network(failed: asyncio.Future[BaseException]) -> GrpcNetwork:
         credentials=None,
         channel_options=lambda peer_id: (),
         warn=lambda peer_id, text: None,
-        unforeseen=lambda peer_id, error: pytest.fail(repr(error)),
+        unforeseen=unforeseen,
         refused=pytest.fail,
-        failed=failed.set_result,
+        failed=failed,
     )
+
+
+@asynccontextmanager
+async def serving(service: peer_pb2_grpc.PeerServicer) -> AsyncIterator[str]:
+    """Peers reach the service at the address."""
+    server = grpc.aio.server()
+    peer_pb2_grpc.add_PeerServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
 
 
 async def test_an_error_in_what_a_work_brought_ends_the_node() -> None:
@@ -81,21 +112,8 @@ async def test_an_error_in_what_a_work_brought_ends_the_node() -> None:
 async def test_an_error_in_a_peers_frame_ends_the_node(bundled: bool) -> None:
     """Ending the stream only, the peer dials again and the node goes on with what was half done."""
     failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-    service = PeerService(
-        ("a", "c"),
-        GuardedInbox(Faulty("receive"), failed.set_result),
-        lambda: None,
-        disk=SimulatedDisk(Random(1)),
-        refusal=lambda sender_id, disk_uuid, shown, context: None,
-        greeted=lambda peer_id, address: None,
-        checkpoint=pytest.fail,
-        copied=pytest.fail,
-    )
-    server = grpc.aio.server()
-    peer_pb2_grpc.add_PeerServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(5):
+    service = peer_service(GuardedInbox(Faulty("receive"), failed.set_result))
+    async with serving(service) as address, grpc.aio.insecure_channel(address) as channel, asyncio.timeout(5):
         call = peer_pb2_grpc.PeerStub(channel).Exchange()  # type: ignore[call-arg]  # written to
         hello = PeerFrame(cluster_id="c", sender_id="b", receiver_id="a", format_version=FORMAT_VERSION, hello=Hello())
         await call.write(hello)
@@ -104,7 +122,6 @@ async def test_an_error_in_a_peers_frame_ends_the_node(bundled: bool) -> None:
         await call.write(PeerFrame(bundle=FrameBundle(frames=[frame])) if bundled else frame)
         error = await failed
         call.cancel()
-    await server.stop(None)
     assert isinstance(error, KeyError) and error.args == ("receive",)
 
 
@@ -138,33 +155,8 @@ async def test_an_error_that_ends_a_call_is_told_and_the_peer_called_again() -> 
     def refusal(sender_id: str, disk_uuid: str, introduction: Introduction, context: object) -> None:
         shown.append(introduction)
 
-    service = PeerService(
-        ("a", "c"),
-        Reached(),
-        lambda: None,
-        disk=SimulatedDisk(Random(1)),
-        refusal=refusal,
-        greeted=lambda peer_id, address: None,
-        checkpoint=pytest.fail,
-        copied=pytest.fail,
-    )
-    server = grpc.aio.server()
-    peer_pb2_grpc.add_PeerServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
     told: list[tuple[str, str]] = []
-    ours = GrpcNetwork(
-        "b",
-        "c",
-        "disk",
-        "",
-        credentials=None,
-        channel_options=lambda peer_id: (),
-        warn=lambda peer_id, text: None,
-        unforeseen=lambda peer_id, error: told.append((peer_id, repr(error))),
-        refused=pytest.fail,
-        failed=lambda error: pytest.fail(repr(error)),
-    )
+    ours = network(unforeseen=lambda peer_id, error: told.append((peer_id, repr(error))))
     known = Introduction(7, (Member("a", "x:1", "", "disk-a"), Member("b", "y:1", "")))
     calls = iter([KeyError("nobody thought of it"), None])
 
@@ -176,11 +168,10 @@ async def test_an_error_that_ends_a_call_is_told_and_the_peer_called_again() -> 
 
     reached = Reached()
     ours.attach(reached, lambda: None, introduction)
-    ours.set_peers({"a": f"127.0.0.1:{port}"})
-    async with asyncio.timeout(5):
+    async with serving(peer_service(Reached(), refusal)) as address, asyncio.timeout(5):
+        ours.set_peers({"a": address})
         assert await reached.by == "a"
-    await ours.stop()
-    await server.stop(None)
+        await ours.stop()
     assert told == [("a", "KeyError('nobody thought of it')")]
     assert shown == [known], "the members that the caller knows come with its hello"
 
@@ -189,20 +180,15 @@ async def test_an_error_that_ends_a_call_is_told_and_the_peer_called_again() -> 
 async def test_an_error_over_a_copied_checkpoint_ends_the_node(where: str) -> None:
     """Nobody would hear that the copy ended: the node would never ask for another."""
     failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-    server = grpc.aio.server()
-    peer_pb2_grpc.add_PeerServicer_to_server(Giving(), server)  # type: ignore[abstract]  # one is enough
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    ours = network(failed)
-    ours.set_peers({"a": f"127.0.0.1:{port}"})
+    ours = network(failed.set_result)
 
     def at(place: str) -> None:
         if place == where:
             raise KeyError(place)
 
-    ours.fetch("a", lambda chunk: at("chunk"), lambda reason: at("done"))
-    async with asyncio.timeout(5):
+    async with serving(Giving()) as address, asyncio.timeout(5):  # type: ignore[abstract]  # one method is enough
+        ours.set_peers({"a": address})
+        ours.fetch("a", lambda chunk: at("chunk"), lambda reason: at("done"))
         error = await failed
-    await ours.stop()
-    await server.stop(None)
+        await ours.stop()
     assert isinstance(error, KeyError) and error.args == (where,)
