@@ -387,7 +387,7 @@ async def _drain_rate(config: Mapping[str, object], messages: int) -> float:
 async def t9(quick: bool) -> list[Figure]:
     """Dispatch pipelined against one at a time, with 2 ms between nodes each way: messages due at once are drained."""
     small: dict[str, object] = {"messages_max": 32}
-    count = 2_000 if quick else 20_000
+    count = 500 if quick else 20_000
     one_at_a_time = await _drain_rate({**small, "in_flight_max": 1}, count)
     pipelined = await _drain_rate(small, count)
     return [

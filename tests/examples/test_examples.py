@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tickwheel.node.local_cluster import LocalCluster
+from tickwheel.proto import admin_pb2
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXPECTED = {
@@ -25,11 +26,16 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One real node."""
+    """One real node, where what failed comes again after a second rather than ten."""
     cluster = LocalCluster(tmp_path_factory.mktemp("cluster"), 1)
+
+    async def start() -> None:
+        await cluster.start()
+        await cluster.client().admin.update_settings(admin_pb2.Settings(delay_levels="1s 1s 1s"))
+
     with asyncio.Runner() as runner:
         try:
-            runner.run(cluster.start())
+            runner.run(start())
             yield cluster.addresses[0]
         finally:
             runner.run(cluster.stop())
