@@ -469,5 +469,19 @@ def members_not_shown(patches: Patches) -> None:
     patches.replace(MemberDesk, "introduction", lambda original: lambda self: NO_INTRODUCTION)
 
 
+@mutation(
+    "a newcomer does not keep who it is shown the members are, and reads that they are those of long ago",
+    aim=Aim(("replace",), nodes=3, shape=(("loop_gap_us", 30_000), ("batch_entries", 1)), seconds=12),
+)
+def newcomers_not_told(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def refuses(self: MemberDesk, *args: Any) -> Any:
+            return original(self, *args) if self._core.log.members() else None
+
+        return refuses
+
+    patches.replace(MemberDesk, "refuses", make)
+
+
 # Last, for they enter themselves into the table above.
 from tickwheel.chaos.sim import mutations_of_bulk, mutations_of_groups  # noqa: E402, F401

@@ -75,15 +75,18 @@ class MemberDesk:
         The disk that a member came with first is remembered; the master has it recorded in the log. Until then who
         comes under the same id with another one is not let in either, else the last one to say so would be recorded.
 
-        `shown`: the members that it knows. By that a node whose log is behind learns of those that came later.
+        `shown`: the members that it knows. By that a node whose log is behind learns of those that came later. One that
+        waits to be added keeps it too: the lists in the log that it is about to read begin with those of long ago.
         """
         log = self._core.log
         members = log.members()
-        if not members:
-            return None  # it waits to be added: whoever calls is a member
         known = next((m for m in members if m.node_id == node_id), None)
         if self._believes(node_id, disk_uuid, shown) and (known is None or known.disk_uuid in ("", disk_uuid)):
             log.introduce(shown)
+        if not members:
+            # It waits to be added: whoever calls is a member. Its word is needed, so it calls again when it knows that.
+            soon = bool(shown.members) and shown.named(node_id) is None
+            return Refusal(f"{node_id} has not read yet that it is a member itself") if soon else None
         known = known or log.introduced().named(node_id)
         if known is None:
             return Refusal(f"{node_id} is not a member: add it (tickwheel member add), under an id never used before")
@@ -104,16 +107,18 @@ class MemberDesk:
         """Whether the members that a caller shows are this cluster's, and later ones than this node knows.
 
         It is among them with the disk that it comes with, and so is this node: only who has this cluster's log knows
-        the disk. Nobody who was removed, as far as this node has applied, comes back.
+        the disk. Where neither this node's log nor the word has it yet, for no master has seen this node, none is asked
+        for. Nobody who was removed, as far as this node has applied, comes back.
         """
         core = self._core
         own, caller = shown.named(core.identity.node_id), shown.named(node_id)
         if own is None or caller is None:
             return False
+        recorded = any(m.disk_uuid for m in core.log.members() if m.node_id == core.identity.node_id)
         newest = max(core.state.applied_index, core.log.introduced().applied_index)
         return (
             shown.applied_index > newest
-            and own.disk_uuid == core.identity.disk_uuid
+            and (own.disk_uuid == core.identity.disk_uuid or not (own.disk_uuid or recorded))
             and caller.disk_uuid in ("", disk_uuid)
             and not any(core.state.was_removed(member.node_id) for member in shown.members)
         )

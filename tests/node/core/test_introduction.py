@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.node.core import trio
 from tests.node.core.test_membership import Asked, add, counting, remove
 from tests.node.core.trio import MS, Client, World
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.host import NodeHost
+from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto.peer_pb2 import Hello
@@ -29,7 +30,12 @@ class Doors(World):
         self._knock()
 
     def connected(self, one: str, other: str) -> bool:
-        return super().connected(one, other) and (one, other) in self.opened
+        return super().connected(one, other) and (one, other) in self.opened and self._wants(one, other)
+
+    def _wants(self, one: str, other: str) -> bool:
+        """Who waits to be added calls back whoever calls, until it knows members."""
+        learned = not self.host(one).core.log.members() and (other, one) in self.opened
+        return other in self.nodes[one].calls or learned
 
     def _knock(self) -> None:
         for one, other in itertools.permutations(self.nodes, 2):
@@ -38,8 +44,12 @@ class Doors(World):
                 self.opened.discard((one, other))
                 continue
             assert caller.host is not None and called.host is not None
-            learned = not caller.host.core.log.members() and (other, one) in self.opened
-            if (one, other) in self.opened or not (other in caller.calls or learned):
+            if not self._wants(one, other):
+                if (one, other) in self.opened:
+                    self.opened.discard((one, other))
+                    caller.host.peer_disconnected(other)
+                continue
+            if (one, other) in self.opened:
                 continue
             shown = shown_in(hello_of("", caller.host.core.members.introduction()))
             if called.host.core.members.refuses(one, f"disk-{one}", shown) is None:
@@ -121,6 +131,61 @@ def test_it_can_elect_whom_it_never_heard_of_after_a_restart() -> None:
     assert "d" not in world.nodes[slave].calls
     assert world.elect().name == "d"
     world.run_until(world.agree)
+
+
+def led_by_a_late_one(monkeypatch: pytest.MonkeyPatch) -> Doors:
+    """d leads, which was added long after the log began; entries travel a few at a time."""
+    little = replace(raft_config(CoreConfig()), batch_entries_max=4, window_messages_max=2)
+    monkeypatch.setattr(trio, "raft_config", lambda config: little)
+    world = Doors(replace(CoreConfig(), checkpoint_period_ms=1 << 40))
+    world.elect()
+    world.run_until(lambda: all(m.disk_uuid for name in "abc" for m in world.host(name).core.log.members()), 20_000)
+    client = Client(world)
+    for _ in range(100):
+        client.schedule([60_000])
+        world.run(5)
+    world.change(lambda: add("d"))
+    world.join("d")
+    world.run_until(lambda: "d" in counting(world), 30_000)
+    while (master := world.elect().name) != "d":
+        world.change(lambda name=master: remove(name))
+        world.nodes[master].kill()
+    return world
+
+
+@pytest.mark.parametrize("newcomers", ["e", "ef"], ids=["one", "two at once"])
+def test_a_newcomer_keeps_those_who_called_it_first(newcomers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P10: it reads the log from the founders on, piece by piece. The first list that it reads does not name the
+    master: it hung up on it, could tell it no more what it had, and was a learner for ever."""
+    world = led_by_a_late_one(monkeypatch)
+    for name in newcomers:
+        world.change(lambda name=name: add(name))
+        world.join(name)
+    world.run_until(lambda: set(newcomers) <= counting(world), 30_000)
+    world.run_until(world.agree)
+    assert all(world.host(name).installs == 0 for name in newcomers)
+
+
+def test_what_a_newcomer_is_shown_before_anybody_knows_its_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master records a disk when it has seen it; until then a newcomer is shown without one, and must believe that
+    while its own log has no other. Who does not know itself yet that it is a member has to call again: its word would
+    not be heard later, for the stream stays open."""
+    world = led_by_a_late_one(monkeypatch)
+    world.change(lambda: add("e"))
+    world.join("e")
+    desk, log = world.host("e").core.members, world.host("e").core.log
+    shown = with_disk(world.host("d").core.members.introduction(), "e", "")
+    assert not log.members()
+    early = desk.refuses("f", "disk-f", replace(shown, applied_index=shown.applied_index - 1))
+    assert early is not None and "not read yet" in early.reason and not early.final
+    assert desk.refuses("f", "disk-f", NO_INTRODUCTION) is None, "an older version shows nothing"
+    assert log.introduced() == NO_INTRODUCTION
+    assert desk.refuses("d", "disk-d", shown) is None and log.introduced() == shown
+    world.run_until(lambda: bool(log.members()))
+    assert "d" not in {member.node_id for member in log.members()}
+    later = replace(shown, applied_index=1 << 40)
+    assert desk.refuses("d", "disk-d", with_disk(later, "e", "another")) is None and log.introduced() == shown
+    assert desk.refuses("d", "disk-d", later) is None and log.introduced() == later
 
 
 def without(shown: Introduction, name: str) -> tuple[Member, ...]:
