@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tickwheel.chaos.live.dialers import dialer
 from tickwheel.chaos.live.knobs import Effects, Knobs, read_effects, write_knobs
@@ -59,6 +61,8 @@ class ChaosCluster(LocalCluster):
         self.paused: set[str] = set()
         self.killed: set[str] = set()
         """Killed on purpose and not started again."""
+        self.failing: set[str] = set()
+        """Told that their disks fail them: they may end by themselves, and are left alone when they have."""
         self._knobs = {node.node_id: Knobs() for node in self.nodes}
 
     def _recognise(self, port: int, remote_port: int) -> str | None:
@@ -129,11 +133,10 @@ class ChaosCluster(LocalCluster):
                     node.process.wait(5.0)
 
     def died(self) -> list[LocalNode]:
-        """Nodes whose process has ended although nobody killed it."""
+        """Nodes whose process has ended although nobody killed it and nothing excuses it."""
+        excused = self.killed | self.failing
         return [
-            node
-            for node in self.nodes
-            if node.process is not None and not node.running and node.node_id not in self.killed
+            node for node in self.nodes if node.process is not None and not node.running and node.node_id not in excused
         ]
 
     def majority_connected(self) -> bool:
@@ -141,7 +144,9 @@ class ChaosCluster(LocalCluster):
         able = [
             node.node_id
             for node in self.nodes
-            if node.running and node.node_id not in self.paused and not self._knobs[node.node_id].disk_full
+            if node.running
+            and node.node_id not in self.paused | self.failing
+            and not self._knobs[node.node_id].disk_full
         ]
         needed = len(self.nodes) // 2 + 1
         ways = self.network.ways
@@ -178,6 +183,15 @@ class ChaosCluster(LocalCluster):
             await asyncio.sleep(0.01)
         return False
 
+    async def has_ended(self, node: LocalNode, within_s: float) -> bool:
+        """Whether its process is gone, or goes in time."""
+        end = time.monotonic() + within_s
+        while node.running:
+            if time.monotonic() >= end:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
     # -- knobs
 
     def _knob_file(self, node: LocalNode) -> Path:
@@ -190,15 +204,20 @@ class ChaosCluster(LocalCluster):
         offset_ms: int | None = None,
         rate_ppm: int | None = None,
         disk_full: bool | None = None,
+        sync_ms: int | None = None,
+        sync_fails: bool | None = None,
     ) -> int:
         """Change what is given; the number of the change."""
         before = self._knobs[node.node_id]
-        knobs = Knobs(
-            before.turn + 1,
-            before.offset_ms if offset_ms is None else offset_ms,
-            before.rate_ppm if rate_ppm is None else rate_ppm,
-            before.disk_full if disk_full is None else disk_full,
-        )
+        given = {
+            "offset_ms": offset_ms,
+            "rate_ppm": rate_ppm,
+            "disk_full": disk_full,
+            "sync_ms": sync_ms,
+            "sync_fails": sync_fails,
+        }
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        knobs = replace(before, turn=before.turn + 1, **changes)
         self._knobs[node.node_id] = knobs
         write_knobs(self._knob_file(node), knobs)
         return knobs.turn

@@ -31,6 +31,11 @@ DELAY_MS = (20.0, 90.0)
 JITTER_MS = (20.0, 150.0)
 THROTTLE_BYTES_PER_S = (40_000, 400_000)
 LOST_SHARE = (0.01, 0.2)
+SYNC_MS = (20, 250)
+STOP_S = 10.0
+"""Whose fdatasync failed has ended by then."""
+SETTLED_S = 0.3
+"""By then a node goes by a knob that was turned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class Active(ABC):
 
     detail = ""
     """In words, what it does beyond its kind."""
+    broken = ""
+    """In words, what a node did that no node may; known after `end`."""
 
     def __init__(self, cluster: ChaosCluster, struck: list[LocalNode]) -> None:
         self.cluster = cluster
@@ -224,6 +231,62 @@ class _DiskFull(Active):
         return Evidence(max(0, self._refusals), "writes refused")
 
 
+class _SlowDisk(Active):
+    """Every fdatasync takes longer."""
+
+    def __init__(self, cluster: ChaosCluster, struck: list[LocalNode], sync_ms: int) -> None:
+        super().__init__(cluster, struck)
+        self._sync_ms = sync_ms
+        self.detail = f"{sync_ms} ms more"
+
+    def _slow(self) -> int:
+        return sum(self.cluster.effects(node).slow_syncs for node in self.struck)
+
+    async def begin(self) -> None:
+        self._before = self._slow()
+        for node in self.struck:
+            self.cluster.turn(node, sync_ms=self._sync_ms)
+
+    async def end(self) -> None:
+        for node in self.struck:
+            self.cluster.turn(node, sync_ms=0)
+        await asyncio.sleep(SETTLED_S)
+        self._seen = self._slow() - self._before
+
+    async def evidence(self) -> Evidence:
+        return Evidence(max(0, self._seen), "slow syncs")
+
+
+class _FailedSync(Active):
+    """Every fdatasync fails, and what it would have covered is gone: a node has to stop, and is started at the end."""
+
+    async def begin(self) -> None:
+        for node in self.struck:
+            self.cluster.failing.add(node.node_id)
+            self.cluster.turn(node, sync_fails=True)
+
+    async def end(self) -> None:
+        for node in self.struck:
+            self.cluster.turn(node, sync_fails=False)
+        await asyncio.sleep(SETTLED_S)
+        self._stopped = 0
+        for node in self.struck:
+            effects = self.cluster.effects(node)
+            if not effects.failed_syncs or (node.running and node.pid != effects.pid):
+                continue  # or another fault has started it anew
+            if await self.cluster.has_ended(node, STOP_S):
+                self._stopped += 1
+            else:
+                self.broken = f"{node.node_id} went on after an fdatasync had failed"
+        for node in self.struck:
+            if node.node_id not in self.cluster.killed:
+                self.cluster.start_node(node)
+            self.cluster.failing.discard(node.node_id)
+
+    async def evidence(self) -> Evidence:
+        return Evidence(self._stopped, "nodes stopped by a failed sync")
+
+
 async def _strike(fault: Fault, cluster: ChaosCluster, watch: Watch, rng: random.Random) -> list[LocalNode]:
     """Whom it strikes, now."""
     if fault.target == ALL:
@@ -308,6 +371,10 @@ async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
             return ways(Spoiling(cut=True), network.ways_of(node_id), _reset, "connections reset or refused")
         case "disk-full":
             return _DiskFull(cluster, struck)
+        case "slow-disk":
+            return _SlowDisk(cluster, struck, rng.randrange(*SYNC_MS))
+        case "failed-sync":
+            return _FailedSync(cluster, struck)
         case "skew":
             return WrongClock(cluster, struck, offset_ms=_signed(rng, SKEW_MS), from_start=True)
         case "drift":

@@ -8,6 +8,7 @@ Owns the faults that are active. All times count from the moment `run` is called
 | over | n, count, unit: the evidence |
 | majority | holds: whether more than half of the nodes run and reach each other, after each change |
 | died | node, code, log: a process ended and nobody killed it; it is started again |
+| wrong | text: what a node did under a fault that no node may |
 """
 
 from __future__ import annotations
@@ -76,6 +77,9 @@ class Injector:
         await active.end()
         evidence = await active.evidence()
         self._history.write("over", n=number, count=evidence.count, unit=evidence.unit)
+        if active.broken:
+            self._history.write("wrong", text=active.broken)
+            self._told(active.broken)
         if not evidence.count:
             self._told(f"#{number} had no effect")
         self._note_majority()

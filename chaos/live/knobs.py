@@ -1,4 +1,4 @@
-"""What the supervisor turns at a running node: its clock and the room on its disk.
+"""What the supervisor turns at a running node: its clock, and the room on its disk and how good that is.
 
 One small file a node, replaced as a whole; only a node that was begun by `node_start.py` reads it. The node's
 answer, which is the evidence that a fault had an effect, goes into a second file beside it.
@@ -22,15 +22,23 @@ class Knobs:
     rate_ppm: int = 0
     """How much faster than true the clocks run, wall and monotonic alike."""
     disk_full: bool = False
+    sync_ms: int = 0
+    """Every fdatasync takes so much longer."""
+    sync_fails: bool = False
+    """Every fdatasync fails, and what it would have covered is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a node says of its knobs. `readings`: of clocks since the turn; `refusals`: of the disk in all."""
+    """What a node says of its knobs: `readings` of clocks since the turn; the others in the life of its process."""
 
     turn: int = 0
     readings: int = 0
     refusals: int = 0
+    """Writes for which there was no room."""
+    slow_syncs: int = 0
+    failed_syncs: int = 0
+    pid: int = 0
 
 
 def _replace(path: Path, values: dict[str, object]) -> None:

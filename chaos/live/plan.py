@@ -16,7 +16,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "pause": ("pause", "pause-master"),
     "partition": ("split", "one-way", "master-alone", "majority-without-master"),
     "net": ("delay", "jitter", "throttle", "stall", "cut", "loss"),
-    "disk": ("disk-full",),
+    "disk": ("disk-full", "slow-disk", "failed-sync"),
     "skew": ("skew", "drift", "step"),
 }
 """What can be asked for, and the kinds that this means; docs/CHAOS.md says what each does."""
@@ -44,6 +44,8 @@ LENGTH_S: Mapping[str, tuple[float, float]] = {
     "cut": (0.3, 2.0),
     "loss": (2.0, 5.0),
     "disk-full": (2.0, 5.0),
+    "slow-disk": (2.0, 5.0),
+    "failed-sync": (1.0, 4.0),
     "skew": (3.0, 8.0),
     "drift": (4.0, 8.0),
     "step": (3.0, 8.0),
@@ -64,6 +66,8 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "drift": (MASTER, SLAVE),
     "step": (MASTER, SLAVE),
     "disk-full": (MASTER, SLAVE),
+    "slow-disk": (MASTER, SLAVE),
+    "failed-sync": (MASTER, SLAVE),
 }
 """Whom a kind may strike; MASTER or ANY if nothing is said."""
 

@@ -36,7 +36,7 @@ PROMISES = {
     "audit": "the audit says the same",
     "clock": "the nodes say what is wrong with clocks",
 }
-"""What is judged; `process`: no node ends unless it is killed."""
+"""What is judged; `process`: no node ends unless it is killed or its disk fails it, and then it does."""
 
 RATE_LEAST = 100.0
 """Acknowledged messages in each full second before the first fault; under that a run is void."""

@@ -142,6 +142,9 @@ class Nodes:
             "process", record["t"], f"{record['node']} ended by itself with code {record['code']}:\n{record['log']}"
         )
 
+    def _on_wrong(self, record: Record) -> None:
+        self.broken("process", record["t"], record["text"])
+
     def _on_healed(self, record: Record) -> None:
         self.healed_s = record["seconds"]
 

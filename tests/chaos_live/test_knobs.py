@@ -1,4 +1,5 @@
-"""The knobs of a node under chaos: wrong clocks whose monotonic one never runs back, and a disk without room."""
+"""The knobs of a node under chaos: wrong clocks whose monotonic one never runs back, and a disk that is full, slow or
+fails."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from tickwheel.chaos.live.knobs import Knobs, read_effects, write_knobs
-from tickwheel.chaos.live.node_start import LimitedSystem, Panel, SpoiltClock
+from tickwheel.chaos.live.node_start import Panel, SpoiltClock
+from tickwheel.chaos.live.spoilt_disk import SpoiltSystem
 from tickwheel.storage import local
+from tickwheel.storage.disk import SyncFailedError
 from tickwheel.storage.local import LocalDisk
 
 
@@ -65,7 +68,7 @@ def test_a_full_disk_refuses_what_needs_room_and_takes_what_has_it(
     counted as evidence."""
     file = tmp_path / "knobs.json"
     panel = Panel(file)
-    system = LimitedSystem(panel)
+    system = SpoiltSystem(panel)
     descriptor = os.open(tmp_path / "data", os.O_RDWR | os.O_CREAT)
     try:
         assert system.pwritev(descriptor, [b"abcd"], 0) == 4
@@ -86,3 +89,48 @@ def test_a_full_disk_refuses_what_needs_room_and_takes_what_has_it(
         assert read_effects(file).refusals == 2
     finally:
         os.close(descriptor)
+
+
+def test_a_failed_sync_is_told_at_once_and_takes_along_what_it_would_have_covered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who went on after it would acknowledge what is not there: what was synced before stays, what was written since is
+    zeros, also after a part of it was cut off, and the answer names the process that has to stop."""
+    file = tmp_path / "knobs.json"
+    panel = Panel(file)
+    monkeypatch.setattr(local, "os", SpoiltSystem(panel))
+    log = LocalDisk(tmp_path).open("log", create=True)
+    try:
+        log.append(b"kept")
+        log.sync()
+        log.append(b"lost")
+        log.append(b"cut")
+        log.truncate(9)
+        write_knobs(file, Knobs(1, sync_fails=True))
+        panel.look(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 1_000_000_000)
+        with pytest.raises(SyncFailedError, match="'log'"):
+            log.sync()
+        assert log.read_at(0, 100) == b"kept" + bytes(5)
+        effects = read_effects(file)
+        assert (effects.failed_syncs, effects.pid) == (1, os.getpid())
+    finally:
+        log.close()
+
+
+def test_a_slow_disk_makes_syncs_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes at least so much longer, and is counted as evidence."""
+    file = tmp_path / "knobs.json"
+    panel = Panel(file)
+    monkeypatch.setattr(local, "os", SpoiltSystem(panel))
+    write_knobs(file, Knobs(1, sync_ms=30))
+    panel.look(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 1_000_000_000)
+    log = LocalDisk(tmp_path).open("log", create=True)
+    try:
+        began_s = time.monotonic()
+        log.append(b"x")
+        log.sync()
+        assert time.monotonic() - began_s >= 0.03
+        panel.look(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 2_000_000_000)
+        assert read_effects(file).slow_syncs == 1
+    finally:
+        log.close()

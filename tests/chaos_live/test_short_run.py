@@ -10,7 +10,7 @@ import pytest
 from tickwheel.chaos.live.history import read_history
 from tickwheel.chaos.live.losses import Kind, measure
 from tickwheel.chaos.live.losses_report import as_json
-from tickwheel.chaos.live.plan import ANY, MASTER, Fault
+from tickwheel.chaos.live.plan import ANY, MASTER, SLAVE, Fault
 from tickwheel.chaos.live.report import write_files
 from tickwheel.chaos.live.second_opinion import export
 from tickwheel.chaos.live.supervisor import RunOptions, Supervisor
@@ -20,20 +20,23 @@ SECONDS = 6.5
 
 @pytest.mark.slow
 async def test_a_short_run_under_faults_holds_its_promises(tmp_path: Path) -> None:
-    """The master is killed, another one cut off one way, a disk is full: each has an effect that is seen, a new master
-    serves, nothing is lost, early or different, the history is exported for the audit, and the report is there."""
+    """A slave loses what it was to sync, the master is killed, another one cut off one way, a disk is full: each has an
+    effect that is seen, who cannot sync stops, a new master serves, nothing is lost, early or different, the history is
+    exported for the audit, and the report is there."""
     faults = [
-        Fault(1, "kill-master", MASTER, 2.5, 1.0, 1),
-        Fault(2, "disk-full", ANY, 3.0, 2.5, 2),
-        Fault(3, "one-way", MASTER, 4.2, 1.2, 3),
+        Fault(1, "failed-sync", SLAVE, 2.0, 0.8, 4),
+        Fault(2, "kill-master", MASTER, 2.8, 1.0, 1),
+        Fault(3, "disk-full", ANY, 3.3, 2.2, 2),
+        Fault(4, "one-way", MASTER, 4.2, 1.2, 3),
     ]
     options = RunOptions(tmp_path, 1, SECONDS, ("kill", "disk", "partition"), rate=300.0, ahead_ms=2_000)
     verdict = await Supervisor(options).run(faults)
     told = [(one.promise, one.text) for one in verdict.broken]
     assert told == []
     assert not verdict.void
-    assert [fault["kind"] for fault in verdict.faults] == ["kill-master", "disk-full", "one-way"]
-    assert next(fault["count"] for fault in verdict.faults if fault["kind"] == "kill-master") == 1
+    counts = {fault["kind"]: fault["count"] for fault in verdict.faults}
+    assert list(counts) == ["failed-sync", "kill-master", "disk-full", "one-way"]
+    assert counts["kill-master"] == counts["failed-sync"] == 1
     assert verdict.failovers
     assert verdict.counts["acknowledged"] > SECONDS * 100
     kinds = {record["k"] for record in read_history([tmp_path / "supervisor.jsonl", tmp_path / "workload.jsonl"])}

@@ -178,6 +178,10 @@ def _died(story: Story) -> None:
     story.tell(3_000, "died", node="n3", code=3, log="fatal")
 
 
+def _goes_on(story: Story) -> None:
+    story.tell(3_000, "wrong", text="n3 went on after an fdatasync had failed")
+
+
 def _leaves(story: Story, node: str, from_ms: float, until_ms: float) -> None:
     times = (BEGAN_MS + from_ms, BEGAN_MS + until_ms)
     story.drop(lambda r: r["k"] == "status" and r["node"] == node and times[0] < r["t"] < times[1])
@@ -213,6 +217,7 @@ def _leaves(story: Story, node: str, from_ms: float, until_ms: float) -> None:
         ("P10", _a_node_missing_at_the_end, "only n1, n2 answered"),
         ("P10", _not_at_rest, "one index: n1 at 77, n2 at 76"),
         ("process", _died, "n3 ended by itself with code 3"),
+        ("process", _goes_on, "n3 went on after"),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",
 )
