@@ -72,7 +72,8 @@ class SentAgain(Record):
 
 @dataclass(slots=True)
 class AskedUnread(Record):
-    """A node asks for an election while input waits for it unread."""
+    """A node asks for an election after a stall while input waits for it unread. A shorter pause counts as none: there
+    the server's loop reads first (node/server/driver.py), which a simulated machine does not have."""
 
     node: str
     boot: int

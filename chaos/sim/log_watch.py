@@ -67,7 +67,7 @@ class LogWatch:
         self._lease = (-1, -1)
         self._vote = (0, "")
         self._sent: dict[str, tuple[tuple[int, int], int]] = {}
-        self._timeout_ns = 0
+        self._timeout_ns = self._stall_ns = 0
         self.entries_sent_most = 0
         self.applied_most = 0
         self._applied_now = 0
@@ -85,6 +85,7 @@ class LogWatch:
             self._add(Recovered(self._now_ns, machine.name, machine.boot, journal.last_index, durable_before))
         self._census.journals[machine.name] = journal
         self._timeout_ns = log._config.election_timeout_ms_min * NS_PER_MS
+        self._stall_ns = log._config.stall_ms * NS_PER_MS
         self._vote = (journal.term, journal.voted_for)
         self._sent.clear()
         engine = log._engine
@@ -213,6 +214,6 @@ class LogWatch:
             if first <= highest:
                 self._add(SentAgain(self._now_ns, self._machine.name, peer_id, first, highest))
             self._sent[peer_id] = (sent_on, max(highest, entries[-1].index))
-        elif frame.HasField("ping") and self._machine.unread:
+        elif frame.HasField("ping") and self._machine.unread and self._machine.away_ns > self._stall_ns:
             machine = self._machine
             self._add(AskedUnread(self._now_ns, machine.name, machine.boot, machine.unread))

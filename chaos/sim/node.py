@@ -92,6 +92,9 @@ class Machine:
         self.copies_failed = 0
         self.unread = 0
         """Inputs that the turn being taken leaves for the next."""
+        self.away_ns = 0
+        """Between the turn being taken and the one before it."""
+        self._turned_ns = 0
         self.clock = SimulatedClock(world, name)
         self.disk = SimulatedDisk(world.stream(f"disk/{name}"))
         self.network: NetworkPort = NetworkPort(fabric, name)
@@ -251,6 +254,7 @@ class Machine:
             read = self._thaw_rng.randint(0, len(inbox))
             inbox, self._inbox = inbox[:read], inbox[read:]
         self.unread = len(self._inbox)
+        self.away_ns, self._turned_ns = self.world.now_ns - self._turned_ns, self.world.now_ns
         self.turns += 1
         if len(inbox) > self.inbox_most:
             self.inbox_most = len(inbox)
