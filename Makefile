@@ -5,6 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Exact versions of everything; `make constraints` renews them.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
+# All tests at once run in two processes (tests/conftest.py); `make test LANES=` runs them one after the other.
+LANES ?= --numprocesses=2 --dist=loadscope
 LISTS := pyproject.toml constraints.txt
 RUN_STAMP := $(VENV)/.installed-run
 SPARK_STAMP := $(VENV)/.installed-spark
@@ -26,7 +28,7 @@ pipeline-demo: $(SPARK_STAMP) java  ## A year of flights through Spark: built, l
 	@$(BIN)/tickwheel pipeline demo $(ARGS)
 
 test: $(DEV_STAMP) java  ## Run all tests; ARGS="tests/wheel -k cursor" narrows them
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(or $(ARGS),$(LANES))
 
 lint: $(DEV_STAMP)  ## Style, formatting, strict types, freshness of the generated stubs
 	@echo 'ruff check'; $(BIN)/ruff check --quiet

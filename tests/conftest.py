@@ -1,12 +1,52 @@
-"""Settings for every test: hypothesis profiles, and the seed of a failing run in the output."""
+"""Settings for every test: hypothesis profiles, the seed of a failing run in the output, and two lanes of a whole run.
+
+`make test` runs all tests in two processes (pytest-xdist). What happens in simulated time, or takes only a processor,
+is one lane; whatever has real nodes, Spark or the time of day in it is the other, one test after the other as without
+lanes. The first stands back when both want the same processor, so the second has nearly the machine that it would
+have alone.
+"""
 
 from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # Shared, slow machines: no deadline, since how long an example takes says nothing about its truth.
 settings.register_profile("default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=2_000)
 settings.load_profile(os.environ.get("TICKWHEEL_HYPOTHESIS_PROFILE", "default"))
+
+COMPUTING = tuple(
+    f"tests/{folder}/" for folder in ("chaos", "node/core", "node/state", "project", "replication", "storage", "wheel")
+)
+"""Folders of the first lane."""
+NICE = 15
+"""Of the first lane: it gets what the other leaves, and that is more than half."""
+
+
+class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # the library has no types
+    """Each lane goes to one process as a whole."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return lane(nodeid)
+
+
+def lane(nodeid: str) -> str:
+    """Of a test."""
+    return "computing" if nodeid.startswith(COMPUTING) else "real"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes:
+    """For runs in several processes."""
+    return Lanes(config, log)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A process of such a run that computes stands back; it gets tests of this lane alone."""
+    if os.environ.get("PYTEST_XDIST_WORKER") and lane(item.nodeid) == "computing" and os.nice(0) < NICE:
+        os.nice(NICE)
