@@ -12,7 +12,16 @@ from tickwheel.pipeline.session import SessionConfig, build_session
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """Three nodes that come up while Spark does."""
+    running = RunningCluster(tmp_path_factory.mktemp("cluster"))
+    running.launch()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def spark(launched: RunningCluster) -> Iterator[SparkSession]:
     """`local[2]`, quick to start, and quick with little data."""
     session = build_session(SessionConfig(master="local[2]", quick=True, shuffle_partitions=2, settings=FEW_ROWS))
     yield session
@@ -20,7 +29,8 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def cluster(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    """Three nodes, all alive. Spark starts first: its launch forks, which threads of gRPC would not survive."""
-    with RunningCluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
+def cluster(spark: SparkSession, launched: RunningCluster) -> RunningCluster:
+    """Three nodes, all alive. No channel is opened before Spark runs: its launch forks, which threads of gRPC would not
+    survive."""
+    launched.start_all()
+    return launched

@@ -25,7 +25,7 @@ FEW_ROWS = {
 
 
 class RunningCluster:
-    """Started on entry; every method may be called from the test's thread."""
+    """Started on entry, or before by `launch`; every method may be called from the test's thread."""
 
     def __init__(self, directory: Path, nodes: int = 3) -> None:
         self._loop = asyncio.new_event_loop()
@@ -37,13 +37,26 @@ class RunningCluster:
         """Run something on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
-    def __enter__(self) -> RunningCluster:
+    def launch(self) -> None:
+        """Start the processes and do not wait for them; opens no channel."""
+        for node in self._cluster.nodes:
+            self._cluster.start_node(node)
+
+    def start_all(self) -> None:
+        """Start those that do not run, and wait until all are ready."""
         self.wait(self._cluster.start())
+
+    def __enter__(self) -> RunningCluster:
+        self.start_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the processes and the loop."""
         self.wait(self._cluster.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

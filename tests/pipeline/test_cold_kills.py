@@ -23,7 +23,7 @@ from tickwheel.proto import admin_pb2
 
 ROWS = 400
 TOPIC, GROUP = "killed", "mourners"
-AHEAD_MS = 6_000
+AHEAD_MS = 4_000
 """When the first message is due, from when the rows are made; and moved ones, from then."""
 SPREAD_MS = 3_000
 CLOCK_MS = 5

@@ -73,7 +73,7 @@ def test_rows_are_written_and_read_over_tls(spark: SparkSession, secured: dict[s
     assert done.exit_code == 0 and "secret" in done.output, done.output
     for without in ({"endpoints": secured["endpoints"]}, {name: secured[name] for name in ("endpoints", "ca_file")}):
         with pytest.raises(Exception, match=secured["endpoints"].split(",")[0]):
-            spark.read.format("tickwheel").options(timeout_s="1", **without).load().count()
+            spark.read.format("tickwheel").options(timeout_s="0.3", **without).load().count()
 
 
 def test_a_late_promotion_is_delivered_at_once_over_tls_and_pushed_first(
