@@ -201,6 +201,13 @@ class BulkDesk:
         own_id = self._core.identity.node_id
         return [m.node_id for m in self._core.log.members() if not m.learner and m.node_id != own_id]
 
+    def _reachable(self) -> list[str]:
+        """Whom to ask for what is lacking: the voters as applied here, and those that this node was shown, for it may
+        stand at an entry from before any that is left was added."""
+        own_id = self._core.identity.node_id
+        shown = [m.node_id for m in self._core.log.introduced().members if m.node_id != own_id]
+        return list(dict.fromkeys([*self._voters(), *shown]))
+
     def _go_on(self) -> None:
         """Propose it if it has been checked and a majority holds it."""
         current = self._current
@@ -346,7 +353,7 @@ class BulkDesk:
             return
         state = self.store.offer(fetch.name, fetch.total_bytes)
         fetch.bytes = 0 if isinstance(state, Failure) else state.bytes
-        if fetch.gone and fetch.failed > len(self._voters()):
+        if fetch.gone and fetch.failed > len(self._reachable()):
             self._copy_instead(fetch)
         fetch.peer += 1
         fetch.failed += 1
@@ -360,7 +367,7 @@ class BulkDesk:
             self._core.checkpoint_needed(master_id)
 
     def _ask(self, fetch: _Fetch) -> None:
-        peers = self._voters()
+        peers = self._reachable()
         fetch.asked_until_ms = self._core.steady_ms() + PIECE_MS
         if peers:
             ask = BundleAsk(name=fetch.name, offset=fetch.bytes, bytes_max=PIECE_BYTES)

@@ -51,7 +51,7 @@ async def test_a_node_comes_back_to_members_that_it_never_heard_of(tmp_path: Pat
         slave, other = (node for node in cluster.nodes if node is not old)
         soon_ms = time.time_ns() // 1_000_000 + 1_000
         async with AsyncClient(cluster.addresses) as client:
-            wanted = await schedule(client, 200, soon_ms, "before")
+            wanted = await schedule(client, 30, soon_ms, "before")
         await until_equal(cluster.nodes)
         await cluster.kill_node(slave)
         newcomers = await asyncio.gather(*(join(cluster, node_id, old) for node_id in ("n4", "n5")))
@@ -62,7 +62,7 @@ async def test_a_node_comes_back_to_members_that_it_never_heard_of(tmp_path: Pat
             await cluster.kill_node(node)
             cluster.nodes.remove(node)
         async with AsyncClient([node.client_address for node in newcomers]) as client:
-            wanted |= await schedule(client, 200, soon_ms, "meanwhile")
+            wanted |= await schedule(client, 30, soon_ms, "meanwhile")
         left, lost = newcomers
         await cluster.kill_node(lost)
         cluster.nodes.remove(lost)
@@ -70,6 +70,6 @@ async def test_a_node_comes_back_to_members_that_it_never_heard_of(tmp_path: Pat
         cluster.start_node(slave)
         assert (await cluster.wait_ready()) is left, "the slave lacks what came meanwhile"
         async with AsyncClient([left.client_address, slave.client_address]) as client:
-            wanted |= await schedule(client, 200, soon_ms, "afterwards")
+            wanted |= await schedule(client, 30, soon_ms, "afterwards")
             await take_all(client, wanted)
         await until_equal([left, slave])

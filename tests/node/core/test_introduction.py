@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.node.core import trio
+from tests.node.core.loading import Loader, begin, bundle_of
 from tests.node.core.test_membership import Asked, add, counting, remove
 from tests.node.core.trio import MS, Client, World
 from tickwheel.node.core.config import CoreConfig
@@ -164,6 +165,26 @@ def test_a_newcomer_keeps_those_who_called_it_first(newcomers: str, monkeypatch:
     world.run_until(lambda: set(newcomers) <= counting(world), 30_000)
     world.run_until(world.agree)
     assert all(world.host(name).installs == 0 for name in newcomers)
+
+
+def test_a_newcomer_asks_those_whom_it_was_shown_for_a_bundle() -> None:
+    """It waits for a bundle at an entry from before anybody who is left was added: it asked the founders alone, who
+    are gone, and stood there for ever, though it came to count and could be elected."""
+    world = Doors(replace(CoreConfig(), checkpoint_period_ms=1 << 40))
+    begin(world)
+    data, _ = bundle_of([world.now_ms + 3_600_000 + n for n in range(50)])
+    Loader(world, [data]).load()
+    world.change(lambda: add("d"))
+    world.join("d")
+    world.run_until(lambda: "d" in counting(world), 30_000)
+    while left := sorted(counting(world) - {"d"}):
+        world.change(lambda name=left[0]: remove(name))
+        world.nodes[left[0]].kill()
+    world.change(lambda: add("e"))
+    world.join("e")
+    world.run_until(lambda: "e" in counting(world), 30_000)
+    world.run_until(world.agree)
+    assert world.host("e").core.bulk.counts.fetched == 1 and world.host("e").installs == 0
 
 
 def test_what_a_newcomer_is_shown_before_anybody_knows_its_disk(monkeypatch: pytest.MonkeyPatch) -> None:
