@@ -149,13 +149,8 @@ class LogWatch:
 
     def observe(self, log: RaftLog) -> None:
         """At the end of a turn."""
-        journal = log._journal
-        vote = (journal.term, journal.voted_for)
+        self._look_at_vote(log)
         machine = self._machine
-        if vote != self._vote:
-            self._vote = vote
-            if vote[1]:
-                self._add(VoteSeen(self._now_ns, machine.name, machine.boot, *vote))
         until_ns = log.lease_until_ns()
         if until_ns or self._lease[1]:  # else there was none and is none
             held = until_ns > machine.clock.monotonic_ns()
@@ -163,6 +158,13 @@ class LogWatch:
         if self._applied_now:
             self.applied_most = max(self.applied_most, self._applied_now)
             self._applied_now = 0
+
+    def _look_at_vote(self, log: RaftLog) -> None:
+        vote = (log._journal.term, log._journal.voted_for)
+        if vote != self._vote:
+            self._vote = vote
+            if vote[1]:
+                self._add(VoteSeen(self._now_ns, self._machine.name, self._machine.boot, *vote))
 
     # -- entries
 
@@ -195,6 +197,8 @@ class LogWatch:
             if peers.master_heard_ns == now_ns and engine.term == frame.term:
                 until_ns = machine.clock.true_ns(now_ns + self._timeout_ns)
                 self._census.refuses_until_ns[machine.name, peer_id] = (frame.term, until_ns)
+        elif kind == "request_vote":
+            self._look_at_vote(log)  # a node may vote in two terms in one turn
         elif kind == "append_result" and frame.append_result.reset and peer_id in self._sent:
             sent_on, highest = self._sent[peer_id]
             self._sent[peer_id] = (sent_on, min(highest, frame.append_result.next_index - 1))

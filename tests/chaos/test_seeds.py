@@ -98,3 +98,16 @@ def test_what_was_committed_before_a_change_of_the_voters_is_judged_by_those_bef
 def test_pushed_dispatches_that_share_an_entry() -> None:
     """In push-first, while the log is full: the master took one's messages for those of the one before, and stopped."""
     verdict(801_195, SimulationConfig(level=Level.NODE, seconds=6, only=(0,)))
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(910_252, id="a freeze shorter than a stall ends before all is read"),
+        pytest.param(910_375, id="a node votes in two terms in one turn"),
+    ],
+)
+def test_long_runs(seed: int) -> None:
+    """A minute with many faults after one another, most of it with coarse loops: no promise is broken, and the checkers
+    take nothing for a breach that is none."""
+    verdict(seed, SimulationConfig(seconds=60, nodes=3))
