@@ -283,6 +283,7 @@ class NodeCore:
                 self.delivery.tick(now_ms)
                 self.proposer.flush()
         elif self.reign.elected:
+            self.reign.tick()
             self.proposer.flush()
             log_wants_ns = min(log_wants_ns, self.log.tick())
         self.consumers.tick(steady_ms)

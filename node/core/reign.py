@@ -29,6 +29,7 @@ class Reign:
         self.elected = False
         """Master, by the log."""
         self._lead_applied = False
+        self._lead_refused = False
         self.handing_over = False
         self.changes = 0
 
@@ -55,13 +56,19 @@ class Reign:
                 self.step_down()
                 self.changes += 1
 
+    def tick(self) -> None:
+        """Elected, and the lead command is not applied: once more, if the log did not take it."""
+        if self._lead_refused and self.elected and not self._lead_applied:
+            self._propose_lead()
+
     def _propose_lead(self) -> None:
+        self._lead_refused = False
         lead = Lead(term=self.term, node_id=self._core.identity.node_id)
         self._core.proposer.submit(Command(lead=lead), self._lead_answered)
 
     def _lead_answered(self, result: object) -> None:
-        if isinstance(result, Failure) and self.elected and not self._lead_applied and self._core.proposer.term:
-            self._propose_lead()
+        # Not at once: a log that has just found its disk full, or leads no more, would refuse it again, for ever.
+        self._lead_refused = isinstance(result, Failure)
 
     def lead_was_applied(self, lead: Lead) -> None:
         """A lead command was applied; perhaps this node's own."""
