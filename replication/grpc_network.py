@@ -40,6 +40,10 @@ BUNDLE_BYTES_MAX = 256 << 10
 BUNDLE_FRAMES_MAX = 256
 CHUNK_BYTES = 1 << 20
 COPY_BYTES_PER_S = 64 << 20
+COPY_BEGIN_S = 120.0
+"""A peer that is asked for its checkpoint may have to write it first;"""
+COPY_SILENCE_S = 20.0
+"""but once it gives, it gives. A machine that lost its power never says that it will not go on."""
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -280,15 +284,24 @@ class GrpcNetwork:
         done: Callable[[str | None], None],
     ) -> None:
         problem: str | None = "the copy ended early"
+        patience_s = COPY_BEGIN_S
         try:
             async with self._channel(peer_id, address) as channel:
                 request = FetchCheckpointRequest(cluster_id=self._cluster_id, node_id=self._node_id)
-                async for received in PeerStub(channel).FetchCheckpoint(request):
+                call = PeerStub(channel).FetchCheckpoint(request)
+                while True:
+                    async with asyncio.timeout(patience_s):
+                        received = await call.read()
+                    if not isinstance(received, CheckpointChunk):
+                        break
+                    patience_s = COPY_SILENCE_S
                     chunk(received)
                     if received.last:
                         problem = None
         except grpc.aio.AioRpcError as error:
             problem = f"{error.code().name}: {error.details()}"
+        except TimeoutError:
+            problem = f"nothing came for {patience_s:.0f} s"
         if problem is not None:
             self._warn(peer_id, f"the checkpoint of {address} could not be copied: {problem}")
         done(problem)
@@ -320,7 +333,6 @@ class PeerService(PeerServicer):
         self._greeted = greeted
         self._checkpoint = checkpoint
         self._copied = copied
-        self._calls: set[Context] = set()
 
     def _refuses(self, hello: PeerFrame, context: Context) -> Refusal | None:
         if hello.WhichOneof("body") != "hello":

@@ -4,7 +4,7 @@ idle      -> parking   transfer asked: proposals are parked
 parking   -> asked     the target holds all, all is applied here: the lease is given up, TimeoutNow sent
 asked     -> idle      another node leads: done
 parking   -> idle      the target did not catch up in time: go on
-asked     -> idle      nobody took over in time: go on, in the same term if it still is
+asked     -> idle      nobody took over in time: stand down, for the request to may still be on its way
 """
 
 from __future__ import annotations

@@ -62,8 +62,11 @@ class SyncWork:
 
 
 def reserved_file(disk: Disk, path: str, size: int) -> File | None:
-    """A new file with its space reserved, or None if there is no room for it."""
-    file = disk.open(path, create=True)
+    """A new file with its space reserved, or None if there is no room for it, or not even for its name."""
+    try:
+        file = disk.open(path, create=True)
+    except DiskFullError:
+        return None
     try:
         file.truncate(0)
         file.preallocate(size)

@@ -218,7 +218,8 @@ class ReplicatedLog(Protocol):
     def transfer(self, target_id: str | None, done: Callable[[str | None], None]) -> None:
         """Planned handover: parks proposals, waits for the target, gives the lease up, sends the transfer.
 
-        `done(None)` once another node leads, `done(reason)` if none took over (then this node goes on).
+        `done(None)` once another node leads, else `done(reason)`. This node goes on if the target did not catch up in
+        time; once it has given its lease up, an election decides.
         """
         ...
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.ports import Clock, Executor
-from tickwheel.storage.disk import DiskFullError
 
 NS_PER_MS = 1_000_000
 
@@ -67,7 +66,7 @@ class StableStorage:
             self._syncing = False
             if self._stopped:
                 return
-            if error is not None and not isinstance(error, DiskFullError):
+            if error is not None:
                 self._fatal(f"the journal could not be written to stable storage: {error}")
                 return
 

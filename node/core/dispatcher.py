@@ -34,8 +34,6 @@ from tickwheel.wheel.units import CursorKey
 RETRY_STEP_MS = 100
 RETRY_MS_MAX = 60_000
 FAILURES_BEFORE_BLOCKED = 3
-BACKLOG_MESSAGES_MAX = 500_000
-"""Dispatching pauses while so many units wait undelivered in memory: flow control of the alignment."""
 
 
 class Phase(enum.Enum):
@@ -70,8 +68,6 @@ class Dispatcher:
         """Set by the core in push-first: a dispatch has failed, what was delivered ahead of it counts no more."""
         self.fatal: Callable[[str], None] = lambda reason: None
         """Set by the core: an impossible state stops the node."""
-        self.paused: Callable[[], bool] = lambda: False
-        """Set by the core: true while delivery asks for a break (flow control)."""
 
     @property
     def blocked(self) -> bool:
@@ -115,7 +111,7 @@ class Dispatcher:
             if self._wheel.cursor.due_ms - 1 > until_ms:
                 return
             self.phase = Phase.RUNNING
-        while self._in_flight < config.dispatch_in_flight_max and now_ms >= self._paused_until_ms and not self.paused():
+        while self._in_flight < config.dispatch_in_flight_max and now_ms >= self._paused_until_ms:
             start = max(self._proposed, self._wheel.cursor)
             target = self._wheel.plan(until_ms, config.dispatch_messages_max, after=start)
             if target is None:

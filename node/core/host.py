@@ -25,7 +25,7 @@ from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import Member, ReplicatedLog
 from tickwheel.replication.raft import RaftLog
-from tickwheel.storage.disk import DiskError
+from tickwheel.storage.disk import DiskError, DiskFullError
 from tickwheel.storage.errors import ADVICE
 
 
@@ -207,7 +207,7 @@ class NodeHost:
             if error is not None:
                 self._fetching = False
                 copy.abandon()
-                if not isinstance(error, CopyError):
+                if not isinstance(error, CopyError | DiskFullError):
                     self._fatal(f"a checkpoint could not be stored: {error}")
                 return
             if copy.index < self.core.applied_index:

@@ -12,7 +12,7 @@ from tickwheel.replication.journal_segment import RECORD_HEADER_BYTES, SEGMENT_H
 from tickwheel.storage.disk import Disk, DiskFullError, SyncFailedError
 from tickwheel.storage.errors import CorruptFileError, UnknownVersionError
 from tickwheel.storage.local import LocalDisk
-from tickwheel.storage.simulated import SimulatedDisk
+from tickwheel.storage.simulated import SimulatedDisk, SimulatedFile
 
 SEGMENT_BYTES = 4096
 
@@ -375,6 +375,35 @@ def test_full_disk_leaves_room_to_stop(disk: SimulatedDisk) -> None:
     sync(again)
     assert again.reserve_ready
     assert again.durable_index == again.last_index
+
+
+class NoNames(SimulatedDisk):
+    """Full in such a way that not even an empty file can be made."""
+
+    none_left = False
+
+    def open(self, path: str, *, create: bool = False) -> SimulatedFile:
+        if self.none_left and create and not self.exists(path):
+            raise DiskFullError(f"cannot open {path!r}: No space left on device")
+        return super().open(path, create=create)
+
+
+def test_a_disk_without_room_for_a_name_is_full_and_not_broken() -> None:
+    """A sync that takes it for a failure of its own would end the node, and no start would open the journal."""
+    disk = NoNames(Random(1))
+    journal = opened(disk)
+    fill(journal, 5, 1)
+    disk.none_left = True
+    while journal.reserve_ready:
+        fill(journal, 1, 1)
+        sync(journal)
+    assert journal.durable_index == journal.last_index
+    assert not journal.restore_reserve()
+    journal.close()
+    again = opened(disk)
+    assert again.last_index == journal.last_index and not again.reserve_ready
+    disk.none_left = False
+    assert again.restore_reserve()
 
 
 def test_compaction_makes_room_on_a_full_disk(disk: SimulatedDisk) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,10 @@ from tickwheel.node.core.status import node_status
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.peer_pb2 import CheckpointChunk
+from tickwheel.replication.entries import REGULAR
+from tickwheel.replication.journal import Journal
+from tickwheel.replication.raft import RaftLog
+from tickwheel.storage.disk import DiskFullError
 
 
 def load(world: World, client: Client, seconds: float, delays: tuple[int, int] = (50, 3_000)) -> None:
@@ -22,6 +28,35 @@ def load(world: World, client: Client, seconds: float, delays: tuple[int, int] =
     for _ in range(int(seconds * 50)):
         client.schedule([world.rng.randrange(*delays) for _ in range(10)])
         world.run(20)
+
+
+def test_a_master_whose_first_command_finds_the_disk_full_stands_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P10: proposed again at once, and refused at once by a log that leads no more, it would hold the loop for ever."""
+    world = World()
+    append, propose = Journal.append, RaftLog.propose
+    proposed: Counter[int] = Counter()
+    refused: list[int] = []
+
+    def full(journal: Journal, index: int, term: int, command: bytes) -> None:
+        if command[:1] == REGULAR and not refused:
+            refused.append(index)
+            raise DiskFullError("no room")
+        append(journal, index, term, command)
+
+    def counted(log: RaftLog, *asked: Any) -> None:
+        proposed[world.now_ns] += 1
+        assert proposed[world.now_ns] < 20, "it goes round and round"
+        propose(log, *asked)
+
+    monkeypatch.setattr(Journal, "append", full)
+    monkeypatch.setattr(RaftLog, "propose", counted)
+    master = world.elect()
+    assert refused and master.host is not None
+    client = Client(world)
+    client.schedule([50])
+    client.consume()
+    world.run(1_000)
+    assert len(client.got) == 1 and not any(node.fatal for node in world.nodes.values())
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -295,6 +330,23 @@ def test_a_checkpoint_that_comes_too_late_sets_nobody_back() -> None:
     late.client.consume()
     world.run(6_000)
     assert not late.client.lost()
+
+
+def test_a_checkpoint_for_which_the_disk_has_no_room_is_fetched_again() -> None:
+    """P10: a full disk ends no node, not with the last bytes of a copy either; there may be room soon."""
+    late = LateCopy()
+    world, slave = late.world, late.slave
+    late.arrive()
+    late.chunks.clear()
+    slave.disk.fill(0)
+    world.run(20)
+    assert slave.host is not None, slave.fatal
+    assert not slave.host.installs and not slave.disk.exists("staging")
+    slave.disk.make_room()
+    world.run_until(lambda: bool(late.ended))
+    late.arrive()
+    world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
+    world.run_until(lambda: len(digests(world)) == 1)
 
 
 def test_a_checkpoint_that_cannot_be_put_in_place_ends_the_node() -> None:

@@ -1,18 +1,22 @@
-"""Callers who copy a checkpoint and go away: the node's own checkpoints must go on."""
+"""Callers who copy a checkpoint and go away, and peers who do while they give theirs: the node goes on."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
 
 from tests.node.core.trio import Client, World
+from tests.node.server.test_unforeseen import network, serving
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.host import NodeHost
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.node.server.copying import files_to_copy
+from tickwheel.proto import peer_pb2_grpc
+from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest
+from tickwheel.replication import grpc_network
 
 
 def begun() -> tuple[World, Client, NodeHost, Callable[[], None]]:
@@ -77,3 +81,31 @@ async def test_checkpoints_go_on_after_a_backup(tmp_path_factory: pytest.TempPat
             await client.schedule("t", b"one", delay_ms=3_600_000)
             sums.append({chunk.path: chunk.crc32c async for chunk in client.admin.backup(address)}["manifest"])
         assert sums[0] != sums[1]
+
+
+class Stalling(peer_pb2_grpc.PeerServicer):
+    """A peer that loses its power: after some chunks nothing comes any more, not even the end of the connection."""
+
+    def __init__(self, chunks: int) -> None:
+        self._chunks = chunks
+
+    async def FetchCheckpoint(self, request: FetchCheckpointRequest, context: object) -> AsyncIterator[CheckpointChunk]:
+        for _ in range(self._chunks):
+            yield CheckpointChunk(path="manifest")
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("chunks", [0, 2])
+async def test_a_peer_that_falls_silent_is_given_up(chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P10: the node would wait for ever, and ask no other peer, however often it is told that it needs a checkpoint."""
+    monkeypatch.setattr(grpc_network, "COPY_BEGIN_S", 0.2)
+    monkeypatch.setattr(grpc_network, "COPY_SILENCE_S", 0.1)
+    ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    ours = network()
+    got: list[CheckpointChunk] = []
+    async with serving(Stalling(chunks)) as address, asyncio.timeout(5):  # type: ignore[abstract]  # one is enough
+        ours.set_peers({"a": address})
+        ours.fetch("a", got.append, ended.set_result)
+        assert "nothing came" in str(await ended)
+        await ours.stop()
+    assert len(got) == chunks
