@@ -44,13 +44,30 @@ COPY_BEGIN_S = 120.0
 """A peer that is asked for its checkpoint may have to write it first;"""
 COPY_SILENCE_S = 20.0
 """but once it gives, it gives. A machine that lost its power never says that it will not go on."""
-CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+ASK_ALIVE_MS = 5_000
+DEAD_MS = 3_000
+"""A stream is dialled again if what was sent has no answer by then, not even of the peer's kernel. Without such a bound
+the kernel repeats what was lost after ever longer pauses, of two minutes in the end, and a peer whose network is whole
+again hears nothing for as long. (gRPC makes it TCP_USER_TIMEOUT where it asks at all.)"""
+_SIZES: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+]
+SERVER_OPTIONS: list[tuple[str, Any]] = [
+    *_SIZES,
+    # Callers may ask as often as they do: on their stream the called side says nothing but its hello.
+    ("grpc.http2.min_ping_interval_without_data_ms", ASK_ALIVE_MS // 2),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    *_SIZES,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", ASK_ALIVE_MS),
+    ("grpc.keepalive_timeout_ms", DEAD_MS),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
 
 

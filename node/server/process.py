@@ -46,7 +46,7 @@ from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.tls import NodeTls, is_member_certificate, read_tls
 from tickwheel.proto import peer_pb2_grpc
 from tickwheel.replication.frames import Refusal
-from tickwheel.replication.grpc_network import CHANNEL_OPTIONS, GrpcNetwork, PeerService
+from tickwheel.replication.grpc_network import SERVER_OPTIONS, GrpcNetwork, PeerService
 from tickwheel.replication.log import Introduction
 from tickwheel.replication.ports import Clock
 from tickwheel.storage.disk import DiskError
@@ -221,7 +221,7 @@ class NodeProcess:
     def _peer_server(
         self, tls: NodeTls, host: NodeHost, network: GrpcNetwork, disk: LocalDisk, wake: Callable[[], None]
     ) -> grpc.aio.Server:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *CHANNEL_OPTIONS[:2]])
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *SERVER_OPTIONS])
 
         def greeted(peer_id: str, address: str) -> None:
             if not host.core.log.members():

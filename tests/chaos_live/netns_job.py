@@ -1,16 +1,19 @@
 """A process of its own that moves into a network namespace, which a test's process must not: a short run between them.
 
-Arguments: a directory, and `run` (prints the verdict as JSON), `failover` (one loss of the master, prints the figures)
-or `wait` (brings the nodes up, prints one line of JSON about them and waits to be killed). Exit code 3, with the reason
-on standard error: this machine gives no namespaces.
+Arguments: a directory, and `run` (prints the verdict as JSON), `failover` (one loss of the master, prints the figures),
+`silence` (a slave's packets are lost for a while, prints for how many seconds after that it still hears nothing) or
+`wait` (brings the nodes up, prints one line of JSON about them and waits to be killed). Exit code 3, with the reason on
+standard error: this machine gives no namespaces.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import uvloop
@@ -19,11 +22,16 @@ from tickwheel.chaos.live.cluster import ChaosCluster
 from tickwheel.chaos.live.losses import Kind, measure
 from tickwheel.chaos.live.losses_report import as_json
 from tickwheel.chaos.live.namespaces import NamespacesRefused
+from tickwheel.chaos.live.network import Spoiling
 from tickwheel.chaos.live.plan import ANY, MASTER, Fault
 from tickwheel.chaos.live.supervisor import RunOptions, Supervisor
 from tickwheel.chaos.live.switch import Switch, switch_for
+from tickwheel.proto.admin_pb2 import NodeStatus
 
 SECONDS = 6.0
+HOUR_MS = 3_600_000
+SILENCE_S = 7.0
+"""By now the kernel repeats what was lost every six seconds."""
 FAULTS = [
     Fault(1, "master-alone", MASTER, 2.2, 1.2, 1),
     Fault(2, "loss", ANY, 2.4, 2.0, 2),
@@ -44,6 +52,39 @@ def _failover(directory: Path) -> None:
     print(json.dumps(as_json(uvloop.run(measure(directory, Kind.DROP, 1, 1_000.0, switch=switch)))))
 
 
+def _silence(directory: Path) -> None:
+    switch = switch_for(3, 1)
+    switch.move_in()
+    print(json.dumps(uvloop.run(_cut_off(ChaosCluster(directory, 3, 1, switch=switch)))))
+
+
+async def _cut_off(cluster: ChaosCluster) -> float:
+    """Seconds from the end of the silence until the slave has what came meanwhile."""
+    async with cluster, cluster.client() as client:
+
+        async def behind() -> int:
+            reached = [
+                one.applied_index for one in (await client.admin.statuses()).values() if isinstance(one, NodeStatus)
+            ]
+            return max(reached) - min(reached) if len(reached) == len(cluster.nodes) else -1
+
+        master = await cluster.master()
+        slave = next(node for node in cluster.nodes if node is not master)
+        await client.schedule("t", b"before", delay_ms=HOUR_MS)
+        while await behind():  # noqa: ASYNC110  # only asking tells
+            await asyncio.sleep(0.02)
+        ways, silence = cluster.network.ways_of(slave.node_id), Spoiling(stalled=True)
+        cluster.network.spoil(ways, silence)
+        await client.schedule("t", b"meanwhile", delay_ms=HOUR_MS)
+        await asyncio.sleep(SILENCE_S)
+        assert await behind(), "it was not cut off"
+        cluster.network.mend(ways, silence)
+        began_s = time.monotonic()
+        while await behind():  # noqa: ASYNC110  # only asking tells
+            await asyncio.sleep(0.02)
+        return time.monotonic() - began_s
+
+
 def _wait(directory: Path) -> None:
     switch = Switch(["n1"], 1)
     switch.move_in()
@@ -61,7 +102,7 @@ def _wait(directory: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        {"run": _run, "failover": _failover, "wait": _wait}[sys.argv[2]](Path(sys.argv[1]))
+        {"run": _run, "failover": _failover, "silence": _silence, "wait": _wait}[sys.argv[2]](Path(sys.argv[1]))
     except NamespacesRefused as error:
         print(error, file=sys.stderr)
         raise SystemExit(3) from error

@@ -15,6 +15,8 @@ import pytest
 JOB = Path(__file__).with_name("netns_job.py")
 REFUSED = 3
 GONE_S = 10.0
+SPOKEN_TO_S = 4.0
+"""By then; TCP alone takes five seconds and more."""
 
 
 def _command(directory: Path, what: str) -> list[str]:
@@ -54,6 +56,17 @@ def test_a_loss_between_namespaces_is_measured(tmp_path: Path) -> None:
     assert loss["total_ms"] > 300, "quicker than a lease: it was not cut off"
     assert figures["lost"] == figures["early"] == 0
     assert figures["acknowledged"] > 1_000
+
+
+@pytest.mark.slow
+def test_who_was_cut_off_is_spoken_to_again_at_once(tmp_path: Path) -> None:
+    """All packets of a slave were lost for seven seconds: TCP by itself would be silent for nearly as long after that,
+    and for two minutes after longer cuts, with both networks whole."""
+    done = subprocess.run(_command(tmp_path, "silence"), capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode == REFUSED:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < SPOKEN_TO_S
 
 
 def _in_namespaces(wanted: set[int]) -> list[str]:
