@@ -38,10 +38,15 @@ ADDRESSES_MAX = 64
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    # A node that comes back is found again within this, however long it was away.
+    # A node that comes back is found again within these, however long it was away. The second bounds an attempt, too:
+    # three ways there and back for TCP and TLS.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1_500),
     ("grpc.max_reconnect_backoff_ms", 200),
+    # Who does not answer is connected to anew: TCP alone repeats what was lost after pauses of up to two minutes.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),
     # Repeating is decided here, where it is known what is safe.
     ("grpc.enable_retries", 0),

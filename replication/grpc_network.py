@@ -62,7 +62,8 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_SIZES,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Bounds an attempt to connect, too: three ways there and back for TCP and TLS.
+    ("grpc.min_reconnect_backoff_ms", 600),
     ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.keepalive_time_ms", ASK_ALIVE_MS),

@@ -68,6 +68,9 @@ def client_server(
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", limits.request_bytes_max),
             ("grpc.max_send_message_length", limits.request_bytes_max),
+            # Clients ask whether this node is there while they wait for deliveries, as often as they like.
+            ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+            ("grpc.http2.max_ping_strikes", 0),
         ],
         maximum_concurrent_rpcs=limits.calls_max,
     )

@@ -60,8 +60,9 @@ def test_a_loss_between_namespaces_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_who_was_cut_off_is_spoken_to_again_at_once(tmp_path: Path) -> None:
-    """All packets of a slave were lost for seven seconds: TCP by itself would be silent for nearly as long after that,
-    and for two minutes after longer cuts, with both networks whole."""
+    """All packets of a slave and of a client were lost for seven seconds: TCP by itself would be silent for nearly as
+    long after that, and for two minutes after longer cuts, with all networks whole. And nodes 60 ms there and back from
+    each other find each other: their connections were given up before they could be made."""
     done = subprocess.run(_command(tmp_path, "silence"), capture_output=True, text=True, timeout=120, check=False)
     if done.returncode == REFUSED:
         pytest.skip(done.stderr.strip())
