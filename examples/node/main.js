@@ -51,7 +51,9 @@ async function main() {
   });
   console.log(`scheduled ${receipt.id.wheel_group}-${receipt.id.hour}-${receipt.id.index}`);
 
-  const consumer = new tickwheel.Consumer(master, grpc.credentials.createInsecure());
+  // A master that does not answer is noticed after seconds; TCP alone can take minutes.
+  const keepalive = { 'grpc.keepalive_time_ms': 10000, 'grpc.keepalive_timeout_ms': 3000 };
+  const consumer = new tickwheel.Consumer(master, grpc.credentials.createInsecure(), keepalive);
   const stream = consumer.Consume();
   stream.write({ open: { group: 'node-readers', topics: ['from-node'], credits: 10 } });
   stream.on('error', (error) => {
