@@ -95,6 +95,11 @@ def test_what_was_committed_before_a_change_of_the_voters_is_judged_by_those_bef
     verdict(1, SimulationConfig(level=Level.NODE, seconds=6, nodes=3, faults=("replace", "isolate"), shape=shape))
 
 
+def test_a_late_nack_of_an_earlier_attempt() -> None:
+    """It came after the nack of the newest attempt and was taken for the last word: the retry seemed without cause."""
+    verdict(831_259, SimulationConfig(level=Level.NODE, seconds=6, only=(0,)))
+
+
 def test_pushed_dispatches_that_share_an_entry() -> None:
     """In push-first, while the log is full: the master took one's messages for those of the one before, and stopped."""
     verdict(801_195, SimulationConfig(level=Level.NODE, seconds=6, only=(0,)))

@@ -89,7 +89,9 @@ class FewDuplicates(Checker):
                     self._settled(record)
             case SettleSent():
                 if record.outcome == "RETRY":
-                    self._nacked[record.group, record.uid, record.epoch] = record.attempt
+                    # A late one of an earlier attempt takes nothing back.
+                    key = (record.group, record.uid, record.epoch)
+                    self._nacked[key] = max(record.attempt, self._nacked.get(key, 0))
             case ResetAsked():
                 self._resetting.add(record.group)
                 self._may_rise.add(record.group)
