@@ -95,6 +95,11 @@ def test_what_was_committed_before_a_change_of_the_voters_is_judged_by_those_bef
     verdict(1, SimulationConfig(level=Level.NODE, seconds=6, nodes=3, faults=("replace", "isolate"), shape=shape))
 
 
+def test_a_pause_that_began_by_a_less_certain_clock() -> None:
+    """The master was 11.6 ms unsure of the time at the nack and 0.9 ms when the retry came; that alone was allowed."""
+    verdict(831_301, SimulationConfig(level=Level.NODE, seconds=6, only=(0, 1, 2)))
+
+
 def test_a_late_nack_of_an_earlier_attempt() -> None:
     """It came after the nack of the newest attempt and was taken for the last word: the retry seemed without cause."""
     verdict(831_259, SimulationConfig(level=Level.NODE, seconds=6, only=(0,)))

@@ -33,6 +33,8 @@ class RetriesCome(Checker):
         """When the pause of what is owed is over."""
         self._dead: dict[_Key, int] = {}
         self._newest: dict[_Key, int] = {}
+        self._error_ms: dict[tuple[_Key, int], float] = {}
+        """What the master said at each delivery that its time might be off by; at the nack it was about that."""
 
     def observe(self, record: Record) -> None:
         match record:
@@ -63,11 +65,13 @@ class RetriesCome(Checker):
         self._newest[key] = max(record.attempt, self._newest.get(key, 0))
         if record.attempt > self._owed.get(key, record.attempt):
             del self._owed[key]
+        self._error_ms[key, record.attempt] = record.clock_error_ms
         asked = self._asked.get((key, record.attempt - 1))
         if asked is None or (key, record.attempt - 1) not in self._committed:
             return  # it may have come back on another way: given back, or its lease ran out
         at_ns, delay_ms = asked
-        allowed_ms = 2 * self._allowance_ms + 2 * record.clock_error_ms + CLOCK_STEP_MS
+        error_ms = max(record.clock_error_ms, self._error_ms.get((key, record.attempt - 1), 0.0))
+        allowed_ms = 2 * self._allowance_ms + 2 * error_ms + CLOCK_STEP_MS
         early_ms = (at_ns - record.at_ns) / MS + delay_ms - allowed_ms
         if early_ms > 0:
             self.broken(
