@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Exact versions of everything; `make constraints` renews them.
+# pip compiles what it installs, but not what stays where it is: where Python may not write bytecode by itself
+# (PYTHONDONTWRITEBYTECODE) every node would spend a third of its start compiling.
+COMPILE := $(BIN)/python -m compileall -q bench chaos client node pipeline proto replication src storage wheel
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 # All tests at once run in two processes (tests/conftest.py); `make test LANES=` runs them one after the other.
 LANES ?= --numprocesses=2 --dist=loadscope
@@ -14,20 +17,20 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo pipeline-demo test lint format bench stubs docs dist constraints install java clean
+.PHONY: help demo pipeline-demo test lint format bench stubs docs dist constraints install compiled java clean
 
 help:  ## Say what there is (this)
 	@printf 'tickwheel: a replicated scheduler for delayed messages\n\n'
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-22s%s\n", $$1, $$2 }'
 	@printf '\nThe first run makes $(VENV) and takes a minute. Another interpreter: make PYTHON=python3.12 ...\n'
 
-demo: $(RUN_STAMP)  ## Three nodes, real flights, the master killed half way: was anything lost?
+demo: $(RUN_STAMP) compiled  ## Three nodes, real flights, the master killed half way: was anything lost?
 	@$(BIN)/tickwheel demo $(ARGS)
 
-pipeline-demo: $(SPARK_STAMP) java  ## A year of flights through Spark: built, loaded, forecast; a day of it audited
+pipeline-demo: $(SPARK_STAMP) compiled java  ## A year of flights through Spark: built, loaded, forecast; a day of it audited
 	@$(BIN)/tickwheel pipeline demo $(ARGS)
 
-test: $(DEV_STAMP) java  ## Run all tests; ARGS="tests/wheel -k cursor" narrows them
+test: $(DEV_STAMP) compiled java  ## Run all tests; ARGS="tests/wheel -k cursor" narrows them
 	@$(BIN)/python -m pytest $(or $(ARGS),$(LANES))
 
 lint: $(DEV_STAMP)  ## Style, formatting, strict types, freshness of the generated stubs
@@ -39,7 +42,7 @@ lint: $(DEV_STAMP)  ## Style, formatting, strict types, freshness of the generat
 format: $(DEV_STAMP)  ## Sort imports and format every file
 	@$(BIN)/ruff check --quiet --fix --select I; $(BIN)/ruff format --quiet
 
-bench: $(DEV_STAMP)  ## Measure; CASE=T3 runs one case, QUICK=1 a small version
+bench: $(DEV_STAMP) compiled  ## Measure; CASE=T3 runs one case, QUICK=1 a small version
 	@$(BIN)/python -m tickwheel.bench $(if $(CASE),--case $(CASE)) $(if $(QUICK),--quick) $(ARGS)
 
 stubs: $(DEV_STAMP)  ## Generate the Python stubs of proto/*.proto (they are committed)
@@ -54,7 +57,10 @@ dist: $(DEV_STAMP)  ## Build sdist and wheel into dist/
 constraints: $(DEV_STAMP)  ## Write constraints.txt anew from what is installed
 	@$(BIN)/python scripts/freeze_constraints.py > constraints.new && mv constraints.new constraints.txt
 
-install: $(DEV_STAMP)  ## Only install, for development
+install: $(DEV_STAMP) compiled  ## Only install, for development
+
+compiled: | $(BIN)/python
+	@$(COMPILE)
 
 java:  ## Bring the Java that Spark runs on, if it is missing
 	@scripts/ensure_java.sh

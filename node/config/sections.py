@@ -231,7 +231,7 @@ class StorageSection:
         "checkpoint_log_bytes", MIB, 64 * GIB, "A checkpoint is written once a restart would replay more log than this."
     )
     checkpoint_entries: int = fields.core_number(
-        "checkpoint_entries", 100, 10_000_000, "Or more entries than this: a restart replays 2,000 to 6,000 a second."
+        "checkpoint_entries", 100, 10_000_000, "Or more entries than this: a restart replays 1,000 to 3,000 a second."
     )
     checkpoint_period_ms: int = fields.core_number(
         "checkpoint_period_ms", 1_000, 86_400_000, "Longest time between checkpoints while the log grows."

@@ -41,6 +41,10 @@ WHEEL_DIRECTORY = "wheel"
 STATE_DIRECTORY = "state"
 MANIFEST_PATH = FILE_NAME
 RETRY_MS = 5_000
+REST = 9
+"""Before the next one lies so many times what a checkpoint took, so that they take a tenth of the time at most;"""
+REST_MS_MAX = 30_000
+"""or this. Who asks for one does not wait for it."""
 COPY_MS_MAX = 600_000
 """A copy that takes longer loses its hold on the files; it fails and starts again."""
 
@@ -135,6 +139,9 @@ class Checkpointer:
         self._stopped = False
         self._next_ms = 0
         self._not_before_ms = 0
+        """After one that failed."""
+        self._rest_until_ms = 0
+        """After one that took long."""
         self._waiting: list[Callable[[list[BackupFile] | Failure], None]] = []
         self._copies = 0
         self._copies_until_ms = 0
@@ -170,7 +177,7 @@ class Checkpointer:
                 or index - self.covered_index >= self._config.checkpoint_entries
             )
             due = now_ms >= self._next_ms and index > self.covered_index
-            if not grown and not due:
+            if now_ms < self._rest_until_ms or not (grown or due):
                 return
         self._begin(now_ms)
 
@@ -219,7 +226,7 @@ class Checkpointer:
             return manifest
 
         self._ports.executor.submit(
-            write, lambda manifest, error: self._ended(checkpoint, index, term, manifest, error)
+            write, lambda manifest, error: self._ended(checkpoint, index, term, now_ms, manifest, error)
         )
 
     def _ended(
@@ -227,6 +234,7 @@ class Checkpointer:
         checkpoint: StateCheckpoint,
         index: int,
         term: int,
+        begun_ms: int,
         manifest: Manifest | None,
         error: BaseException | None,
     ) -> None:
@@ -240,6 +248,7 @@ class Checkpointer:
             self._answer(Failure(common_pb2.DISK_FULL, text, {"retry_after_ms": str(RETRY_MS)}))
             return
         self.written += 1
+        self._rest_until_ms = self._now_ms + min(REST * (self._now_ms - begun_ms), REST_MS_MAX)
         self.covered_index = index
         self.bundle_names = bundles_in(f.path for f in manifest.files)
         self._log.checkpointed(index, term)

@@ -202,6 +202,11 @@ class Sequence:
             parts.append(self._buffer[: last - self._first])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def held(self) -> tuple[int, Records]:
+        """The number of the first record that is in memory, and all from there on; not to be written to."""
+        first = max(self._first, self.first)
+        return first, self._buffer[first - self._first : self.count - self._first]
+
     def _read_files(self, first: int, last: int) -> Iterator[bytes]:
         while first < last:
             number = first // self._per_file

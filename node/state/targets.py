@@ -10,6 +10,7 @@ than `last_position`. Called by the ready queue.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,11 @@ class Targets:
 
     def _bound(self, position: int) -> int:
         """Number of the first row at or behind a position."""
-        low, high = self.rows.first, self.rows.count
+        held, rows = self.rows.held()
+        # Nearly always among the newest rows, which are in memory.
+        if len(rows) and int(rows["position"][0]) < position:
+            return held + bisect_left(rows["position"], position)
+        low, high = self.rows.first, held
         while low < high:
             middle = (low + high) // 2
             if self._position(middle) < position:

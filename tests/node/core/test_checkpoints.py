@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.node.core.trio import Client, World, digests
-from tickwheel.node.core.checkpoint import MANIFEST_PATH
+from tickwheel.node.core.checkpoint import MANIFEST_PATH, REST
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.proto import admin_pb2
@@ -46,6 +46,45 @@ def test_a_checkpoint_is_written_by_any_of_its_limits(entries: int, log_bytes: i
     slave.start()
     assert slave.host is not None and slave.host.core.applied_index == covered
     world.run_until(lambda: len(digests(world)) == 1)
+
+
+def test_after_a_long_checkpoint_comes_a_long_rest_but_for_who_asks() -> None:
+    """A disk or a state that makes checkpoints long must not have the node write nothing else."""
+    world = World(config=replace(CoreConfig(), segment_bytes=1 << 20, checkpoint_entries=20))
+    client = Client(world)
+    slave = next(node for node in world.nodes.values() if node is not world.elect())
+    assert slave.host is not None
+    checkpointer = slave.host.core.checkpointer
+
+    def load() -> bool:
+        client.schedule([60_000])
+        world.run(10)
+        return False
+
+    slave.holds_checkpoints = True
+    world.run_until(lambda: bool(slave.held) or load())
+    begun_ms = world.now_ms
+    for _ in range(100):
+        load()
+    written, took_ms = checkpointer.written, world.now_ms - begun_ms
+    slave.release()
+    world.run_until(lambda: checkpointer.written == written + 1 or load())
+    ended_ms = world.now_ms
+    world.run_until(lambda: checkpointer.written == written + 2 or load(), 20_000)
+    assert world.now_ms - ended_ms == pytest.approx(REST * took_ms, rel=0.1)
+
+    world.run_until(lambda: not checkpointer.running)
+    files: list[object] = []
+    slave.holds_checkpoints = True
+    checkpointer.request(files.append)
+    world.run_until(lambda: bool(slave.held), 1_000)
+    world.run(10_000)
+    slave.release()
+    world.run_until(lambda: bool(files), 1_000)
+    files.clear()
+    checkpointer.copied()
+    checkpointer.request(files.append)
+    world.run_until(lambda: bool(files), 1_000)
 
 
 def test_a_node_that_replays_with_a_full_disk_is_recovering() -> None:

@@ -37,6 +37,8 @@ def test_reads_as_a_list_would(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
         wanted = np.concatenate((wanted, more))
         first, count = rng.randint(first_kept, len(wanted)), rng.randint(0, 1500)
         assert made.read(first, count).tolist() == wanted[first : first + count].tolist()
+        held_from, held = made.held()
+        assert held_from >= first_kept and held.tolist() == wanted[held_from:].tolist()
         if len(wanted) > first_kept:
             places = np.array([rng.randrange(first_kept, len(wanted)) for _ in range(rng.randint(0, 9))], np.int64)
             assert made.gather(places).tolist() == wanted[places].tolist()
