@@ -102,7 +102,6 @@ class _Link:
     """Frames and their sizes in bytes."""
     queue_bytes: int = 0
     ready: asyncio.Event = field(default_factory=asyncio.Event)
-    up: bool = False
 
 
 def _next_message(link: _Link) -> PeerFrame:
@@ -151,6 +150,8 @@ class GrpcNetwork:
         self._refused = refused
         self._failed = failed
         self._links: dict[str, _Link] = {}
+        self._up: dict[str, _Link] = {}
+        """Those that the node was told of; one that was replaced may take longer to end than the next to begin."""
         self._inbox: Inbox | None = None
         self._wake: Callable[[], None] = lambda: None
         self._introduction: Callable[[], Introduction] = lambda: NO_INTRODUCTION
@@ -191,7 +192,7 @@ class GrpcNetwork:
     def send(self, peer_id: str, frame: PeerFrame) -> bool:
         """See Network."""
         link = self._links.get(peer_id)
-        if link is None or not link.up or link.queue_bytes > QUEUE_BYTES_MAX:
+        if link is None or self._up.get(peer_id) is not link or link.queue_bytes > QUEUE_BYTES_MAX:
             return False
         size = frame.ByteSize()
         link.queue.append((frame, size))
@@ -221,8 +222,9 @@ class GrpcNetwork:
         return grpc.aio.secure_channel(address, self._credentials, options=options)
 
     async def _dial(self, peer_id: str, link: _Link) -> None:
-        """Keep a stream to one peer open."""
-        while not self._stopped:
+        """Keep a stream to one peer open, until another link takes its place."""
+        # Not for as long as nobody cancels it: that may be lost while a stream that broke is tidied up.
+        while not self._stopped and self._links.get(peer_id) is link:
             try:
                 async with self._channel(peer_id, link.address) as channel:
                     await self._talk(peer_id, link, channel)
@@ -240,8 +242,8 @@ class GrpcNetwork:
     def _down(self, peer_id: str, link: _Link) -> None:
         link.queue.clear()
         link.queue_bytes = 0
-        if link.up:
-            link.up = False
+        if self._up.get(peer_id) is link:
+            del self._up[peer_id]
             if self._inbox is not None and not self._stopped:
                 self._inbox.peer_disconnected(peer_id)
                 self._wake()
@@ -258,8 +260,10 @@ class GrpcNetwork:
             if answer.refused.final:
                 self._refused(f"{peer_id} refuses this node: {answer.refused.reason}")
             return
-        link.up = True
         assert self._inbox is not None
+        if peer_id in self._up:
+            self._down(peer_id, self._up[peer_id])
+        self._up[peer_id] = link
         self._inbox.peer_connected(peer_id)
         self._wake()
         ended = asyncio.ensure_future(call.read())
