@@ -28,9 +28,22 @@ def power(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Ran
 
 def kill_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
     running = [m for m in scene.machines if m.process is not None]
+    left, start = list(running), start_all(scene, rng)
+
+    def kill(one: Machine) -> None:
+        if one in left:
+            left.remove(one)
+            one.kill()
+
+    def end() -> None:
+        """Those that still live die now: nobody would start them later."""
+        for one in list(left):
+            kill(one)
+        start()
+
     for one in running:
-        scene.world.after(rng.randrange(1, 50 * MS), one.kill)
-    return Active(start_all(scene, rng), lambda: len(running))
+        scene.world.after(rng.randrange(1, 50 * MS), kill, one)
+    return Active(end, lambda: len(running))
 
 
 def power_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:

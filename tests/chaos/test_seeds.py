@@ -9,8 +9,11 @@ from collections import Counter
 
 import pytest
 
-from tickwheel.chaos.sim.run import simulate
+from tickwheel.chaos.sim.fault import PlannedFault
+from tickwheel.chaos.sim.faults import MASTER, Injector
+from tickwheel.chaos.sim.run import Cluster, simulate
 from tickwheel.chaos.sim.setup import Level, RunResult, SimulationConfig
+from tickwheel.chaos.sim.world import SECOND
 
 WITH_ALL = (("lines", 1), ("listeners", 1), ("pauses", 1), ("sweeps", 1), ("writes", 0), ("loads", 0))
 """Clients that take part by the dice of a seed (shape.py); those in bulk have a test of their own."""
@@ -121,3 +124,12 @@ def test_long_runs(seed: int) -> None:
     """A minute with many faults after one another, most of it with coarse loops: no promise is broken, and the checkers
     take nothing for a breach that is none."""
     verdict(seed, SimulationConfig(seconds=60, nodes=3))
+
+
+def test_who_is_killed_with_all_others_just_before_the_heal_comes_back() -> None:
+    """The kills come within 50 ms: one that came after the fault had ended hit a process that nobody started again."""
+    cluster = Cluster(0, SimulationConfig(level=Level.LOG, nodes=7, seconds=1, faults=()))
+    injector = Injector(cluster, [PlannedFault(0, "kill-all", 3 * SECOND - 1, 1, MASTER, 1)])
+    cluster.play(injector)
+    assert injector.tallies["kill-all"].evidence == 7
+    assert all(machine.process is not None for machine in cluster.machines)
