@@ -674,6 +674,7 @@ class BundlePiece(_message.Message):
     CRC32C_FIELD_NUMBER: _builtins.int
     FILE_BYTES_FIELD_NUMBER: _builtins.int
     HELD_ONLY_FIELD_NUMBER: _builtins.int
+    APPLIED_INDEX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     held: _builtins.bool
     """Whole, checked and on stable storage."""
@@ -683,6 +684,8 @@ class BundlePiece(_message.Message):
     file_bytes: _builtins.int
     held_only: _builtins.bool
     """It was only asked whether it is held."""
+    applied_index: _builtins.int
+    """Of a bundle that is not held: the last entry that the sender has applied."""
     def __init__(
         self,
         *,
@@ -693,10 +696,11 @@ class BundlePiece(_message.Message):
         crc32c: _builtins.int = ...,
         file_bytes: _builtins.int = ...,
         held_only: _builtins.bool = ...,
+        applied_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "data", b"data", "file_bytes", b"file_bytes", "held", b"held", "held_only", b"held_only", "name", b"name", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "crc32c", b"crc32c", "data", b"data", "file_bytes", b"file_bytes", "held", b"held", "held_only", b"held_only", "name", b"name", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

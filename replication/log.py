@@ -223,6 +223,10 @@ class ReplicatedLog(Protocol):
         """
         ...
 
+    def step_down(self) -> None:
+        """Stop leading, unplanned: an election decides, in which this node comes late. Nothing on a slave."""
+        ...
+
     def set_members(self, members: Sequence[Member]) -> None:
         """The members, learners too, as just applied from the log or read from a manifest; one changes at a time."""
         ...

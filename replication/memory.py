@@ -200,6 +200,11 @@ class MemoryLog:
         else:
             self._transfer = (target_id or others[0], done)
 
+    def step_down(self) -> None:
+        """See ReplicatedLog."""
+        if self._cluster.master_id == self._node_id:
+            self._cluster.elect(None)
+
     def set_members(self, members: Sequence[Member]) -> None:
         """See ReplicatedLog."""
         self._cluster.members = tuple(members)

@@ -385,6 +385,13 @@ class RaftLog:
             self._stirred = True
             self._peers.sync_now()
 
+    def step_down(self) -> None:
+        """See ReplicatedLog."""
+        if self._engine.state == LEADER:
+            self._stirred = True
+            self._engine.step_down()
+            self._tell_role()
+
     def _drive_handover(self, now_ns: int) -> None:
         engine = self._engine
         target = self._handover.target

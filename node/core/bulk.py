@@ -3,7 +3,8 @@
 A load's bundles come to every node that can be reached. The master takes one over when it has checked it and a
 majority of the members says that it holds it on stable storage; then the `Ingest` command goes into the log, alone in
 its entry. A node that applies it without having the bundle fetches it, and applies nothing further until it has:
-some member of that majority is always among those that can elect a master.
+some member of that majority is always among those that can elect a master. If that one has removed it by now, what it
+brought is over, and the node begins anew from that one's checkpoint, whoever of the two leads.
 
 Bounded: one bundle is taken over at a time, one piece is asked for at a time, questions end after ASK_MS.
 """
@@ -73,8 +74,8 @@ class _Fetch:
     bytes: int = 0
     failed: int = 0
     """Peers asked in a row of which nothing came."""
-    gone: bool = False
-    """The master has said that it does not have it any more."""
+    past: str = ""
+    """A peer that does not hold it and has applied more than this node: what it brought has been removed there."""
 
 
 class BulkDesk:
@@ -264,7 +265,9 @@ class BulkDesk:
         """A peer asks for a piece, or whether a bundle is here."""
         held = self.store.held(ask.name)
         if not ask.bytes_max or not held:
-            return PeerFrame(bundle_piece=BundlePiece(name=ask.name, held=held, held_only=not ask.bytes_max))
+            applied_index = 0 if held else self._core.applied_index
+            piece = BundlePiece(name=ask.name, held=held, held_only=not ask.bytes_max, applied_index=applied_index)
+            return PeerFrame(bundle_piece=piece)
         name, offset, size = ask.name, ask.offset, min(ask.bytes_max, PIECE_BYTES)
 
         def read() -> tuple[bytes, int]:
@@ -303,7 +306,8 @@ class BulkDesk:
         if fetch is None or fetch.name != piece.name:
             return
         if not piece.held or not piece.data:
-            fetch.gone = fetch.gone or peer_id == self._core.log.status().master_id
+            if piece.applied_index > self._core.applied_index:
+                fetch.past = peer_id
             fetch.asked_until_ms = min(fetch.asked_until_ms, self._core.steady_ms() + AGAIN_MS)
             return
 
@@ -353,18 +357,24 @@ class BulkDesk:
             return
         state = self.store.offer(fetch.name, fetch.total_bytes)
         fetch.bytes = 0 if isinstance(state, Failure) else state.bytes
-        if fetch.gone and fetch.failed > len(self._reachable()):
+        if fetch.past and fetch.failed > len(self._reachable()):
             self._copy_instead(fetch)
         fetch.peer += 1
         fetch.failed += 1
         self._ask(fetch)
 
     def _copy_instead(self, fetch: _Fetch) -> None:
-        """Nobody who answers has it, and the master is past it: what it brought has been removed there."""
-        fetch.gone, fetch.failed = False, 0
-        master_id = self._core.log.status().master_id
-        if master_id is not None and master_id != self._core.identity.node_id:
-            self._core.checkpoint_needed(master_id)
+        """Nobody who answers has it: begin anew from the checkpoint of one who is past it.
+
+        A master that cannot apply serves nobody: it makes way at once if that one has all of its log.
+        """
+        log, past = self._core.log, fetch.past
+        fetch.past, fetch.failed = "", 0
+        status = log.status()
+        progress = status.peers.get(past)
+        if progress is not None and progress.match_index >= status.last_index:
+            log.step_down()
+        self._core.checkpoint_needed(past)
 
     def _ask(self, fetch: _Fetch) -> None:
         peers = self._reachable()

@@ -363,6 +363,19 @@ def test_a_handover_to_nobody_is_refused_with_a_reason(cluster: Cluster) -> None
     assert outcomes[0].verdict is Verdict.COMMITTED
 
 
+def test_a_master_that_steps_down_leads_no_more(cluster: Cluster) -> None:
+    """At once, and says so; what it had not applied is in doubt. A slave has nothing to step down from."""
+    master = cluster.master()
+    slave = next(name for name in NAMES if name != master)
+    cluster.logs[slave].step_down()
+    assert cluster.logs[master].status().role is Role.MASTER
+    outcomes = cluster.propose(master, b"on its way")
+    cluster.logs[master].step_down()
+    assert cluster.logs[master].status().role is not Role.MASTER and not cluster.logs[master].lease_held()
+    outcomes += cluster.propose(master, b"late")
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.UNKNOWN, Verdict.NOT_MASTER]
+
+
 def test_a_handover_under_way_is_answered_when_the_node_stops(cluster: Cluster) -> None:
     """Whoever asked for it does not wait for ever."""
     master = cluster.master()

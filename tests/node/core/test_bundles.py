@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from tests.node.core import trio
-from tests.node.core.loading import Loader, begin, bundle_of, check, name_of, settle_down
+from tests.node.core.loading import Loader, begin, bundle_of, check, name_of, settle_down, start
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core import bundle_store, retention
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.failure import Failure
 from tickwheel.storage import bundle
 from tickwheel.wheel.units import HOUR_MS
 
@@ -138,6 +139,44 @@ def test_a_slave_copies_a_checkpoint_when_nobody_has_the_bundle_any_more(monkeyp
     settle_down(world)
     assert slave.host is not None and slave.host.installs == 1
     assert slave.host.face.bulk.load("job").units == units and not slave.host.core.bulk.waiting
+    client.schedule([500])
+    world.run(3_000)
+    assert not client.lost()
+    assert not any(node.fatal for node in world.nodes.values())
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["all are up", "the earlier master is lost"])
+def test_a_master_makes_way_if_nobody_has_the_bundle_any_more(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P10: a node comes back after the bundle's hours were removed everywhere, gets all of the log that names it, and
+    leads before anybody has told it that the bundle is gone. It led on and on, and could apply nothing. Now another
+    leads while it copies a checkpoint."""
+    world, client, late, loader, units = gone_by(monkeypatch, checkpoint_period_ms=2_000)
+    path = bundle.bundle_path(name_of(loader.datas[0]))
+    world.run_until(lambda: not any(node.disk.exists(path) for node in world.nodes.values()), 20_000)
+    master = world.elect()
+    assert master.host is not None
+    last_index = master.host.core.log.status().last_index
+    late.start()
+    host = late.host
+    assert host is not None
+    world.run_until(lambda: bool(host.core.bulk.waiting) and host.core.log.status().last_index == last_index)
+    handed: list[Failure | None] = []
+    master.host.core.transfer(late.name, handed.append)
+    master.wake()
+    world.run_until(lambda: host.core.reign.elected)
+    assert host.core.bulk.waiting and not host.installs
+    if lost:
+        master.kill()
+    for node in world.nodes.values():
+        node.holds_checkpoints = True
+    world.run_until(lambda: world.master() not in (None, late))
+    for node in world.nodes.values():
+        node.release()
+    world.run_until(lambda: host.installs == 1)
+    start(master)
+    settle_down(world)
+    assert handed == [None]
+    assert host.face.bulk.load("job").units == units and not host.core.bulk.waiting
     client.schedule([500])
     world.run(3_000)
     assert not client.lost()
