@@ -2,8 +2,9 @@
 
 A node lets in and calls the members by what it has applied. One that is far behind does not know those that were added
 since, and if what it knows is gone or down, nobody would reach it any more. So each caller shows in its hello the
-members by what it has applied itself, and how far that is. Who is to take what is shown, and when, is
-node/core/membership.py's to judge; the log keeps it (ReplicatedLog.introduce) and connects to them.
+members by what it has applied itself, and how far that is, or what it was shown if that is newer. Who is to take what
+is shown, and when, is node/core/membership.py's to judge; the log keeps it (ReplicatedLog.introduce) and connects to
+them.
 
 Why this is safe stands in docs/ARCHITECTURE.md (Members that a log does not know yet). Owns the form on the wire.
 """

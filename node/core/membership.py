@@ -65,9 +65,9 @@ class MemberDesk:
         self._promote()
 
     def introduction(self) -> Introduction:
-        """What this node shows whom it calls: the members, by what it has applied."""
-        state = self._core.state
-        return Introduction(state.applied_index, tuple(state.members()))
+        """What this node shows whom it calls: the members, by what it has applied or was shown, whichever is newer."""
+        state, shown = self._core.state, self._core.log.introduced()
+        return shown if shown.members else Introduction(state.applied_index, tuple(state.members()))
 
     def refuses(self, node_id: str, disk_uuid: str, shown: Introduction = NO_INTRODUCTION) -> Refusal | None:
         """Why a peer may not take part: unknown, or its disk is not the one it joined with. None: it may.

@@ -17,6 +17,7 @@ from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto.peer_pb2 import Hello
 from tickwheel.replication.introduction import MEMBERS_MAX, hello_of, shown_in
+from tickwheel.replication.journal_view import JournalView
 from tickwheel.replication.log import NO_INTRODUCTION, Introduction, Member
 
 KNOCK_NS = 50 * MS
@@ -117,6 +118,7 @@ def test_it_catches_up_with_those_that_it_never_heard_of(by_checkpoint: bool) ->
     assert (world.host(slave).installs > 0) == by_checkpoint
     world.run_until(lambda: counting(world) == {slave, other, "d"})
     assert world.host(slave).core.log.introduced() == NO_INTRODUCTION, "it has applied as much itself"
+    assert world.host(slave).core.members.introduction().applied_index == world.host(slave).core.applied_index
     assert {"d", other} == world.nodes[slave].calls
 
 
@@ -131,6 +133,39 @@ def test_it_can_elect_whom_it_never_heard_of_after_a_restart() -> None:
     world.nodes[slave].start()
     assert "d" not in world.nodes[slave].calls
     assert world.elect().name == "d"
+    world.run_until(world.agree)
+
+
+def test_two_that_are_both_behind_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P10: a slave was away while all others were replaced. The master has all of the log, but lost with its power how
+    far that was committed: it has applied nothing, knows of the slave from the third node alone, and that one is lost.
+    The two are a majority, but the master showed what it had applied, so the slave did not let it in."""
+    world = Doors(replace(CoreConfig(), checkpoint_period_ms=1 << 40))
+    slave = sorted(set("abc") - {world.elect().name})[0]
+    world.run_until(lambda: all(m.disk_uuid for name in "abc" for m in world.host(name).core.log.members()), 20_000)
+    world.cut_off(slave)
+    for name in "de":
+        world.change(lambda name=name: add(name))
+        world.join(name)
+        world.cut.add(frozenset((slave, name)))
+        while name not in counting(world):
+            world.run(50)
+    while left := sorted(counting(world) - {slave, "d", "e"}):
+        world.change(lambda name=left[0]: remove(name))
+        world.nodes[left[0]].kill()
+    master = world.elect().name
+    third = "e" if master == "d" else "d"
+    world.run_until(lambda: all(m.disk_uuid for m in world.host(third).core.log.members()), 20_000)
+    world.nodes[master].kill()
+    monkeypatch.setattr(JournalView, "getRaftCommitIndex", lambda self: 0)
+    world.run_until(lambda: (third, master) not in world.opened)
+    world.nodes[master].start()
+    log = world.host(master).core.log
+    world.run_until(lambda: log.introduced() != NO_INTRODUCTION)
+    world.nodes[third].kill()
+    assert log.introduced().named(slave) and log.status().applied_index == 0 and not log.members()
+    world.cut.clear()
+    assert world.elect().name == master
     world.run_until(world.agree)
 
 
@@ -241,14 +276,16 @@ def test_who_is_let_in_by_what_it_shows() -> None:
         refusal = desk.refuses("d", "disk-d", shown)
         assert refusal is not None and "not a member" in refusal.reason and not refusal.final, why
         assert log.introduced() == NO_INTRODUCTION and world.nodes[slave].calls == calls, why
+    assert desk.introduction().applied_index == applied
     assert desk.refuses("d", "disk-d", true) is None
     assert world.nodes[slave].calls == calls | {"d"}, "what it knew by its own log stays"
+    assert desk.introduction() == true, "it shows others what it was shown, until it has applied as much"
     wiped = desk.refuses("d", "a new one")
     assert wiped is not None and wiped.final
     assert desk.refuses("d", "disk-d") is None, "by what it has shown before"
     older = Introduction(true.applied_index - 1, (*true.members, Member("e", "peer-e", "", "disk-e")))
     assert desk.refuses("e", "disk-e", older) is not None, "newer word does not name it any more"
-    assert log.introduced() == true
+    assert log.introduced() == desk.introduction() == true
     newer = Introduction(true.applied_index + 1, (*without(true, "d"), Member("e", "peer-e", "", "disk-e")))
     assert desk.refuses("e", "disk-e", newer) is None
     assert desk.refuses("d", "disk-d", true) is not None and world.nodes[slave].calls == calls | {"e"}
