@@ -37,7 +37,7 @@ class Changes:
         if self._wires.winding_down:
             return
         rng = self._rng
-        self._world.after(self._wires.pause_ns(250 * MS, rng), self._change_one)
+        self._world.after(self._wires.pause_ns(250 * MS, rng, cheap=True), self._change_one)
         if not self._known:
             return
         newest = list(islice(reversed(self._known.items()), CHANGED_NEWEST))

@@ -23,7 +23,7 @@ from tickwheel.node.core.failure import Failure
 TIMEOUT_NS = 900 * MS
 """So long a client waits for an answer."""
 PAUSE_NS_MOST = 10_000 * MS
-"""However thin a run is: what a client pauses for when faults are over is a part of the drain."""
+"""However thin a run is; longer only where several kinds of clients share it (Shape.sharing_percent)."""
 
 
 class Clients(Protocol):
@@ -56,10 +56,17 @@ class Wires:
         """Of the run."""
         return self._stage.shape
 
-    def pause_ns(self, mean_ns: int, rng: Random) -> int:
-        """Until some client does something again; `mean_ns`: in a dense run. No drain waits for it."""
-        thin = 1 if self.winding_down else self.shape.thin
-        return min(int(rng.expovariate(1 / (mean_ns * thin))), PAUSE_NS_MOST)
+    def pause_ns(self, mean_ns: int, rng: Random, cheap: bool = False) -> int:
+        """Until some client does something again. `mean_ns`: in a dense run; `cheap`: something small, of which thin
+        runs have twice as much, whoever shares them. What lies behind the end of the faults passes as in a dense run:
+        it would only make the drain longer."""
+        shape = self.shape
+        thin = max(1, shape.thin // 2) if cheap else shape.thin
+        dense_ns = min(int(rng.expovariate(1 / (mean_ns * thin))), PAUSE_NS_MOST) // thin
+        slower_percent = thin * (100 if cheap else shape.sharing_percent)
+        pause_ns = dense_ns * slower_percent // 100
+        left_ns = max(0, self._stage.faults_end_ns - self.world.now_ns)
+        return pause_ns if pause_ns <= left_ns else left_ns + (pause_ns - left_ns) * 100 // slower_percent
 
     def number(self) -> int:
         """The next of the numbers from 1 on that name things of this run."""

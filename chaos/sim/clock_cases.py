@@ -22,7 +22,7 @@ from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.core import NodeCore
 
 LOOK_NS = 20 * MS
-COARSE = (("loop_gap_us", 5_000), ("sync_period_ms", 50), ("thin", 1))
+COARSE = (("loop_gap_us", 5_000), ("sync_period_ms", 50), ("thin", 1), ("sharing_percent", 100))
 
 
 class _Load(NodeLoad):

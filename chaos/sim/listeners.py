@@ -79,7 +79,7 @@ class Listeners:
         return tuple(rows)
 
     def _pause_ns(self) -> int:
-        return self._wires.pause_ns(CHANGE_EVERY_NS, self._rng)
+        return self._wires.pause_ns(CHANGE_EVERY_NS, self._rng, cheap=True)
 
     def _filter(self) -> None:
         if self._wires.winding_down:

@@ -1,7 +1,8 @@
 """Who runs the cluster: adds members and removes them, over the same calls as `tickwheel member`.
 
 A change that was asked for is asked for again until it has a definite answer, of whatever master; a newcomer counts
-before the run is over. What was removed is stopped a moment later: until then it may not know.
+before the run is over. Where extra members do not stay, somebody leaves once a newcomer counts. What was removed is
+stopped a moment later: until then it may not know.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tickwheel.proto.log_pb2 import AdminCommand
 
 LOOK_NS = 100 * MS
 STOPPED_NS_MOST = 1_500 * MS
+EXTRA_NS_MOST = 4_000 * MS
+"""So long after a newcomer counts some member leaves, where extra members do not stay (Shape.extra_stay)."""
 
 
 class Operators:
@@ -32,6 +35,7 @@ class Operators:
         self._wires = wires
         self._stage = stage
         self._asking = Asking(wires, wires.rng)
+        self._leave_rng = wires.world.stream("operators/leave")
         self._asked: set[tuple[str, str]] = set()
         """What is asked for, and for which member, and not answered yet."""
         self._learning: set[str] = set()
@@ -76,8 +80,17 @@ class Operators:
             self._learning.discard(machine.name)
             self.promoted.add(machine.name)
             self._wires.world.tell(machine.name, "counts")
+            if not self._wires.shape.extra_stay:
+                self._wires.world.after(self._leave_rng.randrange(EXTRA_NS_MOST), self._let_one_leave)
             return
         self._wires.world.after(LOOK_NS, self._look, machine)
+
+    def _let_one_leave(self) -> None:
+        """Anyone, if more members count than the cluster was founded with and none is leaving already."""
+        leaving = {name for what, name in self._asked if what == "remove"}
+        counts = [m for m in self._stage.machines if m.name in self._stage.founders or m.name in self.promoted]
+        if not self._wires.winding_down and len(counts) - len(leaving) > len(self._stage.founders):
+            self.remove(self._leave_rng.choice([machine for machine in counts if machine.name not in leaving]))
 
     def _ask(self, what: str, name: str, command: AdminCommand, then: Callable[[], None]) -> None:
         if (what, name) in self._asked:

@@ -10,7 +10,7 @@ from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import MS, SECOND, World
 
-PERIOD_NS = 5 * SECOND
+PERIOD_NS = 10 * SECOND
 SPELL_NS = 500 * MS
 
 

@@ -50,6 +50,7 @@ class Cluster:
         self.fabric = Fabric(self.world)
         fixed = config.shape if not config.nodes else (*config.shape, ("nodes", config.nodes))
         self.shape = draw(self.world, config.seconds, fixed)
+        self.faults_end_ns = WARM_UP_NS + config.seconds * SECOND
         self._pace = Pace(self.world, self.shape)
         self.founders = tuple(f"n{number}" for number in range(1, self.shape.nodes + 1))
         self._masters: dict[str, int] = {}
@@ -140,7 +141,7 @@ class Cluster:
             world.at(rng.randrange(200 * MS), machine.start)
         self.load.start()
         injector.arm()
-        world.run_until(WARM_UP_NS + self.config.seconds * SECOND)
+        world.run_until(self.faults_end_ns)
         injector.end_all()
         for machine in self._machines:
             if machine.frozen:
@@ -186,7 +187,7 @@ def _simulate(seed: int, config: SimulationConfig, story: Story | None) -> RunRe
     cluster = Cluster(seed, config, story)
     world = cluster.world
     kinds = [k for k in config.faults if config.level is Level.NODE or not KINDS[k].node_only]
-    planned = plan(world, kinds, cluster.founders, WARM_UP_NS, WARM_UP_NS + config.seconds * SECOND)
+    planned = plan(world, kinds, cluster.founders, WARM_UP_NS, cluster.faults_end_ns)
     result.planned = tuple(planned)
     if config.only is not None:
         planned = [fault for fault in planned if fault.number in config.only]

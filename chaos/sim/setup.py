@@ -78,6 +78,8 @@ class Stage(Protocol):
     """The members that the cluster was founded with."""
     config: SimulationConfig
     shape: Shape
+    faults_end_ns: int
+    """When all faults have ended."""
 
     @property
     def machines(self) -> Sequence[Machine]: ...

@@ -33,13 +33,18 @@ LONG_SECONDS = 20
 """From here on a run is long."""
 LONG_SYNC_PERIOD_MS = (100,)
 LONG_WITH = (0, 0, 0, 0, 0, 1)
-LONG_REST_GAP_US = (60_000,)
+LONG_REST_GAP_US = (90_000,)
+LONG_SETTLE_GRID_MS = (50, 100, 100, 100)
 WRITE_BLOCKS = (4,)
 CONSUMERS = (2,)
 LEASE_MS = (3_000,)
 SEGMENT_BYTES = (128 << 10,)
-DENSE_SECONDS = 5
+DENSE_SECONDS = 3
 """Long runs have about as many messages as so many dense seconds."""
+WRITERS = ("lines", "listeners", "sweeps", "writes", "loads")
+"""Clients that write messages of their own, where they take part."""
+SHARING_PERCENT = 75
+"""For each kind of them whoever writes in a long run pauses so much longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +93,12 @@ class Shape:
     """Of deliveries."""
     segment_bytes: int = 128 << 10
     """Of a journal file of a whole node."""
+    extra_stay: int = 1
+    """0: for each newcomer that counts some member leaves."""
     thin: int = 1
     """Clients pause so many times longer: a long run needs not be as dense as a short one."""
+    sharing_percent: int = 100
+    """And that much of it: the more kinds of clients take part in a long run, the less each of them does."""
     rest_gap_us: int = 0
     """Between two turns at the least but for spells, in which it is `loop_gap_us`; 0: always that (pace.py)."""
 
@@ -104,6 +113,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
     def one(name: str, values: Sequence[int]) -> int:
         return given[name] if name in given else world.stream(f"shape/{name}").choice(values)
 
+    writers = sum(one(name, sometimes) for name in WRITERS)
     return Shape(
         nodes=one("nodes", NODES),
         loop_gap_us=one("loop_gap_us", LOOP_GAP_US),
@@ -112,7 +122,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         batch_entries=one("batch_entries", BATCH_ENTRIES),
         batch_bytes=one("batch_bytes", BATCH_BYTES),
         apply_entries=one("apply_entries", APPLY_ENTRIES),
-        settle_grid_ms=one("settle_grid_ms", SETTLE_GRID_MS),
+        settle_grid_ms=one("settle_grid_ms", LONG_SETTLE_GRID_MS if long else SETTLE_GRID_MS),
         pause_ms=one("pause_ms", PAUSE_MS),
         log_pause_ms=one("log_pause_ms", LOG_PAUSE_MS),
         checkpoint_every=one("checkpoint_every", CHECKPOINT_EVERY),
@@ -126,6 +136,8 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         consumers=one("consumers", CONSUMERS),
         lease_ms=one("lease_ms", LEASE_MS),
         segment_bytes=one("segment_bytes", SEGMENT_BYTES),
+        extra_stay=one("extra_stay", (0 if long else 1,)),
         thin=one("thin", (seconds // DENSE_SECONDS if long else 1,)),
+        sharing_percent=one("sharing_percent", (100 + SHARING_PERCENT * writers if long else 100,)),
         rest_gap_us=one("rest_gap_us", LONG_REST_GAP_US if rests else (0,)),
     )

@@ -107,7 +107,7 @@ class Sweeps:
     def _sweep(self) -> None:
         if self._wires.winding_down:
             return
-        self._world.after(self._wires.pause_ns(SWEEP_EVERY_NS, self._rng), self._sweep)
+        self._world.after(self._wires.pause_ns(SWEEP_EVERY_NS, self._rng, cheap=True), self._sweep)
         if not self._series or len(self._running) > 4:
             return
         job = f"sweep-{len(self._jobs) + 1}"
