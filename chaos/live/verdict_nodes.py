@@ -105,6 +105,8 @@ class Nodes:
     _masters: dict[int, str] = field(default_factory=dict)
     _leases: dict[int, tuple[float, str]] = field(default_factory=dict)
     """Term to when its master was first heard with a lease."""
+    _late_words: set[str] = field(default_factory=set)
+    """Nodes whose newest status came long after they had made it."""
     _without_majority: list[tuple[float, float]] = field(default_factory=list)
     _without_agreement: list[tuple[float, float]] = field(default_factory=list)
     """Times in which no majority of the clocks could agree: a master then does not serve for long."""
@@ -179,8 +181,10 @@ class Nodes:
         serving = record["role"] == "MASTER" and record["lease"] and record["state"] == "SERVING"
         self._role(node, at_ms, _role_of(record))
         self._judge_cursor(record)
+        again = node in self._late_words
+        self._late_words.discard(node)
         if record["role"] == "MASTER":
-            self._judge_master(record)
+            self._judge_master(record, again)
             if record["agreed"] in BOUNDED:
                 second = int(at_ms // 1_000)
                 self.clock_errors_ms[second] = max(record["error"], self.clock_errors_ms.get(second, 0.0))
@@ -222,7 +226,8 @@ class Nodes:
                 )
             seen.synced = (record["life"], record["term"], synced)
 
-    def _judge_master(self, record: Record) -> None:
+    def _judge_master(self, record: Record, again: bool) -> None:
+        """`again`: the status before came late, too."""
         node, at_ms, term = record["node"], record["t"], record["term"]
         other = self._masters.setdefault(term, node)
         if other != node:
@@ -233,6 +238,11 @@ class Nodes:
         newest = max(self._leases)
         since_ms, successor = self._leases[newest]
         if term < newest and at_ms > since_ms + HEARD_LATE_MS:
+            made_ms = at_ms + record["clock"]
+            if made_ms <= since_ms + HEARD_LATE_MS and record["agreed"] in BOUNDED and not again:
+                # Stopped between making this word and sending it. A node whose clock is behind says the same again.
+                self._late_words.add(node)
+                return
             late_ms = at_ms - since_ms
             what = f"{node} held its lease of term {term} {late_ms:,.0f} ms after {successor} got that of {newest}"
             self.broken("P7", at_ms, what)

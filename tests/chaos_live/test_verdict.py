@@ -34,6 +34,15 @@ def test_a_good_run_breaks_nothing() -> None:
     assert verdict.elections_without_fault == 0
 
 
+def test_what_a_node_said_before_it_was_stopped_and_sent_afterwards_is_no_second_lease() -> None:
+    """A SIGSTOP falls between a status and its sending: its clock tells that it is old, and the next one is another."""
+    story = good()
+    for at_ms in (1_500, 3_500):
+        story.status(KILL_MS + at_ms, "n1", "MASTER", 1, clock=1_000 - at_ms)
+        story.status(KILL_MS + at_ms + 20, "n1", "SLAVE", 2)
+    assert judged(story).broken == []
+
+
 def _lost(story: Story) -> None:
     story.ack(1_010, story.send(1_000, 1_100, NEW), NEW)
     story.got(1_105, "steady", NEW)
@@ -116,6 +125,11 @@ def _two_masters_of_a_term(story: Story) -> None:
 
 def _two_leases(story: Story) -> None:
     story.status(KILL_MS + 1_500, "n1", "MASTER", 1)
+
+
+def _two_leases_by_a_clock_that_is_behind(story: Story) -> None:
+    for at_ms in (1_500, 1_550):
+        story.status(KILL_MS + at_ms, "n1", "MASTER", 1, clock=-1_500)
 
 
 def _delivery_of_an_old_term(story: Story) -> None:
@@ -206,6 +220,7 @@ def _leaves(story: Story, node: str, from_ms: float, until_ms: float) -> None:
         ("P6", _synced_back, "synced tick of n3"),
         ("P7", _two_masters_of_a_term, "n1 and n3 both"),
         ("P7", _two_leases, "n1 held its lease of term 1"),
+        ("P7", _two_leases_by_a_clock_that_is_behind, "n1 held its lease of term 1"),
         ("P7", _delivery_of_an_old_term, "a delivery of term 1"),
         ("P8", _digests_differ, "n1 and n3 differ at index 77: groups"),
         ("P9", _cancelled_and_delivered, "was cancelled and came to moody"),
