@@ -383,14 +383,18 @@ class AsyncClient:
         lease: timedelta | None = None,
         name: str = "",
         batch_messages_max: int = 0,
+        messages_max: int = 0,
         unavailable_s_max: float = UNAVAILABLE_S_MAX,
         filter: str = "",
     ) -> Consumer:
         """A consumer of a group, at most `credits` messages in hand. Where a group that this creates starts:
         earliest, latest, or time with `start_ms`; and which tags it takes: `filter`, `a || b` or `*`. A consumer that
-        names another filter than its group has gets FilterDiffers; without one it takes what the group takes."""
+        names another filter than its group has gets FilterDiffers; without one it takes what the group takes. With
+        `messages_max` it takes so many in all, never one more, and its iteration ends."""
         if start_from not in STARTS:
             raise refused("start_from", start_from, ", ".join(STARTS))
+        if messages_max < 0:
+            raise refused("messages_max", messages_max, "0 (any number) or more")
         consumer = Consumer(
             self.cluster,
             open_request(
@@ -404,6 +408,7 @@ class AsyncClient:
                 batch_messages_max=batch_messages_max,
                 filter=filter,
             ),
+            messages_max=messages_max,
             unavailable_s_max=unavailable_s_max,
             closed=self._consumers.discard,
         )

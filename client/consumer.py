@@ -64,6 +64,7 @@ class Consumer:
         cluster: Cluster,
         open_request: consumer_pb2.OpenConsumer,
         *,
+        messages_max: int = 0,
         unavailable_s_max: float = UNAVAILABLE_S_MAX,
         closed: Callable[[Consumer], None] | None = None,
     ) -> None:
@@ -76,7 +77,7 @@ class Consumer:
         self._next_sequence = 1
         self._outbox: deque[consumer_pb2.ConsumeRequest] = deque()
         self._outbox_changed = asyncio.Event()
-        self._hand = Hand(open_request.credits, self._send_credits)
+        self._hand = Hand(open_request.credits, self._send_credits, messages_max)
         self._acks: dict[int, tuple[DeliveredBatch, list[int]]] = {}
         self._acks_by_key: dict[tuple[str, int], asyncio.Future[consumer_pb2.SettleReceipt]] = {}
         self._talking: asyncio.Task[Fault] | None = None
@@ -114,7 +115,7 @@ class Consumer:
     async def run(self, handler: Callable[[Delivery], Awaitable[object]], *, concurrency: int = 16) -> None:
         """Call the handler for each delivery, so many at once: acknowledged when it returns, nacked when it raises.
 
-        Ends with `close`; a cluster's error ends it too, after the handlers that run."""
+        Ends with `close`, or after `messages_max`; a cluster's error ends it too, after the handlers that run."""
         slots = asyncio.Semaphore(concurrency)
         tasks: set[asyncio.Task[None]] = set()
 
@@ -142,7 +143,7 @@ class Consumer:
                 task.add_done_callback(done)
         finally:
             if tasks:
-                await asyncio.wait(tasks, timeout=CLOSE_S)
+                await asyncio.wait(tasks, timeout=None if self._hand.full else CLOSE_S)
             for task in tasks:
                 task.cancel()
 
@@ -344,6 +345,7 @@ class Consumer:
 
     def _take(self, wire: consumer_pb2.DeliverBatch) -> None:
         foreign = mismatches(wire)
+        self._hand.came(len(wire.ids) // 8, len(foreign))
         if len(foreign):
             self.skipped += len(foreign)
             self.settle_rows(DeliveredBatch(wire, self), foreign, consumer_pb2.SKIP)
@@ -354,6 +356,8 @@ class Consumer:
         self._hand.take(batch, self._lease_s)
         self._outbox_changed.set()
         self._ready.put_nowait(batch)
+        if self._hand.full:
+            self._ready.put_nowait(None)
 
     def _settled(self, receipt: consumer_pb2.SettleReceipt) -> None:
         settle = self._waiting.get(receipt.sequence)

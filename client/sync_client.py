@@ -377,6 +377,7 @@ class Client:
         credits: int = CREDITS,
         lease: timedelta | None = None,
         name: str = "",
+        messages_max: int = 0,
         filter: str = "",
     ) -> SyncConsumer:
         """See AsyncClient.consumer."""
@@ -390,6 +391,7 @@ class Client:
                 credits=credits,
                 lease=lease,
                 name=name,
+                messages_max=messages_max,
                 filter=filter,
             )
             return SyncConsumer(self, consumer)

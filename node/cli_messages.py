@@ -165,13 +165,13 @@ def consume(
                 start_ms=start_ms,
                 credits=credits,
                 name="tickwheel consume",
+                messages_max=count,
                 filter=filter,
             )
             closing: list[asyncio.Task[None]] = []
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, lambda: closing.append(asyncio.ensure_future(consumer.close())))
-            seen = 0
             async for delivery in consumer:
                 show(delivery)
                 if nack:
@@ -180,9 +180,6 @@ def consume(
                     delivery.dead(reason)
                 elif not no_ack:
                     delivery.ack()
-                seen += 1
-                if seen == count:
-                    break
             await consumer.close()
             await asyncio.gather(*closing)
 

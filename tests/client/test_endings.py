@@ -6,10 +6,15 @@ import asyncio
 from datetime import timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import integers, lists, tuples
 
 from tests.client.fake_node import LEASE_S, FakeNode
 from tickwheel.client import AsyncClient, ClusterUnavailable, OutcomeUnknown, RequestRefused, TickwheelError
 from tickwheel.client.backoff import Backoff
+from tickwheel.client.delivery import DeliveredBatch, Delivery
+from tickwheel.client.hand import Hand
+from tickwheel.proto import consumer_pb2
 
 SOON_S = 10.0
 STREAMS = {"BatchStream._run", "Consumer._run"}
@@ -82,6 +87,79 @@ async def test_an_extended_lease_keeps_its_credits(nodes: list[FakeNode], monkey
         assert not done
         await batch.ack()
         assert len(await asyncio.wait_for(following, SOON_S)) == 1
+
+
+async def test_a_consumer_that_wants_one_takes_no_second(nodes: list[FakeNode]) -> None:
+    """Its message comes again the moment it is handed back: to the next consumer, with not one attempt used up."""
+    async with AsyncClient(nodes[0].address) as client:
+        await client.schedule("t", b"x", delay_ms=0)
+        for attempt in range(1, 6):
+            consumer = client.consumer("g", "t", messages_max=1)
+            got = [delivery async for delivery in consumer]
+            assert [delivery.attempt for delivery in got] == [attempt]
+            got[0].nack()
+            await consumer.close()
+
+
+async def test_handlers_of_the_last_messages_are_waited_for(
+    nodes: list[FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run` returns after `messages_max`, and after the handlers."""
+    monkeypatch.setattr("tickwheel.client.consumer.CLOSE_S", 0.0)
+    done: list[str] = []
+
+    async def handler(delivery: Delivery) -> None:
+        await asyncio.sleep(0.05)
+        done.append(delivery.id)
+
+    async with AsyncClient(nodes[0].address) as client:
+        for _ in range(3):
+            await client.schedule("t", b"x", delay_ms=0)
+        async with client.consumer("g", "t", credits=2, messages_max=3) as consumer:
+            await asyncio.wait_for(consumer.run(handler), SOON_S)
+    assert len(done) == 3
+
+
+@given(
+    credits=integers(1, 50),
+    messages_max=integers(1, 50),
+    steps=lists(tuples(integers(1, 20), integers(0, 20), integers(0, 3)), max_size=30),
+)
+def test_credits_never_pass_what_is_still_wanted(
+    credits: int, messages_max: int, steps: list[tuple[int, int, int]]
+) -> None:
+    """Whatever comes, is skipped, and however often the stream is replaced; and all that is wanted is asked for."""
+    granted = taken = 0
+
+    def give(count: int) -> None:
+        nonlocal granted
+        granted += count
+        assert count > 0
+        assert granted <= min(credits, messages_max - taken)
+
+    def open_stream() -> None:
+        nonlocal granted
+        granted = hand.opening()
+        assert granted <= min(credits, messages_max - taken)
+        hand.opened()
+
+    hand = Hand(credits, give, messages_max)
+    open_stream()
+    for sent, skipped, anew in [*steps, *[(credits, 0, 1)] * messages_max]:
+        sent = min(sent, granted)
+        skipped = min(skipped, sent)
+        granted -= sent
+        taken += sent - skipped
+        hand.came(sent, skipped)
+        wire = consumer_pb2.DeliverBatch(ids=bytes(8 * skipped))
+        hand.give_back(DeliveredBatch(wire, None), skipped)  # type: ignore[arg-type]
+        batch = DeliveredBatch(consumer_pb2.DeliverBatch(ids=bytes(8 * (sent - skipped))), None)  # type: ignore[arg-type]
+        hand.take(batch, 30.0)
+        if not anew:
+            open_stream()
+        hand.give_back(batch, sent - skipped)
+        assert hand.full == (taken == messages_max)
+    assert taken == messages_max
 
 
 async def test_an_unknown_start_is_refused(nodes: list[FakeNode]) -> None:
