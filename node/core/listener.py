@@ -122,10 +122,14 @@ class CoreListener:
         return core.wheel.buffer_bytes < BUFFERS_APPLIED_MAX * core.config.buffer_bytes_max
 
     def handover_ready(self, peer_id: str) -> bool:
-        """See LogListener: the next master must know what is out with consumers, or it would deliver it again."""
+        """See LogListener: the next master must know what is out with consumers, or it would deliver it again; and must
+        have applied what this one had when it was asked, or it would lead and not serve."""
         core = self._core
         # A master without an agreed time has handed out nothing.
-        return not core.sync.enabled or not core.delivery.reigning or core.delivery.feed.all_heard(peer_id)
+        if not core.sync.enabled or not core.delivery.reigning:
+            return True
+        applied = core.sync.applied_of(peer_id) >= core.reign.handed_over_index
+        return applied and core.delivery.feed.all_heard(peer_id)
 
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
         """See LogListener."""

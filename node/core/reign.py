@@ -31,6 +31,8 @@ class Reign:
         self._lead_applied = False
         self._lead_refused = False
         self.handing_over = False
+        self.handed_over_index = 0
+        """What this node had applied when it was asked to hand over."""
         self.changes = 0
 
     @property
@@ -114,13 +116,15 @@ class Reign:
         core.consumers.end(failure)
 
     def transfer(self, target_id: str | None, done: Callable[[Failure | None], None]) -> None:
-        """Planned handover: nothing new is proposed, the target catches up, then it is told to lead."""
+        """Planned handover: nothing new is proposed, the target catches up, then it is told to lead. Without a target
+        it is the member that has come furthest: one that holds the log may still wait for a bundle, and not serve."""
         core = self._core
         failure = core.refusal()
         if failure is not None:
             done(failure)
             return
         self.handing_over = True
+        self.handed_over_index = core.applied_index
 
         def transferred(problem: str | None) -> None:
             self.handing_over = False
@@ -131,4 +135,15 @@ class Reign:
 
         # A settlement left behind would be delivered again by the next master.
         core.proposer.flush_all()
-        core.log.transfer(target_id, transferred)
+        core.log.transfer(target_id or self._furthest(), transferred)
+
+    def _furthest(self) -> str | None:
+        """The connected member that counts which holds, and has applied, most of the log; None: there is none."""
+        core = self._core
+        peers = core.log.status().peers
+        reached = {
+            member.node_id: min(peers[member.node_id].match_index, core.sync.applied_of(member.node_id))
+            for member in core.log.members()
+            if not member.learner and member.node_id in peers and peers[member.node_id].connected
+        }
+        return max(reached, key=lambda peer_id: (reached[peer_id], peer_id), default=None)

@@ -163,6 +163,30 @@ def test_a_slave_with_a_full_disk_takes_the_bundle_later(world: World) -> None:
     settle_down(world)
 
 
+def test_nothing_is_handed_over_to_who_waits_for_a_bundle(world: World) -> None:
+    """It holds the log like all, and would lead without serving: another is chosen, and by name it is refused."""
+    master = world.elect()
+    waiting = max((node for node in world.nodes.values() if node is not master), key=lambda node: node.name)
+    data, _ = bundle_of([world.now_ms + 60_000 + n * 7_000 for n in range(3_000)])
+    waiting.disk.fill(200_000)
+    Loader(world, [data]).load()
+    world.run(500)
+    assert waiting.host is not None and waiting.host.core.bulk.waiting
+    answers: list[Failure | None] = []
+    assert master.host is not None
+    master.host.core.transfer(waiting.name, answers.append)
+    world.run_until(lambda: bool(answers))
+    assert answers[0] is not None and "did not catch up" in answers[0].message
+    assert world.master() is master
+    master.host.core.transfer(None, answers.append)
+    world.run_until(lambda: len(answers) == 2)
+    assert answers[1] is None
+    world.run_until(lambda: world.master() is not None)
+    assert world.master() not in (master, waiting)
+    waiting.disk.make_room()
+    settle_down(world)
+
+
 def notes_of(node: Node) -> list[EventRecord]:
     """LOADED records that a node has written."""
     found = [record for path in paths(node.disk, "events") for record in read_events(node.disk, path)]
