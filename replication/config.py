@@ -25,7 +25,7 @@ class RaftConfig:
     fallback_ms: int = 350
     """A master that no majority has answered for this long steps down."""
     campaign_round_ms: int = 100
-    """How long the answers to the question before an election are waited for."""
+    """The question before an election is asked this often; its answers may take three times as long."""
     answer_within_ms: int = 20
     """A slave that waits for its disk answers heartbeats and entries after this all the same, unsuccessfully."""
     commit_notice_ms: int = 15

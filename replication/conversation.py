@@ -432,10 +432,8 @@ class Conversation:
 
     def _on_pong(self, peer_id: str, frame: PeerFrame) -> None:
         pong = frame.pong
-        if pong.hears_master:
-            return
-        if (pong.last_log_term, pong.last_log_index) <= (self._journal.last_term, self._journal.last_index):
-            self._campaign.would_vote(peer_id, pong.echo_sent_ns)
+        behind = (pong.last_log_term, pong.last_log_index) <= (self._journal.last_term, self._journal.last_index)
+        self._campaign.answered(peer_id, pong.echo_sent_ns, behind and not pong.hears_master)
 
     def _on_timeout_now(self, peer_id: str, frame: PeerFrame) -> None:
         engine = self.engine

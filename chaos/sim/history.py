@@ -41,8 +41,6 @@ class RunBegan(Record):
     """Deliveries may come before their dispatch is committed."""
     nodes: int = 0
     """Voters of the cluster; 0: not said."""
-    turn_ms: int = 0
-    """How long the nodes' loops mostly rest between two turns; 0: as in a node that runs alone on its processor."""
 
 
 @dataclass(slots=True)

@@ -134,16 +134,7 @@ class Cluster:
         push_first = self.config.level is Level.NODE and pushes_first(world.seed)
         allowance_ms = DRIFT_ALLOWANCE_MS if "drift" in kinds else 0
         history.add(
-            RunBegan(
-                0,
-                world.start_wall_ms,
-                kinds,
-                self.load.groups,
-                allowance_ms,
-                push_first,
-                len(self.founders),
-                self.shape.rest_gap_us // 1_000,
-            )
+            RunBegan(0, world.start_wall_ms, kinds, self.load.groups, allowance_ms, push_first, len(self.founders))
         )
         rng = world.stream("boot")
         for machine in self._machines:

@@ -53,8 +53,8 @@ WALL_MS = 1_000_000
 ID = 7 << 32
 
 
-def began(faults: tuple[str, ...] = ("kill",), turn_ms: int = 0) -> RunBegan:
-    return RunBegan(0, WALL_MS, faults, ("g",), turn_ms=turn_ms)
+def began(faults: tuple[str, ...] = ("kill",)) -> RunBegan:
+    return RunBegan(0, WALL_MS, faults, ("g",))
 
 
 def sent(at_ms: int, uid: int, due_in_ms: int, topic: str = "t") -> ScheduleSent:
@@ -185,10 +185,6 @@ GOOD: dict[str, Case] = {
     "resumed when it was asked for": (
         Live,
         [began(), Healed(1 * SECOND), sent(8_000, 1, 1), acknowledged(8_100, 1, 1), Drained(9 * SECOND, "")],
-    ),
-    "resumed late, with coarse loops": (
-        Live,
-        [began(turn_ms=90), Healed(1 * SECOND), acknowledged(8_500, 1, 1), Drained(9 * SECOND, "")],
     ),
     "resumed": (Live, [began(), Healed(1 * SECOND), acknowledged(1_800, 1, 1), Drained(9 * SECOND, "")]),
     "cancelled after a delivery ahead of a lost dispatch": (
@@ -351,10 +347,6 @@ BAD: dict[str, Case] = {
     "resumed late, since it was asked for": (
         Live,
         [began(), Healed(1 * SECOND), sent(2_000, 1, 1), acknowledged(8_000, 1, 1), Drained(20 * SECOND, "")],
-    ),
-    "resumed later than even coarse loops explain": (
-        Live,
-        [began(turn_ms=90), Healed(1 * SECOND), acknowledged(9_500, 1, 1), Drained(20 * SECOND, "")],
     ),
     "never resumed": (Live, [began(), Healed(1 * SECOND), Drained(9 * SECOND, "")]),
     "resumed late": (Live, [began(), Healed(1 * SECOND), acknowledged(15_000, 1, 1), Drained(20 * SECOND, "")]),

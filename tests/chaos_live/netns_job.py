@@ -32,7 +32,7 @@ SECONDS = 6.0
 HOUR_MS = 3_600_000
 SILENCE_S = 7.0
 """By now the kernel repeats what was lost every six seconds."""
-FAR_MS = 30.0
+FAR_MS = 75.0
 """Each way between two nodes."""
 FAULTS = [
     Fault(1, "master-alone", MASTER, 2.2, 1.2, 1),

@@ -16,10 +16,6 @@ from tickwheel.chaos.sim.history_messages import ScheduleAcknowledged, ScheduleS
 from tickwheel.chaos.sim.world import MS, SECOND
 
 RESUME_NS_MOST = 4 * SECOND
-COARSE_MS = 50
-"""A question before an election is open for 100 ms. Where loops turn more rarely than twice in that time, and in step
-because the nodes booted together, its answers are heard in time by chance:"""
-RESUME_COARSE_NS_MOST = 8 * SECOND
 LEASE_NS_SETTLED = 300 * MS
 """A lease held for so long without a break: since then a majority has heard of its master."""
 CALM_NS = 3 * SECOND
@@ -55,7 +51,6 @@ class Live(Checker):
         self._asked_ns: int | None = None
         """When the first producer sent something after that: in a long run there are pauses."""
         self._faultless = False
-        self._resume_ns_most = RESUME_NS_MOST
         self._terms: set[int] = set()
         self._leases: dict[str, tuple[int, int]] = {}  # node -> (held since, until)
         self._active: set[str] = set()
@@ -65,7 +60,6 @@ class Live(Checker):
         match record:
             case RunBegan():
                 self._faultless = not record.faults
-                self._resume_ns_most = RESUME_COARSE_NS_MOST if record.turn_ms > COARSE_MS else RESUME_NS_MOST
             case Healed():
                 self._healed_ns = record.at_ns
             case ScheduleSent():
@@ -140,5 +134,5 @@ class Live(Checker):
             return
         if self.resumed_after_ns is None:
             self.broken(at_ns, "nothing was accepted after the heal")
-        if self.resumed_after_ns > self._resume_ns_most:
+        if self.resumed_after_ns > RESUME_NS_MOST:
             self.broken(at_ns, f"the first acknowledgement after the heal took {self.resumed_after_ns / SECOND:.3f} s")
