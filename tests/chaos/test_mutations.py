@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -69,10 +70,18 @@ QUICK = [
 ]
 
 
+def seeds(name: str) -> list[int]:
+    """Eight, from the one on that the table in docs/CHAOS.md says finds it: as long as that is so, one is enough."""
+    table = (Path(__file__).parents[2] / "docs" / "CHAOS.md").read_text()
+    row = re.search(rf"^\| {name} \|[^|]*\|[^|]*\| (\d+) \|", table, re.MULTILINE)
+    known = int(row[1]) - 1 if row else 0
+    return [*range(known, 8), *range(min(known, 8))]
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_quick_ones_are_found(name: str) -> None:
     """Checkers and workload notice an old bug, or a guard that is off, within a few seeds."""
-    assert any(simulate(seed, config_of(name)).failed for seed in range(8))
+    assert any(simulate(seed, config_of(name)).failed for seed in seeds(name))
 
 
 DIRECTED = [
@@ -91,7 +100,7 @@ DIRECTED = [
 def test_directed_ones_are_found_and_only_they(name: str) -> None:
     """The scenario that walks into the gap soon breaks a promise with the bug in it, and none without, though its
     faults had their effect."""
-    found = next(seed for seed in range(8) if simulate(seed, config_of(name)).failed)
+    found = next(seed for seed in seeds(name) if simulate(seed, config_of(name)).failed)
     whole = simulate(found, whole_config_of(name))
     assert not whole.failed, whole.broken
     assert any(tally.effective for tally in whole.tallies.values())
