@@ -40,6 +40,10 @@ class _Waiting:
     command: Command
     done: Done
     bytes: int
+    changes_from_ms: int
+    alone: bool = False
+    """In an entry of its own; `voters`: who counts from then on, if it changes that."""
+    voters: Sequence[str] | None = None
 
 
 class PublishSource(Protocol):
@@ -110,22 +114,28 @@ class Proposer:
         if self._waiting_bytes + size > self._config.intake_bytes_max:
             done(limit_reached("waiting_commands_bytes", self._config.intake_bytes_max))
             return
-        self._waiting.append(_Waiting(command, done, size))
+        self._waiting.append(_Waiting(command, done, size, _changes_from_ms(command)))
         self._waiting_bytes += size
         self._urgent = self._urgent or not may_gather
 
     def submit_alone(self, command: Command, done: Done, voters: Sequence[str] | None = None) -> None:
-        """Propose at once, in an entry of its own. `voters`: who counts from then on, if it changes that."""
-        if self._log is None or self.term == 0:
+        """Queue a command for an entry of its own. `voters`: who counts from then on, if it changes that.
+
+        It overtakes nothing: what a dispatch that waits will bring may have been delivered already (push-first), and
+        must not be changed by what is proposed after it. Callers have one under way at a time; none is too many.
+        """
+        if self.term == 0:
             done(outcome_unknown())
             return
-        entry = self._entry_of([command], self._now_ms())
+        size = command.ByteSize()
         changes_from_ms = NO_CHANGE if voters is not None else _changes_from_ms(command)
-        self._propose(self._log, entry, [done], changes_from_ms, voters)
+        self._waiting.append(_Waiting(command, done, size, changes_from_ms, alone=True, voters=voters))
+        self._waiting_bytes += size
+        self._urgent = True
 
     def may_change_from_ms(self) -> int:
         """First due time at which something under way can still change what is pending; NO_CHANGE: nothing can."""
-        waiting = min((_changes_from_ms(item.command) for item in self._waiting), default=NO_CHANGE)
+        waiting = min((item.changes_from_ms for item in self._waiting), default=NO_CHANGE)
         return min(waiting, min(self._changes, default=NO_CHANGE))
 
     def lose(self, failure: Failure) -> None:
@@ -160,12 +170,23 @@ class Proposer:
         """One entry of what waits; False if there is nothing that can go."""
         self._after_urgent, self._urgent = self._urgent, False
         self._gathers_from_ms = 0
-        commands, dones, _size = self._gather()
+        if self._waiting and self._waiting[0].alone:
+            item = self._next_waiting()
+            self._urgent = bool(self._waiting)
+            entry = self._entry_of([item.command], now_ms)
+            self._propose(log, entry, [item.done], item.changes_from_ms, item.voters)
+            return True
+        commands, dones, changes_from_ms = self._gather()
         if not commands:
             return False
         self._proposed_ms = now_ms
-        self._propose(log, self._entry_of(commands, now_ms), dones, min(map(_changes_from_ms, commands)))
+        self._propose(log, self._entry_of(commands, now_ms), dones, changes_from_ms)
         return True
+
+    def _next_waiting(self) -> _Waiting:
+        item = self._waiting.popleft()
+        self._waiting_bytes -= item.bytes
+        return item
 
     def _entry_of(self, commands: Sequence[Command], now_ms: int) -> bytes:
         entry = LogEntry(
@@ -213,24 +234,29 @@ class Proposer:
         return self._gathers_from_ms + (0 if answered else self._pause_ms)
 
     def _gather(self) -> tuple[list[Command], list[Done], int]:
+        """Commands of the next entry, whom to answer, and the first due time that they can change."""
         commands: list[Command] = []
         dones: list[Done] = []
+        changes_from_ms = NO_CHANGE
         size = 0
         target = self._config.entry_bytes_target
         while self._waiting and size < target:
-            item = self._waiting.popleft()
-            self._waiting_bytes -= item.bytes
+            if self._waiting[0].alone:
+                self._urgent = True
+                return commands, dones, changes_from_ms
+            item = self._next_waiting()
             commands.append(item.command)
             dones.append(item.done)
+            changes_from_ms = min(changes_from_ms, item.changes_from_ms)
             size += item.bytes
         if self._source is not None and size < target:
             taken = self._source.take(target - size)
             if taken is not None:
-                command, done, taken_bytes = taken
+                command, done, _ = taken
                 commands.append(command)
                 dones.append(done)
-                size += taken_bytes
-        return commands, dones, size
+                changes_from_ms = min(changes_from_ms, _changes_from_ms(command))
+        return commands, dones, changes_from_ms
 
     def _propose(
         self,

@@ -113,6 +113,12 @@ def test_pushed_dispatches_that_share_an_entry() -> None:
     verdict(801_195, SimulationConfig(level=Level.NODE, seconds=6, only=(0,)))
 
 
+def test_a_bundle_overtakes_no_dispatch_that_waits() -> None:
+    """In push-first, while the log is full: a bundle was taken over before dispatches that had been delivered ahead,
+    brought them messages that were late, and the master stopped."""
+    verdict(2_001_467, SimulationConfig(seconds=20, only=()))
+
+
 @pytest.mark.parametrize("seed", [910_252, 910_375])
 def test_long_runs(seed: int) -> None:
     """A minute with many faults after one another, most of it with coarse loops: no promise is broken, and the checkers

@@ -1,0 +1,124 @@
+"""What is proposed to the log, in which order and which entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import booleans, integers, lists, tuples
+
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.proposer import NO_CHANGE, Proposer
+from tickwheel.proto.log_pb2 import Command, Dispatch, Ingest, LogEntry
+from tickwheel.replication.log import ProposalResult, ReplicatedLog, Verdict
+
+
+class Log:
+    """Takes entries; `answer` says that the oldest was applied."""
+
+    def __init__(self) -> None:
+        self.entries: list[LogEntry] = []
+        self.voters: list[Sequence[str] | None] = []
+        self._waiting: list[tuple[int, Callable[[ProposalResult], None]]] = []
+
+    def propose(self, entry: bytes, settled: Callable[[ProposalResult], None], voters: Sequence[str] | None) -> None:
+        """See ReplicatedLog."""
+        self.entries.append(LogEntry.FromString(entry))
+        self.voters.append(voters)
+        self._waiting.append((len(self.entries[-1].commands), settled))
+
+    def answer(self) -> None:
+        """Committed, and applied without a result worth telling."""
+        count, settled = self._waiting.pop(0)
+        settled(ProposalResult(Verdict.COMMITTED, value=[None] * count))
+
+
+def proposer_with(log: Log, in_flight: int) -> Proposer:
+    """Of a master in term 1, without a publisher."""
+    proposer = Proposer(CoreConfig(propose_in_flight_max=in_flight, gather_ms=0), 0, lambda: 1_000)
+    proposer.attach(cast(ReplicatedLog, log), cast(Any, None))
+    proposer.term = 1
+    return proposer
+
+
+def dispatch(due_ms: int) -> Command:
+    """Changes nothing that is pending."""
+    return Command(dispatch=Dispatch(due_ms=due_ms))
+
+
+def ingest(sequence: int) -> Command:
+    """May bring messages that are due already."""
+    return Command(ingest=Ingest(sequence=sequence))
+
+
+@pytest.mark.parametrize("in_flight", [1, 8])
+def test_what_goes_alone_overtakes_nothing(in_flight: int) -> None:
+    """Dispatches that wait come first, though the log is full; what comes later comes after it; nothing joins it."""
+    log = Log()
+    proposer = proposer_with(log, in_flight)
+    proposer.submit(dispatch(1), lambda result: None)
+    proposer.flush()
+    proposer.submit(dispatch(2), lambda result: None)
+    proposer.submit_alone(ingest(3), lambda result: None, ["n1"])
+    proposer.submit(dispatch(4), lambda result: None)
+    while proposer.waiting:
+        proposer.flush()
+        log.answer()
+    told = [[c.dispatch.due_ms or c.ingest.sequence for c in entry.commands] for entry in log.entries]
+    assert told == [[1], [2], [3], [4]]
+    assert log.voters == [None, None, ["n1"], None]
+
+
+def test_what_waits_alone_is_known_to_change_what_is_pending() -> None:
+    """From when it is queued until it was applied: a dispatch that is proposed behind it is not delivered ahead."""
+    log = Log()
+    proposer = proposer_with(log, 1)
+    proposer.submit(dispatch(1), lambda result: None)
+    proposer.flush()
+    assert proposer.may_change_from_ms() == NO_CHANGE
+    proposer.submit_alone(ingest(2), lambda result: None)
+    assert proposer.may_change_from_ms() == 0
+    log.answer()
+    proposer.flush()
+    assert proposer.waiting == 0 and proposer.may_change_from_ms() == 0
+    log.answer()
+    assert proposer.may_change_from_ms() == NO_CHANGE
+
+
+def test_what_waits_alone_is_answered_when_mastership_is_lost() -> None:
+    """And what comes after that is refused at once."""
+    log = Log()
+    proposer = proposer_with(log, 1)
+    answers: list[object] = []
+    proposer.submit(dispatch(1), answers.append)
+    proposer.flush()
+    proposer.submit_alone(ingest(2), answers.append)
+    assert not answers
+    proposer.lose(failure := cast(Any, object()))
+    proposer.submit_alone(ingest(3), answers.append)
+    assert answers[0] is failure and len(answers) == 2
+
+
+@given(steps=lists(tuples(booleans(), booleans()), max_size=30), in_flight=integers(1, 3))
+def test_commands_keep_their_order(steps: list[tuple[bool, bool]], in_flight: int) -> None:
+    """Whatever goes alone and however full the log is; those alone have their entry to themselves."""
+    log = Log()
+    proposer = proposer_with(log, in_flight)
+    done: list[int] = []
+    for number, (alone, flushed) in enumerate(steps, 1):
+        if alone:
+            proposer.submit_alone(ingest(number), lambda result, number=number: done.append(number))  # type: ignore[misc]
+        else:
+            proposer.submit(dispatch(number), lambda result, number=number: done.append(number))  # type: ignore[misc]
+        if flushed:
+            proposer.flush()
+            assert proposer.entries_in_flight <= in_flight
+    while proposer.waiting or proposer.entries_in_flight:
+        proposer.flush()
+        log.answer()
+    assert done == list(range(1, len(steps) + 1))
+    for entry in log.entries:
+        kinds = [command.WhichOneof("body") for command in entry.commands]
+        assert kinds == ["ingest"] or "ingest" not in kinds
