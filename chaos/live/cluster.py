@@ -222,6 +222,18 @@ class ChaosCluster(LocalCluster):
         write_knobs(self._knob_file(node), knobs)
         return knobs.turn
 
+    async def has_read(self, node: LocalNode, turn: int, within_s: float) -> bool:
+        """Whether its process goes by this change of its knobs, or is gone, in time."""
+        end = time.monotonic() + within_s
+        while node.running:
+            effects = self.effects(node)
+            if effects.pid == node.pid and effects.turn >= turn:
+                return True
+            if time.monotonic() >= end:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
     def knobs(self, node: LocalNode) -> Knobs:
         """As they were turned last."""
         return self._knobs[node.node_id]

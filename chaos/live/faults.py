@@ -266,8 +266,11 @@ class _FailedSync(Active):
             self.cluster.turn(node, sync_fails=True)
 
     async def end(self) -> None:
-        for node in self.struck:
-            self.cluster.turn(node, sync_fails=False)
+        turns = [self.cluster.turn(node, sync_fails=False) for node in self.struck]
+        # One that is just starting may be about to find out, and is late with it on a busy machine.
+        await asyncio.gather(
+            *(self.cluster.has_read(node, turn, STOP_S) for node, turn in zip(self.struck, turns, strict=True))
+        )
         await asyncio.sleep(SETTLED_S)
         self._stopped = 0
         for node in self.struck:

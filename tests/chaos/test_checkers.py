@@ -9,6 +9,7 @@ import pytest
 from tests.chaos.judging import Case, is_caught, judge
 from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
+from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
 from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
 from tickwheel.chaos.sim.checkers.p3_never_early import NeverEarly
 from tickwheel.chaos.sim.checkers.p4_soon import Soon
@@ -69,6 +70,10 @@ def acknowledged(at_ms: int, uid: int, due_in_ms: int, id_: int = 0) -> Schedule
     return ScheduleAcknowledged(at_ms * MS, "p", uid, (uid,), (id_ or ID + uid,), (WALL_MS + due_in_ms,), False)
 
 
+def nack(at_ms: int, delay_ms: int) -> SettleSent:
+    return SettleSent(at_ms * MS, "g", ID + 1, 1, 1, "RETRY", delay_ms)
+
+
 def delivered(
     at_ms: int,
     uid: int,
@@ -93,6 +98,16 @@ def lease(at_ms: int, node: str, term: int, until_ms: int) -> LeaseSeen:
 ONE_MASTER_START: list[Record] = [RoleSeen(0, "n1", 1, "master", 1), lease(0, "n1", 1, 300)]
 
 CURSOR = CursorSeen(0, "n1", 1, 1, WALL_MS + 9, 0, False)
+
+NACKED_TWICE = [
+    began(),
+    delivered(1, 1),
+    nack(2, 3_000),
+    delivered(1_000, 1, node="n2", term=2),
+    nack(1_010, 200),
+    Settled(1_020 * MS, "g", ID + 1, 1, 1, "RETRY"),
+]
+"""By two masters, each with a pause of its own."""
 
 GOOD: dict[str, Case] = {
     "delivered": (NoLoss, [began(), acknowledged(1, 1, 100), delivered(100, 1)]),
@@ -143,6 +158,7 @@ GOOD: dict[str, Case] = {
         FewDuplicates,
         [began(), delivered(1, 1), SettleSent(2 * MS, "g", ID + 1, 1, 1, "RETRY"), delivered(3, 1, attempt=2)],
     ),
+    "after the pause that counts of two": (RetriesCome, [*NACKED_TWICE, delivered(1_215, 1, attempt=2)]),
     "after the lease": (FewDuplicates, [began(), delivered(1, 1), delivered(1_001, 1, attempt=2)]),
     "after its session": (
         FewDuplicates,
@@ -199,6 +215,11 @@ GOOD: dict[str, Case] = {
 }
 
 BAD: dict[str, Case] = {
+    "before its pause is over": (
+        RetriesCome,
+        [*NACKED_TWICE[:3], Settled(3 * MS, "g", ID + 1, 1, 1, "RETRY"), delivered(1_500, 1, attempt=2)],
+    ),
+    "before either pause is over": (RetriesCome, [*NACKED_TWICE, delivered(1_100, 1, attempt=2)]),
     "never delivered": (NoLoss, [began(), acknowledged(1, 1, 100)]),
     "acknowledged and not found": (
         NoLoss,

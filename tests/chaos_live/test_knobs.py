@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tickwheel.chaos.live.cluster import ChaosCluster
 from tickwheel.chaos.live.knobs import Knobs, read_effects, write_knobs
 from tickwheel.chaos.live.node_start import Panel, SpoiltClock
 from tickwheel.chaos.live.spoilt_disk import SpoiltSystem
 from tickwheel.storage import local
 from tickwheel.storage.disk import SyncFailedError
 from tickwheel.storage.local import LocalDisk
+
+SOON_S = 20.0
 
 
 def _until(holds: Callable[[], bool]) -> None:
@@ -134,3 +137,24 @@ def test_a_slow_disk_makes_syncs_wait(tmp_path: Path, monkeypatch: pytest.Monkey
         assert read_effects(file).slow_syncs == 1
     finally:
         log.close()
+
+
+async def test_a_knob_counts_as_turned_when_the_process_has_read_it(tmp_path: Path) -> None:
+    """A node that is just starting, or does not get a processor, still goes by what was before; one that is gone goes
+    by nothing any more."""
+    cluster = ChaosCluster(tmp_path, 1, 1)
+    [node] = cluster.nodes
+    async with cluster:
+        await cluster.master()
+        assert await cluster.has_read(node, cluster.turn(node, rate_ppm=1), SOON_S)
+        cluster.pause(node)
+        turn = cluster.turn(node, rate_ppm=2)
+        assert not await cluster.has_read(node, turn, 0.1)
+        cluster.resume(node)
+        assert await cluster.has_read(node, turn, SOON_S)
+        await cluster.kill(node)
+        turn = cluster.turn(node, rate_ppm=3)
+        assert await cluster.has_read(node, turn, 0.0)
+        cluster.start_node(node)
+        assert not await cluster.has_read(node, turn, 0.0)
+        assert await cluster.has_read(node, turn, SOON_S)

@@ -24,8 +24,9 @@ class RetriesCome(Checker):
 
     def __init__(self) -> None:
         self._allowance_ms = 0
-        self._asked: dict[tuple[_Key, int], tuple[int, int]] = {}
-        """Of each attempt that was nacked with a delay: when first, and the delay in ms."""
+        self._asked: dict[tuple[_Key, int], tuple[int, int, int]] = {}
+        """Of each attempt that was nacked with a delay: when the earliest pause that was asked for is over, its delay
+        in ms, and the longest. Two masters in a row may both deliver it, and which of two nacks counts is not known."""
         self._committed: set[tuple[_Key, int]] = set()
         self._owed: dict[_Key, int] = {}
         """Attempts whose nack was committed, until the next one comes."""
@@ -43,14 +44,16 @@ class RetriesCome(Checker):
             case SettleSent():
                 if record.outcome == "RETRY" and record.delay_ms:
                     asked = (record.group, record.uid), record.attempt
-                    self._asked.setdefault(asked, (record.at_ns, record.delay_ms))
+                    over = record.at_ns + record.delay_ms * MS, record.delay_ms
+                    over_ns, delay_ms, longest_ms = self._asked.get(asked, (*over, 0))
+                    self._asked[asked] = (*min(over, (over_ns, delay_ms)), max(longest_ms, record.delay_ms))
             case Settled():
                 key = (record.group, record.uid)
                 if record.outcome == "RETRY" and (key, record.attempt) in self._asked:
                     self._committed.add((key, record.attempt))
                     if self._newest.get(key, 0) <= record.attempt:
                         self._owed[key] = record.attempt
-                        self._owed_from_ns[key] = record.at_ns + self._asked[key, record.attempt][1] * MS
+                        self._owed_from_ns[key] = record.at_ns + self._asked[key, record.attempt][2] * MS
                 elif record.outcome == "DEAD":
                     self._dead[key] = record.attempt
             case RunBegan():
@@ -65,14 +68,16 @@ class RetriesCome(Checker):
         self._newest[key] = max(record.attempt, self._newest.get(key, 0))
         if record.attempt > self._owed.get(key, record.attempt):
             del self._owed[key]
-        self._error_ms[key, record.attempt] = record.clock_error_ms
+        nacked_ms = self._error_ms.get((key, record.attempt - 1), 0.0)
+        before_ms = self._error_ms.get((key, record.attempt), 0.0)
+        self._error_ms[key, record.attempt] = max(record.clock_error_ms, before_ms)
         asked = self._asked.get((key, record.attempt - 1))
         if asked is None or (key, record.attempt - 1) not in self._committed:
             return  # it may have come back on another way: given back, or its lease ran out
-        at_ns, delay_ms = asked
-        error_ms = max(record.clock_error_ms, self._error_ms.get((key, record.attempt - 1), 0.0))
+        over_ns, delay_ms, _ = asked
+        error_ms = max(record.clock_error_ms, nacked_ms)
         allowed_ms = 2 * self._allowance_ms + 2 * error_ms + CLOCK_STEP_MS
-        early_ms = (at_ns - record.at_ns) / MS + delay_ms - allowed_ms
+        early_ms = (over_ns - record.at_ns) / MS - allowed_ms
         if early_ms > 0:
             self.broken(
                 record.at_ns,
