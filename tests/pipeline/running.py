@@ -33,7 +33,7 @@ class RunningCluster:
         self._thread.start()
         self._cluster = LocalCluster(directory, nodes)
 
-    def wait(self, work: Coroutine[Any, Any, A], timeout_s: float = 90.0) -> A:
+    def wait(self, work: Coroutine[Any, Any, A], timeout_s: float = 160.0) -> A:
         """Run something on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
