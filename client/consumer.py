@@ -141,9 +141,15 @@ class Consumer:
                 task = asyncio.ensure_future(handle(delivery))
                 tasks.add(task)
                 task.add_done_callback(done)
+            left = set(tasks)
+            while left and not self._closing:
+                ended, left = await asyncio.wait(left, timeout=CLOSE_S)
+                for task in ended:
+                    if not task.cancelled() and (error := task.exception()) is not None:
+                        raise _as_error(error)
         finally:
             if tasks:
-                await asyncio.wait(tasks, timeout=None if self._hand.full else CLOSE_S)
+                await asyncio.wait(tasks, timeout=CLOSE_S)
             for task in tasks:
                 task.cancel()
 

@@ -120,6 +120,20 @@ async def test_handlers_of_the_last_messages_are_waited_for(
     assert len(done) == 3
 
 
+async def test_what_the_last_handlers_could_not_settle_is_told(nodes: list[FakeNode]) -> None:
+    """All have come, so nobody waits for deliveries any more when the cluster is gone: `run` raises all the same."""
+
+    async def handler(delivery: Delivery) -> None:
+        nodes[0].state.master = None
+        nodes[0].state.poke()
+
+    async with AsyncClient(nodes[0].address) as client:
+        await client.schedule("t", b"x", delay_ms=0)
+        async with client.consumer("g", "t", messages_max=1, unavailable_s_max=0.3) as consumer:
+            with pytest.raises(OutcomeUnknown):
+                await asyncio.wait_for(consumer.run(handler), SOON_S)
+
+
 @given(
     credits=integers(1, 50),
     messages_max=integers(1, 50),
