@@ -138,12 +138,14 @@ class Reign:
         core.log.transfer(target_id or self._furthest(), transferred)
 
     def _furthest(self) -> str | None:
-        """The connected member that counts which holds, and has applied, most of the log; None: there is none."""
+        """The connected member that counts which holds, and has applied, most of the log; None: there is none. While
+        nobody has said yet what it applied, what each holds decides."""
         core = self._core
         peers = core.log.status().peers
-        reached = {
-            member.node_id: min(peers[member.node_id].match_index, core.sync.applied_of(member.node_id))
-            for member in core.log.members()
-            if not member.learner and member.node_id in peers and peers[member.node_id].connected
-        }
+        reached: dict[str, tuple[int, int]] = {}
+        for member in core.log.members():
+            peer = peers.get(member.node_id)
+            if peer is not None and peer.connected and not member.learner:
+                applied_index = core.sync.applied_of(member.node_id)
+                reached[member.node_id] = (min(peer.match_index, applied_index), peer.match_index)
         return max(reached, key=lambda peer_id: (reached[peer_id], peer_id), default=None)
