@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.node.core.trio import Client, Node, World, digests
+from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.dispatcher import Phase
-from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.status import node_status
 from tickwheel.proto import admin_pb2, consumer_pb2
-from tickwheel.proto import common_pb2 as pb
-from tickwheel.proto.peer_pb2 import CheckpointChunk
 from tickwheel.replication.entries import REGULAR
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.raft import RaftLog
@@ -212,212 +208,6 @@ def test_isolated_master_stops_delivering() -> None:
     world.run(6_000)
     assert not client.lost()
     assert len(digests(world)) == 1
-
-
-def test_slave_far_behind_gets_a_checkpoint() -> None:
-    """A slave whose next entry is no longer in the log takes over a checkpoint and ends equal."""
-    config = replace(CoreConfig(), segment_bytes=1 << 16, checkpoint_period_ms=500)
-    world = World(6, config=config)
-    client = Client(world)
-    master = world.elect()
-    client.consume()
-    for node in world.nodes.values():
-        assert node.host is not None
-        # Keep no tail below a checkpoint, so that being away for a moment is being far behind.
-        object.__setattr__(node.host._raft, "journal_tail_bytes_max", 1)
-    slave = next(n for n in world.nodes.values() if n is not master)
-    slave.kill()
-    load(world, client, 4)
-    slave.start()
-    world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
-    load(world, client, 1)
-    world.run(6_000)
-    assert not client.lost()
-    assert len(digests(world)) == 1
-
-
-def test_a_checkpoint_from_a_peer_forgets_no_lease() -> None:
-    """P5: what a slave had heard of leases when it took over a checkpoint, it knows afterwards: its master will not
-    tell it again, and counts on it in a handover."""
-    config = replace(CoreConfig(), segment_bytes=1 << 16, checkpoint_period_ms=500)
-    world = World(6, config=config)
-    client = Client(world)
-    client.settle = False
-    master = world.elect()
-    client.consume(lease_ms=60_000)
-    for node in world.nodes.values():
-        assert node.host is not None
-        object.__setattr__(node.host._raft, "journal_tail_bytes_max", 1)
-    slave = next(n for n in world.nodes.values() if n is not master)
-    slave.kill()
-    load(world, client, 4)
-    slave.start()
-    world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
-    world.run(500)
-    assert len(client.got) > 500
-    answers: list[object] = []
-    assert master.host is not None
-    master.host.core.transfer(slave.name, answers.append)
-    master.wake()
-    world.run_until(lambda: world.master() is slave)
-    world.run(4_000)
-    assert answers == [None]
-    assert not client.repeated()
-
-
-class LateCopy:
-    """A slave far behind, and the copy of its master's checkpoint that arrives when the test says so."""
-
-    def __init__(self) -> None:
-        config = replace(CoreConfig(), segment_bytes=1 << 16, checkpoint_period_ms=500)
-        self.world = World(6, config=config)
-        self.client = Client(self.world)
-        self.master = self.world.elect()
-        self.slave, self.other = (n for n in self.world.nodes.values() if n is not self.master)
-        self.keeps_no_tail(self.master)
-        self.slave.kill()
-        load(self.world, self.client, 4)
-        self.chunks: list[CheckpointChunk] = []
-        self.ended: list[Callable[[str | None], None]] = []
-        fetch = self.slave.fetch
-
-        def late(peer_id: str, chunk: object, done: Callable[[str | None], None]) -> None:
-            def finished(problem: str | None) -> None:
-                self.ended.append(done)
-
-            self.take = chunk
-            fetch(peer_id, self.chunks.append, finished)
-
-        self.slave.fetch = late  # type: ignore[method-assign]
-        self.slave.start()
-        self.world.run_until(lambda: bool(self.ended))
-
-    def keeps_no_tail(self, node: Node) -> None:
-        """Being away for a moment is being far behind."""
-        assert node.host is not None
-        object.__setattr__(node.host._raft, "journal_tail_bytes_max", 1)
-
-    def arrive(self) -> None:
-        """All of it."""
-        for chunk in self.chunks:
-            self.take(chunk)  # type: ignore[operator]
-        self.ended.pop()(None)
-        self.slave.wake()
-
-
-def test_a_checkpoint_that_comes_too_late_sets_nobody_back() -> None:
-    """P1, P6: while it was copied another master sent the log, and the slave's own checkpoint has cut its journal above
-    it: in its place the node would have a state that no journal goes on from, and never start again."""
-    late = LateCopy()
-    world, slave = late.world, late.slave
-    late.keeps_no_tail(slave)
-    late.master.kill()
-    load(world, late.client, 2)
-    assert slave.host is not None
-    checkpointer = slave.host.core.checkpointer
-    checkpointer.request(lambda files: checkpointer.copied())
-    world.run(500)
-    applied = slave.host.core.applied_index
-    assert slave.host.core.checkpointer.covered_index > 0 and applied > 0
-    late.arrive()
-    load(world, late.client, 1)
-    assert slave.host is not None, slave.fatal
-    assert slave.host.core.applied_index > applied and not slave.host.installs
-    slave.kill()
-    slave.start()
-    late.master.start()
-    world.run_until(lambda: len(digests(world)) == 1)
-    late.client.consume()
-    world.run(6_000)
-    assert not late.client.lost()
-
-
-def test_a_checkpoint_for_which_the_disk_has_no_room_is_fetched_again() -> None:
-    """P10: a full disk ends no node, not with the last bytes of a copy either; there may be room soon."""
-    late = LateCopy()
-    world, slave = late.world, late.slave
-    late.arrive()
-    late.chunks.clear()
-    slave.disk.fill(0)
-    world.run(20)
-    assert slave.host is not None, slave.fatal
-    assert not slave.host.installs and not slave.disk.exists("staging")
-    slave.disk.make_room()
-    world.run_until(lambda: bool(late.ended))
-    late.arrive()
-    world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
-    world.run_until(lambda: len(digests(world)) == 1)
-
-
-def test_a_checkpoint_that_cannot_be_put_in_place_ends_the_node() -> None:
-    """It must not stay up doing nothing: the next start finishes it, or says what is wrong."""
-    late = LateCopy()
-    slave = late.slave
-    slave.disk.read_error("staging/complete")
-    late.arrive()
-    late.world.run(100)
-    assert "put in place" in slave.fatal and "Input/output" in slave.fatal
-    slave.disk.heal_reads()
-    slave.start()
-    assert slave.host is not None and slave.host.core.applied_index > 0
-    late.world.run_until(lambda: len(digests(late.world)) == 1)
-
-
-@pytest.mark.parametrize("held", ["holds_checkpoints", "holds_merges"])
-def test_a_checkpoint_from_a_peer_waits_for_what_the_own_disk_still_writes(held: str) -> None:
-    """P1: a slow checkpoint of its own would rename its manifest over the new one and remove a file that this names, a
-    slow merge write into hours that are not its own: the node could not start again."""
-    config = replace(CoreConfig(), segment_bytes=1 << 16, buffer_bytes_max=1 << 14, checkpoint_period_ms=500)
-    world = World(6, config=config)
-    client = Client(world)
-    master = world.elect()
-    load(world, client, 1)
-    for node in world.nodes.values():
-        assert node.host is not None
-        object.__setattr__(node.host._raft, "journal_tail_bytes_max", 1)
-    slave = next(n for n in world.nodes.values() if n is not master)
-    slave.kill()
-    load(world, client, 4)
-    setattr(slave, held, True)
-    slave.start()
-    assert slave.host is not None
-    slave.host.core.checkpointer.request(lambda files: None)
-    slave.wake()
-    world.run_until(lambda: bool(slave.held))
-    world.run(1_500)
-    slave.release()
-    world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
-    world.run(20)
-    slave.kill()
-    slave.start()
-    load(world, client, 1)
-    world.run_until(lambda: len(digests(world)) == 1)
-
-
-def test_a_checkpoint_from_a_peer_waits_for_the_sync_of_the_own_journal() -> None:
-    """P1: besides, a sync empties the file that it reserves, and the new journal may have written to it by then."""
-    world = World(6, config=replace(CoreConfig(), segment_bytes=1 << 16))
-    client = Client(world)
-    master = world.elect()
-    load(world, client, 1)
-    slave = next(n for n in world.nodes.values() if n is not master)
-    assert slave.host is not None
-    slave.holds_syncs = True
-    client.schedule([1_000])
-    world.run_until(lambda: bool(slave.held))
-    slave.host._checkpoint_needed(master.name)
-    answers: list[object] = []
-    slave.host.face.backup_files(answers.append)
-    world.run(1_000)
-    assert not slave.host.installs
-    slave.host.face.backup_files(answers.append)
-    world.run(10)
-    reasons = [answer.reason for answer in answers if isinstance(answer, Failure)]
-    assert reasons == [pb.RECOVERING] * 2, "who asks for a checkpoint meanwhile is told to ask again"
-    slave.release()
-    world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
-    load(world, client, 1)
-    world.run_until(lambda: len(digests(world)) == 1)
 
 
 def test_expired_lease_returns_the_message() -> None:
