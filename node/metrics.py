@@ -150,6 +150,12 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     # Requests and limits
     MetricSpec("failed_requests", "counter", "Requests answered with an error, by reason.", ("reason",)),
+    MetricSpec(
+        "refused_calls",
+        "counter",
+        "Calls refused before a service saw them: bytes that cannot be decoded, content of a newer version, no method.",
+        ("kind",),
+    ),
     MetricSpec("intake_requests", "gauge", "Requests accepted and not yet proposed."),
     MetricSpec("consumers", "gauge", "Consumers open on this node."),
     MetricSpec("schedule_streams", "gauge", "ScheduleStream calls open on this node."),

@@ -13,6 +13,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ from tickwheel.node.server.clock_watch import ClockWatch
 from tickwheel.node.server.cold_watch import ColdWatch
 from tickwheel.node.server.consumer_service import ConsumerService
 from tickwheel.node.server.copying import files_to_copy
+from tickwheel.node.server.door import KINDS as REFUSED_KINDS
+from tickwheel.node.server.door import Door
 from tickwheel.node.server.driver import LAG_BOUNDS_MS, LoopDriver
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.identity import IdentityError, open_identity
@@ -88,6 +91,7 @@ class NodeProcess:
         self._phase = ""
         self._halted = ""
         self._stood: tuple[int, int, object] = (0, 0, None)
+        self._refused_calls: Counter[str] = Counter()
 
     def _log_context(self) -> Mapping[str, object]:
         if self._host is None:
@@ -153,7 +157,7 @@ class NodeProcess:
         consumer = ConsumerService(calls, config.core.batch_bytes_max * 4)
         admin = AdminService(calls, config.limits.status_streams_max, disk, reads)
         health = HealthReporter()
-        clients = client_server(config.limits, calls, scheduler, consumer, admin, health)
+        clients = client_server(config.limits, calls, scheduler, consumer, admin, health, self._refused_calls)
         self._bind(clients, "client_bind", config.listen.client_bind, tls.client_server_credentials())
         peers = self._peer_server(tls, host, network, disk, driver.wake)
         metrics = MetricsServer(
@@ -253,7 +257,9 @@ class NodeProcess:
             checkpoint=checkpoint,
             copied=host.face.backup_copied,
         )
-        peer_pb2_grpc.add_PeerServicer_to_server(service, server)
+        door = Door(server, self._refused_calls, exact=False)
+        door.serve(peer_pb2_grpc.add_PeerServicer_to_server, service)
+        door.shut()
         self._bind(server, "peer_bind", self._config.listen.peer_bind, tls.peer_server_credentials())
         return server
 
@@ -352,6 +358,7 @@ class NodeProcess:
             ),
             "loop_stalls": float(driver.stalls),
             "executor_waiting_works": {(name,): float(pool.waiting) for name, pool in pools.items()},
+            "refused_calls": {(kind,): float(self._refused_calls[kind]) for kind in REFUSED_KINDS},
             "suppressed_log_lines": float(_suppressed(self._rate_limit)),
         }
         return {**host.face.metrics(), **own}

@@ -20,6 +20,7 @@ from tickwheel.node.core.intake import KIND_DUE, IncomingBatch, from_batch, from
 from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.server.access import Permission
 from tickwheel.node.server.calls import Calls, id64_of, message_id_of
+from tickwheel.node.server.door import RefusedRequestError
 from tickwheel.node.server.errors import abort, serialized_status
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerServicer
@@ -132,8 +133,20 @@ class SchedulerService(SchedulerServicer):
         self, batches: AsyncIterator[scheduler_pb2.ScheduleBatch], line: ReceiptLine, certified: str
     ) -> None:
         try:
-            async for batch in batches:
-                self._take(batch, line, certified)
+            while True:
+                try:
+                    batch = await anext(batches)
+                except StopAsyncIteration:
+                    return
+                except RefusedRequestError as error:
+                    if not isinstance(error.message, scheduler_pb2.ScheduleBatch):
+                        raise
+                    refused = scheduler_pb2.BatchReceipt(
+                        sequence=error.message.sequence, error=serialized_status(error.failure)
+                    )
+                    line.fill(line.take_place(), refused)
+                else:
+                    self._take(batch, line, certified)
                 await line.wait_for_room()
         finally:
             line.end()

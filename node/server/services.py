@@ -1,15 +1,16 @@
-"""The gRPC server that clients call: which services it has, and how their methods are found.
+"""The gRPC server that clients call: which services it has. All of them are behind the door (door.py).
 
 Owns the list of services, for the server and for reflection alike. Binding, starting and stopping it is the process's.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tickwheel.node.config.sections import LimitsSection
 from tickwheel.node.server.admin_service import AdminService
@@ -18,6 +19,7 @@ from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.cold_service import ColdService
 from tickwheel.node.server.consumer_service import ConsumerService
 from tickwheel.node.server.dead_service import DeadService
+from tickwheel.node.server.door import Door
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.scheduler_service import SchedulerService
 from tickwheel.node.server.snapshot_service import SnapshotService
@@ -61,8 +63,9 @@ def client_server(
     consumer: ConsumerService,
     admin: AdminService,
     health: HealthReporter,
+    refusals: Counter[str],
 ) -> grpc.aio.Server:
-    """The server with all services, not yet bound to an address."""
+    """The server with all services, not yet bound to an address. `refusals`: counts what its door refuses."""
     server = grpc.aio.server(
         options=[
             ("grpc.so_reuseport", 0),
@@ -74,26 +77,21 @@ def client_server(
         ],
         maximum_concurrent_rpcs=limits.calls_max,
     )
-    look_methods_up(server)
+    door = Door(server, refusals)
     # Methods are looked for in this order.
-    scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, server)
-    consumer_pb2_grpc.add_ConsumerServicer_to_server(consumer, server)
-    admin_pb2_grpc.add_AdminServicer_to_server(admin, server)
-    staging_pb2_grpc.add_StagingServicer_to_server(StagingService(calls), server)
-    snapshot_pb2_grpc.add_SnapshotServicer_to_server(SnapshotService(calls), server)
-    bulk_pb2_grpc.add_BulkServicer_to_server(BulkService(calls), server)
-    cold_pb2_grpc.add_ColdServicer_to_server(ColdService(calls), server)
-    dead_pb2_grpc.add_DeadLettersServicer_to_server(DeadService(calls), server)
-    health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
+    door.serve(scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler)
+    door.serve(consumer_pb2_grpc.add_ConsumerServicer_to_server, consumer)
+    door.serve(admin_pb2_grpc.add_AdminServicer_to_server, admin)
+    door.serve(staging_pb2_grpc.add_StagingServicer_to_server, StagingService(calls))
+    door.serve(snapshot_pb2_grpc.add_SnapshotServicer_to_server, SnapshotService(calls))
+    door.serve(bulk_pb2_grpc.add_BulkServicer_to_server, BulkService(calls))
+    door.serve(cold_pb2_grpc.add_ColdServicer_to_server, ColdService(calls))
+    door.serve(dead_pb2_grpc.add_DeadLettersServicer_to_server, DeadService(calls))
+    # Of these two nothing enters the log, and their callers keep to versions of their own.
+    others = Door(server, refusals, exact=False)
+    others.serve(health_pb2_grpc.add_HealthServicer_to_server, health.servicer)
     names = [module.DESCRIPTOR.services_by_name[name].full_name for module, name in _SERVICES]
-    reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+    servicer = ReflectionServicer([*names, reflection.SERVICE_NAME])
+    others.serve(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, servicer)
+    door.shut()
     return server
-
-
-def look_methods_up(server: Any) -> None:
-    """Have a server look each method up when it is called, instead of registering all of them beforehand.
-
-    Generated code does both. Of a registered method grpc.aio keeps a task that waits for its next call, and with every
-    call of any method it waits anew for all of these tasks: the price of a call grows with the number of methods.
-    """
-    server.add_registered_method_handlers = lambda service_name, method_handlers: None

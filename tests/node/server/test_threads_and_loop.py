@@ -8,14 +8,15 @@ import gc
 import socket
 import threading
 import weakref
+from collections import Counter
 
 import grpc
 import pytest
 import uvloop
 
+from tickwheel.node.server.door import Door
 from tickwheel.node.server.loop import NodeLoop
 from tickwheel.node.server.ports import ThreadExecutor
-from tickwheel.node.server.services import look_methods_up
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
 
@@ -150,9 +151,11 @@ def test_methods_are_looked_up(registered: bool) -> None:
 
     async def main() -> int:
         server = grpc.aio.server()
-        if not registered:
-            look_methods_up(server)
-        add_SchedulerServicer_to_server(Answering(), server)  # type: ignore[abstract]  # one is enough
+        servicer = Answering()  # type: ignore[abstract]  # one is enough
+        if registered:
+            add_SchedulerServicer_to_server(servicer, server)
+        else:
+            Door(server, Counter()).serve(add_SchedulerServicer_to_server, servicer)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
