@@ -27,7 +27,7 @@ from tickwheel.chaos.live.report import print_report, replay_command, write_file
 from tickwheel.chaos.live.second_opinion import AuditFailed, add_opinion, check_extra, export, opinion
 from tickwheel.chaos.live.supervisor import RunFailed, RunOptions, Supervisor
 from tickwheel.chaos.live.switch import switch_for
-from tickwheel.node.local_cluster import LocalClusterError
+from tickwheel.node.made_files import LocalClusterError
 
 EXIT_BROKEN, EXIT_VOID = 1, 3
 NetnsOption = Annotated[

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -141,9 +142,33 @@ def restore_backup(
         raise BackupError(f"{source} holds no whole backup: {LIST_NAME}: {error}") from error
     if version != VERSION:
         raise BackupError(f"{source} is a backup of version {version}; this program reads {VERSION}")
-    part = data_dir.with_name(data_dir.name + ".part")
-    if part.exists():
-        shutil.rmtree(part)
+    try:
+        data_dir.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f"{data_dir.name}.restore-", dir=data_dir.parent))
+    except OSError as error:
+        raise BackupError(f"{data_dir}: {error.strerror}") from error
+    try:
+        copied = _copied(source, files, part, progress)
+        prepare(part)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    try:
+        if data_dir.exists():
+            data_dir.rmdir()
+        part.rename(data_dir)
+        _sync_directory(data_dir.parent)
+    except OSError as error:
+        raise BackupError(
+            f"the checked copy lies in {part}, but cannot be moved to {data_dir}: {error.strerror}"
+        ) from error
+    return copied
+
+
+def _copied(
+    source: Path, files: dict[str, dict[str, int]], part: Path, progress: Callable[[int, int], None]
+) -> tuple[int, int]:
+    """Copy and check; files and bytes. Raises BackupError."""
     total = sum(item["bytes"] for item in files.values())
     done = 0
     for path, item in files.items():
@@ -164,14 +189,4 @@ def restore_backup(
             raise BackupError(f"{path}: {error.strerror}") from error
         if (size, crc) != (item["bytes"], item["crc32c"]):
             raise BackupError(f"{source / path} is damaged: its size or checksum is not the listed one")
-    prepare(part)
-    try:
-        if data_dir.exists():
-            data_dir.rmdir()
-        part.rename(data_dir)
-        _sync_directory(data_dir.parent)
-    except OSError as error:
-        raise BackupError(
-            f"the checked copy lies in {part}, but cannot be moved to {data_dir}: {error.strerror}"
-        ) from error
     return len(files), total

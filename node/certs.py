@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,9 @@ def open_authority(directory: Path, days: int) -> Authority:
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ValueError(f"{key_path} was not made by tickwheel certs")
         return Authority(x509.load_pem_x509_certificate(certificate_path.read_bytes()), key)
+    for path in (certificate_path, key_path):
+        if os.path.lexists(path):
+            raise ValueError(f"{path} is there without its other half: it is left alone; name another directory")
     directory.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tickwheel test authority")])
@@ -131,13 +135,26 @@ def issue(
 
 
 def make_certificates(
-    directory: Path, nodes: dict[str, list[str]], clients: Sequence[str], admins: Sequence[str], days: int
+    directory: Path,
+    nodes: dict[str, list[str]],
+    clients: Sequence[str],
+    admins: Sequence[str],
+    days: int,
+    *,
+    replace: bool = False,
 ) -> list[Path]:
-    """All that a test cluster needs; `nodes` maps node ids to host names and addresses. Returns the certificates."""
-    authority = open_authority(directory, days)
+    """All that a test cluster needs; `nodes` maps node ids to host names and addresses. Returns the certificates.
+
+    Raises ValueError, before anything is written, if one of them is there already and `replace` does not allow it.
+    """
     wanted = [
         *((name, NODE_UNIT, hosts) for name, hosts in nodes.items()),
         *((name, CLIENT_UNIT, []) for name in clients),
         *((name, ADMIN_UNIT, []) for name in admins),
     ]
+    for name, _, _ in wanted:
+        for path in (directory / f"{name}.crt", directory / f"{name}.key"):
+            if not replace and os.path.lexists(path):
+                raise ValueError(f"{path} is there already and is left alone; --replace makes a new one in its place")
+    authority = open_authority(directory, days)
     return [issue(authority, directory, name, unit, hosts, days)[0] for name, unit, hosts in wanted]

@@ -29,7 +29,7 @@ from tickwheel.node.cli_recovery import recovery_app
 from tickwheel.node.cli_sweeps import add_sweeps
 from tickwheel.node.cli_top import top_app
 from tickwheel.node.cli_trace import trace_app
-from tickwheel.node.local_cluster import LocalClusterError
+from tickwheel.node.made_files import LocalClusterError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_UNKNOWN, EXIT_PERMISSION, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130
 

@@ -15,11 +15,13 @@ import typer
 
 from tickwheel.node.cli_output import AsJson, err, fail, out, print_json, print_table, table, use_json
 from tickwheel.node.local_cluster import LocalCluster, LocalNode
+from tickwheel.node.made_files import MadeFiles
 
 local_app = typer.Typer()
 
 FOLLOW_PERIOD_S = 0.2
 PORT_FIRST = 7700
+PORT_MAX = 65_535
 
 
 @local_app.command()
@@ -28,41 +30,51 @@ def up(
     data: Annotated[Path, typer.Option(help="Directory of the cluster; what is there is taken up again.")] = Path(
         "tickwheel-data"
     ),
-    port: Annotated[int, typer.Option(help="Port for clients of the first node; 0: any.")] = PORT_FIRST,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Remove what is in the directory first.")] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=PORT_MAX, help="Port for clients of the first node; 0: any.")
+    ] = PORT_FIRST,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove what `up` made in the directory first.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not follow the logs.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a cluster here until Ctrl-C. Prints where it listens once it is ready."""
     use_json(as_json)
-    if fresh and data.exists():
-        if any(data.iterdir()) and not list(data.glob("*/node.toml")):
-            raise typer.BadParameter(f"{data} is no directory of a local cluster; it is left alone")
-        shutil.rmtree(data)
-
-    async def go() -> None:
+    if port > PORT_MAX - nodes + 1:
+        raise typer.BadParameter(f"{port}: {nodes} nodes take as many ports, up to {PORT_MAX}")
+    made = MadeFiles(data)
+    with made.lock():
+        if fresh and (left := made.remove()):
+            err.print(f"{data}: left alone: {', '.join(left)}", markup=False, soft_wrap=True)
         cluster = LocalCluster(data, nodes, client_port=port)
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        starting = asyncio.ensure_future(cluster.start())
-        stopping = asyncio.ensure_future(stop.wait())
-        try:
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                starting.result()
-                _show(cluster, as_json)
-                await asyncio.gather(*(_follow(node, stop, quiet or as_json) for node in cluster.nodes))
-        finally:
-            for task in (starting, stopping):
-                task.cancel()
-            await asyncio.gather(starting, stopping, return_exceptions=True)
-            if not as_json:
-                err.print("stopping ...")
-            await cluster.stop()
+        cluster.check_ports()
+        ended = asyncio.run(_run_until_told(cluster, as_json=as_json, quiet=quiet))
+    if ended:
+        raise typer.Exit(1)
 
-    asyncio.run(go())
+
+async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool) -> bool:
+    """Run it until a signal comes, or no node is left. Whether a node ended by itself."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    starting = asyncio.ensure_future(cluster.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    ended = [False]
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            _show(cluster, as_json)
+            ended = await asyncio.gather(*(_follow(node, stop, quiet or as_json) for node in cluster.nodes))
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+        if not as_json:
+            err.print("stopping ...")
+        await cluster.stop()
+    return any(ended)
 
 
 def _show(cluster: LocalCluster, as_json: bool) -> None:
@@ -97,13 +109,13 @@ def _show(cluster: LocalCluster, as_json: bool) -> None:
     )
 
 
-async def _follow(node: LocalNode, stop: asyncio.Event, quiet: bool) -> None:
-    """Show what the node logs from now on, until `stop` or its end."""
+async def _follow(node: LocalNode, stop: asyncio.Event, quiet: bool) -> bool:
+    """Show what the node logs from now on, until `stop` or its end. Whether it has ended."""
     place = node.log_file.stat().st_size
     while not stop.is_set():
         if not node.running:
             fail(f"node {node.node_id} has ended; see {node.log_file}", "NODE_ENDED", {"node_id": node.node_id})
-            return
+            return True
         if not quiet and node.log_file.stat().st_size > place:
             with node.log_file.open("rb") as log:
                 log.seek(place)
@@ -116,6 +128,7 @@ async def _follow(node: LocalNode, stop: asyncio.Event, quiet: bool) -> None:
             await asyncio.wait_for(stop.wait(), FOLLOW_PERIOD_S)
         except TimeoutError:
             continue
+    return False
 
 
 def _sentence(line: str) -> str:

@@ -94,6 +94,9 @@ def certs(
     client: Annotated[list[str], typer.Option(help="Name of a client.")] = [],  # noqa: B006
     admin: Annotated[list[str], typer.Option(help="Name of an administrator.")] = [],  # noqa: B006
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are valid.")] = 365,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Put new ones in the place of those of the same names.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a test authority and certificates signed by it. Not for production: its key lies beside them."""
@@ -103,7 +106,7 @@ def certs(
         typer.echo(f"{wrong[0]!r}: a name has 1 to 64 characters of [A-Za-z0-9_.-], not starting with a dot", err=True)
         raise typer.Exit(EXIT_CONFIG)
     try:
-        written = make_certificates(out, nodes, client, admin, days)
+        written = make_certificates(out, nodes, client, admin, days, replace=replace)
     except (OSError, ValueError) as error:
         typer.echo(f"certificates cannot be made in {out}: {error}", err=True)
         raise typer.Exit(1) from None

@@ -8,6 +8,7 @@ LOG_BYTES_MAX. Stop is idempotent and waits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from types import TracebackType
 
 from tickwheel.client import AsyncClient
 from tickwheel.client.errors import Fault
+from tickwheel.node.made_files import CONFIG_NAME, DATA_NAME, LOG_NAME, LocalClusterError, MadeFiles
 from tickwheel.proto import admin_pb2
 
 LOG_BYTES_MAX = 4 << 20
@@ -34,10 +36,6 @@ PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 OUTGOING_FIRST = 32_768
 PORT_MIN = 10_000
 LOOPBACK = "127.0.0.1"
-
-
-class LocalClusterError(Exception):
-    """A process did not do what it should; the text is for people and names the log."""
 
 
 @dataclass(slots=True)
@@ -66,11 +64,11 @@ class LocalNode:
 
     @property
     def config_file(self) -> Path:
-        return self.directory / "node.toml"
+        return self.directory / CONFIG_NAME
 
     @property
     def log_file(self) -> Path:
-        return self.directory / "node.log"
+        return self.directory / LOG_NAME
 
     @property
     def running(self) -> bool:
@@ -155,6 +153,7 @@ class LocalCluster:
         """`peers_apart`: each node is dialled by its peers at `peer_advertised`, where the caller listens;
         `clients_apart`: likewise by clients at `client_advertised`."""
         self.directory = directory
+        self.made = MadeFiles(directory)
         self.cluster_id = cluster_id
         self._config = config or {}
         self._ready_s = ready_s
@@ -166,15 +165,21 @@ class LocalCluster:
     # -- layout
 
     def _known_nodes(self) -> list[LocalNode]:
+        """The nodes that were made here before; those of versions that noted nothing are known by their data."""
+        names = self.made.names()
         found = []
-        for file in sorted(self.directory.glob("*/node.toml")):
+        for name in names or sorted(file.parent.name for file in self.directory.glob(f"*/{CONFIG_NAME}")):
+            folder = self.directory / name
+            file = folder / CONFIG_NAME
             try:
                 tree = tomllib.loads(file.read_text(encoding="utf-8"))
+                if not names and tree["node"].get("data_dir") != str(folder.resolve() / DATA_NAME):
+                    continue  # somebody else's
                 listen = tree["listen"]
                 found.append(
                     LocalNode(
                         tree["node"]["id"],
-                        file.parent,
+                        folder,
                         listen["client_bind"],
                         listen["peer_bind"],
                         listen["metrics_bind"],
@@ -182,8 +187,9 @@ class LocalCluster:
                         client_advertised=listen.get("client_advertised", ""),
                     )
                 )
-            except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-                raise LocalClusterError(f"{file} is no configuration of a local node: {error}") from error
+            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+                if names:
+                    raise LocalClusterError(f"{file} is no configuration of a local node: {error}") from error
         return found
 
     def _new_nodes(self, count: int, client_port: int) -> list[LocalNode]:
@@ -209,6 +215,7 @@ class LocalCluster:
         members: list[object] = [
             {"id": n.node_id, "peer_address": n.peer_dialled, "client_address": n.client_dialled} for n in made
         ]
+        self.made.make([node.node_id for node in made])
         for node in made:
             self._write_config(node, {"id": self.cluster_id, "join": "new", "members": members})
         return made
@@ -218,10 +225,9 @@ class LocalCluster:
         return LOOPBACK
 
     def _write_config(self, node: LocalNode, cluster: Mapping[str, object]) -> None:
-        node.directory.mkdir(parents=True, exist_ok=True)
         sections: dict[str, dict[str, object]] = {
             "cluster": dict(cluster),
-            "node": {"id": node.node_id, "data_dir": str(node.directory.resolve() / "data")},
+            "node": {"id": node.node_id, "data_dir": str(node.directory.resolve() / DATA_NAME)},
             "listen": {
                 "client_bind": node.client_address,
                 "peer_bind": node.peer_address,
@@ -248,6 +254,7 @@ class LocalCluster:
             f"127.0.0.1:{peer}",
             f"127.0.0.1:{metrics}",
         )
+        self.made.make([node_id])
         self._write_config(node, {"id": self.cluster_id, "join": "existing"})
         self.nodes.append(node)
         if self._client is not None:
@@ -262,6 +269,24 @@ class LocalCluster:
     def node(self, node_id: str) -> LocalNode:
         """One node by its id."""
         return next(node for node in self.nodes if node.node_id == node_id)
+
+    def check_ports(self) -> None:
+        """Raises LocalClusterError if somebody else listens where a node is to: it would answer in its place."""
+        for node in self.nodes:
+            purposes = {"clients": node.client_address, "peers": node.peer_address, "metrics": node.metrics_address}
+            for purpose, address in purposes.items():
+                host, _, port = address.rpartition(":")
+                with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as item:
+                    item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    try:
+                        item.bind((host.strip("[]"), int(port)))
+                        item.listen()
+                    except (OSError, ValueError, OverflowError) as error:
+                        why = error.strerror if isinstance(error, OSError) else error
+                        raise LocalClusterError(
+                            f"port {port} cannot be used for {purpose} of {node.node_id} ({address}: {why}): is "
+                            "another cluster running? Stop it, or take other ports (--port, with a new --data)"
+                        ) from None
 
     # -- processes
 
@@ -325,6 +350,11 @@ class LocalCluster:
         if self._client is not None:
             client, self._client = self._client, None
             await client.close()
+
+    def discard(self) -> None:
+        """Remove what it made, as far as nobody uses it. Stop it first."""
+        with contextlib.suppress(LocalClusterError), self.made.lock():
+            self.made.remove()
 
     async def __aenter__(self) -> LocalCluster:
         try:

@@ -396,6 +396,9 @@ def audit(
 
     if bool(directories) == (events is not None):
         raise _failed("either data directories or --events must be given")
+    written = [name for name in ("lost", "early", "duplicated", "lateness") if (out / name).exists()]
+    if written:
+        raise _failed(f"{out / written[0]}: it is there already; name a new folder for each audit")
     if events is not None and not any(events.glob("*.parquet")):
         raise _failed(f"{events}: there is no Parquet file in it")
     if events is None:

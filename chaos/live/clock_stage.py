@@ -21,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tickwheel.chaos.live.faults import Active, Killed, Paused, WrongClock
 from tickwheel.chaos.live.supervisor import Scene
 from tickwheel.client import TickwheelError
-from tickwheel.node.local_cluster import LocalClusterError, LocalNode
+from tickwheel.node.local_cluster import LocalNode
+from tickwheel.node.made_files import LocalClusterError
 from tickwheel.proto import admin_pb2
 
 WARM_S = 1.6

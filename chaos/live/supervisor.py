@@ -37,7 +37,7 @@ from tickwheel.chaos.live.switch import switch_for
 from tickwheel.chaos.live.verdict import Verdict, judge
 from tickwheel.chaos.live.watch import Watch
 from tickwheel.client import AsyncClient, TickwheelError
-from tickwheel.node.local_cluster import LocalClusterError
+from tickwheel.node.made_files import LocalClusterError
 
 HEAL_S = 30.0
 AFTER_HEAL_S = 2.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import signal
 import time
 from collections import Counter
@@ -103,7 +102,7 @@ class PipelineDemo:
                     self._runner.close()
                     if spark is not None and ours:
                         spark.stop()
-                    shutil.rmtree(out / "nodes", ignore_errors=True)
+                    cluster.discard()
         self._console.print(f"\n[bold]Reports[/] after {time.monotonic() - started:.0f} s")
         for path in self._paths:
             self._say(str(path))

@@ -256,7 +256,10 @@ def test_backup_and_restore(run: Run, tmp_path: Path) -> None:
     done = run("backup", copy, "--json")
     assert done.code == 0
     assert run("backup", copy).code == 1
+    (tmp_path / "data.part").mkdir()
+    (tmp_path / "data.part" / "letters").write_text("mine")  # where versions before put, and removed, their copy
     assert "an id of its own" in run("restore", copy, "--config", config("data", "local")).err
+    assert not list(tmp_path.glob("data.restore-*"))
     restored = run("restore", copy, "--config", config("data"), "--json")
     assert restored.json["bytes"] == done.json["bytes"] and restored.json["pending"] >= 1
     over = run("restore", copy, "--config", config("data"))
@@ -269,6 +272,7 @@ def test_backup_and_restore(run: Run, tmp_path: Path) -> None:
     assert damaged.code == 1
     assert "damaged" in damaged.err
     assert not (tmp_path / "other").exists()
+    assert (tmp_path / "data.part" / "letters").read_text() == "mine"
 
 
 def test_no_cluster_is_exit_code_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,3 +31,23 @@ def test_certs_then_check(tmp_path: Path) -> None:
     file.write_text('[cluster]\nid = "c"\n[node]\nid = "n1"\ndata_dir = "d"\n[tls]\n' + "\n".join(lines))
     result = CliRunner().invoke(node_app, ["config", "check", str(file), "--no-environment"])
     assert result.exit_code == 0, result.output
+
+
+def test_certs_overwrites_nothing_unasked(tmp_path: Path) -> None:
+    """Neither the certificate of a node that uses it, nor an authority whose key lies elsewhere."""
+    arguments = ["certs", "--out", str(tmp_path / "certs"), "--node", "n1"]
+    assert CliRunner().invoke(node_app, arguments).exit_code == 0
+    before = (tmp_path / "certs" / "n1.key").read_bytes()
+    again = CliRunner().invoke(node_app, arguments)
+    assert again.exit_code == 1
+    assert "n1.crt is there already" in again.stderr
+    assert (tmp_path / "certs" / "n1.key").read_bytes() == before
+    assert CliRunner().invoke(node_app, [*arguments, "--replace"]).exit_code == 0
+    assert (tmp_path / "certs" / "n1.key").read_bytes() != before
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "ca.crt").write_text("mine")
+    done = CliRunner().invoke(node_app, ["certs", "--out", str(own), "--node", "n1"])
+    assert done.exit_code == 1
+    assert [path.name for path in own.iterdir()] == ["ca.crt"]
+    assert (own / "ca.crt").read_text() == "mine"

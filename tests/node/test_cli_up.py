@@ -51,16 +51,43 @@ def test_up_stops_on_ctrl_c_and_starts_again_on_its_data(tmp_path: Path) -> None
 
 
 def test_data_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    """--fresh removes only what is a local cluster."""
-    (tmp_path / "letters").write_text("mine")
-    done = subprocess.run(
-        [*COMMAND, str(tmp_path), "--fresh"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={**os.environ, "COLUMNS": "160"},
-    )
-    assert done.returncode == 2
+    """--fresh removes only what `up` noted; a configuration of somebody's node makes no local cluster."""
+    deploy = tmp_path / "deploy"
+    deploy.mkdir()
+    (deploy / "node.toml").write_text('[node]\nid = "n1"\ndata_dir = "/var/lib/tickwheel"\n')
+    done = run_up(tmp_path, "--fresh")
+    assert done.returncode == 1
     assert "left alone" in done.stderr
-    assert (tmp_path / "letters").read_text() == "mine"
+    assert (deploy / "node.toml").exists()
+
+
+def test_a_running_cluster_keeps_data_and_ports(tmp_path: Path) -> None:
+    """A second `up` is refused: --fresh on the same directory, with `up` or its nodes alone left; and other data on the
+    ports that are taken, which are named."""
+    process, said = started(tmp_path / "data")
+    nodes = said["nodes"]
+    assert isinstance(nodes, list)
+    port = nodes[0]["client_address"].rpartition(":")[2]
+    try:
+        assert "another command runs the cluster" in refused(tmp_path / "data", "--fresh")
+        said_no = refused(tmp_path / "other", "--port", port)
+        assert f"port {port} cannot be used for clients of n1" in said_no
+        process.kill()
+        process.communicate()
+        assert "a node is running on" in refused(tmp_path / "data", "--fresh")
+        assert "cannot be used" in refused(tmp_path / "data")
+    finally:
+        os.kill(nodes[0]["pid"], signal.SIGKILL)
+    assert (tmp_path / "data" / "n1" / "data" / "identity").exists()
+
+
+def refused(data: Path, *arguments: str) -> str:
+    """What a refused `up` says."""
+    done = run_up(data, *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    return done.stderr
+
+
+def run_up(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`up` until it ends, which it must."""
+    return subprocess.run([*COMMAND, str(data), *arguments], capture_output=True, text=True, check=False, timeout=60)
