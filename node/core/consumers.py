@@ -305,7 +305,10 @@ class ConsumerDesk:
                 ready(result.failure)
                 return
             created_id = state.group_id(group)
-            assert created_id is not None
+            if created_id is None:
+                text = f"group {group} was deleted as soon as it was created"
+                ready(Failure(common_pb2.UNKNOWN_NAME, text, {"field": "group", "value": group}))
+                return
             ready(created_id)
 
         for topic in create:

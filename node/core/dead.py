@@ -160,6 +160,10 @@ class _Replay:
 
     def go_on(self) -> None:
         """Propose the next command, or answer."""
+        if self._core.state.dead_letters(self._group_id) is not self._dead:
+            facts = {"field": "group", "value": str(self._group_id)}
+            self._done(Failure(common_pb2.UNKNOWN_NAME, "the group was deleted meanwhile", facts))
+            return
         numbers = self._named[:COPIES_MAX]
         if self._all:
             numbers = [number for number, _ in self._dead.page(self._next, COPIES_MAX, self._below)]

@@ -70,6 +70,8 @@ class Proposer:
         self._source: PublishSource | None = None
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
+        self._refused: deque[tuple[Done, Failure]] = deque()
+        self._refusing = False
         self._entries_in_flight = 0
         self._bytes_in_flight = 0
         self._changes: deque[int] = deque()
@@ -108,11 +110,11 @@ class Proposer:
         `may_gather`: it may wait a few milliseconds for others to share an entry with.
         """
         if self.term == 0:
-            done(refuse or outcome_unknown())
+            self._refuse([done], refuse or outcome_unknown())
             return
         size = command.ByteSize()
         if self._waiting_bytes + size > self._config.intake_bytes_max:
-            done(limit_reached("waiting_commands_bytes", self._config.intake_bytes_max))
+            self._refuse([done], limit_reached("waiting_commands_bytes", self._config.intake_bytes_max))
             return
         self._waiting.append(_Waiting(command, done, size, _changes_from_ms(command)))
         self._waiting_bytes += size
@@ -125,7 +127,7 @@ class Proposer:
         must not be changed by what is proposed after it. Callers have one under way at a time; none is too many.
         """
         if self.term == 0:
-            done(outcome_unknown())
+            self._refuse([done], outcome_unknown())
             return
         size = command.ByteSize()
         changes_from_ms = NO_CHANGE if voters is not None else _changes_from_ms(command)
@@ -143,8 +145,21 @@ class Proposer:
         self.term = 0
         waiting, self._waiting = self._waiting, deque()
         self._waiting_bytes = 0
-        for item in waiting:
-            item.done(failure)
+        self._refuse([item.done for item in waiting], failure)
+
+    def _refuse(self, dones: Sequence[Done], failure: Failure) -> None:
+        """Answer with a failure, one after the other: a callback that submits again at once, and is refused again, has
+        its next answer after it has returned. Who queues thousands of commands would end the stack otherwise."""
+        self._refused.extend((done, failure) for done in dones)
+        if self._refusing:
+            return
+        self._refusing = True
+        try:
+            while self._refused:
+                done, why = self._refused.popleft()
+                done(why)
+        finally:
+            self._refusing = False
 
     def flush(self) -> None:
         """Propose what waits, as far as the limits of what is in flight allow."""
@@ -285,8 +300,7 @@ class Proposer:
                 failure = limit_reached("log_in_flight", self._config.propose_in_flight_max)
             elif result.verdict is Verdict.TOO_LARGE:
                 failure = invalid("request", f"{len(entry)} bytes", "fits one entry of the log (48 MiB)").failure
-            for done in dones:
-                done(failure)
+            self._refuse(dones, failure)
 
         log.propose(entry, settled, voters)
 

@@ -189,14 +189,11 @@ class Publisher:
         request.answer(failure)
 
     def _refuse_topic(self, name: str, failure: Failure) -> None:
-        kept: deque[_Request] = deque()
-        for request in self._queue:
-            if name in request.batch.topics:
-                self._queue_bytes -= request.bytes
-                request.answer(failure)
-            else:
-                kept.append(request)
-        self._queue = kept
+        refused = [request for request in self._queue if name in request.batch.topics]
+        self._queue = deque(request for request in self._queue if name not in request.batch.topics)
+        self._queue_bytes -= sum(request.bytes for request in refused)
+        for request in refused:
+            request.answer(failure)
 
     def _due(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
         """Absolute due times; None if the request was refused because one is too far ahead."""

@@ -193,6 +193,7 @@ class RequestDesk:
             core.cold.get(number, content, done)
             return
         retries = core.state.waiting_retries(number)
+        asked = {number}
 
         def found(result: Found | Failure) -> None:
             if isinstance(result, Failure):
@@ -200,10 +201,12 @@ class RequestDesk:
                 return
             if result.units is None:
                 # Its hour may be gone: then the first retry that waits has its content.
-                if retries and number not in (unit_id for _, unit_id, _, _ in retries):
-                    self._find(retries[0][1], found)
-                else:
+                retry = next((unit_id for _, unit_id, _, _ in retries), number)
+                if retry in asked:
                     done(_no_message(number))
+                else:
+                    asked.add(retry)
+                    self._find(retry, found)
                 return
             state = scheduler_pb2.PENDING
             units = result.units

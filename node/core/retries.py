@@ -121,7 +121,8 @@ class RetryQueue:
             self._end(leaving, failure)
 
     def _answered(self, result: object, reign: int) -> None:
-        proposed, self._proposed = self._proposed, []
+        # It stays under way until all are answered: whoever adds more meanwhile must not have it proposed once more.
+        proposed = self._proposed
         if isinstance(result, Failure):
             for leaving in proposed:
                 self._end(leaving, result)
@@ -135,6 +136,7 @@ class RetryQueue:
                     self._end(leaving, leaving.result)
                 elif reign != self._reign:
                     self._end(leaving, outcome_unknown())
+        self._proposed = []
         self._propose()
 
     def _end(self, leaving: Leaving, result: SettleResult | Failure) -> None:

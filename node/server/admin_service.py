@@ -18,6 +18,7 @@ from tickwheel.node.server.access import Permission
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.errors import abort
+from tickwheel.node.server.resolving import fail, resolve
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminServicer
@@ -237,11 +238,10 @@ class AdminService(AdminServicer):
                 file.close()
 
         def done(data: bytes | None, error: BaseException | None) -> None:
-            if not future.done():
-                if error is not None:
-                    future.set_exception(error)
-                else:
-                    future.set_result(data or b"")
+            if error is not None:
+                fail(future, error)
+            else:
+                resolve(future, data or b"")
 
         self._executor.submit(read, done)
         return await future

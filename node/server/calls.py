@@ -12,6 +12,7 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.server.access import Access, Permission
 from tickwheel.node.server.core_port import CorePort
 from tickwheel.node.server.errors import abort
+from tickwheel.node.server.resolving import resolve
 from tickwheel.proto import common_pb2
 
 A = TypeVar("A")
@@ -45,8 +46,7 @@ class Calls:
         future: asyncio.Future[A | Failure] = asyncio.get_running_loop().create_future()
 
         def done(result: A | Failure) -> None:
-            if not future.done():  # the caller may be gone
-                future.set_result(result)
+            resolve(future, result)
 
         start(done)
         self.wake()

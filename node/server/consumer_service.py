@@ -18,6 +18,7 @@ from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.core_port import ConsumerSession
 from tickwheel.node.server.errors import abort, serialized_status
 from tickwheel.node.server.outbox import CreditGate, Outbox
+from tickwheel.node.server.resolving import resolve
 from tickwheel.proto import common_pb2, consumer_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerServicer
 
@@ -52,13 +53,11 @@ class ConsumerStream:
 
         def opened(session: ConsumerSession | Failure) -> None:
             if isinstance(session, Failure):
-                if not outcome.done():
-                    outcome.set_result(session)
-            elif self._closed_by_client:
-                session.close()
+                resolve(outcome, session)
+            elif self._closed_by_client or not resolve(outcome, None):
+                session.close()  # the caller is gone; this stream may hear of it in a later pass of the loop
             else:
                 self._session = session
-                outcome.set_result(None)
 
         self._calls.core.open_consumer(first, self._deliver, self._closed, opened)
         self._calls.wake()

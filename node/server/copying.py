@@ -12,6 +12,7 @@ from typing import Protocol
 
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.failure import Failure
+from tickwheel.node.server.resolving import resolve
 
 
 class CheckpointHolder(Protocol):
@@ -27,9 +28,7 @@ async def files_to_copy(holder: CheckpointHolder, wake: Callable[[], None]) -> l
     future: asyncio.Future[list[BackupFile] | Failure] = asyncio.get_running_loop().create_future()
 
     def done(files: list[BackupFile] | Failure) -> None:
-        if not future.done():
-            future.set_result(files)
-        elif not isinstance(files, Failure):
+        if not resolve(future, files) and not isinstance(files, Failure):
             holder.backup_copied()  # the caller is gone
 
     holder.backup_files(done)

@@ -43,6 +43,7 @@ from tickwheel.node.server.inbox import GuardedInbox
 from tickwheel.node.server.loop import NodeLoop
 from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
+from tickwheel.node.server.resolving import resolve
 from tickwheel.node.server.scheduler_service import SchedulerService
 from tickwheel.node.server.services import client_server
 from tickwheel.node.state.results import ImpossibleStateError
@@ -289,7 +290,11 @@ class NodeProcess:
         if not host.core.leading or len(host.core.log.members()) < 2:
             return
         future: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
-        host.core.transfer(None, lambda failure: None if future.done() else future.set_result(failure))
+
+        def transferred(failure: Failure | None) -> None:
+            resolve(future, failure)
+
+        host.core.transfer(None, transferred)
         driver.wake()
         try:
             async with asyncio.timeout(self._config.limits.stop_ms / 2_000):

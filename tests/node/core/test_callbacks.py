@@ -1,0 +1,161 @@
+"""Callbacks that come at an unlucky time: what another client changed meanwhile, what is lost while it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tests.node.core.trio import Node, World
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.face import Session
+from tickwheel.node.core.failure import Failure, not_master
+from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.core.retries import Leaving, RetryQueue
+from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
+from tickwheel.proto.log_pb2 import LEASE_EXPIRED, SETTLE_RETRY, AdminCommand, Command, Dispatch, LogEntry
+from tickwheel.replication.log import ProposalResult, ReplicatedLog, Verdict
+
+DELETE = AdminCommand(delete_group=admin_pb2.DeleteGroupRequest(name="g"))
+
+
+def delete_group(master: Node) -> None:
+    """Ask for it, whatever becomes of it."""
+    assert master.host is not None
+    master.host.face.admin(DELETE, lambda result: None)
+    master.wake()
+
+
+def opened(master: Node, answers: list[object]) -> None:
+    """Open a consumer that creates its group."""
+    assert master.host is not None
+    request = consumer_pb2.OpenConsumer(group="g", topics=["t"], credits=1)
+    master.host.face.open_consumer(request, lambda batch: None, lambda failure: None, answers.append)
+
+
+def pulled(master: Node, answers: list[object]) -> None:
+    """Pull for a group that this creates."""
+    assert master.host is not None
+    request = consumer_pb2.PullRequest(group="g", topics=["t"], messages_max=1, wait_ms=100)
+    master.host.face.pull(request, answers.append)
+
+
+@pytest.mark.parametrize("ask", [opened, pulled])
+def test_a_group_deleted_as_it_is_created(ask: Callable[[Node, list[object]], None]) -> None:
+    """Both stand in one entry of the log, so the group is gone when whoever wanted it hears that it was created."""
+    world = World(11)
+    master = world.elect()
+    answers: list[object] = []
+    ask(master, answers)
+    delete_group(master)
+    world.run(500)
+    assert master.host is not None, master.fatal
+    assert len(answers) == 1
+    answer = answers[0]
+    assert isinstance(answer, Failure) and answer.reason == common_pb2.UNKNOWN_NAME
+    assert answer.metadata == {"field": "group", "value": "g"}
+
+
+def test_a_consumer_of_a_deleted_group_goes_on_asking() -> None:
+    """Its group goes while it is open: whatever it says then is answered, and the node goes on."""
+    world = World(12)
+    master = world.elect()
+    sessions: list[object] = []
+    opened(master, sessions)
+    world.run(200)
+    session = sessions[0]
+    assert isinstance(session, Session)
+    delete_group(master)
+    world.run(200)
+    answers: list[object] = []
+    ids = np.ones(1, "<u8").tobytes()
+    batch = consumer_pb2.SettleBatch(group="g", topic="t", ids=ids, attempts=np.ones(1, "<u4").tobytes())
+    session.settle(batch, answers.append)
+    session.extend(consumer_pb2.ExtendBatch(group="g", topic="t", ids=ids, attempts=batch.attempts), answers.append)
+    session.credit(1)
+    world.run(200)
+    session.close()
+    world.run(200)
+    assert master.host is not None, master.fatal
+    assert [isinstance(answer, Failure) for answer in answers] == [True, True]
+
+
+def leaving(rows: int, done: Callable[[object], None]) -> Leaving:
+    """So many expired deliveries."""
+    return Leaving(
+        (1, 1),
+        SETTLE_RETRY,
+        np.zeros(rows, np.uint64),
+        np.ones(rows, np.uint32),
+        None,
+        np.zeros(rows, np.int64),
+        LEASE_EXPIRED,
+        "x",
+        done,
+    )
+
+
+@pytest.mark.parametrize(("count", "rows"), [(300, 200), (40_000, 1)])
+def test_mastership_is_lost_with_many_retries_waiting(count: int, rows: int) -> None:
+    """Each command that is refused makes the queue submit its next one: they are answered in turn, not nested."""
+    proposer = Proposer(CoreConfig(), 0, lambda: 0)
+    proposer.term = 1
+    queue = RetryQueue(proposer)
+    ended: list[object] = []
+    for _ in range(count):
+        queue.add(leaving(rows, ended.append))
+    failure = not_master(None, None)
+    proposer.lose(failure)
+    queue.lose(failure)
+    assert len(ended) == count and all(isinstance(answer, Failure) for answer in ended)
+    assert queue.rows == 0
+
+
+def test_whoever_submits_again_when_refused_is_answered_in_turn() -> None:
+    """Any caller may; 10,000 refusals in a row do not nest, and keep their order."""
+    proposer = Proposer(CoreConfig(), 0, lambda: 0)
+    proposer.term = 1
+    left = [10_000]
+    order: list[str] = []
+
+    def refused(result: object) -> None:
+        assert isinstance(result, Failure)
+        if left[0]:
+            left[0] -= 1
+            proposer.submit(Command(dispatch=Dispatch()), refused)
+        order.append("again")
+
+    proposer.submit(Command(dispatch=Dispatch()), refused)
+    proposer.submit(Command(dispatch=Dispatch()), lambda result: order.append("other"))
+    proposer.lose(not_master(None, None))
+    assert left == [0] and len(order) == 10_002
+    assert order[1] == "other"
+
+
+def test_a_retry_added_while_others_are_answered_is_proposed_once() -> None:
+    """A caller hears of a refusal and tries again at once, while the command before is still being answered."""
+    entries: list[LogEntry] = []
+    waiting: list[Callable[[ProposalResult], None]] = []
+
+    class Log:
+        def propose(self, entry: bytes, settled: Callable[[ProposalResult], None], voters: object) -> None:
+            entries.append(LogEntry.FromString(entry))
+            waiting.append(settled)
+
+    proposer = Proposer(CoreConfig(gather_ms=0), 0, lambda: 1_000)
+    proposer.attach(cast(ReplicatedLog, Log()), cast(Any, None))
+    proposer.term = 1
+    queue = RetryQueue(proposer)
+    ended: list[str] = []
+    queue.add(leaving(1, lambda result: None))
+    # Of one command: those that came while the first was under way.
+    queue.add(leaving(1, lambda result: queue.add(leaving(1, lambda result: ended.append("again")))))
+    queue.add(leaving(1, lambda result: ended.append("other")))
+    while not ended or queue.rows:
+        proposer.flush()
+        waiting.pop(0)(ProposalResult(Verdict.QUEUE_FULL))
+    rows = [len(batch.ids) // 8 for entry in entries for command in entry.commands for batch in command.settle.batches]
+    assert sum(rows) == 4
+    assert sorted(ended) == ["again", "other"]
