@@ -13,6 +13,7 @@ from types import TracebackType
 
 import grpc
 
+from tickwheel.client.access import AccessClient
 from tickwheel.client.admin import AdminClient
 from tickwheel.client.bulk import BulkClient
 from tickwheel.client.cluster import Cluster, TlsFiles
@@ -121,13 +122,16 @@ class AsyncClient:
         tls: TlsFiles | None = None,
         timeout_s: float = TIMEOUT_S,
         name: str = "",
+        token: str = "",
     ) -> None:
-        """`name`: who this is, for quotas; a certificate's common name goes before it."""
+        """`name`: who this is, for quotas; a user's name or a certificate's common name goes before it. `token`: shown
+        with every call to a cluster with rights; without TLS it crosses the network in clear."""
         if isinstance(addresses, str):
             addresses = [part.strip() for part in addresses.split(",") if part.strip()]
-        self.cluster = Cluster(addresses, tls)
+        self.cluster = Cluster(addresses, tls, token)
         self.timeout_s = timeout_s
         self.admin = AdminClient(self.cluster, timeout_s)
+        self.access = AccessClient(self.cluster, timeout_s)
         self.dead = DeadClient(self.cluster, timeout_s)
         self.staging = StagingClient(self.cluster, timeout_s)
         self.snapshot = SnapshotClient(self.cluster, timeout_s)

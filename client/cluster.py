@@ -12,11 +12,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 
 from tickwheel.client.backoff import Backoff, Deadline
+from tickwheel.client.bearer import BearerChannel
 from tickwheel.client.errors import ClusterUnavailable, Fault, OutcomeUnknown, RequestRefused, error_of, fault_of_call
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
@@ -34,6 +35,8 @@ STATUS_TIMEOUT_S = 1.0
 TRY_TIMEOUT_S = 3.0
 """One try of a call; a master that hangs is left after this."""
 ADDRESSES_MAX = 64
+REFUSALS = frozenset({"UNAUTHENTICATED", "RIGHT_REQUIRED", "ROLE_REQUIRED"})
+"""Another try, or another node, will not let this caller in."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -109,7 +112,7 @@ async def unless_left(work: asyncio.Task[A]) -> A | None:
 class Cluster:
     """One per client."""
 
-    def __init__(self, addresses: Sequence[str], tls: TlsFiles | None = None) -> None:
+    def __init__(self, addresses: Sequence[str], tls: TlsFiles | None = None, token: str = "") -> None:
         if not addresses:
             raise RequestRefused("addresses: at least one", "INVALID_FIELD", {"field": "addresses", "limit": "1"})
         self._addresses = list(dict.fromkeys(map(_checked, addresses)))
@@ -117,11 +120,14 @@ class Cluster:
         self._options: tuple[tuple[str, int | str], ...] = CHANNEL_OPTIONS
         if tls and tls.server_name:
             self._options += (("grpc.ssl_target_name_override", tls.server_name),)
+        self._token = token
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[tuple[object, grpc.aio.Channel], Any] = {}
         self._master: str | None = None
         self._term = 0
         self._finding: asyncio.Task[str | None] | None = None
+        self._refused: Fault | None = None
+        """Why the node that answered last does not let this client ask for its status."""
         self._watchers: dict[object, Callable[[str], None]] = {}
         self._watch: asyncio.Task[None] | None = None
 
@@ -138,6 +144,8 @@ class Cluster:
                 found = grpc.aio.insecure_channel(address, options=self._options)
             else:
                 found = grpc.aio.secure_channel(address, self._credentials, options=self._options)
+            if self._token:
+                found = cast(grpc.aio.Channel, BearerChannel(found, self._token))
             self._channels[address] = found
         return found
 
@@ -194,6 +202,8 @@ class Cluster:
             if finding.done() and self._finding is finding:
                 self._finding = None
             if self._master is None:
+                if self._refused is not None:
+                    raise error_of(self._refused)
                 if deadline.over:
                     nodes = ", ".join(self._addresses)
                     raise ClusterUnavailable(
@@ -231,7 +241,10 @@ class Cluster:
     async def _ask(self, address: str) -> None:
         status = await self._status(address, STATUS_TIMEOUT_S)
         if isinstance(status, Fault):
+            if status.reason in REFUSALS:
+                self._refused = status
             return
+        self._refused = None
         if status.role == admin_pb2.MASTER:
             self.learn(address, status.term)
         elif status.master_address and status.term > self._term:

@@ -101,7 +101,7 @@ class NotFound(TickwheelError):
 
 
 class PermissionRefused(TickwheelError):
-    """The operator's: the certificate does not allow this."""
+    """The operator's: the certificate or the user's roles do not allow this, or the token does not count."""
 
 
 class ClusterUnavailable(TickwheelError):
@@ -133,6 +133,7 @@ _TYPES: dict[str, type[TickwheelError]] = {
     "ROLE_REQUIRED": PermissionRefused,
     "PERMISSION_DENIED": PermissionRefused,
     "UNAUTHENTICATED": PermissionRefused,
+    "RIGHT_REQUIRED": PermissionRefused,
     "SEQUENCE_GAP": SequenceError,
     "SEQUENCE_FORGOTTEN": SequenceError,
     "OUTCOME_UNKNOWN": OutcomeUnknown,

@@ -185,13 +185,14 @@ class Client:
         tls: TlsFiles | None = None,
         timeout_s: float = TIMEOUT_S,
         name: str = "",
+        token: str = "",
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tickwheel-client", daemon=True)
         self._thread.start()
 
         async def make() -> AsyncClient:
-            return AsyncClient(addresses, tls=tls, timeout_s=timeout_s, name=name)
+            return AsyncClient(addresses, tls=tls, timeout_s=timeout_s, name=name, token=token)
 
         try:
             self._client = self.wait(make())

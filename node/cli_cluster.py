@@ -1,9 +1,11 @@
-"""Commands about the cluster, put together: status, transfer, member, topic, group, settings."""
+"""Commands about the cluster, put together: status, transfer, member, topic, group, settings,
+user, role, whoami, audit."""
 
 from __future__ import annotations
 
 import typer
 
+from tickwheel.node.cli_access import access_app
 from tickwheel.node.cli_members import member_app
 from tickwheel.node.cli_settings import settings_app
 from tickwheel.node.cli_status import status_app
@@ -15,3 +17,4 @@ cluster_app.add_typer(member_app, name="member")
 cluster_app.add_typer(topic_app, name="topic")
 cluster_app.add_typer(group_app, name="group")
 cluster_app.add_typer(settings_app, name="settings")
+cluster_app.add_typer(access_app)

@@ -121,7 +121,8 @@ def print_table(
 
 
 def open_client(addresses: str, timeout_s: float = 15.0) -> AsyncClient:
-    """A client from the shared options; certificates come from TICKWHEEL_TLS_CA, _CERT, _KEY and _NAME."""
+    """A client from the shared options; certificates come from TICKWHEEL_TLS_CA, _CERT, _KEY and _NAME,
+    a token from TICKWHEEL_TOKEN."""
     ca = os.environ.get("TICKWHEEL_TLS_CA")
     tls = None
     if ca:
@@ -131,7 +132,7 @@ def open_client(addresses: str, timeout_s: float = 15.0) -> AsyncClient:
             os.environ.get("TICKWHEEL_TLS_KEY"),
             os.environ.get("TICKWHEEL_TLS_NAME"),
         )
-    return AsyncClient(addresses, tls=tls, timeout_s=timeout_s)
+    return AsyncClient(addresses, tls=tls, timeout_s=timeout_s, token=os.environ.get("TICKWHEEL_TOKEN", ""))
 
 
 def ask(addresses: str, call: Callable[[AsyncClient], Awaitable[T]], timeout_s: float = 15.0) -> T:

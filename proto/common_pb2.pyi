@@ -64,6 +64,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     FILTER_DIFFERS: _ErrorReason.ValueType  # 20
     """FAILED_PRECONDITION: the group has another filter; value is what was asked for, limit what it has."""
+    UNAUTHENTICATED: _ErrorReason.ValueType  # 140
+    """UNAUTHENTICATED: rights are on, and the caller shows no certificate or token of a user."""
+    RIGHT_REQUIRED: _ErrorReason.ValueType  # 141
+    """PERMISSION_DENIED: the user's roles do not allow it; field is the right, value the topic or group."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Carried in google.rpc.ErrorInfo.reason of every error a node answers; ErrorInfo.metadata holds
@@ -105,6 +109,10 @@ retry_after_ms.
 """
 FILTER_DIFFERS: ErrorReason.ValueType  # 20
 """FAILED_PRECONDITION: the group has another filter; value is what was asked for, limit what it has."""
+UNAUTHENTICATED: ErrorReason.ValueType  # 140
+"""UNAUTHENTICATED: rights are on, and the caller shows no certificate or token of a user."""
+RIGHT_REQUIRED: ErrorReason.ValueType  # 141
+"""PERMISSION_DENIED: the user's roles do not allow it; field is the right, value the topic or group."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from tickwheel.proto import access_pb2 as _access_pb2
 from tickwheel.proto import admin_pb2 as _admin_pb2
 from tickwheel.proto import cold_pb2 as _cold_pb2
 from tickwheel.proto import scheduler_pb2 as _scheduler_pb2
@@ -700,6 +701,12 @@ class AdminCommand(_message.Message):
     SET_GROUP_PAUSED_FIELD_NUMBER: _builtins.int
     RESET_GROUP_FIELD_NUMBER: _builtins.int
     UPDATE_GROUP_FIELD_NUMBER: _builtins.int
+    ACCESS_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    actor: _builtins.str
+    """The user on whose behalf it is carried out; empty: rights are off, an administrator by certificate, or the node
+    itself. Topics and groups that it creates count for this user's quotas.
+    """
     @_builtins.property
     def create_topic(self) -> _admin_pb2.CreateTopicRequest: ...
     @_builtins.property
@@ -730,6 +737,8 @@ class AdminCommand(_message.Message):
     def reset_group(self) -> _admin_pb2.ResetGroupRequest: ...
     @_builtins.property
     def update_group(self) -> _admin_pb2.UpdateGroupRequest: ...
+    @_builtins.property
+    def access(self) -> _access_pb2.AccessCommand: ...
     def __init__(
         self,
         *,
@@ -748,12 +757,14 @@ class AdminCommand(_message.Message):
         set_group_paused: _admin_pb2.SetPausedRequest | None = ...,
         reset_group: _admin_pb2.ResetGroupRequest | None = ...,
         update_group: _admin_pb2.UpdateGroupRequest | None = ...,
+        access: _access_pb2.AccessCommand | None = ...,
+        actor: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "reset_group", b"reset_group", "set_group_filter", b"set_group_filter", "set_group_paused", b"set_group_paused", "set_topic_paused", b"set_topic_paused", "settings", b"settings", "update_group", b"update_group"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "reset_group", b"reset_group", "set_group_filter", b"set_group_filter", "set_group_paused", b"set_group_paused", "set_topic_paused", b"set_topic_paused", "settings", b"settings", "update_group", b"update_group"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "reset_group", b"reset_group", "set_group_filter", b"set_group_filter", "set_group_paused", b"set_group_paused", "set_topic_paused", b"set_topic_paused", "settings", b"settings", "update_group", b"update_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "actor", b"actor", "add_member", b"add_member", "body", b"body", "create_cluster", b"create_cluster", "create_group", b"create_group", "create_topic", b"create_topic", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "promote_member", b"promote_member", "remove_hours", b"remove_hours", "remove_member", b"remove_member", "reset_group", b"reset_group", "set_group_filter", b"set_group_filter", "set_group_paused", b"set_group_paused", "set_topic_paused", b"set_topic_paused", "settings", b"settings", "update_group", b"update_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["create_topic", "delete_topic", "create_group", "delete_group", "settings", "add_member", "remove_member", "remove_hours", "create_cluster", "promote_member", "set_group_filter", "set_topic_paused", "set_group_paused", "reset_group", "update_group"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["create_topic", "delete_topic", "create_group", "delete_group", "settings", "add_member", "remove_member", "remove_hours", "create_cluster", "promote_member", "set_group_filter", "set_topic_paused", "set_group_paused", "reset_group", "update_group", "access"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -22,37 +22,38 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from tickwheel.proto import access_pb2 as tickwheel_dot_proto_dot_access__pb2
 from tickwheel.proto import admin_pb2 as tickwheel_dot_proto_dot_admin__pb2
 from tickwheel.proto import cold_pb2 as tickwheel_dot_proto_dot_cold__pb2
 from tickwheel.proto import staging_pb2 as tickwheel_dot_proto_dot_staging__pb2
 from tickwheel.proto import scheduler_pb2 as tickwheel_dot_proto_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btickwheel/proto/state.proto\x12\x0ctickwheel.v1\x1a\x1btickwheel/proto/admin.proto\x1a\x1atickwheel/proto/cold.proto\x1a\x1dtickwheel/proto/staging.proto\x1a\x1ftickwheel/proto/scheduler.proto\"\x91\x04\n\rStateSnapshot\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12\x14\n\x0c\x61pplied_term\x18\x03 \x01(\x04\x12\x11\n\tlead_term\x18\x04 \x01(\x04\x12\x12\n\ncluster_id\x18\x05 \x01(\t\x12(\n\x08settings\x18\x06 \x01(\x0b\x32\x16.tickwheel.v1.Settings\x12%\n\x07members\x18\x07 \x03(\x0b\x32\x14.tickwheel.v1.Member\x12\x13\n\x0bremoved_ids\x18\x08 \x03(\t\x12\x15\n\rlast_topic_id\x18\t \x01(\r\x12\x15\n\rlast_group_id\x18\n \x01(\r\x12+\n\x06topics\x18\x0b \x03(\x0b\x32\x1b.tickwheel.v1.TopicSnapshot\x12+\n\x06groups\x18\x0c \x03(\x0b\x32\x1b.tickwheel.v1.GroupSnapshot\x12\x15\n\rhour_min_kept\x18\r \x01(\r\x12\x19\n\x11unsettled_removed\x18\x0e \x01(\x04\x12\x14\n\x0cwindows_path\x18\x0f \x01(\t\x12\x0e\n\x06schema\x18\x10 \x01(\x07\x12#\n\x06sweeps\x18( \x03(\x0b\x32\x13.tickwheel.v1.Sweep\x12)\n\x05loads\x18< \x03(\x0b\x32\x1a.tickwheel.v1.LoadSnapshot\"U\n\x10SequenceSnapshot\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\r\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\x13\n\x0btail_crc32c\x18\x04 \x01(\r\"\xba\x02\n\rTopicSnapshot\x12\x10\n\x08topic_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04\x66ifo\x18\x03 \x01(\x08\x12\x0e\n\x06paused\x18\x04 \x01(\x08\x12+\n\x03ids\x18\x05 \x01(\x0b\x32\x1e.tickwheel.v1.SequenceSnapshot\x12-\n\x05ticks\x18\x06 \x01(\x0b\x32\x1e.tickwheel.v1.SequenceSnapshot\x12\x11\n\tlast_tick\x18\x07 \x01(\x03\x12\x16\n\x0e\x66irst_retained\x18\x08 \x01(\x04\x12\r\n\x05hours\x18\x0b \x01(\x0c\x12\x18\n\x10hours_dispatched\x18\r \x01(\x0c\x12/\n\x07targets\x18\x0c \x01(\x0b\x32\x1e.tickwheel.v1.SequenceSnapshotJ\x04\x08\t\x10\nJ\x04\x08\n\x10\x0b\"\x94\x03\n\rGroupSnapshot\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\x12\x14\n\x0c\x62roadcasting\x18\x04 \x01(\x08\x12\x0e\n\x06paused\x18\x05 \x01(\x08\x12\x39\n\rsubscriptions\x18\x08 \x03(\x0b\x32\".tickwheel.v1.SubscriptionSnapshot\x12(\n\x05retry\x18( \x01(\x0b\x32\x19.tickwheel.v1.RetryPolicy\x12\x31\n\tdead_rows\x18) \x01(\x0b\x32\x1e.tickwheel.v1.SequenceSnapshot\x12\x32\n\ndead_bytes\x18* \x01(\x0b\x32\x1e.tickwheel.v1.SequenceSnapshot\x12\x11\n\tdead_gone\x18+ \x01(\x0c\x12\x14\n\x0c\x64\x65\x61\x64_lacking\x18x \x01(\x0c\x12\x0f\n\x07waiting\x18, \x01(\x0c\x12\x15\n\rwaiting_limit\x18- \x01(\x04J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08J\x04\x08\t\x10\n\"\xc3\x01\n\x14SubscriptionSnapshot\x12\x10\n\x08topic_id\x18\x01 \x01(\r\x12\r\n\x05\x66loor\x18\x02 \x01(\x04\x12\x10\n\x08start_ms\x18\x03 \x01(\x03\x12\x14\n\x07\x63hecked\x18\x14 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x65poch\x18\x15 \x01(\r\x12\x0e\n\x06pauses\x18( \x01(\x0c\x12\r\n\x05\x62\x65gan\x18\x32 \x01(\x04\x12\x18\n\x0bjudged_from\x18\x33 \x01(\x04H\x01\x88\x01\x01\x42\n\n\x08_checkedB\x0e\n\x0c_judged_from\"b\n\x0cLoadSnapshot\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bload_sha256\x18\x02 \x01(\t\x12\x0f\n\x07\x62undles\x18\x03 \x01(\r\x12\r\n\x05taken\x18\x04 \x01(\r\x12\r\n\x05units\x18\x05 \x01(\x04\"\xfe\x01\n\x0cStateWindows\x12\x37\n\rsubscriptions\x18\x01 \x03(\x0b\x32 .tickwheel.v1.SubscriptionWindow\x12-\n\tproducers\x18\x02 \x03(\x0b\x32\x1a.tickwheel.v1.ProducerSpan\x12,\n\x07\x62\x61tches\x18\x03 \x03(\x0b\x32\x1b.tickwheel.v1.ProducerBatch\x12.\n\x07staging\x18\x14 \x01(\x0b\x32\x1d.tickwheel.v1.StagingSnapshot\x12(\n\x04\x63old\x18P \x01(\x0b\x32\x1a.tickwheel.v1.ColdSnapshot\"H\n\x12SubscriptionWindow\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\r\x12\x0e\n\x06values\x18\x03 \x01(\x0c\"@\n\x0cProducerSpan\x12\x13\n\x0bproducer_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x04\"S\n\rProducerBatch\x12\x13\n\x0bproducer_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\x12\x0e\n\x06\x64ue_ms\x18\x04 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btickwheel/proto/state.proto\x12\x0ctickwheel.v1\x1a\x1ctickwheel/proto/access.proto\x1a\x1btickwheel/proto/admin.proto\x1a\x1atickwheel/proto/cold.proto\x1a\x1dtickwheel/proto/staging.proto\x1a\x1ftickwheel/proto/scheduler.proto\"\x91\x04\n\rStateSnapshot\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x15\n\rapplied_index\x18\x02 \x01(\x04\x12\x14\n\x0c\x61pplied_term\x18\x03 \x01(\x04\x12\x11\n\tlead_term\x18\x04 \x01(\x04\x12\x12\n\ncluster_id\x18\x05 \x01(\t\x12(\n\x08settings\x18\x06 \x01(\x0b\x32\x16.tickwheel.v1.Settings\x12%\n\x07members\x18\x07 \x03(\x0b\x32\x14.tickwheel.v1.Member\x12\x13\n\x0bremoved_ids\x18\x08 \x03(\t\x12\x15\n\rlast_topic_id\x18\t \x01(\r\x12\x15\n\rlast_group_id\x18\n \x01(\r\x12+\n\x06topics\x18\x0b \x03(\x0b\x32\x1b.tickwheel.v1.TopicSnapshot\x12+\n\x06groups\x18\x0c \x03(\x0b\x32\x1b.tickwheel.v1.GroupSnapshot\x12\x15\n\rhour_min_kept\x18\r \x01(\r\x12\x19\n\x11unsettled_removed\x18\x0e \x01(\x04\x12\x14\n\x0cwindows_path\x18\x0f \x01(\t\x12\x0e\n\x06schema\x18\x10 \x01(\x07\x12#\n\x06sweeps\x18( \x03(\x0b\x32\x13.tickwheel.v1.Sweep\x12)\n\x05loads\x18< \x03(\x0b\x32\x1a.tickwheel.v1.LoadSnapshot\"U\n\x10SequenceSnapshot\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\r\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\x13\n\x0btail_crc32c\x18\x04 \x01(\r\"\xca\x02\n\rTopicSnapshot\x12\x10\n\x08topic_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04\x66ifo\x18\x03 \x01(\x08\x12\x0e\n\x06paused\x18\x04 \x01(\x08\x12+\n\x03ids\x18\x05 \x01(\x0b\x32\x1e.tickwheel.v1.SequenceSnapshot\x12-\n\x05ticks\x18\x06 \x01(\x0b\x32\x1e.tickwheel.v1.SequenceSnapshot\x12\x11\n\tlast_tick\x18\x07 \x01(\x03\x12\x16\n\x0e\x66irst_retained\x18\x08 \x01(\x04\x12\r\n\x05hours\x18\x0b \x01(\x0c\x12\x18\n\x10hours_dispatched\x18\r \x01(\x0c\x12/\n\x07targets\x18\x0c \x01(\x0b\x32\x1e.tickwheel.v1.SequenceSnapshot\x12\x0e\n\x05owner\x18\x8c\x01 \x01(\tJ\x04\x08\t\x10\nJ\x04\x08\n\x10\x0b\"\xa4\x03\n\rGroupSnapshot\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\x12\x14\n\x0c\x62roadcasting\x18\x04 \x01(\x08\x12\x0e\n\x06paused\x18\x05 \x01(\x08\x12\x39\n\rsubscriptions\x18\x08 \x03(\x0b\x32\".tickwheel.v1.SubscriptionSnapshot\x12(\n\x05retry\x18( \x01(\x0b\x32\x19.tickwheel.v1.RetryPolicy\x12\x31\n\tdead_rows\x18) \x01(\x0b\x32\x1e.tickwheel.v1.SequenceSnapshot\x12\x32\n\ndead_bytes\x18* \x01(\x0b\x32\x1e.tickwheel.v1.SequenceSnapshot\x12\x11\n\tdead_gone\x18+ \x01(\x0c\x12\x14\n\x0c\x64\x65\x61\x64_lacking\x18x \x01(\x0c\x12\x0f\n\x07waiting\x18, \x01(\x0c\x12\x15\n\rwaiting_limit\x18- \x01(\x04\x12\x0e\n\x05owner\x18\x8c\x01 \x01(\tJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08J\x04\x08\t\x10\n\"\xc3\x01\n\x14SubscriptionSnapshot\x12\x10\n\x08topic_id\x18\x01 \x01(\r\x12\r\n\x05\x66loor\x18\x02 \x01(\x04\x12\x10\n\x08start_ms\x18\x03 \x01(\x03\x12\x14\n\x07\x63hecked\x18\x14 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05\x65poch\x18\x15 \x01(\r\x12\x0e\n\x06pauses\x18( \x01(\x0c\x12\r\n\x05\x62\x65gan\x18\x32 \x01(\x04\x12\x18\n\x0bjudged_from\x18\x33 \x01(\x04H\x01\x88\x01\x01\x42\n\n\x08_checkedB\x0e\n\x0c_judged_from\"b\n\x0cLoadSnapshot\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bload_sha256\x18\x02 \x01(\t\x12\x0f\n\x07\x62undles\x18\x03 \x01(\r\x12\r\n\x05taken\x18\x04 \x01(\r\x12\r\n\x05units\x18\x05 \x01(\x04\"\xad\x02\n\x0cStateWindows\x12\x37\n\rsubscriptions\x18\x01 \x03(\x0b\x32 .tickwheel.v1.SubscriptionWindow\x12-\n\tproducers\x18\x02 \x03(\x0b\x32\x1a.tickwheel.v1.ProducerSpan\x12,\n\x07\x62\x61tches\x18\x03 \x03(\x0b\x32\x1b.tickwheel.v1.ProducerBatch\x12.\n\x07staging\x18\x14 \x01(\x0b\x32\x1d.tickwheel.v1.StagingSnapshot\x12(\n\x04\x63old\x18P \x01(\x0b\x32\x1a.tickwheel.v1.ColdSnapshot\x12-\n\x06\x61\x63\x63\x65ss\x18\x8c\x01 \x01(\x0b\x32\x1c.tickwheel.v1.AccessSnapshot\"H\n\x12SubscriptionWindow\x12\x10\n\x08group_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\r\x12\x0e\n\x06values\x18\x03 \x01(\x0c\"@\n\x0cProducerSpan\x12\x13\n\x0bproducer_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0c\n\x04last\x18\x03 \x01(\x04\"S\n\rProducerBatch\x12\x13\n\x0bproducer_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\x12\x0e\n\x06\x64ue_ms\x18\x04 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tickwheel.proto.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATESNAPSHOT']._serialized_start=167
-  _globals['_STATESNAPSHOT']._serialized_end=696
-  _globals['_SEQUENCESNAPSHOT']._serialized_start=698
-  _globals['_SEQUENCESNAPSHOT']._serialized_end=783
-  _globals['_TOPICSNAPSHOT']._serialized_start=786
-  _globals['_TOPICSNAPSHOT']._serialized_end=1100
-  _globals['_GROUPSNAPSHOT']._serialized_start=1103
-  _globals['_GROUPSNAPSHOT']._serialized_end=1507
-  _globals['_SUBSCRIPTIONSNAPSHOT']._serialized_start=1510
-  _globals['_SUBSCRIPTIONSNAPSHOT']._serialized_end=1705
-  _globals['_LOADSNAPSHOT']._serialized_start=1707
-  _globals['_LOADSNAPSHOT']._serialized_end=1805
-  _globals['_STATEWINDOWS']._serialized_start=1808
-  _globals['_STATEWINDOWS']._serialized_end=2062
-  _globals['_SUBSCRIPTIONWINDOW']._serialized_start=2064
-  _globals['_SUBSCRIPTIONWINDOW']._serialized_end=2136
-  _globals['_PRODUCERSPAN']._serialized_start=2138
-  _globals['_PRODUCERSPAN']._serialized_end=2202
-  _globals['_PRODUCERBATCH']._serialized_start=2204
-  _globals['_PRODUCERBATCH']._serialized_end=2287
+  _globals['_STATESNAPSHOT']._serialized_start=197
+  _globals['_STATESNAPSHOT']._serialized_end=726
+  _globals['_SEQUENCESNAPSHOT']._serialized_start=728
+  _globals['_SEQUENCESNAPSHOT']._serialized_end=813
+  _globals['_TOPICSNAPSHOT']._serialized_start=816
+  _globals['_TOPICSNAPSHOT']._serialized_end=1146
+  _globals['_GROUPSNAPSHOT']._serialized_start=1149
+  _globals['_GROUPSNAPSHOT']._serialized_end=1569
+  _globals['_SUBSCRIPTIONSNAPSHOT']._serialized_start=1572
+  _globals['_SUBSCRIPTIONSNAPSHOT']._serialized_end=1767
+  _globals['_LOADSNAPSHOT']._serialized_start=1769
+  _globals['_LOADSNAPSHOT']._serialized_end=1867
+  _globals['_STATEWINDOWS']._serialized_start=1870
+  _globals['_STATEWINDOWS']._serialized_end=2171
+  _globals['_SUBSCRIPTIONWINDOW']._serialized_start=2173
+  _globals['_SUBSCRIPTIONWINDOW']._serialized_end=2245
+  _globals['_PRODUCERSPAN']._serialized_start=2247
+  _globals['_PRODUCERSPAN']._serialized_end=2311
+  _globals['_PRODUCERBATCH']._serialized_start=2313
+  _globals['_PRODUCERBATCH']._serialized_end=2396
 # @@protoc_insertion_point(module_scope)

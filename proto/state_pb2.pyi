@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from tickwheel.proto import access_pb2 as _access_pb2
 from tickwheel.proto import admin_pb2 as _admin_pb2
 from tickwheel.proto import cold_pb2 as _cold_pb2
 from tickwheel.proto import scheduler_pb2 as _scheduler_pb2
@@ -157,6 +158,7 @@ class TopicSnapshot(_message.Message):
     HOURS_FIELD_NUMBER: _builtins.int
     HOURS_DISPATCHED_FIELD_NUMBER: _builtins.int
     TARGETS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.int
     name: _builtins.str
     fifo: _builtins.bool
@@ -167,6 +169,8 @@ class TopicSnapshot(_message.Message):
     """int64[n, 3] of each retained hour that had messages: hour, first position, first row of ticks."""
     hours_dispatched: _builtins.bytes
     """int64[n] the hour in which the last message of each of them was dispatched."""
+    owner: _builtins.str
+    """The user who created it; empty: nobody's."""
     @_builtins.property
     def ids(self) -> Global___SequenceSnapshot: ...
     @_builtins.property
@@ -189,10 +193,11 @@ class TopicSnapshot(_message.Message):
         hours: _builtins.bytes = ...,
         hours_dispatched: _builtins.bytes = ...,
         targets: Global___SequenceSnapshot | None = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "targets", b"targets", "ticks", b"ticks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fifo", b"fifo", "first_retained", b"first_retained", "hours", b"hours", "hours_dispatched", b"hours_dispatched", "ids", b"ids", "last_tick", b"last_tick", "name", b"name", "paused", b"paused", "targets", b"targets", "ticks", b"ticks", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fifo", b"fifo", "first_retained", b"first_retained", "hours", b"hours", "hours_dispatched", b"hours_dispatched", "ids", b"ids", "last_tick", b"last_tick", "name", b"name", "owner", b"owner", "paused", b"paused", "targets", b"targets", "ticks", b"ticks", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -215,6 +220,7 @@ class GroupSnapshot(_message.Message):
     DEAD_LACKING_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     WAITING_LIMIT_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     group_id: _builtins.int
     name: _builtins.str
     filter: _builtins.str
@@ -229,6 +235,8 @@ class GroupSnapshot(_message.Message):
     waiting: _builtins.bytes
     """Retries that may wait in the wheel: rows of node/state/waiting.py, and at how many rows it looks which still do."""
     waiting_limit: _builtins.int
+    owner: _builtins.str
+    """As of a topic."""
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubscriptionSnapshot]: ...
     @_builtins.property
@@ -255,10 +263,11 @@ class GroupSnapshot(_message.Message):
         dead_lacking: _builtins.bytes = ...,
         waiting: _builtins.bytes = ...,
         waiting_limit: _builtins.int = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["dead_bytes", b"dead_bytes", "dead_rows", b"dead_rows", "retry", b"retry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broadcasting", b"broadcasting", "dead_bytes", b"dead_bytes", "dead_gone", b"dead_gone", "dead_lacking", b"dead_lacking", "dead_rows", b"dead_rows", "filter", b"filter", "group_id", b"group_id", "name", b"name", "paused", b"paused", "retry", b"retry", "subscriptions", b"subscriptions", "waiting", b"waiting", "waiting_limit", b"waiting_limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broadcasting", b"broadcasting", "dead_bytes", b"dead_bytes", "dead_gone", b"dead_gone", "dead_lacking", b"dead_lacking", "dead_rows", b"dead_rows", "filter", b"filter", "group_id", b"group_id", "name", b"name", "owner", b"owner", "paused", b"paused", "retry", b"retry", "subscriptions", b"subscriptions", "waiting", b"waiting", "waiting_limit", b"waiting_limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -360,6 +369,7 @@ class StateWindows(_message.Message):
     BATCHES_FIELD_NUMBER: _builtins.int
     STAGING_FIELD_NUMBER: _builtins.int
     COLD_FIELD_NUMBER: _builtins.int
+    ACCESS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubscriptionWindow]: ...
     @_builtins.property
@@ -374,6 +384,8 @@ class StateWindows(_message.Message):
     def staging(self) -> _staging_pb2.StagingSnapshot: ...
     @_builtins.property
     def cold(self) -> _cold_pb2.ColdSnapshot: ...
+    @_builtins.property
+    def access(self) -> _access_pb2.AccessSnapshot: ...
     def __init__(
         self,
         *,
@@ -382,10 +394,11 @@ class StateWindows(_message.Message):
         batches: _abc.Iterable[Global___ProducerBatch] | None = ...,
         staging: _staging_pb2.StagingSnapshot | None = ...,
         cold: _cold_pb2.ColdSnapshot | None = ...,
+        access: _access_pb2.AccessSnapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cold", b"cold", "staging", b"staging"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "cold", b"cold", "staging", b"staging"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "cold", b"cold", "producers", b"producers", "staging", b"staging", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "batches", b"batches", "cold", b"cold", "producers", b"producers", "staging", b"staging", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

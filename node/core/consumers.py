@@ -88,8 +88,10 @@ class ConsumerDesk:
         deliver: Deliver,
         closed: Closed,
         opened: Callable[[ConsumerHandle | Failure], None],
+        actor: str = "",
     ) -> None:
-        """Attach a consumer; `opened` gets the handle or why not, before anything is delivered."""
+        """Attach a consumer; `opened` gets the handle or why not, before anything is delivered. `actor`: the user whose
+        group and topics they are if they have to be made."""
         try:
             self._check_names(request.group, request.topics)
             if request.credits > CREDITS_MAX:
@@ -129,10 +131,13 @@ class ConsumerDesk:
             start_ms=request.start_ms,
             filter=request.filter,
         )
-        self._with_group(create, ready)
+        self._with_group(create, ready, actor)
 
     def pull(
-        self, request: consumer_pb2.PullRequest, done: Callable[[consumer_pb2.DeliverBatch | Failure], None]
+        self,
+        request: consumer_pb2.PullRequest,
+        done: Callable[[consumer_pb2.DeliverBatch | Failure], None],
+        actor: str = "",
     ) -> None:
         """One batch; an empty one after wait_ms without messages."""
         try:
@@ -181,7 +186,7 @@ class ConsumerDesk:
             start_ms=request.start_ms,
             filter=request.filter,
         )
-        self._with_group(create, ready)
+        self._with_group(create, ready, actor)
 
     def _finish(self, pull: _Pull, outcome: consumer_pb2.DeliverBatch | Failure) -> None:
         if pull.answered:
@@ -262,7 +267,7 @@ class ConsumerDesk:
             if problem:
                 raise invalid("topics", topic, problem)
 
-    def _with_group(self, request: CreateGroupRequest, ready: Callable[[int | Failure], None]) -> None:
+    def _with_group(self, request: CreateGroupRequest, ready: Callable[[int | Failure], None], actor: str) -> None:
         """Call `ready` with the group's id once it exists with these topics, and the filter if one is stated."""
         core = self.core
         group, topics = request.name, list(request.topics)
@@ -312,7 +317,7 @@ class ConsumerDesk:
             ready(created_id)
 
         for topic in create:
-            core.requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=topic)), lambda _: None)
+            core.requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=topic), actor=actor), lambda _: None)
         if group_id is not None:
             request.broadcasting = state.group_broadcasting(group_id)
-        core.requests.admin(AdminCommand(create_group=request), group_created)
+        core.requests.admin(AdminCommand(create_group=request, actor=actor), group_created)

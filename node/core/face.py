@@ -18,12 +18,13 @@ from tickwheel.node.core.disk_use import disk_use
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch
 from tickwheel.node.core.publisher import BatchOutcome
-from tickwheel.node.core.requests import Rescheduled, id_of, message_id_of
+from tickwheel.node.core.requests import Permitted, Rescheduled, everybody, id_of, message_id_of
 from tickwheel.node.core.status import node_metrics, node_status
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.membership import message_of
 from tickwheel.node.state.results import AdminResult, SettleResult
 from tickwheel.node.state.settings import Settings
+from tickwheel.node.state.view import StateView
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, dead_pb2, scheduler_pb2, snapshot_pb2, staging_pb2
 from tickwheel.proto.log_pb2 import AdminCommand
 
@@ -101,6 +102,15 @@ class CoreFace:
         return self.core.state.settings
 
     @property
+    def state(self) -> StateView:
+        """The replicated state, for reading."""
+        return self.core.state
+
+    def now_ms(self) -> int:
+        """Cluster time."""
+        return self.core.clock.now_ms()
+
+    @property
     def bulk(self) -> BulkDesk:
         """Bulk load."""
         return self.core.bulk
@@ -114,19 +124,26 @@ class CoreFace:
         """Schedule a checked batch."""
         self.core.requests.schedule(batch, done)
 
-    def cancel(self, id64: int, done: Callable[[scheduler_pb2.CancelResponse | Failure], None]) -> None:
+    def cancel(
+        self,
+        id64: int,
+        done: Callable[[scheduler_pb2.CancelResponse | Failure], None],
+        permitted: Permitted = everybody,
+    ) -> None:
         """Cancel by id."""
         self.core.requests.cancel(
             id64,
             lambda outcome: done(
                 outcome if isinstance(outcome, Failure) else scheduler_pb2.CancelResponse(outcome=outcome)
             ),
+            permitted,
         )
 
     def reschedule(
         self,
         request: scheduler_pb2.RescheduleRequest,
         done: Callable[[scheduler_pb2.RescheduleResponse | Failure], None],
+        permitted: Permitted = everybody,
     ) -> None:
         """Move a pending message to another time."""
         name = request.WhichOneof("when")
@@ -149,11 +166,17 @@ class CoreFace:
                 response.id.CopyFrom(message_id_of(result.id, group))
             done(response)
 
-        self.core.requests.reschedule(id_of(request.id), getattr(request, name), WHEN_KINDS[name], answered)
+        self.core.requests.reschedule(id_of(request.id), getattr(request, name), WHEN_KINDS[name], answered, permitted)
 
-    def get(self, id64: int, content: bool, done: Callable[[scheduler_pb2.GetResponse | Failure], None]) -> None:
+    def get(
+        self,
+        id64: int,
+        content: bool,
+        done: Callable[[scheduler_pb2.GetResponse | Failure], None],
+        permitted: Permitted = everybody,
+    ) -> None:
         """State and content of one message."""
-        self.core.requests.get(id64, content, done)
+        self.core.requests.get(id64, content, done, permitted)
 
     def list_pending(
         self,
@@ -250,17 +273,25 @@ class CoreFace:
         deliver: Callable[[consumer_pb2.DeliverBatch], None],
         closed: Callable[[Failure], None],
         opened: Callable[[Session | Failure], None],
+        actor: str = "",
     ) -> None:
         """Open a consumer; `opened` comes before anything is delivered."""
         self.core.consumers.open(
-            request, deliver, closed, lambda handle: opened(handle if isinstance(handle, Failure) else Session(handle))
+            request,
+            deliver,
+            closed,
+            lambda handle: opened(handle if isinstance(handle, Failure) else Session(handle)),
+            actor,
         )
 
     def pull(
-        self, request: consumer_pb2.PullRequest, done: Callable[[consumer_pb2.DeliverBatch | Failure], None]
+        self,
+        request: consumer_pb2.PullRequest,
+        done: Callable[[consumer_pb2.DeliverBatch | Failure], None],
+        actor: str = "",
     ) -> None:
         """One batch, or an empty one after wait_ms."""
-        self.core.consumers.pull(request, done)
+        self.core.consumers.pull(request, done, actor)
 
     def settle(
         self, batch: consumer_pb2.SettleBatch, done: Callable[[consumer_pb2.SettleReceipt | Failure], None]

@@ -3,6 +3,7 @@
 - `pending_max`, `topic_pending_max`: no more while so many messages are pending, in all and of a topic. What was let in
   and is not applied yet counts.
 - `topic_quotas`, `client_quotas`: messages a second by topic and by client.
+- Quotas of a user while rights are on: messages and bytes a second, messages pending in the topics it may schedule to.
 - `tick_messages_max` (N): messages due in one tick. While a tick has fewer than N all are accepted, above 2 N none,
   in between fewer and fewer, by chance: (2 N - count) / N of them.
 
@@ -27,6 +28,8 @@ from tickwheel.node.core.quotas import Buckets
 from tickwheel.node.core.spread import fractions
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
+from tickwheel.node.state.rights import NO_QUOTAS, Quotas
+from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE
 
 TICKS_MAX = 100_000
 """Ticks counted at a time; beyond it those counted longest ago are forgotten."""
@@ -62,6 +65,8 @@ class FlowControl:
         self._random_bits = random_bits
         self._topics = Buckets()
         self._clients = Buckets()
+        self._user_messages = Buckets()
+        self._user_bytes = Buckets()
         self._ticks: dict[int, int] = {}
         self._asked: set[int] = set()
         self._to_ask: deque[int] = deque()
@@ -75,6 +80,8 @@ class FlowControl:
         self._reign += 1
         self._topics.clear()
         self._clients.clear()
+        self._user_messages.clear()
+        self._user_bytes.clear()
         self._ticks.clear()
         self._asked.clear()
         self._to_ask.clear()
@@ -92,9 +99,10 @@ class FlowControl:
             or settings.client_quotas
             or settings.pending_max
             or settings.topic_pending_max
+            or batch.actor
         ) or self._state.accepted(batch.producer_id, batch.sequence):
             return None
-        full = self._pending_refusal(batch)
+        full = self._pending_refusal(batch) or self._user_pending_refusal(batch)
         if full is not None:
             return self._refuse(batch, full)
         rates = self._rates(batch)
@@ -110,7 +118,7 @@ class FlowControl:
                 return self._refuse(batch, full)
         for buckets, name, _, rate, count in rates:
             buckets.take(name, rate, count, now_ms)
-        if settings.pending_max or settings.topic_pending_max:
+        if settings.pending_max or settings.topic_pending_max or self._quotas(batch).pending_max:
             self._under_way[id(batch)] = self._under_way.get(id(batch), 0) + 1
             self._count(batch, 1)
         return None
@@ -160,6 +168,31 @@ class FlowControl:
                     return failure
         return None
 
+    def _quotas(self, batch: IncomingBatch) -> Quotas:
+        user = self._state.access.user(batch.actor) if batch.actor else None
+        return NO_QUOTAS if user is None else user.quotas
+
+    def _user_pending_refusal(self, batch: IncomingBatch) -> Failure | None:
+        """Why a user may not have more pending in the topics that it may schedule to."""
+        limit = self._quotas(batch).pending_max
+        user = self._state.access.user(batch.actor)
+        if not limit or user is None:
+            return None
+        rights = self._state.access.rights_of(user)
+        if rights.all_topics(RIGHT_SCHEDULE):
+            there = self._pending() + self._in_all
+        else:
+            names = (name for name in self._state.topic_names() if rights.topic(RIGHT_SCHEDULE, name))
+            there = sum(self._topic_pending(self._state.topic_id(n)) + self._by_topic.get(n, 0) for n in names)
+        if batch.count > limit:
+            # No other day will bring it in.
+            return invalid("quotas.pending_max", f"{batch.count} messages", f"at most {limit}").failure
+        if there + batch.count <= limit:
+            return None
+        failure = limit_reached("quotas.pending_max", limit, PENDING_WAIT_MS)
+        failure.metadata["value"] = batch.actor
+        return failure
+
     # -- rates
 
     def _rates(self, batch: IncomingBatch) -> list[tuple[Buckets, str, str, int, int]]:
@@ -176,6 +209,13 @@ class FlowControl:
         rate = clients.get(batch.client) or clients.get(OTHERS)
         if rate:
             found.append((self._clients, batch.client, "client_quotas", rate, batch.count))
+        quotas = self._quotas(batch)
+        if quotas.messages_per_s:
+            user_rate = quotas.messages_per_s
+            found.append((self._user_messages, batch.actor, "quotas.messages_per_s", user_rate, batch.count))
+        if quotas.bytes_per_s:
+            size = len(batch.records)
+            found.append((self._user_bytes, batch.actor, "quotas.bytes_per_s", quotas.bytes_per_s, size))
         return found
 
     # -- ticks

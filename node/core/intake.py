@@ -56,6 +56,8 @@ class IncomingBatch:
     """Window behind the due time in which the master may put each message."""
     client: str = ""
     """Who sends it, for quotas."""
+    actor: str = ""
+    """The user who sends it while rights are on; topics that it creates are this user's."""
 
     @property
     def bytes(self) -> int:

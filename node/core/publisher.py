@@ -173,7 +173,8 @@ class Publisher:
                 )
                 return False
             self._creating.add(name)
-            command = Command(admin=AdminCommand(create_topic=CreateTopicRequest(name=name)))
+            creation = AdminCommand(create_topic=CreateTopicRequest(name=name), actor=batch.actor)
+            command = Command(admin=creation)
 
             def created(result: object, name: str = name) -> None:
                 self._creating.discard(name)

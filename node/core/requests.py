@@ -29,6 +29,16 @@ if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
 
 
+Permitted = Callable[[str], Failure | None]
+"""Asked with the topic of a message that a request names by its id (empty: it has none any more, or it is not known):
+why the caller may not; None: it may."""
+
+
+def everybody(topic: str) -> Failure | None:
+    """Permits every topic."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Rescheduled:
     """Outcome of a reschedule."""
@@ -69,10 +79,16 @@ class RequestDesk:
             return
         self._core.publisher.schedule(batch, done)
 
-    def cancel(self, number: int, done: Callable[[scheduler_pb2.CancelOutcome.ValueType | Failure], None]) -> None:
+    def cancel(
+        self,
+        number: int,
+        done: Callable[[scheduler_pb2.CancelOutcome.ValueType | Failure], None],
+        permitted: Permitted = everybody,
+    ) -> None:
         """Cancel by id; the outcome is decided when the command is applied."""
         if is_cold(number):
-            self._core.cold.cancel(number, done)
+            refusal = permitted("")
+            done(refusal) if refusal is not None else self._core.cold.cancel(number, done)
             return
 
         def found(unit: Found | Failure) -> None:
@@ -92,9 +108,16 @@ class RequestDesk:
             assert isinstance(result, CancelResult)
             done(result.outcome)
 
-        self._find(number, found)
+        self._find(number, found, permitted)
 
-    def reschedule(self, number: int, when: int, kind: int, done: Callable[[Rescheduled | Failure], None]) -> None:
+    def reschedule(
+        self,
+        number: int,
+        when: int,
+        kind: int,
+        done: Callable[[Rescheduled | Failure], None],
+        permitted: Permitted = everybody,
+    ) -> None:
         """Move a pending message; `when` as `kind` of intake says."""
         core = self._core
         try:
@@ -103,11 +126,18 @@ class RequestDesk:
             done(error.failure)
             return
         if is_cold(number):
-            core.cold.move(number, due_ms, done)
+            refusal = permitted("")
+            done(refusal) if refusal is not None else core.cold.move(number, due_ms, done)
             return
-        self.move(number, due_ms, done)
+        self.move(number, due_ms, done, permitted)
 
-    def move(self, number: int, due_ms: int, done: Callable[[Rescheduled | Failure], None]) -> None:
+    def move(
+        self,
+        number: int,
+        due_ms: int,
+        done: Callable[[Rescheduled | Failure], None],
+        permitted: Permitted = everybody,
+    ) -> None:
         """Move a message that is in the wheel to a time that was checked."""
         core = self._core
 
@@ -153,7 +183,7 @@ class RequestDesk:
             assert isinstance(result, RescheduleResult)
             done(Rescheduled(result.outcome, result.new_id, result.due_ms))
 
-        self._find(number, found)
+        self._find(number, found, permitted)
 
     def _one_due(self, when: int, kind: int) -> int:
         core = self._core
@@ -168,8 +198,8 @@ class RequestDesk:
             raise invalid("due_ms", due_ms, f"at most {limit_ms} ms ahead of now ({now_ms})")
         return due_ms
 
-    def _find(self, number: int, found: Callable[[Found | Failure], None]) -> None:
-        """Read the unit that an id names now."""
+    def _find(self, number: int, found: Callable[[Found | Failure], None], permitted: Permitted = everybody) -> None:
+        """Read the unit that an id names now; a Failure if `permitted` refuses its topic."""
         core = self._core
         failure = core.refusal()
         if failure is not None:
@@ -179,18 +209,28 @@ class RequestDesk:
         def looked_up(result: Found | None, error: BaseException | None) -> None:
             if error is not None or result is None:
                 found(Failure(common_pb2.WRONG_STATE, f"the message cannot be looked up: {error}"))
-            else:
-                found(result)
+                return
+            refusal = None
+            if result.units is not None:
+                refusal = permitted(core.state.topic_name(int(result.units["topic_id"][0])))
+            found(result if refusal is None else refusal)
 
         core.background.look_up(np.array([number], np.uint64), looked_up)
 
     # -- reads
 
-    def get(self, number: int, content: bool, done: Callable[[scheduler_pb2.GetResponse | Failure], None]) -> None:
+    def get(
+        self,
+        number: int,
+        content: bool,
+        done: Callable[[scheduler_pb2.GetResponse | Failure], None],
+        permitted: Permitted = everybody,
+    ) -> None:
         """State and, with `content`, payload and meta of one message."""
         core = self._core
         if is_cold(number):
-            core.cold.get(number, content, done)
+            refusal = permitted("")
+            done(refusal) if refusal is not None else core.cold.get(number, content, done)
             return
         retries = core.state.waiting_retries(number)
         asked = {number}
@@ -206,7 +246,7 @@ class RequestDesk:
                     done(_no_message(number))
                 else:
                     asked.add(retry)
-                    self._find(retry, found)
+                    self._find(retry, found, permitted)
                 return
             state = scheduler_pb2.PENDING
             units = result.units
@@ -232,7 +272,7 @@ class RequestDesk:
 
             core.pending.describe(units, content, content, described)
 
-        self._find(number, found)
+        self._find(number, found, permitted)
 
     # -- operators
 

@@ -1,4 +1,5 @@
-"""How many messages are pending by topic: what a master knows while the setting `topic_pending_max` asks for it.
+"""How many messages are pending by topic: what a master knows while the setting `topic_pending_max`, or the
+quota of a user, asks for it.
 
 A count is what one pinned moment held (wheel/pinned.py; read page by page by workers), and what has come and gone
 since: schedules and dispatches are counted as they are applied. Commands that do not say of which topics their messages
@@ -62,8 +63,10 @@ class TopicPending:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is a limit, and this node is the one that keeps it."""
-        return bool(self._core.state.settings.topic_pending_max) and self._core.leading
+        """Whether there is a limit, and this node is the one that keeps it. Cheap: asked at every tick."""
+        state = self._core.state
+        asked = bool(state.settings.topic_pending_max) or (state.settings.rights and state.access.limits_pending)
+        return asked and self._core.leading
 
     @property
     def counted(self) -> bool:

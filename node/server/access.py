@@ -39,6 +39,11 @@ class Access:
         self._admin_names = frozenset(admin_names)
         self._known: dict[bytes, CertificateIdentity] = {}
 
+    @property
+    def certifies(self) -> bool:
+        """Whether callers show certificates at all."""
+        return self._tls
+
     def _is_admin(self, identity: CertificateIdentity) -> bool:
         return ADMIN_UNIT in identity.units or identity.common_name in self._admin_names
 

@@ -14,13 +14,15 @@ import grpc
 
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
-from tickwheel.node.server.access import Permission
+from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.errors import abort
 from tickwheel.node.server.resolving import fail, resolve
+from tickwheel.node.server.gate import caller
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2
+from tickwheel.proto.access_pb2 import RIGHT_READ
 from tickwheel.proto.admin_pb2_grpc import AdminServicer
 from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.replication.ports import Executor
@@ -30,6 +32,19 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 INTERVAL_MS_MIN, INTERVAL_MS_MAX, INTERVAL_MS_DEFAULT = 50, 60_000, 1_000
 CHUNK_BYTES = 1 << 20
+
+
+def _readable(answer: admin_pb2.TraceResponse, who: Caller) -> admin_pb2.TraceResponse:
+    """Events of messages in topics that the caller may read; a message whose topic no event names is left out."""
+
+    def key(event: admin_pb2.TraceEvent) -> tuple[int, int]:
+        return event.id.hour, event.id.index
+
+    allowed = {key(event) for event in answer.events if event.topic and who.topic(RIGHT_READ, event.topic) is None}
+    events = [event for event in answer.events if key(event) in allowed]
+    del answer.events[:]
+    answer.events.extend(events)
+    return answer
 
 
 class AdminService(AdminServicer):
@@ -50,13 +65,11 @@ class AdminService(AdminServicer):
     # -- looks
 
     async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Context) -> admin_pb2.NodeStatus:
-        await self._calls.allow(context, Permission.CLIENT)
         return self._calls.core.status()
 
     async def WatchStatus(  # type: ignore[override]  # writes through the context
         self, request: admin_pb2.WatchStatusRequest, context: Context
     ) -> None:
-        await self._calls.allow(context, Permission.CLIENT)
         interval_ms = request.interval_ms or INTERVAL_MS_DEFAULT
         if not INTERVAL_MS_MIN <= interval_ms <= INTERVAL_MS_MAX:
             limit = f"{INTERVAL_MS_MIN} to {INTERVAL_MS_MAX}"
@@ -75,41 +88,46 @@ class AdminService(AdminServicer):
             self._watching -= 1
 
     async def ListTopics(self, request: admin_pb2.ListTopicsRequest, context: Context) -> admin_pb2.ListTopicsResponse:
-        await self._calls.allow(context, Permission.CLIENT)
-        return admin_pb2.ListTopicsResponse(topics=self._calls.core.topics())
+        topics = self._calls.core.topics()
+        who = caller()
+        if not who.free:
+            rights = who.rights
+            topics = [topic for topic in topics if rights.sees_topic(topic.name)]
+        return admin_pb2.ListTopicsResponse(topics=topics)
 
     async def ListGroups(self, request: admin_pb2.ListGroupsRequest, context: Context) -> admin_pb2.ListGroupsResponse:
-        await self._calls.allow(context, Permission.CLIENT)
-        return admin_pb2.ListGroupsResponse(groups=self._calls.core.groups())
+        groups = self._calls.core.groups()
+        who = caller()
+        if not who.free:
+            rights = who.rights
+            groups = [group for group in groups if rights.sees_group(group.name)]
+        return admin_pb2.ListGroupsResponse(groups=groups)
 
     async def GetSettings(self, request: admin_pb2.GetSettingsRequest, context: Context) -> admin_pb2.Settings:
-        await self._calls.allow(context, Permission.CLIENT)
         return self._calls.core.settings_message()
 
     async def Trace(self, request: admin_pb2.TraceRequest, context: Context) -> admin_pb2.TraceResponse:
-        await self._calls.allow(context, Permission.CLIENT)
         core = self._calls.core
-        return await self._calls.answer(context, lambda done: core.trace(request, done))
+        who = caller()
+        answer: admin_pb2.TraceResponse = await self._calls.answer(context, lambda done: core.trace(request, done))
+        return answer if who.free else _readable(answer, who)
 
     async def GetDigest(self, request: admin_pb2.GetDigestRequest, context: Context) -> admin_pb2.StateDigest:
-        await self._calls.allow(context, Permission.CLIENT)
         return self._calls.core.digest()
 
     async def GetDiskUse(self, request: admin_pb2.GetDiskUseRequest, context: Context) -> admin_pb2.DiskUse:
-        await self._calls.allow(context, Permission.CLIENT)
         return await self._calls.answer(context, lambda done: self._calls.core.disk_use(request, done))
 
     # -- changes
 
     async def _change(self, context: Context, command: AdminCommand) -> AdminResult:
-        await self._calls.allow(context, Permission.ADMIN)
+        command.actor = caller().actor
         result: AdminResult = await self._calls.answer(context, lambda done: self._calls.core.admin(command, done))
         return result
 
     async def TransferMaster(
         self, request: admin_pb2.TransferMasterRequest, context: Context
     ) -> admin_pb2.TransferMasterResponse:
-        await self._calls.allow(context, Permission.ADMIN)
         return await self._calls.answer(context, lambda done: self._calls.core.transfer(request.target_id, done))
 
     async def AddMember(self, request: admin_pb2.AddMemberRequest, context: Context) -> admin_pb2.MemberList:
@@ -187,7 +205,6 @@ class AdminService(AdminServicer):
     async def Backup(  # type: ignore[override]  # writes through the context
         self, request: admin_pb2.BackupRequest, context: Context
     ) -> None:
-        await self._calls.allow(context, Permission.ADMIN)
         files = await files_to_copy(self._calls.core, self._calls.wake)
         if isinstance(files, Failure):
             await abort(context, files)

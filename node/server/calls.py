@@ -1,4 +1,4 @@
-"""What all services share: the core, who may call, and turning a callback into an awaited answer."""
+"""What all services share: the core, and turning a callback into an awaited answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TypeVar
 import grpc
 
 from tickwheel.node.core.failure import Failure
-from tickwheel.node.server.access import Access, Permission
 from tickwheel.node.server.core_port import CorePort
 from tickwheel.node.server.errors import abort
 from tickwheel.node.server.resolving import resolve
@@ -21,21 +20,10 @@ A = TypeVar("A")
 class Calls:
     """One per node; handed to every service."""
 
-    def __init__(self, core: CorePort, access: Access, wake: Callable[[], None]) -> None:
+    def __init__(self, core: CorePort, wake: Callable[[], None]) -> None:
         self.core = core
         self.wake = wake
         """To be called after anything that was given to the core."""
-        self._access = access
-
-    async def allow(self, context: grpc.aio.ServicerContext[object, object], needed: Permission) -> None:
-        """Returns if the caller has the permission; otherwise the call ends with ROLE_REQUIRED."""
-        refusal = self._access.refusal(context, needed)
-        if refusal is not None:
-            await abort(context, refusal)
-
-    def client_name(self, context: grpc.aio.ServicerContext[object, object], stated: str) -> str:
-        """Who calls, for quotas: its certificate says so, else it does itself."""
-        return self._access.name_of(context) or stated
 
     async def answer(
         self,

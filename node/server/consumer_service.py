@@ -13,10 +13,12 @@ from typing import Any
 import grpc
 
 from tickwheel.node.core.failure import Failure, RequestError, invalid
-from tickwheel.node.server.access import Permission
+from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.core_port import ConsumerSession
+from tickwheel.node.server.endpoints import consuming, settling
 from tickwheel.node.server.errors import abort, serialized_status
+from tickwheel.node.server.gate import caller
 from tickwheel.node.server.outbox import CreditGate, Outbox
 from tickwheel.node.server.resolving import resolve
 from tickwheel.proto import common_pb2, consumer_pb2
@@ -32,8 +34,10 @@ MOVED_REASONS = frozenset({common_pb2.NOT_MASTER, common_pb2.NO_MASTER})
 class ConsumerStream:
     """One open consumer."""
 
-    def __init__(self, calls: Calls, stream_bytes_max: int) -> None:
+    def __init__(self, calls: Calls, stream_bytes_max: int, who: Caller, first: consumer_pb2.OpenConsumer) -> None:
         self._calls = calls
+        self._who = who
+        self._first = first
         self._gate = CreditGate(stream_bytes_max)
         self._session: ConsumerSession | None = None
         self._in_work = 0
@@ -44,11 +48,20 @@ class ConsumerStream:
         self.outbox = Outbox()
         self.failure: Failure | None = None
 
-    async def open(self, request: consumer_pb2.OpenConsumer, context: Context) -> None:
+    def refusal(self) -> Failure | None:
+        """Why its user may not consume this any more; None: it may."""
+        return consuming(self._who, self._first, self._calls.core.state)
+
+    def end(self, failure: Failure) -> None:
+        """End the stream from outside; what it holds goes to others."""
+        self.failure = failure
+        self.close()
+
+    async def open(self, context: Context) -> None:
         """Open the session; a refusal ends the call."""
         first = consumer_pb2.OpenConsumer()
-        first.CopyFrom(request)
-        first.credits = self._gate.add(request.credits)
+        first.CopyFrom(self._first)
+        first.credits = self._gate.add(first.credits)
         outcome: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
 
         def opened(session: ConsumerSession | Failure) -> None:
@@ -59,7 +72,7 @@ class ConsumerStream:
             else:
                 self._session = session
 
-        self._calls.core.open_consumer(first, self._deliver, self._closed, opened)
+        self._calls.core.open_consumer(first, self._deliver, self._closed, opened, self._who.actor)
         self._calls.wake()
         failure = await outcome
         if failure is not None:
@@ -102,11 +115,19 @@ class ConsumerStream:
         elif content == "settle":
             settle = request.settle
             self._begin_work()
+            refusal = settling(self._who, settle, self._calls.core.state)
+            if refusal is not None:
+                self._settled(settle.sequence, refusal)
+                return
             session.settle(settle, lambda receipt: self._settled(settle.sequence, receipt))
             self._calls.wake()
         elif content == "extend":
             extend = request.extend
             self._begin_work()
+            refusal = settling(self._who, extend, self._calls.core.state)
+            if refusal is not None:
+                self._extended(extend.sequence, refusal)
+                return
             session.extend(extend, lambda receipt: self._extended(extend.sequence, receipt))
             self._calls.wake()
         else:
@@ -185,20 +206,30 @@ class ConsumerService(ConsumerServicer):
         """Deliveries that wait for the connections of slow consumers."""
         return sum(stream.outbox.bytes for stream in self._streams)
 
+    def look(self) -> None:
+        """Rights have changed: streams of users that may not consume any more end."""
+        for stream in list(self._streams):
+            refusal = stream.refusal()
+            if refusal is not None:
+                stream.end(refusal)
+
     async def Consume(  # type: ignore[override]  # writes through the context
         self, request_iterator: AsyncIterator[consumer_pb2.ConsumeRequest], context: Context
     ) -> None:
-        await self._calls.allow(context, Permission.CLIENT)
+        who = caller()
         first = await anext(request_iterator, None)
         if first is None or not first.HasField("open"):
             content = first.WhichOneof("content") if first is not None else None
             await abort(context, invalid("content", content or "absent", "the first message must be open").failure)
-        stream = ConsumerStream(self._calls, self._stream_bytes_max)
+        stream = ConsumerStream(self._calls, self._stream_bytes_max, who, first.open)
+        refusal = stream.refusal()
+        if refusal is not None:
+            await abort(context, refusal)
         reader: asyncio.Task[None] | None = None
         self._streams.add(stream)
         try:
             try:
-                await stream.open(first.open, context)
+                await stream.open(context)
             except RequestError as error:
                 await abort(context, error.failure)
             opened = stream.opened()
@@ -217,13 +248,11 @@ class ConsumerService(ConsumerServicer):
                 reader.cancel()
 
     async def Pull(self, request: consumer_pb2.PullRequest, context: Context) -> consumer_pb2.DeliverBatch:
-        await self._calls.allow(context, Permission.CLIENT)
-        return await self._calls.answer(context, lambda done: self._calls.core.pull(request, done))
+        who = caller()
+        return await self._calls.answer(context, lambda done: self._calls.core.pull(request, done, who.actor))
 
     async def Settle(self, request: consumer_pb2.SettleBatch, context: Context) -> consumer_pb2.SettleReceipt:
-        await self._calls.allow(context, Permission.CLIENT)
         return await self._calls.answer(context, lambda done: self._calls.core.settle(request, done))
 
     async def Extend(self, request: consumer_pb2.ExtendBatch, context: Context) -> consumer_pb2.ExtendReceipt:
-        await self._calls.allow(context, Permission.CLIENT)
         return await self._calls.answer(context, lambda done: self._calls.core.extend(request, done))

@@ -14,9 +14,11 @@ from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import IncomingBatch
 from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.core.requests import Permitted
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.settings import Settings
+from tickwheel.node.state.view import StateView
 from tickwheel.proto import (
     admin_pb2,
     bulk_pb2,
@@ -95,6 +97,15 @@ class CorePort(Protocol):
         ...
 
     @property
+    def state(self) -> StateView:
+        """The replicated state, for reading."""
+        ...
+
+    def now_ms(self) -> int:
+        """Cluster time."""
+        ...
+
+    @property
     def cold(self) -> ColdPort:
         """The cold tier."""
         ...
@@ -106,15 +117,26 @@ class CorePort(Protocol):
 
     def schedule(self, batch: IncomingBatch, done: Callable[[BatchOutcome | Failure], None]) -> None: ...
 
-    def cancel(self, id64: int, done: Callable[[scheduler_pb2.CancelResponse | Failure], None]) -> None: ...
+    def cancel(
+        self, id64: int, done: Callable[[scheduler_pb2.CancelResponse | Failure], None], permitted: Permitted
+    ) -> None:
+        """`permitted` is asked with the topic that the id turns out to be of; likewise below."""
+        ...
 
     def reschedule(
         self,
         request: scheduler_pb2.RescheduleRequest,
         done: Callable[[scheduler_pb2.RescheduleResponse | Failure], None],
+        permitted: Permitted,
     ) -> None: ...
 
-    def get(self, id64: int, content: bool, done: Callable[[scheduler_pb2.GetResponse | Failure], None]) -> None: ...
+    def get(
+        self,
+        id64: int,
+        content: bool,
+        done: Callable[[scheduler_pb2.GetResponse | Failure], None],
+        permitted: Permitted,
+    ) -> None: ...
 
     def list_pending(
         self,
@@ -182,12 +204,17 @@ class CorePort(Protocol):
         deliver: Callable[[consumer_pb2.DeliverBatch], None],
         closed: Callable[[Failure], None],
         opened: Callable[[ConsumerSession | Failure], None],
+        actor: str,
     ) -> None:
-        """`opened` comes before anything is delivered; `closed` ends a session from inside."""
+        """`opened` comes before anything is delivered; `closed` ends a session from inside. `actor`: the user whose
+        group and topics they are if they have to be made; likewise below."""
         ...
 
     def pull(
-        self, request: consumer_pb2.PullRequest, done: Callable[[consumer_pb2.DeliverBatch | Failure], None]
+        self,
+        request: consumer_pb2.PullRequest,
+        done: Callable[[consumer_pb2.DeliverBatch | Failure], None],
+        actor: str,
     ) -> None:
         """One batch, or an empty one after wait_ms."""
         ...

@@ -6,7 +6,6 @@ from typing import Any
 
 import grpc
 
-from tickwheel.node.server.access import Permission
 from tickwheel.node.server.calls import Calls
 from tickwheel.proto import dead_pb2
 from tickwheel.proto.dead_pb2_grpc import DeadLettersServicer
@@ -21,17 +20,13 @@ class DeadService(DeadLettersServicer):
         self._calls = calls
 
     async def ListDead(self, request: dead_pb2.ListDeadRequest, context: Context) -> dead_pb2.ListDeadResponse:
-        await self._calls.allow(context, Permission.CLIENT)
         return await self._calls.answer(context, lambda done: self._calls.core.list_dead(request, done))
 
     async def GetDead(self, request: dead_pb2.GetDeadRequest, context: Context) -> dead_pb2.DeadLetter:
-        await self._calls.allow(context, Permission.CLIENT)
         return await self._calls.answer(context, lambda done: self._calls.core.get_dead(request, done))
 
     async def ReplayDead(self, request: dead_pb2.ReplayDeadRequest, context: Context) -> dead_pb2.ChangeDeadResponse:
-        await self._calls.allow(context, Permission.ADMIN)
         return await self._calls.answer(context, lambda done: self._calls.core.replay_dead(request, done))
 
     async def PurgeDead(self, request: dead_pb2.PurgeDeadRequest, context: Context) -> dead_pb2.ChangeDeadResponse:
-        await self._calls.allow(context, Permission.ADMIN)
         return await self._calls.answer(context, lambda done: self._calls.core.purge_dead(request, done))

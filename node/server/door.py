@@ -25,6 +25,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from tickwheel.node.core.failure import Failure, RequestError, invalid
 from tickwheel.node.logs import logger
 from tickwheel.node.server.errors import abort
+from tickwheel.node.server.gate import Gate
 
 UNDECODABLE = "undecodable"
 UNKNOWN_CONTENT = "unknown_content"
@@ -193,10 +194,14 @@ class _UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # gene
 class Door:
     """See the module. `shut` once all services are registered."""
 
-    def __init__(self, server: grpc.aio.Server, refusals: Counter[str], *, exact: bool = True) -> None:
-        """`refusals`: counts by kind, shared by the doors of a node. Not `exact`: see `read_any_version`."""
+    def __init__(
+        self, server: grpc.aio.Server, refusals: Counter[str], gate: Gate | None = None, *, exact: bool = True
+    ) -> None:
+        """`refusals`: counts by kind, shared by the doors of a node. `gate`: asks for rights behind the door; peers
+        have none. Not `exact`: see `read_any_version`."""
         self._server = server
         self._refusals = refusals
+        self._gate = gate
         self._read = read_request if exact else read_any_version
 
     def serve(self, add: Callable[..., None], servicer: object) -> None:
@@ -244,6 +249,10 @@ class Door:
         }
         name, make = makers[handler.request_streaming, handler.response_streaming]
         behave = getattr(handler, name)
+        if self._gate is not None:
+            streams = handler.request_streaming or handler.response_streaming
+            generator = inspect.isasyncgenfunction(behave)
+            behave = self._gate.guarded(method, behave, generator=generator, streams=streams)
         guard: Any = _guard_stream if handler.request_streaming else _guard_unary
         if inspect.isasyncgenfunction(behave):
             guard = _guard_stream_generator if handler.request_streaming else _guard_unary_generator

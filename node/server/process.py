@@ -28,7 +28,10 @@ from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.logs import RateLimit, logger, set_up_logs
 from tickwheel.node.metrics import HistogramValue, MetricValue, registry_of
 from tickwheel.node.server.access import Access
+from tickwheel.node.server.access_service import AccessService
 from tickwheel.node.server.admin_service import AdminService
+from tickwheel.node.server.audit import AuditLog
+from tickwheel.node.server.callers import Callers
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.clock_watch import ClockWatch
 from tickwheel.node.server.cold_watch import ColdWatch
@@ -37,6 +40,7 @@ from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.door import KINDS as REFUSED_KINDS
 from tickwheel.node.server.door import Door
 from tickwheel.node.server.driver import LAG_BOUNDS_MS, LoopDriver
+from tickwheel.node.server.gate import Gate
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.identity import IdentityError, open_identity
 from tickwheel.node.server.inbox import GuardedInbox
@@ -60,6 +64,7 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_DATA = 3
 HOUSEKEEPING_S = 0.2
+MINUTE_MS = 60_000
 READ_THREADS = 4
 SYNC_THREADS = 2
 GC_ALLOCATIONS = 20_000
@@ -153,12 +158,30 @@ class NodeProcess:
             raise StartError(str(error), EXIT_CONFIG) from None
         driver = LoopDriver(loop, self._clock, lambda: self._tick(host), self._failed)
         wakers.append(driver.wake)
-        calls = Calls(host.face, Access(tls=tls.client is not None, admin_names=config.tls.admin_names), driver.wake)
+        calls = Calls(host.face, driver.wake)
+        audit = AuditLog(disk, reads, self._clock.wall_ms, config.node.id)
+        callers = Callers(
+            Access(tls=tls.client is not None, admin_names=config.tls.admin_names),
+            lambda: host.face.state.access,
+            lambda: host.face.settings.rights,
+            host.face.now_ms,
+        )
+        gate = Gate(callers, lambda: host.face.state, audit)
         scheduler = SchedulerService(calls, config.limits.stream_batches_max)
         consumer = ConsumerService(calls, config.core.batch_bytes_max * 4)
         admin = AdminService(calls, config.limits.status_streams_max, disk, reads)
         health = HealthReporter()
-        clients = client_server(config.limits, calls, scheduler, consumer, admin, health, self._refused_calls)
+        clients = client_server(
+            config.limits,
+            calls,
+            scheduler,
+            consumer,
+            admin,
+            health,
+            AccessService(calls, audit),
+            gate,
+            self._refused_calls,
+        )
         self._bind(clients, "client_bind", config.listen.client_bind, tls.client_server_credentials())
         peers = self._peer_server(tls, host, network, disk, driver.wake)
         metrics = MetricsServer(
@@ -183,7 +206,7 @@ class NodeProcess:
             peers=config.peer_address,
             data=config.node.data_dir,
         )
-        housekeeping = loop.create_task(self._keep_house(host, health))
+        housekeeping = loop.create_task(self._keep_house(host, health, consumer))
         await self._stopping.wait()
         await self._hand_over(host, driver)
         housekeeping.cancel()
@@ -326,12 +349,18 @@ class NodeProcess:
             log.info("wheel", before=self._phase or "none", now=phase)
             self._phase = phase
 
-    async def _keep_house(self, host: NodeHost, health: HealthReporter) -> None:
+    async def _keep_house(self, host: NodeHost, health: HealthReporter, consumer: ConsumerService) -> None:
         """Health, role changes and clocks, a few times a second."""
         watch, cold = ClockWatch(self._config.clock.skew_warn_ms), ColdWatch()
+        rights: tuple[bool, int, int] = (False, 0, 0)
         while True:
             status = host.face.status()
             await health.update(status)
+            # Tokens expire without a change of the state, so open streams are looked at once a minute, too.
+            stands = (host.face.settings.rights, host.face.state.access.version, host.face.now_ms() // MINUTE_MS)
+            if stands[0] and stands != rights:
+                consumer.look()
+            rights = stands
             self._tell_role(host)
             clock = host.core.clock
             now_ns = self._clock.monotonic_ns()

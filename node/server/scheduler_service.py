@@ -18,11 +18,14 @@ import numpy as np
 from tickwheel.node.core.failure import Failure, RequestError
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch, from_batch, from_message
 from tickwheel.node.core.publisher import BatchOutcome
-from tickwheel.node.server.access import Permission
+from tickwheel.node.core.requests import Permitted
+from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls, id64_of, message_id_of
 from tickwheel.node.server.door import RefusedRequestError
 from tickwheel.node.server.errors import abort, serialized_status
+from tickwheel.node.server.gate import caller
 from tickwheel.proto import scheduler_pb2
+from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_READ, RIGHT_SCHEDULE, Right
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerServicer
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -90,6 +93,12 @@ class ReceiptLine:
             await self._changed.wait()
 
 
+def _may(right: Right.ValueType) -> Permitted:
+    """What the caller of now may do with a message, by its topic."""
+    who = caller()
+    return lambda topic: who.topic(right, topic)
+
+
 class SchedulerService(SchedulerServicer):
     """See scheduler.proto."""
 
@@ -100,12 +109,12 @@ class SchedulerService(SchedulerServicer):
 
     async def Schedule(self, request: scheduler_pb2.ScheduleRequest, context: Context) -> scheduler_pb2.ScheduleReceipt:
         calls = self._calls
-        await calls.allow(context, Permission.CLIENT)
         try:
             batch = from_message(request, calls.core.settings)
         except RequestError as error:
             await abort(context, error.failure)
-        batch.client = calls.client_name(context, batch.client)
+        batch.client = caller().name or batch.client
+        batch.actor = caller().actor
         outcome: BatchOutcome = await calls.answer(context, lambda done: calls.core.schedule(batch, done))
         receipt = scheduler_pb2.ScheduleReceipt(id=message_id_of(int(outcome.ids[0])), due_ms=int(outcome.due_ms[0]))
         if outcome.levels is not None:
@@ -116,10 +125,8 @@ class SchedulerService(SchedulerServicer):
     async def ScheduleStream(  # type: ignore[override]  # writes through the context
         self, request_iterator: AsyncIterator[scheduler_pb2.ScheduleBatch], context: Context
     ) -> None:
-        await self._calls.allow(context, Permission.CLIENT)
         line = ReceiptLine(self._stream_batches_max)
-        certified = self._calls.client_name(context, "")
-        reader = asyncio.ensure_future(self._read(request_iterator, line, certified))
+        reader = asyncio.ensure_future(self._read(request_iterator, line, caller()))
         self.open_streams += 1
         try:
             while (receipt := await line.next()) is not None:
@@ -129,9 +136,7 @@ class SchedulerService(SchedulerServicer):
             self.open_streams -= 1
             reader.cancel()
 
-    async def _read(
-        self, batches: AsyncIterator[scheduler_pb2.ScheduleBatch], line: ReceiptLine, certified: str
-    ) -> None:
+    async def _read(self, batches: AsyncIterator[scheduler_pb2.ScheduleBatch], line: ReceiptLine, who: Caller) -> None:
         try:
             while True:
                 try:
@@ -146,12 +151,12 @@ class SchedulerService(SchedulerServicer):
                     )
                     line.fill(line.take_place(), refused)
                 else:
-                    self._take(batch, line, certified)
+                    self._take(batch, line, who)
                 await line.wait_for_room()
         finally:
             line.end()
 
-    def _take(self, request: scheduler_pb2.ScheduleBatch, line: ReceiptLine, certified: str) -> None:
+    def _take(self, request: scheduler_pb2.ScheduleBatch, line: ReceiptLine, who: Caller) -> None:
         place = line.take_place()
         sequence = request.sequence
         try:
@@ -159,7 +164,12 @@ class SchedulerService(SchedulerServicer):
         except RequestError as error:
             line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(error.failure)))
             return
-        batch.client = certified or batch.client
+        refusal = who.topics(RIGHT_SCHEDULE, batch.topics)
+        if refusal is not None:
+            line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(refusal)))
+            return
+        batch.client = who.name or batch.client
+        batch.actor = who.actor
 
         def done(outcome: BatchOutcome | Failure) -> None:
             if isinstance(outcome, Failure):
@@ -173,52 +183,50 @@ class SchedulerService(SchedulerServicer):
 
     async def Cancel(self, request: scheduler_pb2.CancelRequest, context: Context) -> scheduler_pb2.CancelResponse:
         core = self._calls.core
-        await self._calls.allow(context, Permission.CLIENT)
-        return await self._calls.answer(context, lambda done: core.cancel(id64_of(request.id), done))
+        return await self._calls.answer(
+            context, lambda done: core.cancel(id64_of(request.id), done, _may(RIGHT_CANCEL))
+        )
 
     async def Reschedule(
         self, request: scheduler_pb2.RescheduleRequest, context: Context
     ) -> scheduler_pb2.RescheduleResponse:
         core = self._calls.core
-        await self._calls.allow(context, Permission.CLIENT)
-        return await self._calls.answer(context, lambda done: core.reschedule(request, done))
+        return await self._calls.answer(context, lambda done: core.reschedule(request, done, _may(RIGHT_CANCEL)))
 
     async def Get(self, request: scheduler_pb2.GetRequest, context: Context) -> scheduler_pb2.GetResponse:
         core = self._calls.core
-        await self._calls.allow(context, Permission.CLIENT)
-        return await self._calls.answer(context, lambda done: core.get(id64_of(request.id), request.content, done))
+        number, content = id64_of(request.id), request.content
+        return await self._calls.answer(context, lambda done: core.get(number, content, done, _may(RIGHT_READ)))
 
     async def ListPending(
         self, request: scheduler_pb2.ListPendingRequest, context: Context
     ) -> scheduler_pb2.ListPendingResponse:
         core = self._calls.core
-        await self._calls.allow(context, Permission.CLIENT)
         return await self._calls.answer(context, lambda done: core.list_pending(request, done))
 
     async def CountPending(
         self, request: scheduler_pb2.CountPendingRequest, context: Context
     ) -> scheduler_pb2.CountPendingResponse:
         core = self._calls.core
-        await self._calls.allow(context, Permission.CLIENT)
         return await self._calls.answer(context, lambda done: core.count_pending(request, done))
 
     async def BeginSweep(self, request: scheduler_pb2.BeginSweepRequest, context: Context) -> scheduler_pb2.Sweep:
         core = self._calls.core
-        await self._calls.allow(context, Permission.CLIENT)
         return await self._calls.answer(context, lambda done: core.begin_sweep(request, done))
 
     async def GetSweep(self, request: scheduler_pb2.GetSweepRequest, context: Context) -> scheduler_pb2.Sweep:
         core = self._calls.core
-        await self._calls.allow(context, Permission.CLIENT)
         return await self._calls.answer(context, lambda done: core.get_sweep(request.job_id, done))
 
     async def ListSweeps(
         self, request: scheduler_pb2.ListSweepsRequest, context: Context
     ) -> scheduler_pb2.ListSweepsResponse:
-        await self._calls.allow(context, Permission.CLIENT)
-        return await self._calls.answer(context, self._calls.core.list_sweeps)
+        who = caller()
+        answer: scheduler_pb2.ListSweepsResponse = await self._calls.answer(context, self._calls.core.list_sweeps)
+        return scheduler_pb2.ListSweepsResponse(
+            sweeps=[sweep for sweep in answer.sweeps if who.topic(RIGHT_CANCEL, sweep.selection.topic) is None]
+        )
 
     async def StopSweep(self, request: scheduler_pb2.StopSweepRequest, context: Context) -> scheduler_pb2.Sweep:
         core = self._calls.core
-        await self._calls.allow(context, Permission.CLIENT)
         return await self._calls.answer(context, lambda done: core.stop_sweep(request.job_id, done))

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tickwheel.node.config.sections import LimitsSection
+from tickwheel.node.server.access_service import AccessService
 from tickwheel.node.server.admin_service import AdminService
 from tickwheel.node.server.bulk_service import BulkService
 from tickwheel.node.server.calls import Calls
@@ -20,11 +21,14 @@ from tickwheel.node.server.cold_service import ColdService
 from tickwheel.node.server.consumer_service import ConsumerService
 from tickwheel.node.server.dead_service import DeadService
 from tickwheel.node.server.door import Door
+from tickwheel.node.server.gate import Gate
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.scheduler_service import SchedulerService
 from tickwheel.node.server.snapshot_service import SnapshotService
 from tickwheel.node.server.staging_service import StagingService
 from tickwheel.proto import (
+    access_pb2,
+    access_pb2_grpc,
     admin_pb2,
     admin_pb2_grpc,
     bulk_pb2,
@@ -43,7 +47,7 @@ from tickwheel.proto import (
     staging_pb2_grpc,
 )
 
-_SERVICES = (
+SERVICES = (
     (scheduler_pb2, "Scheduler"),
     (consumer_pb2, "Consumer"),
     (admin_pb2, "Admin"),
@@ -52,6 +56,7 @@ _SERVICES = (
     (cold_pb2, "Cold"),
     (dead_pb2, "DeadLetters"),
     (snapshot_pb2, "Snapshot"),
+    (access_pb2, "Access"),
     (health_pb2, "Health"),
 )
 
@@ -63,6 +68,8 @@ def client_server(
     consumer: ConsumerService,
     admin: AdminService,
     health: HealthReporter,
+    access: AccessService,
+    gate: Gate,
     refusals: Counter[str],
 ) -> grpc.aio.Server:
     """The server with all services, not yet bound to an address. `refusals`: counts what its door refuses."""
@@ -77,7 +84,7 @@ def client_server(
         ],
         maximum_concurrent_rpcs=limits.calls_max,
     )
-    door = Door(server, refusals)
+    door = Door(server, refusals, gate)
     # Methods are looked for in this order.
     door.serve(scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler)
     door.serve(consumer_pb2_grpc.add_ConsumerServicer_to_server, consumer)
@@ -87,10 +94,11 @@ def client_server(
     door.serve(bulk_pb2_grpc.add_BulkServicer_to_server, BulkService(calls))
     door.serve(cold_pb2_grpc.add_ColdServicer_to_server, ColdService(calls))
     door.serve(dead_pb2_grpc.add_DeadLettersServicer_to_server, DeadService(calls))
+    door.serve(access_pb2_grpc.add_AccessServicer_to_server, access)
     # Of these two nothing enters the log, and their callers keep to versions of their own.
-    others = Door(server, refusals, exact=False)
+    others = Door(server, refusals, gate, exact=False)
     others.serve(health_pb2_grpc.add_HealthServicer_to_server, health.servicer)
-    names = [module.DESCRIPTOR.services_by_name[name].full_name for module, name in _SERVICES]
+    names = [module.DESCRIPTOR.services_by_name[name].full_name for module, name in SERVICES]
     servicer = ReflectionServicer([*names, reflection.SERVICE_NAME])
     others.serve(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, servicer)
     door.shut()

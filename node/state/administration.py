@@ -45,19 +45,19 @@ class Administration:
         self._wheel = wheel
         self._slot_ms = slot_ms
 
-    def apply(self, command: AdminCommand) -> AdminResult:
-        """Carry out one command."""
+    def apply(self, command: AdminCommand, stamped_ms: int) -> AdminResult:
+        """Carry out one command, proposed at this time."""
         kind = command.WhichOneof("body")
         if kind == "create_cluster":
             return self._create_cluster(command.create_cluster)
         if not self._state.cluster_id:
             return _refuse(pb.WRONG_STATE, "the cluster has not been created yet")
         if kind == "create_topic":
-            return self._create_topic(command.create_topic)
+            return self._create_topic(command.create_topic, command.actor)
         if kind == "delete_topic":
             return self._delete_topic(command.delete_topic.name)
         if kind == "create_group":
-            return self._create_group(command.create_group)
+            return self._create_group(command.create_group, command.actor)
         if kind == "update_group":
             return self._update_group(command.update_group)
         if kind == "delete_group":
@@ -72,6 +72,8 @@ class Administration:
             return self._reset(command.reset_group)
         if kind == "settings":
             return self._change_settings(command.settings)
+        if kind == "access":
+            return self._state.access.apply(command.access, stamped_ms, self._state.settings.rights)
         if kind in KINDS:
             return self._change_members(command)
         if kind == "remove_hours":
@@ -111,6 +113,9 @@ class Administration:
         settings = changed(state.settings, update)
         if isinstance(settings, Failure):
             return AdminResult(failure=settings)
+        if settings.rights and not state.settings.rights and next(state.access.administrators(), None) is None:
+            text = "rights: nobody could administer the cluster; create a user with the role administrator first"
+            return _refuse(pb.WRONG_STATE, text, field="rights", value="true")
         state.settings = settings
         for subscription in state.groups.subscriptions():
             subscription.window_messages_max = settings.window_messages_max
@@ -119,7 +124,7 @@ class Administration:
 
     # -- topics
 
-    def _create_topic(self, request: admin_pb2.CreateTopicRequest) -> AdminResult:
+    def _create_topic(self, request: admin_pb2.CreateTopicRequest, owner: str) -> AdminResult:
         state = self._state
         found = state.topics.named(request.name)
         if found is not None:
@@ -132,13 +137,29 @@ class Administration:
             return AdminResult(failure=invalid("name", request.name, problem).failure)
         if len(state.topics) >= state.settings.topics_max:
             return AdminResult(failure=limit_reached("topics_max", state.settings.topics_max))
-        return AdminResult(topic=self._new_topic(request.name, request.fifo).message())
+        full = self._owns_too_much(owner, topics=1)
+        if full is not None:
+            return AdminResult(failure=full)
+        return AdminResult(topic=self._new_topic(request.name, owner, request.fifo).message())
 
-    def _new_topic(self, name: str, fifo: bool = False) -> Topic:
+    def _owns_too_much(self, owner: str, *, topics: int = 0, groups: int = 0) -> Failure | None:
+        """Why a user may not have so many more; None: it may."""
+        user = self._state.access.user(owner)
+        if user is None:
+            return None
+        for name, limit, more, owned in (
+            ("quotas.topics_max", user.quotas.topics_max, topics, self._state.topics.owned_by(owner)),
+            ("quotas.groups_max", user.quotas.groups_max, groups, self._state.groups.owned_by(owner)),
+        ):
+            if limit and more and owned + more > limit:
+                return invalid(name, f"{owned} of user {owner}, {more} more wanted", f"at most {limit}").failure
+        return None
+
+    def _new_topic(self, name: str, owner: str, fifo: bool = False) -> Topic:
         state = self._state
         topic_id = state.topics.last_id + 1
         ready = new_ready_log(state.disk, state.directory, topic_id, state.settings.slot_ms)
-        topic = Topic(topic_id, name, fifo, ready)
+        topic = Topic(topic_id, name, fifo, ready, owner=owner)
         state.topics.add(topic)
         return topic
 
@@ -154,7 +175,7 @@ class Administration:
 
     # -- groups
 
-    def _create_group(self, request: admin_pb2.CreateGroupRequest) -> AdminResult:
+    def _create_group(self, request: admin_pb2.CreateGroupRequest, owner: str) -> AdminResult:
         state = self._state
         settings = state.settings
         group = state.groups.named(request.name)
@@ -190,13 +211,16 @@ class Administration:
                 return AdminResult(failure=invalid("topics", name, problem).failure)
         if len(state.topics) + len(missing) > settings.topics_max:
             return AdminResult(failure=limit_reached("topics_max", settings.topics_max))
+        full = self._owns_too_much(owner, topics=len(missing), groups=group is None)
+        if full is not None:
+            return AdminResult(failure=full)
         if group is None:
             group_id = state.groups.last_id + 1
             dead = DeadLetters(state.disk, state.directory, group_id)
-            group = Group(group_id, request.name, expression, request.broadcasting, dead, retry=retry)
+            group = Group(group_id, request.name, expression, request.broadcasting, dead, retry=retry, owner=owner)
             state.groups.add(group)
         for name in names:
-            topic = state.topics.named(name) or self._new_topic(name)
+            topic = state.topics.named(name) or self._new_topic(name, owner)
             if topic.topic_id not in group.subscriptions:
                 state.groups.subscribe(group, self._subscription(group, topic, request))
         return AdminResult(group=self.describe(group))

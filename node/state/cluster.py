@@ -8,6 +8,7 @@ from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.loads import Loads
 from tickwheel.node.state.producers import Producers
+from tickwheel.node.state.rights import AccessControl
 from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.staging import Staging
@@ -38,6 +39,7 @@ class ClusterState:
     sweeps: Sweeps = field(default_factory=Sweeps)
     loads: Loads = field(default_factory=Loads)
     cold: ColdTier = field(default_factory=ColdTier)
+    access: AccessControl = field(default_factory=AccessControl)
     hour_min_kept: int = 0
     unsettled_removed: int = 0
     """Messages that retention removed although a group had not settled them (once per group) or no group ever had its

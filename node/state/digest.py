@@ -19,7 +19,7 @@ def _of(*parts: object) -> bytes:
 
 
 def _topics(state: ClusterState) -> bytes:
-    facts = [(t.topic_id, t.name, t.fifo, t.paused) for t in state.topics]
+    facts = [(t.topic_id, t.name, t.fifo, t.paused, *((t.owner,) if t.owner else ())) for t in state.topics]
     return _of(state.topics.last_id, facts)
 
 
@@ -68,5 +68,9 @@ def digest(state: ClusterState, wheel: WheelPort) -> StateDigest:
     cold = state.cold.digest()
     if cold:
         parts["cold"] = cold
+    owners = [(group.group_id, group.owner) for group in state.groups if group.owner]
+    access = state.access.message().SerializeToString(deterministic=True)
+    if access or owners:
+        parts["access"] = _of(access, owners)
     whole = _of(*(item for name in sorted(parts) for item in (name, parts[name])))
     return StateDigest(applied_index=state.applied_index, digest=whole, parts=parts)

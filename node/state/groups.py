@@ -5,6 +5,7 @@ Ids rise from 1 and are never used again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -28,6 +29,8 @@ class Group:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     waiting: WaitingRetries = field(default_factory=WaitingRetries)
     subscriptions: dict[int, Subscription] = field(default_factory=dict)
+    owner: str = ""
+    """The user who created it; empty: nobody's."""
 
     def message(self, topics: list[str]) -> admin_pb2.Group:
         """As operators see it, without what only the master knows."""
@@ -52,6 +55,7 @@ class Groups:
         self._by_name: dict[str, Group] = {}
         self._by_topic: dict[int, list[Subscription]] = {}
         self.last_id = 0
+        self._owned: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -73,8 +77,14 @@ class Groups:
         self.last_id = max(self.last_id, group.group_id)
         self._by_id[group.group_id] = group
         self._by_name[group.name] = group
+        if group.owner:
+            self._owned[group.owner] += 1
         for subscription in group.subscriptions.values():
             self._by_topic.setdefault(subscription.topic_id, []).append(subscription)
+
+    def owned_by(self, user: str) -> int:
+        """Groups that a user created and that exist."""
+        return self._owned[user]
 
     def subscribe(self, group: Group, subscription: Subscription) -> None:
         """One more topic for a group that was added."""
@@ -85,6 +95,10 @@ class Groups:
         """With its subscriptions."""
         del self._by_id[group.group_id]
         del self._by_name[group.name]
+        if group.owner:
+            self._owned[group.owner] -= 1
+            if not self._owned[group.owner]:
+                del self._owned[group.owner]
         for subscription in group.subscriptions.values():
             self._by_topic[subscription.topic_id].remove(subscription)
 

@@ -173,7 +173,7 @@ class StateMachine(StateView):
             self.scheduled += staged.published
             return staged
         if kind == "admin":
-            return self._admin.apply(command.admin)
+            return self._admin.apply(command.admin, entry.stamped_ms)
         if kind == "lead":
             return self._lead(command.lead)
         if kind == "cold":

@@ -9,6 +9,7 @@ TOPIC_NAME_LENGTH_MAX = 127
 PRODUCER_ID_LENGTH_MAX = 64
 
 _TOPIC = re.compile(r"[A-Za-z0-9_\-%][A-Za-z0-9_\-.%]{0,126}")
+_PATTERN = re.compile(r"[A-Za-z0-9_\-.%*]{1,127}")
 _PRODUCER = re.compile(r"[A-Za-z0-9_\-.]{1,64}")
 
 _TOPIC_RULE = f"1 to {TOPIC_NAME_LENGTH_MAX} characters of [A-Za-z0-9_-.%], not starting with a dot"
@@ -33,3 +34,8 @@ def check_node_id(name: str) -> str:
 def check_producer_id(name: str) -> str:
     """Id of a producer (not the empty one, which stands for none)."""
     return "" if _PRODUCER.fullmatch(name) else _PRODUCER_RULE
+
+
+def is_name_pattern(pattern: str) -> bool:
+    """A pattern of topic or group names; `*` stands for any characters."""
+    return _PATTERN.fullmatch(pattern) is not None

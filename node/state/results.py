@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.failure import Failure
-from tickwheel.proto import admin_pb2, scheduler_pb2
+from tickwheel.proto import access_pb2, admin_pb2, scheduler_pb2
 from tickwheel.replication.log import Member
 from tickwheel.wheel.units import CursorKey, Ids
 
@@ -158,6 +158,8 @@ class AdminResult:
     hour_min_kept: int = 0
     """After a removal: hours below are gone."""
     unsettled_removed: int = 0
+    user: access_pb2.User | None = None
+    role: access_pb2.AccessRole | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,9 @@ class Settings:
     cold_warn_ms: int = DAY_MS
     """And whoever is warned has a day before that."""
 
+    rights: bool = False
+    """Whether every call needs a user with the right to it (node/state/rights.py)."""
+
     @property
     def levels_ms(self) -> tuple[int, ...]:
         """The delay levels, level 1 first."""

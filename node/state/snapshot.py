@@ -33,7 +33,7 @@ from tickwheel.node.state.subscription import NOT_JUDGED, Subscription
 from tickwheel.node.state.targets import TARGET, Targets
 from tickwheel.node.state.topics import Topic
 from tickwheel.node.state.waiting import WaitingRetries
-from tickwheel.proto import state_pb2
+from tickwheel.proto import access_pb2, state_pb2
 from tickwheel.proto.log_pb2 import Manifest, ManifestFile
 from tickwheel.proto.staging_pb2 import StagingSnapshot
 from tickwheel.storage.disk import Disk
@@ -68,6 +68,7 @@ class StateCheckpoint:
     staged: list[ManifestFile]
     staged_syncs: list[tuple[StagedFile, StagedSync]]
     cold: ColdCapture
+    access: access_pb2.AccessSnapshot
     ran: bool = False
     _files: list[ManifestFile] = field(default_factory=list)
 
@@ -117,6 +118,7 @@ class StateCheckpoint:
         content = state_pb2.StateWindows(
             staging=self.staging,
             cold=self.cold.message(),
+            access=self.access,
             subscriptions=self.windows,
             producers=[state_pb2.ProducerSpan(producer_id=n, first=a, last=b) for n, a, b in self.spans],
             batches=[
@@ -180,6 +182,7 @@ def _topic_message(topic: Topic) -> state_pb2.TopicSnapshot:
         hours=ready.hours_bytes(),
         hours_dispatched=ready.dispatched_bytes(),
         targets=ready.targets.rows.snapshot(),
+        owner=topic.owner,
     )
 
 
@@ -207,6 +210,7 @@ def _group_message(group: Group) -> state_pb2.GroupSnapshot:
         retry=group.retry.message(),
         waiting=waiting,
         waiting_limit=waiting_limit,
+        owner=group.owner,
     )
     group.dead.snapshot_into(message)
     return message
@@ -258,6 +262,7 @@ def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
         staged=[file.manifest_file() for file in state.staging.files()],
         staged_syncs=[(file, file.begin_sync()) for file in state.staging.files() if file.needs_sync()],
         cold=state.cold.capture(),
+        access=state.access.message(),
     )
 
 
@@ -330,6 +335,7 @@ def restore(state: ClusterState, data: bytes) -> None:
     state.groups.last_id = snapshot.last_group_id
     state.staging.restore(windows.staging)
     state.cold.restore(windows.cold)
+    state.access.restore(windows.access)
     _remove_leavings(state, snapshot.windows_path)
     state.producers.restore(
         ((span.producer_id, span.first, span.last) for span in windows.producers),
@@ -362,7 +368,7 @@ def _restore_topic(state: ClusterState, message: state_pb2.TopicSnapshot) -> Top
     ready.last_tick = message.last_tick
     ready.first_retained = message.first_retained
     ready.restore_hours(message.hours, message.hours_dispatched)
-    return Topic(topic_id, message.name, message.fifo, ready, message.paused)
+    return Topic(topic_id, message.name, message.fifo, ready, message.paused, message.owner)
 
 
 def _restore_group(
@@ -380,6 +386,7 @@ def _restore_group(
         message.paused,
         retry,
         WaitingRetries(message.waiting, message.waiting_limit),
+        owner=message.owner,
     )
     for item in message.subscriptions:
         topic = state.topics.get(item.topic_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ class Topic:
     fifo: bool
     ready: ReadyLog
     paused: bool = False
+    owner: str = ""
+    """The user who created it; empty: nobody's."""
 
     def message(self) -> admin_pb2.Topic:
         """As operators see it."""
@@ -33,6 +36,7 @@ class Topics:
         self._by_id: dict[int, Topic] = {}
         self._by_name: dict[str, Topic] = {}
         self.last_id = 0
+        self._owned: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -54,8 +58,18 @@ class Topics:
         self.last_id = max(self.last_id, topic.topic_id)
         self._by_id[topic.topic_id] = topic
         self._by_name[topic.name] = topic
+        if topic.owner:
+            self._owned[topic.owner] += 1
 
     def remove(self, topic: Topic) -> None:
         """Its name is free again, its id is not."""
         del self._by_id[topic.topic_id]
         del self._by_name[topic.name]
+        if topic.owner:
+            self._owned[topic.owner] -= 1
+            if not self._owned[topic.owner]:
+                del self._owned[topic.owner]
+
+    def owned_by(self, user: str) -> int:
+        """Topics that a user created and that exist."""
+        return self._owned[user]

@@ -23,6 +23,7 @@ from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.results import NO_IDS
 from tickwheel.node.state.retry_policy import RetryPolicy
+from tickwheel.node.state.rights import AccessControl
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.staging import Staging
 from tickwheel.node.state.subscription import Subscription
@@ -79,6 +80,11 @@ class StateView:
         return self._state.settings
 
     @property
+    def access(self) -> AccessControl:
+        """Users, roles and tokens; not to be changed."""
+        return self._state.access
+
+    @property
     def staging(self) -> Staging:
         """What bulk writers have staged."""
         return self._state.staging
@@ -126,6 +132,10 @@ class StateView:
         """Name of a topic; empty if it was deleted."""
         topic = self._state.topics.get(topic_id)
         return "" if topic is None else topic.name
+
+    def topic_names(self) -> list[str]:
+        """Names of all topics."""
+        return [topic.name for topic in self._state.topics]
 
     def topic_fifo(self, topic_id: int) -> bool:
         """Whether messages of one message group go one after the other."""

@@ -1,0 +1,177 @@
+"""The audit log of one node: what changed the cluster through it, by whom, with what result; and what was refused.
+
+JSON lines in `audit/`, in a current file and the one before it, of at most FILE_BYTES_MAX each. A change is answered
+once its line is on stable storage; a refusal is noted behind the answer, at most REFUSALS_PER_S a second (the next
+line says how many were left out), so that nobody fills the disk or drives changes out by being refused. A line that
+cannot be written is an error in the node's log: a full disk must not keep an operator from making room.
+
+All on the loop's thread but `_write` and `_read`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from tickwheel.node.logs import logger
+from tickwheel.proto import access_pb2
+from tickwheel.replication.ports import Executor
+from tickwheel.storage.disk import Disk
+
+DIRECTORY = "audit"
+CURRENT, BEFORE = f"{DIRECTORY}/audit.jsonl", f"{DIRECTORY}/audit.1.jsonl"
+FILE_BYTES_MAX = 16 << 20
+WAITING_MAX = 10_000
+"""Lines not written yet; beyond it they are left out and counted."""
+REFUSALS_PER_S = 10
+REQUEST_LENGTH_MAX = 2_000
+"""Characters of a request that a line keeps."""
+
+log = logger("audit")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line; see AuditRecord in access.proto."""
+
+    at_ms: int
+    node_id: str
+    user: str
+    by: str
+    peer: str
+    method: str
+    request: str
+    result: str
+    left_out: int = 0
+    """Refusals that were not noted since the line before."""
+
+    def message(self) -> access_pb2.AuditRecord:
+        """For ListAudit."""
+        return access_pb2.AuditRecord(**asdict(self))
+
+
+class AuditLog:
+    """See the module."""
+
+    def __init__(self, disk: Disk, executor: Executor, wall_ms: Callable[[], int], node_id: str) -> None:
+        self._disk = disk
+        self._executor = executor
+        self._wall_ms = wall_ms
+        self._node_id = node_id
+        self._waiting: list[tuple[Record, asyncio.Future[None] | None]] = []
+        self._writing = False
+        self._second = 0
+        self._refusals = 0
+        self._left_out = 0
+
+    def _record(self, user: str, by: str, peer: str, method: str, request: str, result: str) -> Record:
+        left_out, self._left_out = self._left_out, 0
+        return Record(
+            self._wall_ms(), self._node_id, user, by, peer, method, request[:REQUEST_LENGTH_MAX], result, left_out
+        )
+
+    async def changed(self, user: str, by: str, peer: str, method: str, request: str, result: str) -> None:
+        """A call that changes the cluster has ended; returns once its line is written, or cannot be."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._put(self._record(user, by, peer, method, request, result), future)
+        await asyncio.shield(future)
+
+    def refused(self, user: str, by: str, peer: str, method: str, request: str, result: str) -> None:
+        """A call was refused for a lack of rights."""
+        second = self._wall_ms() // 1_000
+        if second != self._second:
+            self._second, self._refusals = second, 0
+        self._refusals += 1
+        if self._refusals > REFUSALS_PER_S:
+            self._left_out += 1
+            return
+        self._put(self._record(user, by, peer, method, request, result), None)
+
+    def _put(self, record: Record, future: asyncio.Future[None] | None) -> None:
+        if len(self._waiting) >= WAITING_MAX:
+            log.error("the audit log is too slow: a line was left out", line=json.dumps(asdict(record)))
+            if future is not None:
+                future.set_result(None)
+            return
+        self._waiting.append((record, future))
+        self._write_next()
+
+    def _write_next(self) -> None:
+        if self._writing or not self._waiting:
+            return
+        batch, self._waiting = self._waiting, []
+        self._writing = True
+
+        def written(result: None, error: BaseException | None) -> None:
+            self._writing = False
+            if error is not None:
+                lines = [json.dumps(asdict(record)) for record, _ in batch]
+                log.error("the audit log cannot be written", reason=str(error), lines=lines[:100])
+            for _, future in batch:
+                if future is not None and not future.done():
+                    future.set_result(None)
+            self._write_next()
+
+        data = b"".join(json.dumps(asdict(record), ensure_ascii=True).encode() + b"\n" for record, _ in batch)
+        self._executor.submit(lambda: self._write(data), written)
+
+    def _write(self, data: bytes) -> None:
+        disk = self._disk
+        created = not disk.exists(CURRENT)
+        if not created and disk.size(CURRENT) + len(data) > FILE_BYTES_MAX:
+            disk.rename(CURRENT, BEFORE)
+            created = True
+        file = disk.open(CURRENT, create=True)
+        try:
+            file.append(data)
+            file.sync()
+        finally:
+            file.close()
+        if created:
+            disk.sync_dir(DIRECTORY)
+
+    async def newest(self, limit: int, before_ms: int) -> list[access_pb2.AuditRecord]:
+        """At most `limit` records before a time (0: any), newest first. Raises DiskError."""
+        future: asyncio.Future[list[access_pb2.AuditRecord]] = asyncio.get_running_loop().create_future()
+
+        def read(records: list[access_pb2.AuditRecord] | None, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(records or [])
+
+        self._executor.submit(lambda: self._read(limit, before_ms), read)
+        return await future
+
+    def _read(self, limit: int, before_ms: int) -> list[access_pb2.AuditRecord]:
+        found: list[access_pb2.AuditRecord] = []
+        for path in (CURRENT, BEFORE):
+            for line in self._lines_backwards(path):
+                record = _parsed(line)
+                if record is not None and (not before_ms or record.at_ms < before_ms):
+                    found.append(record)
+                    if len(found) >= limit:
+                        return found
+        return found
+
+    def _lines_backwards(self, path: str) -> Iterator[bytes]:
+        if not self._disk.exists(path):
+            return
+        file = self._disk.open(path)
+        try:
+            data = file.read_at(0, FILE_BYTES_MAX)
+        finally:
+            file.close()
+        yield from reversed(data.splitlines())
+
+
+def _parsed(line: bytes) -> access_pb2.AuditRecord | None:
+    """A line as a record; None for one that a crash cut off."""
+    try:
+        return Record(**json.loads(line)).message()
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,163 @@
+"""The gate: every call on the client port passes it, with the right that endpoints.py says, before its service.
+
+Owns who may go on, what is in the audit log, and how many calls a user holds open. A service asks `caller()` for who
+calls and checks itself only what a request does not name: batches of a stream, topics of messages named by id.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToJson
+from google.protobuf.message import Message
+
+from tickwheel.node.core.failure import Failure, limit_reached
+from tickwheel.node.server.audit import REQUEST_LENGTH_MAX, AuditLog
+from tickwheel.node.server.callers import Caller, Callers
+from tickwheel.node.server.endpoints import ENDPOINTS, Endpoint
+from tickwheel.node.server.errors import abort
+from tickwheel.node.state.view import StateView
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Behaviour = Callable[[Any, Context], Awaitable[Any]]
+Generator = Callable[[Any, Context], AsyncIterator[Any]]
+
+SHOWN_BYTES_MAX = 64 << 10
+"""Larger requests stand in the audit log by their size alone."""
+
+_CALLER: ContextVar[Caller] = ContextVar("caller")
+
+
+def caller() -> Caller:
+    """Who makes the call that is being served."""
+    return _CALLER.get()
+
+
+class Gate:
+    """One per node."""
+
+    def __init__(self, callers: Callers, state: Callable[[], StateView], audit: AuditLog) -> None:
+        self._callers = callers
+        self._state = state
+        self._audit = audit
+        self._open: Counter[str] = Counter()
+        """Calls that stay open, by user."""
+
+    def guarded(self, method: str, behave: Any, *, generator: bool, streams: bool) -> Any:
+        """The behaviour of a method behind the gate. `streams`: requests are a stream, or answers are.
+
+        Raises KeyError for a method that the table of endpoints does not have: it must not be served.
+        """
+        endpoint = ENDPOINTS[method]
+        if endpoint.check is None:
+            return behave
+        if generator:
+            return self._generator(method, endpoint, behave)
+        return self._stream(method, endpoint, behave) if streams else self._unary(method, endpoint, behave)
+
+    def _unary(self, method: str, endpoint: Endpoint, behave: Behaviour) -> Behaviour:
+        async def guarded(request: Any, context: Context) -> Any:
+            caller = await self._admit(method, endpoint, request, context)
+            if not endpoint.audited:
+                return await behave(request, context)
+            return await self._audited(method, caller, behave, request, context)
+
+        return guarded
+
+    def _stream(self, method: str, endpoint: Endpoint, behave: Behaviour) -> Behaviour:
+        async def guarded(request: Any, context: Context) -> Any:
+            message = request if isinstance(request, Message) else None
+            caller = await self._admit(method, endpoint, message, context)
+            name = await self._take_place(caller, context)
+            try:
+                if not endpoint.audited:
+                    return await behave(request, context)
+                return await self._audited(method, caller, behave, request, context)
+            finally:
+                self._give_back(name)
+
+        return guarded
+
+    def _generator(self, method: str, endpoint: Endpoint, behave: Generator) -> Generator:
+        async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
+            message = request if isinstance(request, Message) else None
+            caller = await self._admit(method, endpoint, message, context)
+            name = await self._take_place(caller, context)
+            try:
+                async for response in behave(request, context):
+                    yield response
+            finally:
+                self._give_back(name)
+
+        return guarded
+
+    async def _take_place(self, caller: Caller, context: Context) -> str:
+        """The name under which one more call is held open; empty: it counts for nobody."""
+        name = caller.actor
+        limit = caller.quotas.streams_max if name else 0
+        if limit and self._open[name] >= limit:
+            await abort(context, limit_reached("quotas.streams_max", limit, 1_000))
+        if name:
+            self._open[name] += 1
+        return name
+
+    def _give_back(self, name: str) -> None:
+        if name:
+            self._open[name] -= 1
+            if not self._open[name]:
+                del self._open[name]
+
+    async def _admit(self, method: str, endpoint: Endpoint, request: Message | None, context: Context) -> Caller:
+        found = self._callers.of(context, endpoint.needed)
+        if isinstance(found, Failure):
+            await self._refuse(method, "", "none", request, context, found)
+            raise AssertionError("an aborted call does not return")
+        if not found.free:
+            assert endpoint.check is not None
+            refusal = endpoint.check(found, request, self._state())
+            if refusal is not None:
+                await self._refuse(method, found.name, found.by, request, context, refusal)
+        _CALLER.set(found)
+        return found
+
+    async def _refuse(
+        self, method: str, name: str, by: str, request: Message | None, context: Context, failure: Failure
+    ) -> None:
+        if self._callers.enforced:
+            self._audit.refused(
+                name, by, context.peer(), _short(method), _shown(request), f"refused: {failure.message}"
+            )
+        await abort(context, failure)
+
+    async def _audited(self, method: str, caller: Caller, behave: Behaviour, request: Any, context: Context) -> Any:
+        result = "the caller was gone before the answer"
+        try:
+            answer = await behave(request, context)
+            result = "OK"
+            return answer
+        except Exception:
+            code = context.code()
+            name = code.name if isinstance(code, grpc.StatusCode) else str(code)
+            result = f"{name}: {context.details()}"
+            raise
+        finally:
+            shown = _shown(request if isinstance(request, Message) else None)
+            await self._audit.changed(caller.name, caller.by, context.peer(), _short(method), shown, result)
+
+
+def _short(method: str) -> str:
+    """`/tickwheel.v1.Admin/DeleteTopic` as `Admin/DeleteTopic`."""
+    return method.rpartition(".")[2]
+
+
+def _shown(request: Message | None) -> str:
+    if request is None:
+        return ""
+    size = request.ByteSize()
+    if size > SHOWN_BYTES_MAX:
+        return f"{size} bytes"
+    return MessageToJson(request, indent=None, preserving_proto_field_name=True)[:REQUEST_LENGTH_MAX]

@@ -1,0 +1,239 @@
+"""Users, roles and tokens as replicated state: what a role allows, what is refused, what a checkpoint keeps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.node.state.solo import Solo
+from tickwheel.node.state.results import AdminResult
+from tickwheel.node.state.rights import (
+    ADMINISTRATOR,
+    ALL_RIGHTS,
+    GRANTS_MAX,
+    PATTERNS_MAX,
+    ROLES_OF_USER_MAX,
+    TOKENS_OF_USER_MAX,
+    AccessControl,
+    Grant,
+    Rights,
+    matches,
+)
+from tickwheel.proto import admin_pb2
+from tickwheel.proto import common_pb2 as pb
+from tickwheel.proto.access_pb2 import (
+    RIGHT_CONSUME,
+    RIGHT_READ,
+    RIGHT_SCHEDULE,
+    AccessCommand,
+    AccessRole,
+    AddToken,
+    RevokeToken,
+    StoredToken,
+    StoredUser,
+    Token,
+    UserQuotas,
+)
+from tickwheel.proto.access_pb2 import Grant as GrantMessage
+from tickwheel.proto.consumer_pb2 import EARLIEST
+from tickwheel.proto.log_pb2 import AdminCommand, Command
+
+NAMES = st.text("ab-", max_size=8)
+
+
+@given(st.text("ab-*", min_size=1, max_size=8), NAMES)
+def test_a_pattern_means_what_a_regular_expression_would(pattern: str, name: str) -> None:
+    """`*` stands for any characters, also none."""
+    wanted = re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
+    assert matches(pattern, name) == wanted
+
+
+def test_a_hostile_pattern_costs_no_more_than_its_length() -> None:
+    """What makes a backtracking matcher take for ever is answered at once."""
+    assert not matches("*a" * 60 + "*b", "a" * 127)
+
+
+def role(name: str, *grants: tuple[Collection[int], list[str], list[str]]) -> AccessCommand:
+    """A command that sets a role."""
+    made = [GrantMessage(rights=sorted(rights), topics=topics, groups=groups) for rights, topics, groups in grants]  # type: ignore[arg-type]
+    return AccessCommand(set_role=AccessRole(name=name, grants=made))
+
+
+def user(name: str, *roles: str, **quotas: int) -> AccessCommand:
+    """A command that sets a user."""
+    return AccessCommand(set_user=StoredUser(name=name, roles=roles, quotas=UserQuotas(**quotas)))
+
+
+def token(name: str, number: int, expires_ms: int = 0) -> AccessCommand:
+    """A command that adds a token."""
+    stored = StoredToken(token=Token(expires_ms=expires_ms), sha256=number.to_bytes(32, "big"))
+    return AccessCommand(add_token=AddToken(user=name, token=stored))
+
+
+def applied(control: AccessControl, command: AccessCommand, now_ms: int = 1_000, *, rights_on: bool = False) -> str:
+    """Apply a command; the reason it was refused for, or nothing."""
+    failure = control.apply(command, now_ms, rights_on).failure
+    return pb.ErrorReason.Name(failure.reason) if failure is not None else ""
+
+
+def test_rights_hold_for_the_names_of_a_grant_alone() -> None:
+    """Topic and group must come from one grant; two grants do not add up to a third."""
+    rights = Rights(
+        (
+            Grant(frozenset({RIGHT_CONSUME}), ("pay-*",), ("billing",)),
+            Grant(frozenset({RIGHT_CONSUME, RIGHT_READ}), ("mail",), ("sender-*",)),
+        )
+    )
+    assert rights.group_and_topic(RIGHT_CONSUME, "billing", "pay-late")
+    assert not rights.group_and_topic(RIGHT_CONSUME, "billing", "mail")
+    assert rights.topic(RIGHT_READ, "mail") and not rights.topic(RIGHT_READ, "pay-late")
+    assert not rights.everything(RIGHT_CONSUME) and not rights.all_topics(RIGHT_CONSUME)
+    assert not rights.topic(RIGHT_SCHEDULE, "mail")
+
+
+def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
+    """Names, patterns, rights, counts, unknown roles and users."""
+    control = AccessControl()
+    many = [({RIGHT_READ}, ["a"], ["a"])] * (GRANTS_MAX + 1)
+    wrong = [
+        user("", ADMINISTRATOR),
+        user("a b", ADMINISTRATOR),
+        user("ann", "nobody-knows-it"),
+        user("ann", *[f"r{number}" for number in range(ROLES_OF_USER_MAX + 1)]),
+        user("ann", messages_per_s=1 << 60),
+        role("r", ({9}, ["a"], [])),
+        role("r", (set(), ["a"], [])),
+        role("r", ({RIGHT_READ}, ["a b"], [])),
+        role("r", ({RIGHT_READ}, [], [])),
+        role("r", ({RIGHT_CONSUME}, ["a"], [])),
+        role("r", ({RIGHT_SCHEDULE}, [], ["a"])),
+        role("r", ({RIGHT_READ}, ["a"] * (PATTERNS_MAX + 1), [])),
+        role("r", *many),
+        role(ADMINISTRATOR, ({RIGHT_READ}, ["a"], [])),
+        AccessCommand(delete_user="nobody"),
+        AccessCommand(delete_role="none"),
+        AccessCommand(delete_role=ADMINISTRATOR),
+        token("nobody", 1),
+        AccessCommand(revoke_token=RevokeToken(user="nobody", token_id="x")),
+        AccessCommand(),
+    ]
+    for command in wrong:
+        assert applied(control, command), command
+    assert control.version == 0 and not list(control.users()) and len(control.roles()) == 1
+
+
+def test_the_last_administrator_cannot_go_while_rights_are_on() -> None:
+    """Not by deleting the user, nor by taking the role, nor by emptying a role that gives the same."""
+    control = AccessControl()
+    everything = (set(ALL_RIGHTS), ["*"], ["*"])
+    assert not applied(control, role("root", everything)) and not applied(control, user("ann", "root"))
+    nothing = role("root", ({RIGHT_READ}, ["*"], []))
+    for command in (AccessCommand(delete_user="ann"), user("ann"), nothing):
+        assert applied(control, command, rights_on=True) == "WRONG_STATE"
+    assert not applied(control, user("bob", ADMINISTRATOR), rights_on=True)
+    assert not applied(control, nothing, rights_on=True)
+    assert not applied(control, AccessCommand(delete_user="ann"), rights_on=True)
+    assert applied(control, AccessCommand(delete_user="bob"), rights_on=True) == "WRONG_STATE"
+    assert not applied(control, AccessCommand(delete_user="bob"), rights_on=False)
+
+
+def test_tokens_name_their_user_until_they_expire_or_end() -> None:
+    """Bounded for each user; an expired one makes room; a hash is somebody's once."""
+    control = AccessControl()
+    applied(control, user("ann", ADMINISTRATOR))
+    assert not applied(control, token("ann", 0, expires_ms=5_000))
+    for number in range(1, TOKENS_OF_USER_MAX):
+        assert not applied(control, token("ann", number))
+    assert applied(control, token("ann", 99)) == "LIMIT_REACHED"
+    assert applied(control, token("ann", 1), 6_000) == "NAME_TAKEN"
+    first, second = (number.to_bytes(32, "big") for number in (0, 1))
+    found = control.bearer(first, 4_999)
+    assert found is not None and found.name == "ann"
+    assert control.bearer(first, 5_000) is None and control.bearer(b"", 0) is None
+    assert not applied(control, token("ann", 99), 6_000)
+    ann = control.user("ann")
+    assert ann is not None and first not in [kept.sha256 for kept in ann.tokens]
+    token_id = next(kept.token_id for kept in ann.tokens if kept.sha256 == second)
+    applied(control, AccessCommand(revoke_token=RevokeToken(user="ann", token_id=token_id)))
+    assert control.bearer(second, 0) is None
+    applied(control, AccessCommand(delete_user="ann"))
+    assert control.bearer((99).to_bytes(32, "big"), 0) is None
+
+
+COMMANDS = st.one_of(
+    st.builds(user, st.sampled_from("ab"), st.sampled_from([ADMINISTRATOR, "r", "s"])),
+    st.builds(user, st.sampled_from("ab")),
+    st.builds(
+        lambda name, rights: role(name, (rights, ["*"], ["*"])),
+        st.sampled_from("rs"),
+        st.sets(st.sampled_from(ALL_RIGHTS), min_size=1),
+    ),
+    st.builds(lambda name: AccessCommand(delete_user=name), st.sampled_from("ab")),
+    st.builds(lambda name: AccessCommand(delete_role=name), st.sampled_from("rs")),
+    st.builds(token, st.sampled_from("ab"), st.integers(0, 5), st.integers(0, 3)),
+)
+
+
+@given(st.lists(COMMANDS, max_size=30))
+def test_invariants_hold_whatever_is_applied(commands: list[AccessCommand]) -> None:
+    """With rights on an administrator stays; roles of users exist; what is restored from a checkpoint is the same."""
+    control = AccessControl()
+    control.apply(user("a", ADMINISTRATOR), 0, False)
+    for now_ms, command in enumerate(commands):
+        control.apply(command, now_ms, True)
+        assert next(control.administrators(), None) is not None
+        known = {one.name for one in control.roles()}
+        assert all(set(one.roles) <= known for one in control.users())
+    again = AccessControl()
+    again.restore(control.message())
+    assert again.message() == control.message()
+    for number in range(6):
+        sha256 = number.to_bytes(32, "big")
+        assert again.bearer(sha256, 0) == control.bearer(sha256, 0)
+
+
+def change(solo: Solo, actor: str = "", **body: object) -> AdminResult:
+    """An admin command, on behalf of a user."""
+    result = solo.apply(Command(admin=AdminCommand(actor=actor, **body)))[0]  # type: ignore[arg-type]
+    assert isinstance(result, AdminResult)
+    return result
+
+
+def test_rights_need_an_administrator_and_survive_a_restart() -> None:
+    """They cannot be turned on while nobody could administer; users, owners and the setting are in the checkpoint."""
+    solo = Solo()
+    solo.create("g")
+    on = admin_pb2.Settings(rights=True)
+    refused = change(solo, settings=on)
+    assert refused.failure is not None and refused.failure.metadata["field"] == "rights"
+    assert change(solo, access=user("ann", ADMINISTRATOR, topics_max=2, groups_max=1)).user is not None
+    assert change(solo, settings=on).failure is None
+    for name in ("t1", "t2"):
+        assert change(solo, "ann", create_topic=admin_pb2.CreateTopicRequest(name=name)).failure is None
+    third = admin_pb2.CreateTopicRequest(name="t3")
+    grouped = admin_pb2.CreateGroupRequest(name="h", topics=["t1"], start_from=EARLIEST)
+    assert change(solo, "ann", create_group=grouped).failure is None
+    before = solo.state.digest()
+    solo.checkpoint()
+    solo.restart()
+    assert solo.state.digest() == before
+    assert solo.state.settings.rights and solo.state.access.user("ann") is not None
+    full = change(solo, "ann", create_topic=third).failure
+    assert full is not None and full.metadata["field"] == "quotas.topics_max"
+    more = admin_pb2.CreateGroupRequest(name="i", topics=["t1"], start_from=EARLIEST)
+    full = change(solo, "ann", create_group=more).failure
+    assert full is not None and full.metadata["field"] == "quotas.groups_max"
+    assert change(solo, delete_topic=admin_pb2.DeleteTopicRequest(name="t1")).failure is None
+    assert change(solo, "ann", create_topic=third).failure is None
+
+
+def test_the_built_in_role_gives_everything() -> None:
+    """Every right for every name."""
+    control = AccessControl()
+    applied(control, user("ann", ADMINISTRATOR))
+    ann = control.user("ann")
+    assert ann is not None
+    assert all(control.rights_of(ann).everything(number) for number in ALL_RIGHTS)
