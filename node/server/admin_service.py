@@ -18,8 +18,8 @@ from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.errors import abort
-from tickwheel.node.server.resolving import fail, resolve
 from tickwheel.node.server.gate import caller
+from tickwheel.node.server.resolving import fail, resolve
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.access_pb2 import RIGHT_READ

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from tickwheel.node.logs import logger
+from tickwheel.node.server.resolving import fail, resolve
 from tickwheel.proto import access_pb2
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import Disk
@@ -93,7 +94,7 @@ class AuditLog:
         if len(self._waiting) >= WAITING_MAX:
             log.error("the audit log is too slow: a line was left out", line=json.dumps(asdict(record)))
             if future is not None:
-                future.set_result(None)
+                resolve(future, None)
             return
         self._waiting.append((record, future))
         self._write_next()
@@ -110,8 +111,8 @@ class AuditLog:
                 lines = [json.dumps(asdict(record)) for record, _ in batch]
                 log.error("the audit log cannot be written", reason=str(error), lines=lines[:100])
             for _, future in batch:
-                if future is not None and not future.done():
-                    future.set_result(None)
+                if future is not None:
+                    resolve(future, None)
             self._write_next()
 
         data = b"".join(json.dumps(asdict(record), ensure_ascii=True).encode() + b"\n" for record, _ in batch)
@@ -137,12 +138,10 @@ class AuditLog:
         future: asyncio.Future[list[access_pb2.AuditRecord]] = asyncio.get_running_loop().create_future()
 
         def read(records: list[access_pb2.AuditRecord] | None, error: BaseException | None) -> None:
-            if future.done():
-                return
             if error is not None:
-                future.set_exception(error)
+                fail(future, error)
             else:
-                future.set_result(records or [])
+                resolve(future, records or [])
 
         self._executor.submit(lambda: self._read(limit, before_ms), read)
         return await future

@@ -11,9 +11,10 @@ from typing import Any, cast
 import pytest
 
 from tickwheel.node.core.failure import Failure, not_master
-from tickwheel.node.server.access import Access
+from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.consumer_service import ConsumerStream
+from tickwheel.node.state.rights import AccessControl
 from tickwheel.proto import consumer_pb2
 
 SERVER = Path(__file__).parents[3] / "node" / "server"
@@ -35,7 +36,9 @@ class Core:
     def __init__(self) -> None:
         self.opened: Callable[[Session | Failure], None] | None = None
 
-    def open_consumer(self, request: object, deliver: object, closed: object, opened: Callable[..., None]) -> None:
+    def open_consumer(
+        self, request: object, deliver: object, closed: object, opened: Callable[..., None], actor: str
+    ) -> None:
         """See CorePort."""
         self.opened = opened
 
@@ -47,9 +50,10 @@ async def test_a_caller_that_goes_while_its_group_is_created(answer: Session | F
     It must not raise inside the core, and nobody may be left holding a session.
     """
     core = Core()
-    calls = Calls(cast(Any, core), Access(tls=False, admin_names=()), lambda: None)
-    stream = ConsumerStream(calls, 1 << 20)
-    opening = asyncio.ensure_future(stream.open(consumer_pb2.OpenConsumer(group="g"), cast(Any, None)))
+    calls = Calls(cast(Any, core), lambda: None)
+    anybody = Caller("", "none", True, AccessControl(), lambda: False)
+    stream = ConsumerStream(calls, 1 << 20, anybody, consumer_pb2.OpenConsumer(group="g"))
+    opening = asyncio.ensure_future(stream.open(cast(Any, None)))
     await asyncio.sleep(0)
     assert core.opened is not None
     opening.cancel()
