@@ -1,15 +1,16 @@
 """The master's deliveries: channels, leases, what goes to whom and what comes back.
 
-Begins when this node leads, ends at once when it no longer does: then all of it is thrown away and the
-consumers are told where the master is. What must survive (settled, attempts) is in the replicated
-state; what should survive (who holds what) travels in the 50 ms sync.
+Begins when this node leads, ends at once when it no longer does: then all of it is thrown away but who holds what,
+and the consumers are told where the master is. What must survive (settled, attempts) is in the replicated
+state; what should survive (who holds what) travels in the 50 ms sync, and stays here for the next time this node leads.
 
 Before anything leaves, the lease of mastership is asked again: a deposed master delivers nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,7 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.fetching import Fetching
 from tickwheel.node.core.fifo import FifoChannel
 from tickwheel.node.core.inherited import Inherited
-from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, Positions
+from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, Positions, ranges_of
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.recent import RecentUnits
@@ -104,12 +105,17 @@ class Delivery:
         self._hold_until_ms = self._wheel.cursor.due_ms - 1
         self.heard.prune(now_ms, self._floors())
         epochs = {key: subscription.epoch for key, subscription in self._state.subscriptions()}
+        # No lease is longer, whatever a clock said when it was given out.
+        latest_ms = now_ms + self._config.lease_max_ms
         for lease in self.heard.held(now_ms, epochs):
-            self._inherited.take_over(lease)
+            self._inherited.take_over(replace(lease, until_ms=min(lease.until_ms, latest_ms)))
+        self.heard.clear()
         self._dirty.update(self.sessions.groups())
 
     def end(self, failure: Failure) -> None:
-        """Mastership is gone: stop at once, clear everything, tell the consumers."""
+        """Mastership is gone: stop at once, clear everything, tell the consumers. What they hold they go on holding:
+        who leads next, and be it this node, must not deliver it again."""
+        self.heard.hear([r for lease in self.held_leases() for r in ranges_of(lease)], complete=True)
         self.fetching.next_reign()
         self.reigning = False
         self.settlements.retries.lose(failure)
@@ -458,11 +464,19 @@ class Delivery:
         for channel in self._channels.values():
             channel.forget_settled()
         self._broadcasts.upkeep()
+        self._inherited.prune(now_ms)
         self.heard.prune(now_ms, floors)
 
     def lease_feed_for(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:
         """Ranges for the sync to one slave."""
-        return self.feed.for_peer(peer_id, number, self._leases)
+        return self.feed.for_peer(peer_id, number, self.held_leases)
+
+    def held_leases(self) -> Iterator[Lease]:
+        """What the next master has to know. Consumers of broadcasting groups begin anew with it; and what was given
+        back is held by nobody."""
+        for lease in itertools.chain(self._leases.open_leases(), self._inherited.unplaced()):
+            if not lease.given_back and not self._state.group_broadcasting(lease.channel[0]):
+                yield lease
 
     @property
     def in_flight(self) -> int:

@@ -1,13 +1,14 @@
-"""What consumers hold of an earlier master: its leases, as far as this node heard of them in the sync.
+"""What consumers hold of an earlier reign: the leases that this node heard of in the sync, or gave out itself.
 
 A held message is not delivered again before its lease is over. What was delivered ahead of a dispatch that is not in
-the log is held by its id, until it is dispatched after all or its lease is over. Soft state of one reign.
+the log is held by its id, until it is dispatched after all or its lease is over; the slaves hear of it like of any
+lease. Soft state of one reign.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import itertools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -31,8 +32,9 @@ class Inherited:
         self._leases = leases
         self._feed = feed
         self._channel = channel
-        self._ids: dict[ChannelKey, dict[int, int]] = {}
-        """Ids that an earlier master delivered ahead of a lost dispatch, and until when they are leased."""
+        self._unplaced: dict[ChannelKey, dict[int, tuple[int, int]]] = {}
+        """Ids that were delivered ahead of a lost dispatch: until when they are leased, and where they were thought to
+        come."""
 
     def take_over(self, lease: Lease) -> None:
         """A lease that still runs; what it delivered ahead of a dispatch that is not in the log is held by id."""
@@ -42,24 +44,55 @@ class Inherited:
         if lease.ids is not None and subscription is not None:
             places, known = subscription.locate(lease.ids, lease.positions)
             again, found = subscription.locate(lease.ids[~known], None)
-            held = self._ids.setdefault(lease.channel, {})
-            held.update(dict.fromkeys(lease.ids[~known][~found].tolist(), lease.until_ms))
+            unplaced = ~known
+            unplaced[~known] = ~found
+            self._wait_for(lease.only(unplaced))
             positions = np.sort(np.concatenate((places[known], again[found])))
             attempts = np.ones(len(positions), np.uint32)
             lease = Lease(lease.channel, positions, attempts, lease.until_ms, 0, epoch=lease.epoch)
         if subscription is not None:
             # What came back or was settled since is held by nobody.
-            is_current = current(subscription, lease)
-            lease = replace(lease, positions=lease.positions[is_current], attempts=lease.attempts[is_current])
+            lease = lease.only(current(subscription, lease))
         self._hold(lease)
+
+    def _wait_for(self, lease: Lease) -> None:
+        """Of a lease by ids: what is not dispatched yet."""
+        if lease.ids is None or not len(lease.ids):
+            return
+        waiting = self._unplaced.setdefault(lease.channel, {})
+        for id, position in zip(lease.ids.tolist(), lease.positions.tolist(), strict=True):
+            waiting[id] = max(waiting.get(id, (0, 0)), (lease.until_ms, position))
+
+    def unplaced(self) -> Iterator[Lease]:
+        """The leases of what is not dispatched yet, for a slave that is told everything."""
+        for key, waiting in self._unplaced.items():
+            subscription = self._state.subscription(*key)
+            if subscription is None:
+                continue
+            rows = sorted((until_ms, position, id) for id, (until_ms, position) in waiting.items())
+            for until_ms, group in itertools.groupby(rows, key=lambda row: row[0]):
+                of_end = list(group)
+                positions = np.array([position for _, position, _ in of_end], np.uint64)
+                ids = np.array([id for _, _, id in of_end], np.uint64)
+                attempts = np.ones(len(ids), np.uint32)
+                yield Lease(key, positions, attempts, until_ms, 0, ids=ids, epoch=subscription.epoch)
+
+    def prune(self, now_ms: int) -> None:
+        """Forget what is over."""
+        for key in list(self._unplaced):
+            kept = {id: held for id, held in self._unplaced[key].items() if held[0] > now_ms}
+            if kept:
+                self._unplaced[key] = kept
+            else:
+                del self._unplaced[key]
 
     def dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
         """Units have places now: those that an earlier master had delivered are held there until their leases end."""
-        if not self._ids:
+        if not self._unplaced:
             return
         ids = ids_of(units)
-        for key in [key for key in self._ids if key[1] == topic_id]:
-            held = self._ids[key]
+        for key in [key for key in self._unplaced if key[1] == topic_id]:
+            held = self._unplaced[key]
             places = [place for place, id in enumerate(ids.tolist()) if id in held]
             channel = self._channel(key)
             if not places or channel is None:
@@ -67,7 +100,7 @@ class Inherited:
             positions = np.array(places, np.uint64) + np.uint64(first_position)
             channel.hold(positions)
             for place, position in zip(places, positions.tolist(), strict=True):
-                until_ms = held.pop(int(ids[place]))
+                until_ms, _ = held.pop(int(ids[place]))
                 one, first_attempt = np.array([position], np.uint64), np.ones(1, np.uint32)
                 self._hold(Lease(key, one, first_attempt, until_ms, 0, epoch=channel.epoch))
 
@@ -78,8 +111,8 @@ class Inherited:
 
     def forget(self, key: ChannelKey) -> None:
         """The group was reset, or is gone."""
-        self._ids.pop(key, None)
+        self._unplaced.pop(key, None)
 
     def clear(self) -> None:
         """Mastership is gone."""
-        self._ids.clear()
+        self._unplaced.clear()

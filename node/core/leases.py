@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,6 +29,9 @@ ChannelKey = tuple[int, int]
 EVENTS_MAX = 20_000
 """Lease ranges remembered for slaves that have not acknowledged them; beyond it they get the whole table."""
 RANGES_PER_SYNC_MAX = 2_000
+RANGE_MESSAGES_MAX = 1_000_000
+"""Messages that one range may name: it becomes arrays as long."""
+POSITION_MAX = 1 << 62
 UNANSWERED_MAX = 64
 """Syncs to one slave whose answers may still count: 3 s at 50 ms."""
 
@@ -50,6 +53,11 @@ class Lease:
     """How often the group had been reset when they were given out."""
     given_back: bool = False
     """It did not run out: its consumer left, and the return is to be tried again at its end."""
+
+    def only(self, rows: NDArray[np.bool_]) -> Lease:
+        """The same lease of these of its positions; not in any table."""
+        ids = None if self.ids is None else self.ids[rows]
+        return replace(self, positions=self.positions[rows], attempts=self.attempts[rows], ids=ids)
 
 
 @dataclass(slots=True)
@@ -112,7 +120,7 @@ class LeaseTable:
                 keep[place] = False
             else:
                 del self._extended[key]
-        return replace(lease, positions=lease.positions[keep], attempts=lease.attempts[keep], closed=True)
+        return lease.only(keep)
 
     def close_session(self, session_id: int) -> list[Lease]:
         """A consumer went away: its open leases end now. Its extensions end with them."""
@@ -200,12 +208,14 @@ class LeaseFeed:
             self._events.popleft()
             self._first += 1
 
-    def for_peer(self, peer_id: str, number: int, table: LeaseTable) -> tuple[list[LeaseRange], bool]:
-        """Ranges for sync `number` to a slave, and whether they are the whole table."""
+    def for_peer(
+        self, peer_id: str, number: int, held: Callable[[], Iterable[Lease]]
+    ) -> tuple[list[LeaseRange], bool]:
+        """Ranges for sync `number` to a slave, and whether they are all that is `held`."""
         heard = self._heard.get(peer_id)
         end = self._first + len(self._events)
         if heard is None or heard < self._first:
-            ranges = [r for lease in table.open_leases() for r in ranges_of(lease)]
+            ranges = [r for lease in held() for r in ranges_of(lease)]
             self._note_sent(peer_id, number, end)
             return ranges, True
         start = heard - self._first
@@ -249,17 +259,36 @@ class LeaseFeed:
 
 
 class HeardLeases:
-    """A slave's memory of the leases its master told of; what a new master starts with."""
+    """The leases that this node knows of while it does not lead: those that its masters told it of, its own of earlier
+    reigns, and those that it found on its disk. A new master starts with them.
+
+    A lease of an earlier term stays until it is over, whether or not the masters since then have heard of it: what came
+    back or was settled meanwhile shows in the replicated state, so an old lease never holds what it does not own.
+    """
 
     def __init__(self) -> None:
         self._ranges: dict[ChannelKey, list[LeaseRange]] = {}
 
     def hear(self, ranges: Iterable[LeaseRange], complete: bool) -> None:
-        """Take over what a sync brought."""
-        if complete:
-            self._ranges.clear()
+        """Learn of leases. `complete`: they are all of their source, so many are known already and are joined."""
         for r in ranges:
-            self._ranges.setdefault((r.group_id, r.topic_id), []).append(r)
+            if _well_formed(r):
+                self._ranges.setdefault((r.group_id, r.topic_id), []).append(r)
+        if complete:
+            self._join()
+
+    def _join(self) -> None:
+        """Ranges that overlap become one: what is told again and again takes no more room."""
+        for key, ranges in self._ranges.items():
+            epoch = max(r.epoch for r in ranges)
+            running = [r for r in ranges if r.epoch == epoch]
+            by_ids: dict[bytes, LeaseRange] = {}
+            for r in running:
+                if r.ids and (r.ids not in by_ids or by_ids[r.ids].until_ms < r.until_ms):
+                    by_ids[r.ids] = r
+            placed = [r for r in running if not r.ids]
+            joined = [r for lease in _merged(key, placed, epoch) for r in ranges_of(lease)] if placed else []
+            self._ranges[key] = [*joined, *by_ids.values()]
 
     def prune(self, now_ms: int, floors: dict[ChannelKey, int]) -> None:
         """Forget what is over or settled."""
@@ -274,6 +303,10 @@ class HeardLeases:
     def size(self) -> int:
         """Ranges kept."""
         return sum(len(ranges) for ranges in self._ranges.values())
+
+    def ranges(self) -> Iterator[LeaseRange]:
+        """All that is known, as it was told."""
+        return itertools.chain.from_iterable(self._ranges.values())
 
     def held(self, now_ms: int, epochs: dict[ChannelKey, int]) -> list[Lease]:
         """The leases that still run, as leases of an earlier master; of overlapping ones the latest end wins.
@@ -295,8 +328,18 @@ class HeardLeases:
         return leases
 
     def clear(self) -> None:
-        """Start anew."""
+        """The leases are kept elsewhere now."""
         self._ranges.clear()
+
+
+def _well_formed(r: LeaseRange) -> bool:
+    """Whether a range from a peer or a file can be used: of any other, nothing is held."""
+    return (
+        0 < r.count <= RANGE_MESSAGES_MAX
+        and r.first_position < POSITION_MAX
+        and len(r.attempts) in (0, 4 * r.count)
+        and len(r.ids) in (0, 8 * r.count)
+    )
 
 
 def _merged(key: ChannelKey, ranges: list[LeaseRange], epoch: int) -> list[Lease]:

@@ -77,7 +77,8 @@ class Returns:
             self._leases.give(replace(lease, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
             return
         is_open = current(subscription, lease)
-        positions, attempts = lease.positions[is_open], lease.attempts[is_open]
+        still_open = lease.only(is_open)
+        positions, attempts = still_open.positions, still_open.attempts
         channel = self._channel(lease.channel)
         if channel is not None:
             # What is settled or came back on another way is not held by this lease any more.
@@ -98,8 +99,7 @@ class Returns:
                 if expired and now_there is not None and not isinstance(result, Failure):
                     now_there.release_hold(positions)
                 if isinstance(result, Failure):
-                    again = replace(lease, positions=positions, attempts=attempts, closed=False)
-                    self._leases.give(replace(again, until_ms=now_ms + RETURN_RETRY_MS))
+                    self._leases.give(replace(still_open, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
 
         if expired:
             self._settlements.expire(lease, positions, attempts, now_ms, returned)

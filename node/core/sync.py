@@ -93,7 +93,6 @@ class SyncState:
         heard = self.heard
         if frame.term > heard.term or sync.number > heard.number:
             if frame.term > heard.term:
-                self._delivery.heard.clear()
                 heard.tick, heard.local_index = 0, 0
             heard.term, heard.number, heard.at_ns = frame.term, sync.number, self._monotonic_ns()
             heard.tick, heard.local_index = max((heard.tick, heard.local_index), (sync.tick, sync.local_index))

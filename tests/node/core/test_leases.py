@@ -1,0 +1,200 @@
+"""P5 through changes of master: who holds what is known to whoever leads next, be it the one that led before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.node.core.test_fifo import Ordered
+from tests.node.core.test_retries import Picky, admin
+from tests.node.core.trio import Client, Node, World, digests
+from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.node.core.leases import POSITION_MAX, HeardLeases
+from tickwheel.proto import admin_pb2, consumer_pb2
+from tickwheel.proto.peer_pb2 import LeaseRange, PeerFrame, Sync
+
+CUT_MS = 365
+"""Longer than the master's lease, shorter than most elections: it is often elected again."""
+
+
+def elected_again(world: World, master: Node) -> None:
+    """Make a master lose its mastership and win the next election itself."""
+    assert master.host is not None
+    for _ in range(20):
+        term = master.host.core.term
+        world.cut_off(master.name)
+        world.run(CUT_MS)
+        world.heal()
+        world.run(50)
+        world.run_until(lambda: world.master() is not None)
+        if world.master() is master and master.host.core.term > term:
+            return
+        again: list[object] = []
+        other = world.master()
+        assert other is not None and other.host is not None
+        other.host.core.transfer(master.name, again.append)
+        world.run_until(lambda: world.master() is master)
+        return
+    raise AssertionError("it was never elected again")
+
+
+@pytest.mark.parametrize("order", list(DeliveryOrder))
+def test_a_master_that_is_elected_again_remembers_what_it_gave_out(order: DeliveryOrder) -> None:
+    """It had told the slaves, and nobody tells it: what consumers hold comes again when their leases are over, and
+    then as the second attempt."""
+    world = World(1, config=replace(CoreConfig(), delivery_order=order))
+    client = Client(world)
+    client.settle = False
+    master = world.elect()
+    assert master.host is not None
+    client.consume(lease_ms=20_000)
+    client.schedule([100] * 50)
+    world.run(1_000)
+    assert len(client.got) == 50
+    for _ in range(3):
+        term = master.host.core.term
+        elected_again(world, master)
+        assert master.host.core.term > term
+        world.run(1_000)
+    assert not client.repeated()
+    client.schedule([100] * 10)
+    world.run(1_000)
+    assert len(client.got) == 60, "what nobody holds is delivered"
+    world.run(40_000)
+    assert {tuple(attempt for _, attempt, _ in seen) for seen in client.got.values()} == {(1, 2)}
+    assert len(digests(world)) == 1
+
+
+def test_a_master_that_is_elected_again_keeps_held_message_groups_blocked() -> None:
+    """FIFO: neither what is held nor what is behind it comes before it is settled or its lease is over."""
+    world = World(2)
+    admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t", fifo=True))
+    admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"]))
+    client = Ordered(world, lambda record, attempt: None)
+    master = world.elect()
+    client.consume(lease_ms=8_000)
+    client.schedule_of(["a", "a", "b"])
+    world.run(500)
+    assert client.by_group() == {"a": [(0, 1)], "b": [(2, 1)]}
+    elected_again(world, master)
+    client.schedule_of(["c"])
+    world.run(3_000)
+    assert client.by_group() == {"a": [(0, 1)], "b": [(2, 1)], "c": [(3, 1)]}
+
+
+def test_what_a_broadcasting_group_holds_is_nobody_elses() -> None:
+    """Its consumers begin anew with each reign: no lease of an earlier one keeps a message from them."""
+    world = World(3)
+    admin(world, create_topic=admin_pb2.CreateTopicRequest(name="t"))
+    admin(world, create_group=admin_pb2.CreateGroupRequest(name="g", topics=["t"], broadcasting=True))
+    client = Picky(world, lambda record, attempt: None)
+    master = world.elect()
+    client.consume(lease_ms=20_000)
+    world.run(100)
+    client.schedule([50] * 5)
+    world.run(500)
+    assert len(client.got) == 5 and master.host is not None
+    elected_again(world, master)
+    world.run(1_000)
+    assert all(len(seen) >= 2 for seen in client.got.values())
+    assert all(lease.session_id for lease in master.host.core.delivery._leases.open_leases())
+
+
+def test_a_reset_ends_the_leases_of_an_earlier_reign() -> None:
+    """The group begins anew: what was held before is delivered again at once."""
+    world = World(4)
+    client = Client(world)
+    client.settle = False
+    master = world.elect()
+    client.consume(lease_ms=20_000)
+    client.schedule([100] * 5)
+    world.run(500)
+    elected_again(world, master)
+    world.run(500)
+    assert len(client.got) == 5 and not client.repeated()
+    admin(world, reset_group=admin_pb2.ResetGroupRequest(name="g", start_from=consumer_pb2.EARLIEST))
+    world.run(500)
+    assert len(client.repeated()) == 5
+
+
+def test_two_losses_of_the_master_repeat_nothing_that_was_delivered_ahead() -> None:
+    """Push-first: what was delivered ahead of a lost dispatch is known by its id alone. The second master tells of it
+    before it has dispatched it, and the third one was not there when it was delivered."""
+    world = World(6, config=replace(CoreConfig(), delivery_order=DeliveryOrder.PUSH_FIRST, dispatch_ahead_ms=0))
+    client = Client(world)
+    client.settle = False
+    first = world.elect()
+    second, third = (node for node in world.nodes.values() if node is not first)
+    client.consume(lease_ms=30_000)
+    world.run(200)
+    third.kill()
+    client.schedule([500] * 40)
+    world.run(450)
+    assert first.host is not None and second.host is not None
+    # The slave hears the syncs and no entry: the dispatch is lost with the master.
+    receive = second.host.receive
+    second.host.receive = lambda peer_id, frame: (  # type: ignore[method-assign]
+        None if frame.HasField("append_entries") else receive(peer_id, frame)
+    )
+    world.run(160)
+    assert len(client.got) == 40
+    first.kill()
+    client.closed = True
+    del second.host.receive
+    third.start()
+    second.host.core.dispatcher.tick = lambda now_ms: None  # type: ignore[method-assign]
+    world.run_until(lambda: world.master() is second)
+    assert list(second.host.core.delivery._inherited.unplaced()), "the dispatch was not lost"
+    world.run(200)
+    second.kill()
+    client.closed = True
+    first.start()
+    first.host.core.delivery.heard.clear()
+    world.run_until(lambda: world.master() not in (None, second))
+    world.run(2_000)
+    assert not client.repeated()
+    world.run(60_000)
+    assert not client.lost()
+    assert {tuple(attempt for _, attempt, _ in seen) for seen in client.got.values()} == {(1, 2)}
+
+
+def test_a_lease_of_an_earlier_term_stays_with_who_heard_of_it() -> None:
+    """The next master may not have heard of it; the one after that may be a slave that had."""
+    world = World(5)
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    assert slave.host is not None
+    core = slave.host.core
+    lease = LeaseRange(group_id=1, topic_id=1, first_position=0, count=5, until_ms=world.now_ms + 60_000)
+    core.sync.incoming(PeerFrame(term=core.term, sync=Sync(number=10_000, leases=[lease])))
+    core.sync.incoming(PeerFrame(term=core.term + 1, sync=Sync(number=1, complete=True)))
+    assert list(core.delivery.heard.ranges()) == [lease]
+
+
+def test_ranges_that_make_no_sense_hold_nothing() -> None:
+    """They may come from a peer or a damaged file: no array as long as they say, no error."""
+    heard = HeardLeases()
+    good = LeaseRange(group_id=1, topic_id=1, first_position=3, count=2, until_ms=100)
+    odd = [
+        LeaseRange(group_id=1, topic_id=1, first_position=3, count=0, until_ms=100),
+        LeaseRange(group_id=1, topic_id=1, first_position=3, count=0xFFFFFFFF, until_ms=100),
+        LeaseRange(group_id=1, topic_id=1, first_position=POSITION_MAX, count=1, until_ms=100),
+        LeaseRange(group_id=1, topic_id=1, first_position=3, count=2, attempts=b"x", until_ms=100),
+        LeaseRange(group_id=1, topic_id=1, first_position=3, count=2, ids=b"x", until_ms=100),
+    ]
+    heard.hear([*odd, good], complete=True)
+    assert heard.size() == 1
+    assert [lease.positions.tolist() for lease in heard.held(0, {(1, 1): 0})] == [[3, 4]]
+
+
+def test_what_is_told_again_takes_no_more_room() -> None:
+    """A slave whose connection breaks often is told everything each time."""
+    heard = HeardLeases()
+    placed = [
+        LeaseRange(group_id=1, topic_id=1, first_position=10 * n, count=2, until_ms=100 + n) for n in range(20)
+    ]
+    ahead = [LeaseRange(group_id=1, topic_id=1, first_position=500, count=1, until_ms=100, ids=b"12345678")]
+    for _ in range(50):
+        heard.hear([*placed, *ahead], complete=True)
+    assert heard.size() == 21
