@@ -167,7 +167,11 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("segment_hours", "gauge", "Hours that have segments."),
     MetricSpec("arrival_buffer_bytes", "gauge", "Arrivals in memory, not yet merged into hour files."),
     MetricSpec("checkpoints", "counter", "Checkpoints written."),
-    MetricSpec("synced_write_failures", "counter", "Times the file with the newest synced tick could not be written."),
+    MetricSpec(
+        "synced_write_failures",
+        "counter",
+        "Times the files with the newest synced tick and with the leases could not be written.",
+    ),
     MetricSpec("disk_free_bytes", "gauge", "Bytes the data directory can still take above the reserve."),
     MetricSpec("disk_used_ratio", "gauge", "Share of the disk that is used."),
     MetricSpec("disk_above_mark", "gauge", "1 while the disk is above storage.high_water_percent."),

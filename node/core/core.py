@@ -27,6 +27,7 @@ from tickwheel.node.core.events import Events
 from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.filter_sweep import FilterSweep
 from tickwheel.node.core.flow import FlowControl
+from tickwheel.node.core.lease_file import LeaseFile, read_leases
 from tickwheel.node.core.listener import CoreListener
 from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.mending import Mending
@@ -156,6 +157,8 @@ class NodeCore:
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
         self.synced_file = SyncedFile(ports.disk, ports.executor, synced)
+        self.delivery.heard.hear(read_leases(ports.disk), complete=True)
+        self.lease_file = LeaseFile(ports.disk, ports.executor)
         self.listener = CoreListener(self)
         self.log = make_log(self, self._restored)
         self.proposer.attach(self.log, self.publisher)
@@ -302,6 +305,7 @@ class NodeCore:
             self.synced_file.write(self.sync.newest(self.term if self.leading else 0))
             if self.clock.known:
                 self.delivery.upkeep(now_ms)
+                self.lease_file.write(self.delivery.lease_ranges())
             if self.leading:
                 self.members.upkeep()
                 self.flow.prune()

@@ -208,9 +208,7 @@ class LeaseFeed:
             self._events.popleft()
             self._first += 1
 
-    def for_peer(
-        self, peer_id: str, number: int, held: Callable[[], Iterable[Lease]]
-    ) -> tuple[list[LeaseRange], bool]:
+    def for_peer(self, peer_id: str, number: int, held: Callable[[], Iterable[Lease]]) -> tuple[list[LeaseRange], bool]:
         """Ranges for sync `number` to a slave, and whether they are all that is `held`."""
         heard = self._heard.get(peer_id)
         end = self._first + len(self._events)

@@ -396,7 +396,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "segment_hours": float(len(core.wheel.hours())),
         "arrival_buffer_bytes": float(core.wheel.buffer_bytes),
         "checkpoints": float(core.checkpointer.written),
-        "synced_write_failures": float(core.synced_file.failures),
+        "synced_write_failures": float(core.synced_file.failures + core.lease_file.failures),
         "disk_free_bytes": float(status.disk_bytes_free),
         "disk_used_ratio": core.disk_room.used_ratio,
         "disk_above_mark": float(core.disk_room.above),

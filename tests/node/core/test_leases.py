@@ -10,9 +10,11 @@ from tests.node.core.test_fifo import Ordered
 from tests.node.core.test_retries import Picky, admin
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
+from tickwheel.node.core.lease_file import BYTES_MAX, PATH, encode, read_leases
 from tickwheel.node.core.leases import POSITION_MAX, HeardLeases
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto.peer_pb2 import LeaseRange, PeerFrame, Sync
+from tickwheel.storage.whole_file import write_whole
 
 CUT_MS = 365
 """Longer than the master's lease, shorter than most elections: it is often elected again."""
@@ -172,6 +174,105 @@ def test_a_lease_of_an_earlier_term_stays_with_who_heard_of_it() -> None:
     assert list(core.delivery.heard.ranges()) == [lease]
 
 
+def all_lose_power(world: World, client: Client) -> None:
+    for node in world.nodes.values():
+        node.kill()
+    client.closed = True
+    for node in world.nodes.values():
+        node.start()
+    world.elect()
+
+
+def test_leases_outlive_a_loss_of_all_nodes() -> None:
+    """What is out longer than two seconds is known after it, to the end of its lease and no longer."""
+    world = World(7)
+    client = Client(world)
+    client.settle = False
+    world.elect()
+    client.consume(lease_ms=20_000)
+    client.schedule([100] * 50)
+    world.run(3_000)
+    assert len(client.got) == 50
+    all_lose_power(world, client)
+    world.run(3_000)
+    assert not client.repeated()
+    client.schedule([100] * 5)
+    world.run(1_000)
+    assert len(client.got) == 55
+    world.run(45_000)
+    assert {tuple(attempt for _, attempt, _ in seen) for seen in client.got.values()} == {(1, 2)}
+    assert len(digests(world)) == 1
+
+
+def test_a_lease_on_disk_is_no_longer_than_any_lease() -> None:
+    """However far ahead the clock was that it was given out by."""
+    world = World(8, config=replace(CoreConfig(), lease_max_ms=5_000, lease_default_ms=1_000))
+    client = Client(world)
+    client.settle = False
+    world.elect()
+    client.consume(lease_ms=5_000)
+    client.schedule([100])
+    world.run(2_000)
+    ahead = LeaseRange(group_id=1, topic_id=1, count=1, until_ms=world.now_ms + 10**12)
+    for node in world.nodes.values():
+        node.kill()
+        write_whole(node.disk, PATH, encode([ahead]))
+    all_lose_power(world, client)
+    world.run(4_000)
+    assert not client.repeated()
+    world.run(20_000)
+    assert client.repeated()
+
+
+@pytest.mark.parametrize("content", [b"no such thing", b""])
+def test_a_damaged_file_of_leases_costs_a_repeat(content: bytes) -> None:
+    """Nothing else: the node starts, and its next file is whole."""
+    world = World(9)
+    client = Client(world)
+    client.settle = False
+    world.elect()
+    client.consume(lease_ms=20_000)
+    client.schedule([100] * 5)
+    world.run(3_000)
+    for node in world.nodes.values():
+        node.kill()
+        file = node.disk.open(PATH, create=True)
+        file.truncate(0)
+        file.append(content)
+        file.sync()
+        file.close()
+    all_lose_power(world, client)
+    world.run(3_000)
+    assert len(client.repeated()) == 5
+    assert not any(node.fatal for node in world.nodes.values())
+    assert all(len(read_leases(node.disk)) == 1 for node in world.nodes.values())
+
+
+def test_the_file_of_leases_is_bounded() -> None:
+    """The longest of them count."""
+    many = [LeaseRange(group_id=1, topic_id=1, first_position=n, count=1, until_ms=10**12 + n) for n in range(80_000)]
+    content = encode(many)
+    kept = Sync.FromString(content).leases
+    assert BYTES_MAX * 0.7 < len(content) <= BYTES_MAX
+    assert kept[0] == many[-1] and len(kept) > 25_000
+
+
+def test_an_idle_file_of_leases_is_not_written_again() -> None:
+    """Nothing is given out and nothing ends: the disk is left alone."""
+    world = World(10)
+    client = Client(world)
+    client.settle = False
+    master = world.elect()
+    client.consume(lease_ms=60_000)
+    client.schedule([100] * 5)
+    world.run(3_000)
+    written: list[str] = []
+    rename = master.disk.rename
+    master.disk.rename = lambda old, new: (written.append(new), rename(old, new))  # type: ignore[method-assign, func-returns-value]
+    world.run(5_000)
+    assert PATH not in written
+
+
 def test_ranges_that_make_no_sense_hold_nothing() -> None:
     """They may come from a peer or a damaged file: no array as long as they say, no error."""
     heard = HeardLeases()
@@ -191,9 +292,7 @@ def test_ranges_that_make_no_sense_hold_nothing() -> None:
 def test_what_is_told_again_takes_no_more_room() -> None:
     """A slave whose connection breaks often is told everything each time."""
     heard = HeardLeases()
-    placed = [
-        LeaseRange(group_id=1, topic_id=1, first_position=10 * n, count=2, until_ms=100 + n) for n in range(20)
-    ]
+    placed = [LeaseRange(group_id=1, topic_id=1, first_position=10 * n, count=2, until_ms=100 + n) for n in range(20)]
     ahead = [LeaseRange(group_id=1, topic_id=1, first_position=500, count=1, until_ms=100, ids=b"12345678")]
     for _ in range(50):
         heard.hear([*placed, *ahead], complete=True)
