@@ -122,7 +122,7 @@ class Consumers:
             self._deliver(consumer, machine, number, batch)
 
         def closed(failure: Failure) -> None:
-            self._history.add(SessionClosed(self._world.now_ns, consumer.crowd.group, number))
+            self._history.add(SessionClosed(self._world.now_ns, consumer.crowd.group, number, by_node=True))
             if consumer.session_number == number:
                 consumer.target = self._wires.redirect(failure, consumer.target)
                 self._session_over(consumer)
@@ -161,9 +161,12 @@ class Consumers:
         if session is None or machine is None:
             return
 
+        boot = machine.boot
+
         def close() -> None:
-            self._history.add(SessionClosed(self._world.now_ns, consumer.crowd.group, number))
-            session.close()
+            if machine.boot == boot:
+                self._history.add(SessionClosed(self._world.now_ns, consumer.crowd.group, number))
+                session.close()
 
         machine.deliver(close)
 

@@ -185,8 +185,12 @@ class CreditGiven(Record):
 
 @dataclass(slots=True)
 class SessionClosed(Record):
+    """A node and its consumer have parted: what the consumer had is given back if it was the consumer that left, and
+    the node still led."""
+
     group: str
     session: int
+    by_node: bool = False
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from tickwheel.node.core import inherited
 from tickwheel.node.core.channel import Channel
 from tickwheel.node.core.checkpoint import Checkpointer
 from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.inherited import Inherited
 from tickwheel.node.core.leases import HeardLeases
@@ -224,6 +225,32 @@ def cursor_from_sync(patches: Patches) -> None:
 @mutation("a new master forgets the leases that it heard of", aim=Aim(("kill", "handover")))
 def leases_forgotten(patches: Patches) -> None:
     patches.replace(HeardLeases, "held", lambda original: lambda self, now_ms, epochs: [])
+
+
+@mutation("a master that is elected again forgets what it gave out", aim=Aim(("flap", "isolate", "freeze")))
+def own_leases_forgotten(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def end(self: Delivery, failure: Any) -> None:
+            heard, self.heard = self.heard, HeardLeases()
+            original(self, failure)
+            self.heard = heard
+
+        return end
+
+    patches.replace(Delivery, "end", make)
+
+
+@mutation("a slave forgets the leases of earlier terms when it hears of another master", aim=Aim(("flap", "isolate")))
+def earlier_leases_forgotten(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def incoming(self: SyncState, frame: Any) -> Any:
+            if frame.term > self.heard.term:
+                self._delivery.heard.clear()
+            return original(self, frame)
+
+        return incoming
+
+    patches.replace(SyncState, "incoming", make)
 
 
 @mutation(

@@ -164,6 +164,15 @@ GOOD: dict[str, Case] = {
         FewDuplicates,
         [began(), delivered(1, 1), SessionClosed(2 * MS, "g", 1), delivered(3, 1, session=2, attempt=2)],
     ),
+    "the master that gave it out was started anew since": (
+        FewDuplicates,
+        [
+            began(),
+            delivered(1, 1),
+            SessionClosed(2 * MS, "g", 1, by_node=True),
+            replace(delivered(500, 1, term=2), boot=2),
+        ],
+    ),
     "failover without a sync": (
         FewDuplicates,
         [
@@ -298,6 +307,36 @@ BAD: dict[str, Case] = {
         [began(), delivered(1, 1), Settled(2 * MS, "g", ID + 1, 1, 1, "ACK"), delivered(3, 1, node="n2", term=2)],
     ),
     "dispatched twice": (FewDuplicates, [began(), delivered(1, 1), delivered(2_000, 1, id_=ID + 99)]),
+    "its session was closed by a node that was deposed": (
+        FewDuplicates,
+        [
+            began(),
+            delivered(1, 1),
+            SyncHeard(50 * MS, "n2", 1, "n1", 1, 49 * MS),
+            SessionClosed(60 * MS, "g", 1, by_node=True),
+            SessionClosed(61 * MS, "g", 1),
+            delivered(500, 1, session=2, node="n2", term=2),
+        ],
+    ),
+    "by the master that gave it out, elected again": (
+        FewDuplicates,
+        [
+            began(),
+            delivered(1, 1),
+            SessionClosed(60 * MS, "g", 1, by_node=True),
+            delivered(500, 1, session=2, term=3),
+        ],
+    ),
+    "lease was in a sync before the last master's": (
+        FewDuplicates,
+        [
+            began(),
+            delivered(1, 1),
+            SyncHeard(50 * MS, "n2", 1, "n1", 1, 49 * MS),
+            SyncHeard(90 * MS, "n2", 1, "n3", 2, 89 * MS),
+            delivered(500, 1, node="n2", term=3),
+        ],
+    ),
     "lease was in the sync": (
         FewDuplicates,
         [

@@ -1,8 +1,10 @@
 """P5: a message is dispatched once, and a group sees it again only for a reason.
 
-Reasons: a nack; the lease ran out; the session that had it is gone; a reset of the group; another term, and the new
-master had not heard of the lease. It had heard if a sync of the old term that left after the delivery reached it in
-the boot it leads in. After a receipt for an acknowledgement there is no reason at all. Broadcasts are not judged here.
+Reasons: a nack; the lease ran out; the consumer that had it left; a reset of the group; another term, and the new
+master did not know of the lease. It knew if it gave it out itself in the boot it leads in, or if a sync of the old term
+that left after the delivery reached it in that boot, whoever has led in between. A node that closes the sessions of its
+consumers because it is deposed takes nothing from them: that is no reason. After a receipt for an acknowledgement there
+is no reason at all. Broadcasts are not judged here.
 
 A reset begins a new epoch of its group, which deliveries name and settlements hand back: what was delivered, handed
 back or acknowledged in one says nothing of another. It brings messages back at their first places, and their retries
@@ -63,13 +65,17 @@ class FewDuplicates(Checker):
         """Attempts that such retries may follow: those of earlier epochs, and those of the retries themselves."""
         self._nacked: dict[_Message, int] = {}
         self._acknowledged: set[_Chain] = set()
-        self._closed: set[int] = set()
+        self._left: set[int] = set()
+        """Sessions that their consumers ended."""
+        self._cut: set[int] = set()
+        """Sessions that their nodes ended: what consumers had of them they still have."""
         self._resetting: set[str] = set()
         self._epochs: dict[str, int] = {}
         """The highest that was seen of a group."""
         self._may_rise: set[str] = set()
         """Groups of which a reset was asked for, or under way, since then."""
-        self._heard: dict[tuple[str, int], tuple[int, str, int]] = {}  # (node, boot) -> (term, master, sent_ns)
+        self._heard: dict[tuple[str, int, str, int], int] = {}
+        """(node, boot, master, term): when the newest sync left that it heard."""
         self._ids: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def observe(self, record: Record) -> None:
@@ -99,11 +105,13 @@ class FewDuplicates(Checker):
                 self._resetting.discard(record.group)  # carried out at least once, and once more perhaps just now
                 self._may_rise.add(record.group)
             case SessionClosed():
-                self._closed.add(record.session)
+                if record.by_node:
+                    self._cut.add(record.session)
+                elif record.session not in self._cut:
+                    self._left.add(record.session)
             case SyncHeard():
-                term, _, sent_ns = self._heard.get((record.node, record.boot), (0, "", 0))
-                if record.term > term or (record.term == term and record.sent_ns > sent_ns):
-                    self._heard[record.node, record.boot] = (record.term, record.master, record.sent_ns)
+                heard = (record.node, record.boot, record.master, record.term)
+                self._heard[heard] = max(record.sent_ns, self._heard.get(heard, 0))
             case ScheduleAcknowledged():
                 known = self._ids.setdefault((record.producer, record.sequence), record.ids)
                 if known != record.ids:
@@ -172,16 +180,14 @@ class FewDuplicates(Checker):
         clock_error_ms = before.clock_error_ms + again.clock_error_ms + 2 * self._allowance_ms
         if (before.lease_until_ms - self._start_wall_ms - clock_error_ms) * MS <= again.at_ns:
             return "lease expired"
-        if before.session in self._closed:
+        if before.session in self._left:
             return "session closed"
         if before.term == again.term:
             self.broken(again.at_ns, f"{what}: no nack, lease holds, same term")
-        term, master, sent_ns = self._heard.get((again.node, again.boot), (0, "", 0))
-        if (
-            again.attempt == before.attempt
-            and (term, master) == (before.term, before.node)
-            and before.at_ns < sent_ns - SYNC_SLACK_NS
-        ):
+        if (again.node, again.boot) == (before.node, before.boot):
+            self.broken(again.at_ns, f"{what}: {again.node} gave out the lease itself, and has not stopped since")
+        sent_ns = self._heard.get((again.node, again.boot, before.node, before.term), 0)
+        if before.at_ns < sent_ns - SYNC_SLACK_NS:
             self.broken(
                 again.at_ns,
                 f"{what}: {again.node} had heard of its lease in the sync that left at {sent_ns / 1e9:.6f} s",
