@@ -493,11 +493,11 @@ class Delivery:
     @property
     def in_flight(self) -> int:
         """Messages out with consumers, about (settled ones leave with their floor)."""
-        return sum(len(lease.positions) for lease in self._leases.open_leases())
+        return self._leases.out()
 
     def in_flight_of(self, group_id: int) -> int:
         """Messages out with consumers of one group, about."""
-        return sum(len(lease.positions) for lease in self._leases.open_leases() if lease.channel[0] == group_id)
+        return self._leases.out(group_id)
 
     def staged(self) -> int:
         """Messages read and waiting."""

@@ -123,14 +123,31 @@ class LeaseTable:
         return lease.only(keep)
 
     def close_session(self, session_id: int) -> list[Lease]:
-        """A consumer went away: its open leases end now. Its extensions end with them."""
+        """A consumer went away: its open leases end now, each position with the lease that counts. Its extensions end
+        with them."""
         leases = [lease for lease in self._sessions.pop(session_id, ()) if not lease.closed]
         for lease in leases:
             lease.closed = True
-            if self._extended:
-                for position in lease.positions.tolist():
-                    self._extended.pop((lease.channel, position), None)
-        return leases
+        if not self._extended:
+            return leases
+        ended = [lease.only(self._counting(lease)) for lease in leases]
+        for lease in leases:
+            for position in lease.positions.tolist():
+                self._extended.pop((lease.channel, position), None)
+        return [lease for lease in ended if len(lease.positions)]
+
+    def _counting(self, lease: Lease) -> NDArray[np.bool_]:
+        """Which positions have no other lease by which they were extended."""
+        extended, channel, until_ms = self._extended, lease.channel, lease.until_ms
+        places = lease.positions.tolist()
+        return np.fromiter((extended.get((channel, p), until_ms) == until_ms for p in places), bool, len(places))
+
+    def out(self, group_id: int | None = None) -> int:
+        """Messages under open leases, of one group or of all; each once, however often its lease was extended."""
+        leases = [lease for lease in self.open_leases() if group_id is None or lease.channel[0] == group_id]
+        if not self._extended:
+            return sum(len(lease.positions) for lease in leases)
+        return sum(int(np.count_nonzero(self._counting(lease))) for lease in leases)
 
     def forget_settled(self, floors: dict[ChannelKey, int]) -> None:
         """Drop leases whose positions all lie below their channel's floor: they are settled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.node.core.test_fifo import Ordered
@@ -11,7 +12,7 @@ from tests.node.core.test_retries import Picky, admin
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.lease_file import BYTES_MAX, PATH, encode, read_leases
-from tickwheel.node.core.leases import POSITION_MAX, HeardLeases
+from tickwheel.node.core.leases import POSITION_MAX, HeardLeases, Lease, LeaseTable
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto.peer_pb2 import LeaseRange, PeerFrame, Sync
 from tickwheel.storage.whole_file import write_whole
@@ -271,6 +272,19 @@ def test_an_idle_file_of_leases_is_not_written_again() -> None:
     master.disk.rename = lambda old, new: (written.append(new), rename(old, new))  # type: ignore[method-assign, func-returns-value]
     world.run(5_000)
     assert PATH not in written
+
+
+def test_a_lease_that_was_renewed_often_counts_once() -> None:
+    """In status, and when its consumer leaves: each message is given back by one command."""
+    table = LeaseTable()
+    positions, attempts = np.arange(4, dtype=np.uint64), np.ones(4, np.uint32)
+    table.give(Lease((1, 1), positions, attempts, 1_000, 5))
+    for until_ms in (1_300, 1_600):
+        table.extend((1, 1), positions[1:3], attempts[1:3], until_ms, 5, 0)
+    assert table.out() == table.out(1) == 4 and table.out(2) == 0
+    ended = table.close_session(5)
+    assert sorted(p for lease in ended for p in lease.positions.tolist()) == [0, 1, 2, 3]
+    assert table.out() == 0 and not list(table.expire(5_000))
 
 
 def test_ranges_that_make_no_sense_hold_nothing() -> None:
