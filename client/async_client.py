@@ -18,7 +18,7 @@ from tickwheel.client.admin import AdminClient
 from tickwheel.client.bulk import BulkClient
 from tickwheel.client.cluster import Cluster, TlsFiles
 from tickwheel.client.cold import ColdClient
-from tickwheel.client.consumer import CREDITS, UNAVAILABLE_S_MAX, Consumer, open_request
+from tickwheel.client.consumer import CREDITS, HOLD_S_MAX, UNAVAILABLE_S_MAX, Consumer, open_request
 from tickwheel.client.dead import DeadClient
 from tickwheel.client.errors import OutcomeUnknown, TickwheelError
 from tickwheel.client.ids import parse_id, text_of
@@ -390,15 +390,20 @@ class AsyncClient:
         messages_max: int = 0,
         unavailable_s_max: float = UNAVAILABLE_S_MAX,
         filter: str = "",
+        hold_max: timedelta = timedelta(seconds=HOLD_S_MAX),
     ) -> Consumer:
         """A consumer of a group, at most `credits` messages in hand. Where a group that this creates starts:
         earliest, latest, or time with `start_ms`; and which tags it takes: `filter`, `a || b` or `*`. A consumer that
         names another filter than its group has gets FilterDiffers; without one it takes what the group takes. With
-        `messages_max` it takes so many in all, never one more, and its iteration ends."""
+        `messages_max` it takes so many in all, never one more, and its iteration ends.
+
+        The leases of what is in hand are renewed until it is settled, or has been in hand for `hold_max`; 0: never."""
         if start_from not in STARTS:
             raise refused("start_from", start_from, ", ".join(STARTS))
         if messages_max < 0:
             raise refused("messages_max", messages_max, "0 (any number) or more")
+        if hold_max < timedelta(0):
+            raise refused("hold_max", hold_max, "not negative")
         consumer = Consumer(
             self.cluster,
             open_request(
@@ -414,6 +419,7 @@ class AsyncClient:
             ),
             messages_max=messages_max,
             unavailable_s_max=unavailable_s_max,
+            hold_s_max=hold_max.total_seconds(),
             closed=self._consumers.discard,
         )
         self._consumers.add(consumer)

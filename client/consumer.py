@@ -2,15 +2,17 @@
 
 Owns the Consume stream and the settlements without a receipt; what is in hand, and the credits, `hand.py`. Invariant: a
 settlement is repeated on every new stream until a node has answered it. After a change of master the stream is opened
-anew there.
+anew there. Leases of what is in hand are renewed, at whichever node the stream is open.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -30,8 +32,9 @@ from tickwheel.client.errors import (
     fault_of_status,
 )
 from tickwheel.client.filtering import mismatches, without
-from tickwheel.client.hand import Hand
-from tickwheel.client.settling import acknowledge, extend_batch, settle_batch
+from tickwheel.client.hand import Hand, Held
+from tickwheel.client.ids import id_text
+from tickwheel.client.settling import acknowledge, extend, extend_batch, settle_batch
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
 
@@ -41,6 +44,14 @@ UNKNOWN_TRIES_MAX = 20
 UNAVAILABLE_S_MAX = 60.0
 """So long without a master, the iterator raises ClusterUnavailable."""
 CLOSE_S = 5.0
+HOLD_S_MAX = 3_600.0
+"""So long after a delivery came its lease is renewed, unless the consumer is given another time."""
+RENEW_MESSAGES_MAX = 10_000
+"""In one request: a node takes ten times as many."""
+RENEW_PAUSE_S_MIN = 0.03
+IDS_SHOWN_MAX = 5
+
+_log = logging.getLogger(__name__)
 
 
 class _Settle:
@@ -66,6 +77,7 @@ class Consumer:
         *,
         messages_max: int = 0,
         unavailable_s_max: float = UNAVAILABLE_S_MAX,
+        hold_s_max: float = HOLD_S_MAX,
         closed: Callable[[Consumer], None] | None = None,
     ) -> None:
         self._cluster = cluster
@@ -77,11 +89,12 @@ class Consumer:
         self._next_sequence = 1
         self._outbox: deque[consumer_pb2.ConsumeRequest] = deque()
         self._outbox_changed = asyncio.Event()
-        self._hand = Hand(open_request.credits, self._send_credits, messages_max)
+        self._hand = Hand(open_request.credits, self._send_credits, messages_max, hold_s_max)
         self._acks: dict[int, tuple[DeliveredBatch, list[int]]] = {}
         self._acks_by_key: dict[tuple[str, int], asyncio.Future[consumer_pb2.SettleReceipt]] = {}
         self._talking: asyncio.Task[Fault] | None = None
         self._running: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self._closing = False
         self._ended = False
         self._lease_s = 30.0
@@ -91,6 +104,8 @@ class Consumer:
         self.reconnects = 0
         self.stale = 0
         """Settlements that came too late: another attempt was out."""
+        self.renewed = 0
+        """Leases that were made longer because their deliveries were still in hand."""
         self.skipped = 0
         """Deliveries that the group's filter did not want after all: hashes of tags collide."""
 
@@ -113,7 +128,8 @@ class Consumer:
                 yield delivery
 
     async def run(self, handler: Callable[[Delivery], Awaitable[object]], *, concurrency: int = 16) -> None:
-        """Call the handler for each delivery, so many at once: acknowledged when it returns, nacked when it raises.
+        """Call the handler for each delivery, so many at once: acknowledged when it returns, nacked when it raises (and
+        logged, with its traceback).
 
         Ends with `close`, or after `messages_max`; a cluster's error ends it too, after the handlers that run."""
         slots = asyncio.Semaphore(concurrency)
@@ -125,6 +141,10 @@ class Consumer:
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # the handler's own; the message comes again
+                _log.error(
+                    "the handler of group %s failed on message %s of topic %s, attempt %d: it comes again",
+                    self._open.group, delivery.id, delivery.topic, delivery.attempt, exc_info=error,
+                )  # fmt: skip
                 await delivery.nack(reason=f"{type(error).__name__}: {error}")
             else:
                 await delivery.ack()
@@ -168,7 +188,7 @@ class Consumer:
         """Settle rows of a batch, or all; sent at once."""
         settle = settle_batch(batch, rows, outcome, delay_ms=delay_ms, delay_level=delay_level, reason=reason)
         future: asyncio.Future[consumer_pb2.SettleReceipt] = self._submit(consumer_pb2.ConsumeRequest(settle=settle))
-        self._hand.give_back(batch, len(batch) if rows is None else len(rows))
+        self._hand.give_back(batch.leave(rows))
         return future
 
     def settle_one(self, batch: DeliveredBatch, row: int) -> asyncio.Future[consumer_pb2.SettleReceipt]:
@@ -192,8 +212,7 @@ class Consumer:
             by_key.setdefault((batch.topic, batch.wire.epoch), []).append((batch, np.array(places, np.int64)))
         for key, parts in by_key.items():
             self._submit(consumer_pb2.ConsumeRequest(settle=acknowledge(parts)), futures[key])
-            for batch, rows in parts:
-                self._hand.give_back(batch, len(rows))
+            self._hand.give_back(sum(batch.leave(rows) for batch, rows in parts))
 
     async def extend_rows(self, batch: DeliveredBatch, rows: NDArray[np.int64] | None, lease_ms: int) -> int:
         """Extend leases of rows of a batch, or of all."""
@@ -202,6 +221,53 @@ class Consumer:
         if receipt.extended:
             self._hand.hold(batch, lease_ms / 1_000 or self._lease_s)
         return int(receipt.extended)
+
+    async def _renew_while_open(self) -> None:
+        while True:
+            self._renew()
+            await asyncio.sleep(max(RENEW_PAUSE_S_MIN, self._lease_s / 6))
+
+    def _renew(self) -> None:
+        """Ask for longer leases of what is in hand and has a third of its lease behind it."""
+        due = self._hand.to_renew()
+        for held in due:
+            if held.left_alone:
+                first = held.batch.delivery(int(held.batch.rows_in_hand()[0]))
+                _log.warning(
+                    "%d messages of topic %s, the first %s, attempt %d, have been in hand of group %s for too long: "
+                    "their leases are not renewed any more, and they will come again",
+                    held.batch.unsettled, first.topic, first.id, first.attempt, self._open.group,
+                )  # fmt: skip
+        for part in _together([held for held in due if not held.left_alone]):
+            self._renew_part(part)
+
+    def _renew_part(self, part: list[Held]) -> None:
+        rows = [(held.batch, held.batch.rows_in_hand()) for held in part]
+        asked_s, lease_s, generation = time.monotonic(), part[0].lease_s, self._generation
+        for held in part:
+            held.asked = True
+
+        def answered(future: asyncio.Future[consumer_pb2.ExtendReceipt]) -> None:
+            for held in part:
+                held.asked = False
+            if future.cancelled() or future.exception() is not None:
+                return  # asked again, as long as the stream is there
+            receipt = future.result()
+            self.renewed += receipt.extended
+            if receipt.extended:
+                # Repeated on another stream, it was asked for later than here: the credits wait a little longer.
+                from_s = asked_s if generation == self._generation else time.monotonic()
+                self._hand.renewed(part, from_s, lease_s)
+            elif any(held.batch.unsettled for held in part):
+                for held in part:
+                    held.left_alone = True
+                _log.info(
+                    "leases of %d messages of topic %s are not renewed: the node says that they are over",
+                    receipt.refused, rows[0][0].topic,
+                )  # fmt: skip
+
+        message = consumer_pb2.ConsumeRequest(extend=extend(rows, round(lease_s * 1_000)))
+        self._submit(message).add_done_callback(answered)
 
     def _submit(self, message: consumer_pb2.ConsumeRequest, future: asyncio.Future[Any] | None = None) -> Any:
         if future is None:
@@ -254,6 +320,7 @@ class Consumer:
                 self._end(error_of(fault))
                 return
             self.reconnects += 1
+            _log.info("the stream of group %s ended (%s): it is opened anew", self._open.group, fault.message)
             if not backoff.follows(fault.master_address):
                 await backoff.pause(deadline, fault.retry_after_s)
 
@@ -312,6 +379,8 @@ class Consumer:
             fault = Fault("UNAVAILABLE", str(error))
         finally:
             call.cancel()
+            if self._renewing is not None:
+                self._renewing.cancel()
             if writer is not None:
                 writer.cancel()
                 with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -332,6 +401,7 @@ class Consumer:
         # Credits that were waiting went with the opening; settlements without a receipt go again.
         self._outbox = deque(settle.message for settle in self._waiting.values())
         self._hand.opened()
+        self._renewing = asyncio.ensure_future(self._renew_while_open())
         self._outbox_changed.set()
 
     async def _write(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
@@ -369,11 +439,23 @@ class Consumer:
         settle = self._waiting.get(receipt.sequence)
         if settle is None:
             return
-        self.stale += receipt.stale
+        if receipt.stale:
+            self._note_stale(settle.message.settle, receipt.stale)
         if receipt.unknown and settle.tries < UNKNOWN_TRIES_MAX:
             self._again(settle, Fault("NO_MASTER", "not known to be dispatched yet"))
             return
         self._answer(receipt, settle)
+
+    def _note_stale(self, settle: consumer_pb2.SettleBatch, count: int) -> None:
+        self.stale += count
+        ids = np.frombuffer(settle.ids, "<u8")
+        shown = ", ".join(id_text(id64) for id64 in ids[:IDS_SHOWN_MAX].tolist())
+        _log.warning(
+            "%d of %d settlements (%s) of group %s, topic %s came too late: the leases were over, or the messages were "
+            "settled otherwise (%s%s)",
+            count, len(ids), consumer_pb2.Outcome.Name(settle.outcome), settle.group, settle.topic, shown,
+            ", ..." if len(ids) > IDS_SHOWN_MAX else "",
+        )  # fmt: skip
 
     def _extended(self, receipt: consumer_pb2.ExtendReceipt) -> None:
         settle = self._waiting.get(receipt.sequence)
@@ -437,6 +519,23 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _together(due: Sequence[Held]) -> Iterator[list[Held]]:
+    """What one request may renew: batches of one topic, epoch and length of lease, not too many messages."""
+    by_key: dict[tuple[str, int, float], list[Held]] = {}
+    for held in due:
+        by_key.setdefault((held.batch.topic, held.batch.wire.epoch, held.lease_s), []).append(held)
+    for some in by_key.values():
+        part: list[Held] = []
+        count = 0
+        for held in some:
+            if part and count + held.batch.unsettled > RENEW_MESSAGES_MAX:
+                yield part
+                part, count = [], 0
+            part.append(held)
+            count += held.batch.unsettled
+        yield part
 
 
 def _seen(future: asyncio.Future[Any]) -> None:

@@ -39,7 +39,7 @@ class Settler(Protocol):
 class DeliveredBatch:
     """Deliveries of one topic, under one lease."""
 
-    __slots__ = ("_offsets", "_settler", "unsettled", "wire")
+    __slots__ = ("_in_hand", "_offsets", "_settler", "unsettled", "wire")
 
     def __init__(self, wire: consumer_pb2.DeliverBatch, settler: Settler) -> None:
         self.wire = wire
@@ -47,9 +47,29 @@ class DeliveredBatch:
         self._offsets: list[int] | None = None
         self.unsettled = len(wire.ids) // 8
         """Deliveries for which neither ack nor nack was called; kept by the consumer."""
+        self._in_hand: NDArray[np.bool_] | None = None
+        """Which those are, once it is some and not all or none."""
 
     def __len__(self) -> int:
         return len(self.wire.ids) // 8
+
+    def leave(self, rows: NDArray[np.int64] | None) -> int:
+        """Rows, or all, are not in hand any more; how many were. For the consumer."""
+        before = self.unsettled
+        if rows is None or len(self) == 1:
+            self.unsettled = 0
+        elif before:
+            if self._in_hand is None:
+                self._in_hand = np.ones(len(self), bool)
+            self._in_hand[rows] = False
+            self.unsettled = int(np.count_nonzero(self._in_hand))
+        return before - self.unsettled
+
+    def rows_in_hand(self) -> NDArray[np.int64]:
+        """Rows for which neither ack nor nack was called, and whose lease is not surely over. For the consumer."""
+        if not self.unsettled:
+            return np.zeros(0, np.int64)
+        return np.arange(len(self)) if self._in_hand is None else np.flatnonzero(self._in_hand)
 
     @property
     def topic(self) -> str:

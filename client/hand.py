@@ -1,42 +1,73 @@
 """What a consumer has in hand: batches under a lease, and the credits that they take.
 
-Owns the count. Invariants: never more deliveries in hand than credits; a credit returns when its delivery has left the
-hand, or when its lease is surely over. Credits that return are saved up and sent a quarter at a time, or as soon as
-nothing is in hand. With `messages_max` no more than that are ever asked for. Used by `consumer.py` alone.
+Owns the count, and until when each lease lasts. Invariants: never more deliveries in hand than credits; a credit
+returns when its delivery has left the hand, or when its lease is surely over. Credits that return are saved up and
+sent a quarter at a time, or as soon as nothing is in hand. With `messages_max` no more than that are ever asked for. No
+lease is renewed once its batch has been in hand for `hold_s`. Used by `consumer.py` alone.
 """
 
 from __future__ import annotations
 
 import bisect
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from tickwheel.client.delivery import DeliveredBatch
 
 LEASE_MARGIN_S = 1.0
 """A lease counts as over so long after its end by this clock."""
+RENEW_AFTER = 1 / 3
+"""Part of a lease after which it is renewed: a lost renewal can be repeated once before the lease is over."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A batch in hand."""
+
+    batch: DeliveredBatch
+    taken_s: float
+    lease_s: float
+    end_s: float
+    """When its lease is surely over."""
+    asked: bool = False
+    """A renewal of its lease is under way."""
+    left_alone: bool = False
+    """Its lease is not renewed any more."""
+
+    def lasts(self, from_s: float, lease_s: float) -> None:
+        """Its lease lasts so long from then on; never less than before."""
+        end_s = from_s + lease_s + LEASE_MARGIN_S
+        if end_s > self.end_s:
+            self.lease_s, self.end_s = lease_s, end_s
+
+    @property
+    def renew_s(self) -> float:
+        """When its lease is to be renewed."""
+        return self.end_s - LEASE_MARGIN_S - self.lease_s * (1 - RENEW_AFTER)
 
 
 class Hand:
-    """One consumer's. `send` gives credits to the node of the open stream. `messages_max`: in all; 0: any."""
+    """One consumer's. `send` gives credits to the node of the open stream. `messages_max`: in all; 0: any. `hold_s`: so
+    long after it came a delivery's lease is renewed."""
 
-    def __init__(self, credits: int, send: Callable[[int], None], messages_max: int = 0) -> None:
+    def __init__(self, credits: int, send: Callable[[int], None], messages_max: int = 0, hold_s: float = 0.0) -> None:
         self._credits = credits
         self._send = send
         self._messages_max = messages_max
+        self._hold_s = hold_s
         self._taken = 0
         self._out = 0
         """Credits that the node of the open stream has."""
         self._owed = 0
         self._opening = 0
-        self._leases: deque[tuple[float, DeliveredBatch]] = deque()
-        """By their end, each with its batch."""
+        self._held: list[Held] = []
+        """By the ends of their leases."""
 
     @property
     def has_leases(self) -> bool:
         """Whether `expire` may have something to do."""
-        return bool(self._leases)
+        return bool(self._held)
 
     def opening(self) -> int:
         """Credits to open a stream with: those that nothing in hand takes. Whatever was owed goes with them."""
@@ -52,7 +83,7 @@ class Hand:
 
     @property
     def _free(self) -> int:
-        return max(0, self._credits - sum(batch.unsettled for _, batch in self._leases))
+        return max(0, self._credits - sum(held.batch.unsettled for held in self._held))
 
     @property
     def full(self) -> bool:
@@ -65,36 +96,50 @@ class Hand:
         return max(0, min(credits, self._messages_max - self._taken - self._out))
 
     def came(self, count: int, skipped: int) -> None:
-        """So many came and took a credit each; those skipped are none of the consumer's."""
+        """So many came and took a credit each; skipped ones do not count against `messages_max`."""
         self._out -= count
         self._taken += count - skipped
 
     def take(self, batch: DeliveredBatch, lease_s: float) -> None:
         """A batch has come, under a lease of so long."""
-        bisect.insort(self._leases, (time.monotonic() + lease_s + LEASE_MARGIN_S, batch), key=_end_of)
+        now = time.monotonic()
+        bisect.insort(self._held, Held(batch, now, lease_s, now + lease_s + LEASE_MARGIN_S), key=_end_of)
 
-    def give_back(self, batch: DeliveredBatch, count: int) -> None:
-        """So many deliveries of it left the hand."""
-        given = min(count, batch.unsettled)
-        batch.unsettled -= given
-        self._owe(given)
+    def give_back(self, count: int) -> None:
+        """So many deliveries left the hand."""
+        self._owe(count)
 
     def hold(self, batch: DeliveredBatch, lease_s: float) -> None:
         """The batch was given a longer lease; its credits stay taken until that is surely over."""
-        for place, (before_s, held) in enumerate(self._leases):
-            if held is batch:
-                del self._leases[place]
-                end_s = max(before_s, time.monotonic() + lease_s + LEASE_MARGIN_S)
-                bisect.insort(self._leases, (end_s, batch), key=_end_of)
-                return
+        self.renewed((held for held in self._held if held.batch is batch), time.monotonic(), lease_s)
+
+    def to_renew(self) -> list[Held]:
+        """Batches whose leases are to be renewed now."""
+        now = time.monotonic()
+        due = [
+            held
+            for held in self._held
+            if held.batch.unsettled and not held.asked and not held.left_alone and held.renew_s <= now
+        ]
+        for held in due:
+            held.left_alone = now - held.taken_s >= self._hold_s
+        return due
+
+    def renewed(self, some: Iterable[Held], from_s: float, lease_s: float) -> None:
+        """Their leases last so long from then on."""
+        for held in some:
+            held.lasts(from_s, lease_s)
+        self._held.sort(key=_end_of)
 
     def expire(self) -> None:
         """Take back the credits of leases that are over."""
         now = time.monotonic()
-        while self._leases and (not self._leases[0][1].unsettled or self._leases[0][0] <= now):
-            _, batch = self._leases.popleft()
-            count, batch.unsettled = batch.unsettled, 0
-            self._owe(count)
+        place = 0
+        while place < len(self._held) and (not self._held[place].batch.unsettled or self._held[place].end_s <= now):
+            place += 1
+        ended, self._held = self._held[:place], self._held[place:]
+        if ended:
+            self._owe(sum(held.batch.leave(None) for held in ended))
 
     def _owe(self, count: int) -> None:
         self._owed += count
@@ -105,10 +150,10 @@ class Hand:
                 self._send(credits)
 
     def _holds_any(self) -> bool:
-        while self._leases and not self._leases[0][1].unsettled:
-            self._leases.popleft()
-        return bool(self._leases)
+        place = next((place for place, held in enumerate(self._held) if held.batch.unsettled), len(self._held))
+        del self._held[:place]
+        return bool(self._held)
 
 
-def _end_of(lease: tuple[float, DeliveredBatch]) -> float:
-    return lease[0]
+def _end_of(held: Held) -> float:
+    return held.end_s

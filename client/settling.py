@@ -6,6 +6,7 @@ Rows are places in a batch; None means all of them. Ids, attempts and positions 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,17 +51,25 @@ def settle_batch(
 
 def acknowledge(parts: Sequence[tuple[DeliveredBatch, Rows]]) -> consumer_pb2.SettleBatch:
     """Rows of several batches of one topic and epoch are acknowledged in one settlement."""
+    return consumer_pb2.SettleBatch(outcome=consumer_pb2.ACK, **_columns(parts))
+
+
+def extend(parts: Sequence[tuple[DeliveredBatch, Rows]], lease_ms: int) -> consumer_pb2.ExtendBatch:
+    """The leases of rows of several batches of one topic and epoch are to last so long from now."""
+    return consumer_pb2.ExtendBatch(lease_ms=lease_ms, **_columns(parts))
+
+
+def _columns(parts: Sequence[tuple[DeliveredBatch, Rows]]) -> dict[str, Any]:
     wire = parts[0][0].wire
     with_positions = all(batch.wire.positions for batch, _ in parts)
-    return consumer_pb2.SettleBatch(
-        group=wire.group,
-        topic=wire.topic,
-        outcome=consumer_pb2.ACK,
-        ids=b"".join([batch.ids[rows].tobytes() for batch, rows in parts]),
-        attempts=b"".join([batch.attempts[rows].tobytes() for batch, rows in parts]),
-        epoch=wire.epoch,
-        positions=b"".join([_positions(batch, rows) for batch, rows in parts]) if with_positions else b"",
-    )
+    return {
+        "group": wire.group,
+        "topic": wire.topic,
+        "ids": b"".join([batch.ids[rows].tobytes() for batch, rows in parts]),
+        "attempts": b"".join([batch.attempts[rows].tobytes() for batch, rows in parts]),
+        "epoch": wire.epoch,
+        "positions": b"".join([_positions(batch, rows) for batch, rows in parts]) if with_positions else b"",
+    }
 
 
 def extend_batch(batch: DeliveredBatch, rows: Rows | None, lease_ms: int) -> consumer_pb2.ExtendBatch:

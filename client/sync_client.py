@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tickwheel.client.async_client import TIMEOUT_S, AsyncClient, Message, PendingCount
 from tickwheel.client.cluster import TlsFiles
-from tickwheel.client.consumer import Consumer
+from tickwheel.client.consumer import HOLD_S_MAX, Consumer
 from tickwheel.client.dead import Changed, DeadLetter
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.messages import Receipt
@@ -380,6 +380,7 @@ class Client:
         name: str = "",
         messages_max: int = 0,
         filter: str = "",
+        hold_max: timedelta = timedelta(seconds=HOLD_S_MAX),
     ) -> SyncConsumer:
         """See AsyncClient.consumer."""
 
@@ -394,6 +395,7 @@ class Client:
                 name=name,
                 messages_max=messages_max,
                 filter=filter,
+                hold_max=hold_max,
             )
             return SyncConsumer(self, consumer)
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import signal
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ import typer
 from rich.markup import escape
 
 from tickwheel.client import Delivery, Message
+from tickwheel.client.consumer import HOLD_S_MAX
 from tickwheel.node.cli_output import (
     ADDRESS_DEFAULT,
     Addresses,
@@ -167,6 +169,8 @@ def consume(
                 name="tickwheel consume",
                 messages_max=count,
                 filter=filter,
+                # What is shown and not acknowledged comes again when its lease is over, as the option says.
+                hold_max=timedelta(0) if no_ack else timedelta(seconds=HOLD_S_MAX),
             )
             closing: list[asyncio.Task[None]] = []
             loop = asyncio.get_running_loop()

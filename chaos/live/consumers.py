@@ -78,7 +78,12 @@ class Consuming:
     async def _consume_for_ever(self, client: AsyncClient, group: str, name: str) -> None:
         for life in itertools.count(1):
             consumer = client.consumer(
-                group, [TOPIC], credits=CREDITS[group], lease=timedelta(seconds=LEASE_S[group]), name=name
+                group,
+                [TOPIC],
+                credits=CREDITS[group],
+                lease=timedelta(seconds=LEASE_S[group]),
+                name=name,
+                hold_max=timedelta(0),  # leases are to run out, and their ends are what is judged
             )
             session = f"{name}/{life}"
             self._history.write("session", consumer=name, session=f"{session}.0")

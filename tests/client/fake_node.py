@@ -137,6 +137,8 @@ class FakeNode:
         self.limit_answers = 0
         """So many batches are answered LIMIT_REACHED."""
         self.streams: set[asyncio.Task[Any]] = set()
+        self.extends: list[Any] = []
+        """Extensions of leases that it was asked for."""
 
     async def start(self) -> FakeNode:
         """Listen on a free port."""
@@ -157,12 +159,13 @@ class FakeNode:
             server, self.server = self.server, None
             await server.stop(None)
 
-    def lead(self) -> None:
+    def lead(self, *, knows_leases: bool = False) -> None:
         """Become master in a new term; the old one's streams end."""
         before = self.state.master
         self.state.term += 1
         self.state.master = self
-        self.state.leased.clear()
+        if not knows_leases:
+            self.state.leased.clear()
         if before is not None and before is not self:
             before.state.poke()
         self.state.poke()
@@ -305,11 +308,21 @@ class _Stream:
             elif request.HasField("settle"):
                 self._settle(request.settle)
             elif request.HasField("extend"):
-                extended = consumer_pb2.ExtendReceipt(
-                    sequence=request.extend.sequence, extended=len(request.extend.ids) // 8
-                )
-                self.receipts.append(consumer_pb2.ConsumeResponse(extended=extended))
+                self.receipts.append(consumer_pb2.ConsumeResponse(extended=self._extend(request.extend)))
             self.state.poke()
+
+    def _extend(self, extend: Any) -> Any:
+        self.node.extends.append(extend)
+        receipt = consumer_pb2.ExtendReceipt(sequence=extend.sequence)
+        attempts = np.frombuffer(extend.attempts, "<u4").tolist()
+        for id64, attempt in zip(np.frombuffer(extend.ids, "<u8").tolist(), attempts, strict=True):
+            place = (self.group, id64)
+            if self.state.attempts.get(place) == attempt and place not in self.state.settled:
+                self.state.leased[place] = time.monotonic() + extend.lease_ms / 1_000
+                receipt.extended += 1
+            else:
+                receipt.refused += 1
+        return receipt
 
     def _settle(self, settle: Any) -> None:
         receipt = consumer_pb2.SettleReceipt(sequence=settle.sequence)

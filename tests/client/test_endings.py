@@ -166,12 +166,12 @@ def test_credits_never_pass_what_is_still_wanted(
         taken += sent - skipped
         hand.came(sent, skipped)
         wire = consumer_pb2.DeliverBatch(ids=bytes(8 * skipped))
-        hand.give_back(DeliveredBatch(wire, None), skipped)  # type: ignore[arg-type]
+        hand.give_back(DeliveredBatch(wire, None).leave(None))  # type: ignore[arg-type]
         batch = DeliveredBatch(consumer_pb2.DeliverBatch(ids=bytes(8 * (sent - skipped))), None)  # type: ignore[arg-type]
         hand.take(batch, 30.0)
         if not anew:
             open_stream()
-        hand.give_back(batch, sent - skipped)
+        hand.give_back(batch.leave(None))
         assert hand.full == (taken == messages_max)
     assert taken == messages_max
 

@@ -1,0 +1,197 @@
+"""Leases of what is in hand are renewed; what a consumer has to say about its deliveries is logged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from tests.client.fake_node import FakeNode
+from tickwheel.client import AsyncClient, Client, RequestRefused
+from tickwheel.client.delivery import DeliveredBatch, Delivery
+from tickwheel.client.hand import Hand
+from tickwheel.proto import consumer_pb2
+
+SOON_S = 10.0
+LEASE_S = 0.3
+
+
+@pytest.fixture
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes give leases that a handler easily outlives."""
+    monkeypatch.setattr("tests.client.fake_node.LEASE_S", LEASE_S)
+
+
+async def until(nodes: list[FakeNode], condition: Callable[[], bool]) -> None:
+    """Wait until something holds that a request to a node brings about."""
+    async with asyncio.timeout(SOON_S):
+        while True:
+            changed = nodes[0].state.changed
+            if condition():
+                return
+            await changed.wait()
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_a_handler_that_outlives_its_lease_runs_once(nodes: list[FakeNode]) -> None:
+    """The message stays its own until it returns: one attempt, and the acknowledgement counts."""
+    attempts: list[int] = []
+
+    async def handler(delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+        await until(nodes, lambda: len(nodes[0].extends) >= 8)  # more than two leases long
+
+    async with AsyncClient(nodes[0].address) as client:
+        await client.schedule("t", b"x", delay_ms=0)
+        async with client.consumer("g", "t", messages_max=1, credits=1) as consumer:
+            began = time.monotonic()
+            await asyncio.wait_for(consumer.run(handler), SOON_S)
+            assert time.monotonic() - began > 2 * LEASE_S
+            assert consumer.renewed >= 7 and consumer.stale == 0
+    assert attempts == [1]
+    assert list(nodes[0].state.settled.values()) == [consumer_pb2.ACK]
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_what_waits_in_the_client_keeps_its_lease(nodes: list[FakeNode]) -> None:
+    """Also of deliveries that nobody has taken from the iterator yet; one request renews several batches of a topic."""
+    async with AsyncClient(nodes[0].address) as client:
+        for _ in range(4):
+            await client.schedule("t", b"x", delay_ms=0)
+        async with client.consumer("g", "t", batch_messages_max=1) as consumer:
+            await until(nodes, lambda: len(nodes[0].extends) >= 6)
+            assert max(len(extend.ids) // 8 for extend in nodes[0].extends) > 1
+            got = []
+            async for delivery in consumer:
+                got.append(delivery)
+                await delivery.ack()
+                if len(got) == 4:
+                    break
+        assert [delivery.attempt for delivery in got] == [1] * 4
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_the_next_master_is_asked_to_renew(nodes: list[FakeNode]) -> None:
+    """A handler that runs through a change of master keeps its message there."""
+    async with AsyncClient([node.address for node in nodes]) as client:
+        await client.schedule("t", b"x", delay_ms=0)
+        async with client.consumer("g", "t", credits=1) as consumer:
+            delivery = await anext(aiter(consumer))
+            await until(nodes, lambda: bool(nodes[0].extends))
+            nodes[1].lead(knows_leases=True)
+            await until(nodes, lambda: len(nodes[1].extends) >= 6)
+            receipt = await delivery.ack()
+            assert (receipt.settled, receipt.stale) == (1, 0)
+    assert set(nodes[0].state.attempts.values()) == {1}
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_renewing_ends_after_the_longest_hold(nodes: list[FakeNode], caplog: pytest.LogCaptureFixture) -> None:
+    """Who forgets a message has it for so long; then it comes again, and that is logged."""
+    async with AsyncClient(nodes[0].address) as client:
+        await client.schedule("t", b"x", delay_ms=0)
+        async with client.consumer("g", "t", hold_max=timedelta(seconds=1)) as consumer:
+            deliveries = aiter(consumer)
+            first = await anext(deliveries)
+            again = await asyncio.wait_for(anext(deliveries), SOON_S)
+            assert (first.attempt, again.attempt) == (1, 2) and consumer.renewed >= 3
+            assert "in hand of group g for too long" in caplog.text and first.id in caplog.text
+            late = await first.ack()
+            assert late.stale == 1 and consumer.stale == 1
+            assert "1 of 1 settlements (ACK) of group g, topic t came too late" in caplog.text
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_a_lease_that_was_extended_is_renewed_by_its_own_length(nodes: list[FakeNode]) -> None:
+    """A shorter renewal would take from it."""
+    async with AsyncClient(nodes[0].address) as client:
+        await client.schedule("t", b"x", delay_ms=0)
+        async with client.consumer("g", "t", credits=1) as consumer:
+            delivery = await anext(aiter(consumer))
+            assert await delivery.extend(timedelta(seconds=1))
+            asked = len(nodes[0].extends)
+            await until(nodes, lambda: len(nodes[0].extends) > asked)
+            assert nodes[0].extends[-1].lease_ms == 1_000
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_renewing_can_be_switched_off(nodes: list[FakeNode]) -> None:
+    """`hold_max` of 0: a lease that runs out is over."""
+    async with AsyncClient(nodes[0].address) as client:
+        await client.schedule("t", b"x", delay_ms=0)
+        async with client.consumer("g", "t", hold_max=timedelta(0)) as consumer:
+            deliveries = aiter(consumer)
+            attempts = [(await asyncio.wait_for(anext(deliveries), SOON_S)).attempt for _ in range(3)]
+        assert attempts == [1, 2, 3] and not nodes[0].extends
+        with pytest.raises(RequestRefused, match="hold_max"):
+            client.consumer("g", "t", hold_max=timedelta(seconds=-1))
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_a_blocking_consumer_renews_too(nodes: list[FakeNode]) -> None:
+    """Its thread works, the client's loop renews."""
+    working, attempts = threading.Event(), []
+
+    def consume() -> None:
+        with Client(nodes[0].address) as client:
+            client.schedule("t", b"x", delay_ms=0)
+            with client.consumer("g", "t") as consumer:
+                delivery = consumer.next(SOON_S)
+                assert delivery is not None
+                attempts.append(delivery.attempt)
+                assert working.wait(SOON_S)
+                delivery.ack()
+
+    thread = asyncio.ensure_future(asyncio.to_thread(consume))
+    await until(nodes, lambda: len(nodes[0].extends) >= 8)
+    working.set()
+    await thread
+    assert attempts == [1] and set(nodes[0].state.attempts.values()) == {1}
+    assert list(nodes[0].state.settled.values()) == [consumer_pb2.ACK]
+
+
+async def test_an_exception_of_a_handler_is_logged(nodes: list[FakeNode], caplog: pytest.LogCaptureFixture) -> None:
+    """With its traceback, the message and the attempt: without that a wrong handler looks like a slow cluster."""
+
+    async def handler(delivery: Delivery) -> None:
+        if delivery.attempt == 1:
+            raise ZeroDivisionError("no such order")
+
+    async with AsyncClient(nodes[0].address) as client:
+        receipt = await client.schedule("t", b"x", delay_ms=0)
+        async with client.consumer("g", "t", messages_max=2, credits=1) as consumer:
+            await asyncio.wait_for(consumer.run(handler), SOON_S)
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.name.startswith("tickwheel.client")
+    assert f"message {receipt.id} of topic t, attempt 1" in record.getMessage()
+    assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
+
+
+def test_only_what_is_in_hand_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were settled are not, nor what was delivered just now, nor a batch whose renewal is under way."""
+    now = [100.0]
+    monkeypatch.setattr("tickwheel.client.hand.time.monotonic", lambda: now[0])
+    hand = Hand(10, lambda credits: None, hold_s=100.0)
+    old, new = (DeliveredBatch(consumer_pb2.DeliverBatch(ids=bytes(8 * 3)), None) for _ in range(2))  # type: ignore[arg-type]
+    hand.take(old, 30.0)
+    now[0] = 109.0
+    hand.take(new, 30.0)
+    assert not hand.to_renew()
+    now[0] = 111.0
+    assert old.leave(np.array([1, 1])) == 1 and old.leave(np.array([1])) == 0
+    (held,) = hand.to_renew()
+    assert held.batch is old and held.batch.rows_in_hand().tolist() == [0, 2]
+    held.asked = True
+    assert not hand.to_renew()
+    held.asked = False
+    hand.renewed([held], now[0], 30.0)
+    now[0] = 120.0
+    assert [held.batch for held in hand.to_renew()] == [new]
+    now[0] = 211.0
+    assert all(held.left_alone for held in hand.to_renew()) and not hand.to_renew()
