@@ -270,9 +270,9 @@ def test_an_idle_file_of_leases_is_not_written_again() -> None:
     written: list[str] = []
     rename = master.disk.rename
 
-    def noting(old: str, new: str) -> None:
-        written.append(new)
-        rename(old, new)
+    def noting(source: str, target: str) -> None:
+        written.append(target)
+        rename(source, target)
 
     master.disk.rename = noting  # type: ignore[method-assign]
     world.run(5_000)
