@@ -8,6 +8,7 @@ from dataclasses import replace
 import google_crc32c
 import numpy as np
 
+from tickwheel.chaos.sim import moments
 from tickwheel.chaos.sim.history_machines import (
     CheckpointBegan,
     CheckpointTaken,
@@ -53,6 +54,7 @@ class _ObservedHost(NodeHost):
         apply, sync_in, role_changed = heard.apply, heard.sync_in, heard.role_changed
         watch = self.watch
         watch.attach(raft_of(core))
+        moments.watch(machine, core.wheel)
         appended = _AppendSum(core)
 
         def observed_apply(index: int, term: int, command: bytes) -> object:
@@ -308,8 +310,11 @@ def small_config(seed: int, shape: Shape) -> CoreConfig:
         delivery_order=DeliveryOrder.PUSH_FIRST if pushes_first(seed) else DeliveryOrder.COMMIT_FIRST,
         sync_period_ms=shape.sync_period_ms,
         segment_bytes=shape.segment_bytes,
-        buffer_bytes_max=64 << 10,
+        buffer_bytes_max=shape.buffer_bytes,
+        preload_ms=shape.preload_ms,
+        retention_period_ms=1_000,
+        hours_kept=shape.hours_kept,
         checkpoint_log_bytes=200 << 10,
-        checkpoint_period_ms=5_000,
+        checkpoint_period_ms=shape.checkpoint_ms,
         sweep_step_messages=5,
     )

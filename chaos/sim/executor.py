@@ -46,6 +46,9 @@ class SimulatedExecutor:
         # Log-uniform: mostly fast, sometimes the slow disk of a bad day.
         takes_ns = int(WORK_NS_LEAST * (WORK_NS_MOST / WORK_NS_LEAST) ** rng.random())
         takes_ns = int(takes_ns * min(self._machine.disk_slowness, SLOWNESS_MOST))
+        slow_ns = self._machine.slow_work_ns.get(work.__qualname__, 0)
+        if slow_ns:
+            takes_ns = max(takes_ns, int(slow_ns * rng.random()))
         start_ns = max(self._world.now_ns, heapq.heappop(self._free_ns))
         end_ns = start_ns + takes_ns
         heapq.heappush(self._free_ns, end_ns)

@@ -41,6 +41,10 @@ class RunBegan(Record):
     """Deliveries may come before their dispatch is committed."""
     nodes: int = 0
     """Voters of the cluster; 0: not said."""
+    slow_work: bool = False
+    """The nodes' background work is slow until the heal, on all of them: no fault, but messages may be late by it."""
+    hours_kept: int = 1
+    """Whole hours before the present one that no message is removed from."""
 
 
 @dataclass(slots=True)

@@ -122,6 +122,15 @@ class CheckpointTaken(Record):
 
 
 @dataclass(slots=True)
+class MomentSeen(Record):
+    """A node came to a moment that a run is to reach now and then (moments.py)."""
+
+    node: str
+    boot: int
+    what: str
+
+
+@dataclass(slots=True)
 class ContentSeen(Record):
     """A checksum of the units that a node appended for the entry at an index."""
 

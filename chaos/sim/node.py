@@ -78,6 +78,8 @@ class Machine:
         self.process: Process | None = None
         self.frozen = False
         self.disk_slowness = 1.0
+        self.slow_work_ns: dict[str, int] = {}
+        """How long works take at most that take longer than others, by the name of their function."""
         self.excuses = 0
         """Faults on this machine that make a process stop itself."""
         self.fail_applies = 0

@@ -22,13 +22,13 @@ from tickwheel.chaos.sim.clock_faults import DRIFT_ALLOWANCE_MS
 from tickwheel.chaos.sim.core_process import pushes_first
 from tickwheel.chaos.sim.faults import KINDS, Injector, plan
 from tickwheel.chaos.sim.history import Drained, HandoverEnded, Healed, History, Record, RunBegan
-from tickwheel.chaos.sim.history_machines import RoleSeen, Stopped
+from tickwheel.chaos.sim.history_machines import MomentSeen, RoleSeen, Stopped
 from tickwheel.chaos.sim.log_load import LogLoad
 from tickwheel.chaos.sim.network import Fabric
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.pace import Pace
 from tickwheel.chaos.sim.setup import Level, Load, RunResult, SimulationConfig
-from tickwheel.chaos.sim.shape import draw
+from tickwheel.chaos.sim.shape import draw, slow_work_ns
 from tickwheel.chaos.sim.world import MS, SECOND, Story, World
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ class Cluster:
         self._pace = Pace(self.world, self.shape)
         self.founders = tuple(f"n{number}" for number in range(1, self.shape.nodes + 1))
         self._masters: dict[str, int] = {}
+        self.moments: dict[str, int] = {}
         self.history.subscribe((RoleSeen, Stopped), self._standing)
+        self.history.subscribe((MomentSeen,), self._moment)
         self.checkers: list[Checker] = attach(self.history, ALL)
         self.load: Load = self._make_load()
         self._machines: list[Machine] = []
@@ -64,6 +66,7 @@ class Cluster:
     def _machine(self, name: str) -> Machine:
         machine = Machine(self.world, self.fabric, self.history, name, self.load.build)
         self._pace.start(machine)
+        machine.slow_work_ns = slow_work_ns(self.shape)
         self._machines.append(machine)
         self.fabric.add(machine)
         return machine
@@ -125,6 +128,10 @@ class Cluster:
             case RoleSeen() | Stopped():
                 self._masters.pop(record.node, None)
 
+    def _moment(self, record: Record) -> None:
+        assert isinstance(record, MomentSeen)
+        self.moments[record.what] = self.moments.get(record.what, 0) + 1
+
     # -- the course of a run
 
     def play(self, injector: Injector) -> None:
@@ -134,7 +141,17 @@ class Cluster:
         push_first = self.config.level is Level.NODE and pushes_first(world.seed)
         allowance_ms = DRIFT_ALLOWANCE_MS if "drift" in kinds else 0
         history.add(
-            RunBegan(0, world.start_wall_ms, kinds, self.load.groups, allowance_ms, push_first, len(self.founders))
+            RunBegan(
+                0,
+                world.start_wall_ms,
+                kinds,
+                self.load.groups,
+                allowance_ms,
+                push_first,
+                len(self.founders),
+                self.shape.work_ms > 0,
+                self.shape.hours_kept,
+            )
         )
         rng = world.stream("boot")
         for machine in self._machines:
@@ -147,6 +164,8 @@ class Cluster:
             if machine.frozen:
                 machine.thaw()
             machine.start()
+        for machine in self._machines:
+            machine.slow_work_ns = {}
         history.add(Healed(world.now_ns))
         world.tell("run", "all faults have ended: drain")
         self.load.wind_down()
@@ -219,6 +238,7 @@ def _simulate(seed: int, config: SimulationConfig, story: Story | None) -> RunRe
 
 def _facts(cluster: Cluster) -> dict[str, float]:
     facts: dict[str, float] = {"turns": sum(m.turns for m in cluster.machines)}
+    facts |= {f"moment: {what}": count for what, count in cluster.moments.items()}
     for checker in cluster.checkers:
         match checker:
             case OneMaster():

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tickwheel.chaos.sim.world import World
+from tickwheel.chaos.sim.world import MS, World
 
 NODES = (3, 3, 3, 3, 3, 3, 5)
 LOOP_GAP_US = (200, 1_000, 5_000, 10_000, *(20_000,) * 4, *(30_000,) * 4)
@@ -39,12 +39,21 @@ WRITE_BLOCKS = (4,)
 CONSUMERS = (2,)
 LEASE_MS = (3_000,)
 SEGMENT_BYTES = (128 << 10,)
+WORK_MS = (0, 0, 1_000, 2_500)
+BUFFER_BYTES = (64 << 10, 64 << 10, 64 << 10, 4 << 10)
+PRELOAD_MS = (10_000, 10_000, 3_000)
+HOURS_KEPT = (1, 0)
+CHECKPOINT_MS = (5_000, 5_000, 5_000, 1_500)
 DENSE_SECONDS = 3
 """Long runs have about as many messages as so many dense seconds."""
 WRITERS = ("lines", "listeners", "sweeps", "writes", "loads")
 """Clients that write messages of their own, where they take part."""
 SHARING_PERCENT = 75
 """For each kind of them whoever writes in a long run pauses so much longer."""
+
+
+LOADS_SHARE = 3
+"""A load of a window takes this part of what is loaded ahead at most: slower ones would make messages late for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,17 @@ class Shape:
     """Of deliveries."""
     segment_bytes: int = 128 << 10
     """Of a journal file of a whole node."""
+    work_ms: int = 0
+    """A merge or a load of a window takes so long at most (a load a third of what is loaded ahead) until faults are
+    over; 0: as long as any work."""
+    buffer_bytes: int = 64 << 10
+    """Of arrivals in memory: with small ones there are merges throughout."""
+    preload_ms: int = 10_000
+    """What is loaded ahead of the clock: a little is loaded often, while messages for it still come."""
+    hours_kept: int = 1
+    """Hours before that of the cursor that stay though nobody needs them; with 0 runs that cross an hour remove one."""
+    checkpoint_ms: int = 5_000
+    """Between two checkpoints."""
     extra_stay: int = 1
     """0: for each newcomer that counts some member leaves."""
     thin: int = 1
@@ -136,8 +156,20 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         consumers=one("consumers", CONSUMERS),
         lease_ms=one("lease_ms", LEASE_MS),
         segment_bytes=one("segment_bytes", SEGMENT_BYTES),
+        work_ms=one("work_ms", WORK_MS),
+        buffer_bytes=one("buffer_bytes", BUFFER_BYTES),
+        preload_ms=one("preload_ms", PRELOAD_MS),
+        # What a sweep has done is looked up message by message at the end: that needs their hours.
+        hours_kept=one("hours_kept", (1,) if one("sweeps", sometimes) else HOURS_KEPT),
+        checkpoint_ms=one("checkpoint_ms", CHECKPOINT_MS),
         extra_stay=one("extra_stay", (0 if long else 1,)),
         thin=one("thin", (seconds // DENSE_SECONDS if long else 1,)),
         sharing_percent=one("sharing_percent", (100 + SHARING_PERCENT * writers if long else 100,)),
         rest_gap_us=one("rest_gap_us", LONG_REST_GAP_US if rests else (0,)),
     )
+
+
+def slow_work_ns(shape: Shape) -> dict[str, int]:
+    """How long works take at most that are slower than others, by the name of their function."""
+    load_ms = min(shape.work_ms, shape.preload_ms // LOADS_SHARE)
+    return {"MergeJob.run": shape.work_ms * MS, "LoadJob.run": load_ms * MS}

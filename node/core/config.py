@@ -110,6 +110,10 @@ class CoreConfig:
     retention_period_ms: int = 60_000
     """How often the master looks for hours that can be removed."""
 
+    hours_kept: int = 1
+    """Whole hours before the cursor's that stay whatever is settled: a message can be looked up for a while after it
+    was delivered."""
+
     buffer_bytes_max: int = 128 << 20
     """Arrivals kept in memory before they are merged into hour files."""
 
@@ -222,6 +226,7 @@ _MAY_BE_ZERO = frozenset(
     {
         "disk_high_percent",
         "events_bytes_max",
+        "hours_kept",
         "dispatch_ahead_ms",
         "dispatch_period_ms",
         "gather_ms",

@@ -173,7 +173,11 @@ class NodeCore:
             self._restored.bundle_names,
         )
         self.retention = Retention(
-            self.state, self.proposer, lambda: self.wheel.cursor.due_ms, config.retention_period_ms
+            self.state,
+            self.proposer,
+            lambda: self.wheel.cursor.due_ms,
+            config.retention_period_ms,
+            config.hours_kept,
         )
         self.rates = Rates()
         self.totals = Totals()

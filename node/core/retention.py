@@ -19,18 +19,18 @@ from tickwheel.node.state.machine import StateMachine
 from tickwheel.proto.log_pb2 import AdminCommand, Command, RemoveHours
 from tickwheel.wheel.units import HOUR_MS
 
-HOURS_KEPT = 1
-"""Whole hours before the cursor's that stay whatever is settled."""
-
 
 class Retention:
     """One per node; works only while the node leads."""
 
-    def __init__(self, state: StateMachine, proposer: Proposer, cursor_ms: Callable[[], int], period_ms: int) -> None:
+    def __init__(
+        self, state: StateMachine, proposer: Proposer, cursor_ms: Callable[[], int], period_ms: int, hours_kept: int
+    ) -> None:
         self._state = state
         self._proposer = proposer
         self._cursor_ms = cursor_ms
         self._period_ms = period_ms
+        self._hours_kept = hours_kept
         self._next_ms = 0
         self._proposed = False
 
@@ -59,7 +59,7 @@ class Retention:
 
     def hours_below(self, now_ms: int) -> tuple[int, int]:
         """Hours below the first are over for retention, hours below the second can go."""
-        latest = max(0, self._cursor_ms() // HOUR_MS - HOURS_KEPT)
+        latest = max(0, self._cursor_ms() // HOUR_MS - self._hours_kept)
         oldest = max(0, (now_ms - self._state.settings.retention_ms) // HOUR_MS)
         over = self._state.retention_over(oldest)
         return min(oldest, latest), min(max(self._state.removable_hours(), over), latest)

@@ -132,7 +132,7 @@ class Soon(Checker):
                 self._healed = True
             case RunBegan():
                 self._start_wall_ms = record.start_wall_ms
-                self._calm = not record.faults
+                self._calm = not record.faults and not record.slow_work
 
     def _group(self, name: str) -> _Served:
         return self._served.setdefault(name, _Served())

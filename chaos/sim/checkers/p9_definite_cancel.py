@@ -13,10 +13,12 @@ from tickwheel.chaos.sim.history_messages import (
     RescheduleSent,
     ScheduleAcknowledged,
 )
-from tickwheel.chaos.sim.world import MS
+from tickwheel.chaos.sim.world import HOUR_MS, MS
 
 # A dispatch may be proposed this long before its due time.
 DISPATCH_AHEAD_MS = 50
+CLOCK_SLACK_MS = 1_000
+"""The cluster's time may be ahead of the true one by this."""
 
 
 class DefiniteCancel(Checker):
@@ -35,6 +37,7 @@ class DefiniteCancel(Checker):
     def __init__(self) -> None:
         self._start_wall_ms = 0
         self._push_first = False
+        self._hours_kept = 1
         self._due_ms: dict[int, int] = {}
         self._moving: set[int] = set()
         self._delivered: dict[int, int] = {}
@@ -65,6 +68,7 @@ class DefiniteCancel(Checker):
             case RunBegan():
                 self._start_wall_ms = record.start_wall_ms
                 self._push_first = record.push_first
+                self._hours_kept = record.hours_kept
 
     def _answered(self, record: CancelAnswered) -> None:
         uid = record.uid
@@ -87,5 +91,11 @@ class DefiniteCancel(Checker):
                     f"message {uid} is ALREADY_DISPATCHED {self._due_ms[uid] - wall_ms} ms before its due time",
                 )
             self._too_late.add(uid)
-        elif record.outcome == "NOT_FOUND" and uid in self._due_ms:
+        elif record.outcome == "NOT_FOUND" and uid in self._due_ms and not self._removed(record):
             self.broken(record.at_ns, f"cancel of message {uid}, which was acknowledged: NOT_FOUND")
+
+    def _removed(self, record: CancelAnswered) -> bool:
+        """Whether its hour may be gone: all have it, and that hour is over for long enough."""
+        wall_ms = self._start_wall_ms + record.at_ns // MS
+        kept_hour = (wall_ms + CLOCK_SLACK_MS) // HOUR_MS - self._hours_kept
+        return record.uid in self._delivered and record.id >> 32 < kept_hour

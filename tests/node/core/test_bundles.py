@@ -12,7 +12,7 @@ import pytest
 from tests.node.core import trio
 from tests.node.core.loading import Loader, begin, bundle_of, check, name_of, settle_down, start
 from tests.node.core.trio import Client, Node, World
-from tickwheel.node.core import bundle_store, retention
+from tickwheel.node.core import bundle_store
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
 from tickwheel.storage import bundle
@@ -81,11 +81,14 @@ def test_bundles_that_nobody_claims_go(world: World, monkeypatch: pytest.MonkeyP
 def gone_by(monkeypatch: pytest.MonkeyPatch, *, checkpoint_period_ms: int) -> tuple[World, Client, Node, Loader, int]:
     """A world whose hour ends soon, a bundle of that hour loaded while one slave is down, delivered and removed."""
     monkeypatch.setattr(trio, "EPOCH_MS", 500_000 * HOUR_MS - 12_000)
-    monkeypatch.setattr(retention, "HOURS_KEPT", 0)
     monkeypatch.setattr(bundle_store, "UNCLAIMED_MS", 3_000)
     monkeypatch.setattr(bundle_store, "CHECK_PERIOD_MS", 500)
     config = replace(
-        CoreConfig(), segment_bytes=1 << 20, retention_period_ms=500, checkpoint_period_ms=checkpoint_period_ms
+        CoreConfig(),
+        segment_bytes=1 << 20,
+        retention_period_ms=500,
+        hours_kept=0,
+        checkpoint_period_ms=checkpoint_period_ms,
     )
     world = World(config=config)
     begin(world)

@@ -14,7 +14,6 @@ import pytest
 from tests.node.core import trio
 from tests.node.core.loading import Loader, admin, begin, bundle_of, settle_down, start
 from tests.node.core.trio import EPOCH_MS, MS, Client, World
-from tickwheel.node.core import retention
 from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
@@ -339,8 +338,9 @@ def test_a_part_is_forgotten_with_its_hours_and_what_was_moved_beyond_is_not(mon
     """The memory of parts and marks is bounded by what waits; forgotten is not unloaded: a repeat brings nothing again,
     and a message that was moved to a later hour still comes, once. On every node, and from a checkpoint too."""
     monkeypatch.setattr(trio, "EPOCH_MS", 500_000 * HOUR_MS - 14_000)
-    monkeypatch.setattr(retention, "HOURS_KEPT", 0)
-    config = replace(CoreConfig(), segment_bytes=1 << 20, retention_period_ms=500, checkpoint_period_ms=2_000)
+    config = replace(
+        CoreConfig(), segment_bytes=1 << 20, retention_period_ms=500, hours_kept=0, checkpoint_period_ms=2_000
+    )
     world = World(config=config)
     ready(world)
     client = Client(world)

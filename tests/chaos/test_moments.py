@@ -1,0 +1,46 @@
+"""Moments at which two things of a node meet: the simulation comes to each of them."""
+
+from __future__ import annotations
+
+from tickwheel.chaos.sim.aims import FEW_CLIENTS
+from tickwheel.chaos.sim.moments import MOMENTS
+from tickwheel.chaos.sim.run import simulate
+from tickwheel.chaos.sim.setup import RunResult, SimulationConfig
+
+BUSY_BACKGROUND = (
+    *FEW_CLIENTS,
+    ("work_ms", 2_500),
+    ("buffer_bytes", 4 << 10),
+    ("preload_ms", 3_000),
+    ("hours_kept", 0),
+    ("checkpoint_ms", 1_500),
+)
+SEEDS = 16
+DEFAULT_SEEDS = 12
+RARE = {"an hour is removed while a merge writes to it"}
+"""That the dice of a seed alone hardly ever lead to."""
+
+
+def reached(result: RunResult) -> set[str]:
+    """Moments of a run, which must be clean."""
+    assert not result.failed, f"seed {result.seed}: {result.broken}\n{result.where}"
+    return {what for what in MOMENTS if result.facts.get(f"moment: {what}")}
+
+
+def until_all(wanted: set[str], config: SimulationConfig, seeds: int) -> set[str]:
+    """Which of them were not reached in so many seeds; as few are run as it takes."""
+    for seed in range(seeds):
+        wanted = wanted - reached(simulate(seed, config))
+        if not wanted:
+            break
+    return wanted
+
+
+def test_each_is_reached_where_the_background_is_busy() -> None:
+    """Slow merges and loads, small buffers, short retention: before, no run began a checkpoint while a merge ran."""
+    assert not until_all(set(MOMENTS), SimulationConfig(seconds=6, shape=BUSY_BACKGROUND), SEEDS)
+
+
+def test_the_dice_reach_them_too() -> None:
+    """Default runs come to nearly all of them by themselves."""
+    assert not until_all(set(MOMENTS) - RARE, SimulationConfig(seconds=20), DEFAULT_SEEDS)
