@@ -8,11 +8,14 @@ from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.executor import HELD_NS
 from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene
 from tickwheel.chaos.sim.history import Record
-from tickwheel.chaos.sim.history_machines import CheckpointTaken
+from tickwheel.chaos.sim.history_machines import CheckpointTaken, MomentSeen
+from tickwheel.chaos.sim.moments import HOURS_REMOVED
 from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 
+STEPS_MOST = 80
+"""Of the disk until the power fails: what is applied beside a checkpoint takes some too."""
 CHECKPOINT_WORK = "Checkpointer._begin"
 """Function of the work that writes a checkpoint."""
 
@@ -98,6 +101,29 @@ def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, r
 
     again()
     return Active(end, lambda: state["lost"])
+
+
+def power_removing(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """Whoever removes an hour writes a checkpoint at once, and loses power somewhere in the middle of that."""
+    machines = scene.fabric.machines
+    before = sum(one.powers_lost for one in machines.values())
+    state = {"over": 0}
+
+    def removed(record: Record) -> None:
+        assert isinstance(record, MomentSeen)
+        if record.what == HOURS_REMOVED and not state["over"]:
+            one = machines[record.node]
+            _ask_for_checkpoint(one)
+            one.disk.lose_power_after(rng.randrange(STEPS_MOST))
+
+    def end() -> None:
+        state["over"] = 1
+        for one in scene.machines:
+            one.disk.lose_power_after(-1)
+            scene.world.after(1, one.start)
+
+    scene.history.subscribe((MomentSeen,), removed)
+    return Active(end, lambda: sum(one.powers_lost for one in machines.values()) - before)
 
 
 def _slave(scene: Scene, machine: Machine) -> Machine:

@@ -310,6 +310,7 @@ def small_config(seed: int, shape: Shape) -> CoreConfig:
         delivery_order=DeliveryOrder.PUSH_FIRST if pushes_first(seed) else DeliveryOrder.COMMIT_FIRST,
         sync_period_ms=shape.sync_period_ms,
         segment_bytes=shape.segment_bytes,
+        dispatch_ahead_ms=shape.dispatch_ahead_ms,
         buffer_bytes_max=shape.buffer_bytes,
         preload_ms=shape.preload_ms,
         retention_period_ms=1_000,

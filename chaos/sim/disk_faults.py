@@ -8,6 +8,9 @@ from tickwheel.chaos.sim.fault import EXCUSE_ECHO_NS, Active, PlannedFault, Scen
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 
+STEPS_MOST = 40
+"""Of the disk until the power fails: a checkpoint takes about so many."""
+
 
 def slow_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
     factor = rng.choice((5.0, 20.0, 60.0))
@@ -49,6 +52,26 @@ def hung_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
     before = machine.works_hung
     machine.hangs_until_ns = max(machine.hangs_until_ns, scene.world.now_ns + planned.length_ns)
     return Active(nothing, lambda: machine.works_hung - before)
+
+
+def power_in_work(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """Again and again the machine loses power between two writes or syncs, wherever it is: what a worker does as one
+    piece is cut in the middle too."""
+    before = machine.powers_lost
+    state = {"over": 0}
+
+    def arm() -> None:
+        if not state["over"]:
+            machine.disk.lose_power_after(rng.randrange(STEPS_MOST))
+            scene.world.after(rng.randrange(300 * MS, 1_500 * MS), arm)
+
+    def end() -> None:
+        state["over"] = 1
+        machine.disk.lose_power_after(-1)
+        scene.world.after(1, machine.start)
+
+    arm()
+    return Active(end, lambda: machine.powers_lost - before)
 
 
 def read_error(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:

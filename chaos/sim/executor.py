@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from tickwheel.chaos.sim.world import MS, World
+from tickwheel.storage.simulated import PowerLost
 
 if TYPE_CHECKING:
     from tickwheel.chaos.sim.node import Machine
@@ -77,6 +78,9 @@ class SimulatedExecutor:
         failure: BaseException | None = None
         try:
             result = work()
+        except PowerLost:
+            machine.power_lost()
+            return
         except Exception as error:
             failure = error
         self._world.at(end_ns, self._report, done, result, failure)

@@ -74,6 +74,7 @@ KINDS: dict[str, Kind] = {
     "failed-apply": Kind(process_faults.failed_apply, (200, 2_000), "applies that raised"),
     "hung-disk": Kind(disk_faults.hung_disk, (500, 4_000), "works that hung"),
     "read-error": Kind(disk_faults.read_error, (200, 3_000), "reads failed"),
+    "power-in-work": Kind(disk_faults.power_in_work, (500, 4_000), "powers lost between two writes"),
     # Directed: ways of pysyncobj's that nothing in a node takes.
     "library-calls": Kind(library_faults.library_calls, (1_000, 4_000), "calls", default=False),
     "foreign-entry": Kind(library_faults.foreign_entry, (200, 2_000), "entries read", default=False),
@@ -95,6 +96,16 @@ KINDS: dict[str, Kind] = {
         "pages and directory changes lost",
         default=False,
         node_only=True,
+    ),
+    "power-removing": Kind(
+        checkpoint_faults.power_removing,
+        (8_000, 10_000),
+        "powers lost between two writes",
+        default=False,
+        node_only=True,
+    ),
+    "handover-delivering": Kind(
+        moment_faults.handover_delivering, (3_000, 5_000), "handovers done", default=False, node_only=True
     ),
     "kill-left": Kind(moment_faults.kill_left, (1_000, 3_000), "masters killed", default=False, node_only=True),
     "hung-install": Kind(

@@ -43,6 +43,8 @@ class RunBegan(Record):
     """Voters of the cluster; 0: not said."""
     slow_work: bool = False
     """The nodes' background work is slow until the heal, on all of them: no fault, but messages may be late by it."""
+    dispatch_ahead_ms: int = 8
+    """So long before it is due a message may be dispatched."""
     hours_kept: int = 1
     """Whole hours before the present one that no message is removed from."""
 

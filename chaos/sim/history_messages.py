@@ -165,6 +165,16 @@ class Settled(Record):
 
 
 @dataclass(slots=True)
+class SettledSeen(Record):
+    """What a group has settled, as a node says at the end: ids that are done with, of hours from `hour_min_kept` on."""
+
+    node: str
+    group: str
+    hour_min_kept: int
+    done: tuple[int, ...]
+
+
+@dataclass(slots=True)
 class SessionOpened(Record):
     """A consumer knows that its session is open."""
 

@@ -8,7 +8,7 @@ from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import CheckpointBegan
-from tickwheel.chaos.sim.history_messages import SessionClosed, SettleSent
+from tickwheel.chaos.sim.history_messages import Delivered, SessionClosed, SettleSent
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.core import NodeCore
@@ -81,6 +81,29 @@ def kill_returning(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
 
     scene.history.subscribe((SessionClosed, SettleSent), returned)
     return Active(end, lambda: state["masters"])
+
+
+def handover_delivering(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """Planned handovers, each just after a delivery: of its lease no sync has told yet."""
+    state = {"done": 0, "over": 0, "next_ns": 0}
+
+    def delivered(record: Record) -> None:
+        if not state["over"] and scene.world.now_ns >= state["next_ns"]:
+            state["next_ns"] = scene.world.now_ns + rng.randrange(600 * MS, 1_200 * MS)
+            scene.world.after(rng.randrange(5 * MS), strike)
+
+    def strike() -> None:
+        if not state["over"]:
+            scene.hand_over(ended)
+
+    def ended(came_about: bool) -> None:
+        state["done"] += int(came_about)
+
+    def end() -> None:
+        state["over"] = 1
+
+    scene.history.subscribe((Delivered,), delivered)
+    return Active(end, lambda: state["done"])
 
 
 def kill_left(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:

@@ -24,15 +24,19 @@ from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.inherited import Inherited
 from tickwheel.node.core.leases import HeardLeases
+from tickwheel.node.core.listener import CoreListener
 from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.reign import Reign
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.returns import Returns
+from tickwheel.node.core.settlements import Settlements
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.producers import Producers
+from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.proto import scheduler_pb2
+from tickwheel.replication import guard
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.conversation import Conversation
 from tickwheel.replication.frames import Envelope
@@ -42,7 +46,9 @@ from tickwheel.replication.log import NO_INTRODUCTION, ProposalResult, Verdict
 from tickwheel.replication.pysyncobj_seam import LEADER, Engine
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.simulated import SimulatedDisk
+from tickwheel.wheel.checkpoint import CheckpointJob
 from tickwheel.wheel.engine import Wheel
+from tickwheel.wheel.jobs import hour_directory
 from tickwheel.wheel.units import CursorKey
 
 Break = Callable[["Patches"], None]
@@ -117,7 +123,12 @@ def _repeats_taken(patches: Patches) -> None:
     patches.replace(Envelope, "refuses", make)
 
 
-LAYERS: dict[str, Break] = {"repeats_taken": _repeats_taken}
+def _no_sync_at_handover(patches: Patches) -> None:
+    """A planned handover sends no sync of its own: what was given out last is told with the next one."""
+    patches.replace(Conversation, "sync_now", lambda original: lambda self: None)
+
+
+LAYERS: dict[str, Break] = {"repeats_taken": _repeats_taken, "no_sync_at_handover": _no_sync_at_handover}
 """Guards that stand in front of others and do no harm alone when they are gone: taken away so that those behind are
 needed."""
 
@@ -127,8 +138,13 @@ def mutated(name: str) -> Iterator[None]:
     """Run with one bug put in; "" puts in none."""
     patches = Patches()
     try:
-        if name:
-            (LAYERS[name] if name in LAYERS else MUTATIONS[name].apply)(patches)
+        if name in LAYERS:
+            LAYERS[name](patches)
+        elif name:
+            aim = MUTATIONS[name].aim
+            if aim is not None and aim.without:
+                LAYERS[aim.without](patches)
+            MUTATIONS[name].apply(patches)
         yield
     finally:
         patches.undo()
@@ -161,6 +177,50 @@ def acknowledged_when_appended(patches: Patches) -> None:
         return propose
 
     patches.replace(RaftLog, "propose", make)
+
+
+@mutation(
+    "a slave commits up to the end of its own log instead of what the master has verified",
+    "log",
+    aim=Aim(("old-answers",), nodes=5, shape=(("batch_entries", 1), ("log_pause_ms", 40))),
+)
+def unverified_committed(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def heartbeat(term: int, leader_commit: int, own_commit: int, matched: int = 0) -> Any:
+            return original(term, leader_commit, own_commit, leader_commit if matched else 0)
+
+        return heartbeat
+
+    patches.replace(guard, "_heartbeat", make)
+
+
+@mutation("a settlement is answered before it is committed", aim=Aim(("kill", "isolate"), nodes=3))
+def settled_before_commit(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def propose(self: Settlements, columns: Any, done: Callable[[Any], None]) -> None:
+            original(self, columns, lambda result: None)
+            done(SettleResult(settled=len(columns.ids) // 8))
+
+        return propose
+
+    patches.replace(Settlements, "propose", make)
+
+
+@mutation("a cancel is answered before it is applied")
+def cancelled_before_apply(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def cancel(self: RequestDesk, number: int, done: Callable[[Any], None]) -> None:
+            core = self._core
+            failure = core.refusal()
+            if failure is not None:
+                done(failure)
+                return
+            original(self, number, lambda outcome: None)
+            done(scheduler_pb2.CANCELLED)
+
+        return cancel
+
+    patches.replace(RequestDesk, "cancel", make)
 
 
 @mutation("term and vote are not on stable storage before the vote is given", "log", aim=Aim(("kill-voters",)))
@@ -251,6 +311,30 @@ def earlier_leases_forgotten(patches: Patches) -> None:
         return incoming
 
     patches.replace(SyncState, "incoming", make)
+
+
+@mutation(
+    "a planned handover does not wait until the next master has heard of all leases",
+    aim=Aim(
+        ("handover-delivering",),
+        nodes=3,
+        shape=(("lease_ms", 10_000), ("sync_period_ms", 100), ("settle_grid_ms", 100), ("loop_gap_us", 5_000)),
+        without="no_sync_at_handover",
+    ),
+)
+def handover_without_leases(patches: Patches) -> None:
+    patches.replace(CoreListener, "handover_ready", lambda original: lambda self, peer_id: True)
+
+
+@mutation(
+    "a new master hands out at once what was dispatched before it led, also what is not due",
+    aim=Aim(("handover", "kill"), nodes=3, shape=(("dispatch_ahead_ms", 400),)),
+)
+def passed_taken_for_due(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        return lambda self, now_ms, limit: original(self, max(now_ms, self.hold_until_ms), limit)
+
+    patches.replace(Channel, "take", make)
 
 
 @mutation(
@@ -465,6 +549,27 @@ def manifest_before_files(patches: Patches) -> None:
     patches.replace(StateCheckpoint, "run", make_run)
     patches.replace(SimulatedDisk, "sync_content", make_sync)
     patches.replace(SimulatedDisk, "sync_dir", make_sync)
+
+
+@mutation(
+    "files of an hour are removed before the manifest that needs them no more is durable",
+    aim=Aim(
+        ("power-removing",),
+        nodes=3,
+        shape=(("hours_kept", 0), ("buffer_bytes", 4 << 10), ("hour_after_ms", 7_000)),
+        seconds=10,
+    ),
+)
+def hours_removed_early(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def run(self: CheckpointJob) -> None:
+            original(self)
+            for hour in self.doomed:
+                self._disk.remove(hour_directory(self._directory, hour))
+
+        return run
+
+    patches.replace(CheckpointJob, "run", make)
 
 
 @mutation(

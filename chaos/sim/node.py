@@ -21,7 +21,7 @@ from tickwheel.chaos.sim.network import Fabric, NetworkPort
 from tickwheel.chaos.sim.world import MS, World
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.storage.disk import DiskError
-from tickwheel.storage.simulated import SimulatedDisk
+from tickwheel.storage.simulated import PowerLost, SimulatedDisk
 
 TURN_NS = 200_000
 INPUT_NS = 20_000
@@ -92,6 +92,8 @@ class Machine:
         self.copies_fail = 0
         """Faults by which no copy of a peer's checkpoint arrives."""
         self.copies_failed = 0
+        self.powers_lost = 0
+        """In the middle of a write."""
         self.unread = 0
         """Inputs that the turn being taken leaves for the next."""
         self.away_ns = 0
@@ -146,6 +148,9 @@ class Machine:
         try:
             self.process = self._builder(self)
             self.process.start()
+        except PowerLost:
+            self.power_lost()
+            return
         except DiskError as error:
             if not self.excused:
                 raise
@@ -163,6 +168,12 @@ class Machine:
         if self.process is not None:
             self._end("power", silent=True)
         self.disk.crash(self.world.stream(f"power/{self.name}/{self.boot}/{self.world.now_ns}"))
+
+    def power_lost(self) -> None:
+        """The disk was told to fail in the middle of something, and just did; the power comes back soon."""
+        self.lose_power()
+        self.powers_lost += 1
+        self.world.after(self._thaw_rng.randrange(10 * MS, 400 * MS), self.start)
 
     def stop(self) -> None:
         """A clean end of the process."""
@@ -266,6 +277,9 @@ class Machine:
                 if self.fatal_reason is not None:
                     break
             wanted_ns = process.tick() if self.fatal_reason is None else 0
+        except PowerLost:
+            self.power_lost()
+            return
         except DiskError as error:
             if not self.excused:
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tickwheel.chaos.sim import lines, listeners, sweeps
+from tickwheel.chaos.sim.accounts import Accounts
 from tickwheel.chaos.sim.changes import Changes
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
 from tickwheel.chaos.sim.clients import Clients, Wires
@@ -29,6 +30,9 @@ from tickwheel.proto import common_pb2, scheduler_pb2
 
 LOOKED_FOR = 40
 LOOK_NS = 500 * MS
+READ_NS_MOST = 5_000 * MS
+NEVER_RESET = (*GROUPS, lines.GROUP)
+"""Groups whose settlements are compared with their receipts."""
 
 
 class NodeLoad:
@@ -121,7 +125,14 @@ class NodeLoad:
         for machine in self._stage.machines:
             for uid in waiting:
                 self._look(machine, uid, known[uid])
+        accounts = Accounts()
+        for machine in self._stage.machines:
+            accounts.read(machine, NEVER_RESET)
         self._world.run_until(self._world.now_ns + LOOK_NS)
+        end_ns = self._world.now_ns + READ_NS_MOST
+        while accounts.open and self._world.now_ns < end_ns:
+            self._world.run_until(self._world.now_ns + LOOK_NS)
+        assert not accounts.open, "what groups have settled was not read to its end"
         for machine in self._stage.machines:
             assert isinstance(machine.process, CoreProcess)
             note_digest(machine, machine.process.host.core)

@@ -29,7 +29,7 @@ from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.pace import Pace
 from tickwheel.chaos.sim.setup import Level, Load, RunResult, SimulationConfig
 from tickwheel.chaos.sim.shape import draw, slow_work_ns
-from tickwheel.chaos.sim.world import MS, SECOND, Story, World
+from tickwheel.chaos.sim.world import EPOCH_HOUR_MS, MS, SECOND, Story, World
 
 if TYPE_CHECKING:
     from tickwheel.chaos.sim.operators import Operators
@@ -50,6 +50,8 @@ class Cluster:
         self.fabric = Fabric(self.world)
         fixed = config.shape if not config.nodes else (*config.shape, ("nodes", config.nodes))
         self.shape = draw(self.world, config.seconds, fixed)
+        if self.shape.hour_after_ms:
+            self.world.start_wall_ms = EPOCH_HOUR_MS - self.shape.hour_after_ms
         self.faults_end_ns = WARM_UP_NS + config.seconds * SECOND
         self._pace = Pace(self.world, self.shape)
         self.founders = tuple(f"n{number}" for number in range(1, self.shape.nodes + 1))
@@ -150,6 +152,7 @@ class Cluster:
                 push_first,
                 len(self.founders),
                 self.shape.work_ms > 0,
+                self.shape.dispatch_ahead_ms,
                 self.shape.hours_kept,
             )
         )

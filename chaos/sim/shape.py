@@ -43,6 +43,7 @@ WORK_MS = (0, 0, 1_000, 2_500)
 BUFFER_BYTES = (64 << 10, 64 << 10, 64 << 10, 4 << 10)
 PRELOAD_MS = (10_000, 10_000, 3_000)
 HOURS_KEPT = (1, 0)
+DISPATCH_AHEAD_MS = (8,)
 CHECKPOINT_MS = (5_000, 5_000, 5_000, 1_500)
 DENSE_SECONDS = 3
 """Long runs have about as many messages as so many dense seconds."""
@@ -113,6 +114,10 @@ class Shape:
     """Hours before that of the cursor that stay though nobody needs them; with 0 runs that cross an hour remove one."""
     checkpoint_ms: int = 5_000
     """Between two checkpoints."""
+    hour_after_ms: int = 0
+    """The run begins so long before a full hour; 0: by the dice of the seed."""
+    dispatch_ahead_ms: int = 8
+    """Before messages are due their dispatch is proposed."""
     extra_stay: int = 1
     """0: for each newcomer that counts some member leaves."""
     thin: int = 1
@@ -162,6 +167,8 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         # What a sweep has done is looked up message by message at the end: that needs their hours.
         hours_kept=one("hours_kept", (1,) if one("sweeps", sometimes) else HOURS_KEPT),
         checkpoint_ms=one("checkpoint_ms", CHECKPOINT_MS),
+        hour_after_ms=one("hour_after_ms", (0,)),
+        dispatch_ahead_ms=one("dispatch_ahead_ms", DISPATCH_AHEAD_MS),
         extra_stay=one("extra_stay", (0 if long else 1,)),
         thin=one("thin", (seconds // DENSE_SECONDS if long else 1,)),
         sharing_percent=one("sharing_percent", (100 + SHARING_PERCENT * writers if long else 100,)),

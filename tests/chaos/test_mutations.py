@@ -52,6 +52,7 @@ def test_it_is_taken_out() -> None:
 
 
 QUICK = [
+    "cancelled_before_apply",
     "acknowledged_when_appended",
     "not_held_until_due",
     "idempotence_off",
@@ -85,6 +86,9 @@ def test_quick_ones_are_found(name: str) -> None:
 
 
 DIRECTED = [
+    "handover_without_leases",
+    "hours_removed_early",
+    "unverified_committed",
     "term_ahead_of_disk",
     "stale_lease",
     "one_peer_believed",

@@ -17,10 +17,12 @@ from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
 from tickwheel.chaos.sim.checkers.p1_pauses import PausesHold
 from tickwheel.chaos.sim.checkers.p1_resets import ResetsHold
 from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
+from tickwheel.chaos.sim.checkers.p1_settled import SettledHolds
 from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
 from tickwheel.chaos.sim.checkers.p3_never_early import NeverEarly
 from tickwheel.chaos.sim.checkers.p4_soon import Soon
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
+from tickwheel.chaos.sim.checkers.p5_handover import HandedOver
 from tickwheel.chaos.sim.checkers.p6_monotone import Monotone
 from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p8_same_state import SameState
@@ -35,10 +37,12 @@ ALL: tuple[type[Checker], ...] = (
     Durable,
     CommittedNeverLost,
     RetriesCome,
+    SettledHolds,
     NoInvention,
     NeverEarly,
     Soon,
     FewDuplicates,
+    HandedOver,
     Monotone,
     OneMaster,
     SameState,

@@ -126,7 +126,7 @@ class Live(Checker):
         self._stirred_ns = record.at_ns
 
     def _stir(self, fault: str, at_ns: int) -> None:
-        if " handover " not in fault:
+        if " handover" not in fault:
             self._stirred_ns = at_ns
 
     def settle_accounts(self, at_ns: int) -> None:

@@ -15,8 +15,8 @@ from tickwheel.chaos.sim.history_messages import (
 )
 from tickwheel.chaos.sim.world import HOUR_MS, MS
 
-# A dispatch may be proposed this long before its due time.
-DISPATCH_AHEAD_MS = 50
+DISPATCH_SLACK_MS = 42
+"""A dispatch may be proposed this much earlier than a right clock would."""
 CLOCK_SLACK_MS = 1_000
 """The cluster's time may be ahead of the true one by this."""
 
@@ -38,6 +38,7 @@ class DefiniteCancel(Checker):
         self._start_wall_ms = 0
         self._push_first = False
         self._hours_kept = 1
+        self._ahead_ms = DISPATCH_SLACK_MS
         self._due_ms: dict[int, int] = {}
         self._moving: set[int] = set()
         self._delivered: dict[int, int] = {}
@@ -69,6 +70,7 @@ class DefiniteCancel(Checker):
                 self._start_wall_ms = record.start_wall_ms
                 self._push_first = record.push_first
                 self._hours_kept = record.hours_kept
+                self._ahead_ms = record.dispatch_ahead_ms + DISPATCH_SLACK_MS
 
     def _answered(self, record: CancelAnswered) -> None:
         uid = record.uid
@@ -85,7 +87,7 @@ class DefiniteCancel(Checker):
             if uid in self._cancelled:
                 self.broken(record.at_ns, f"message {uid} is ALREADY_DISPATCHED; the answer before was CANCELLED")
             wall_ms = self._start_wall_ms + record.at_ns // MS
-            if uid in self._due_ms and uid not in self._moving and wall_ms < self._due_ms[uid] - DISPATCH_AHEAD_MS:
+            if uid in self._due_ms and uid not in self._moving and wall_ms < self._due_ms[uid] - self._ahead_ms:
                 self.broken(
                     record.at_ns,
                     f"message {uid} is ALREADY_DISPATCHED {self._due_ms[uid] - wall_ms} ms before its due time",

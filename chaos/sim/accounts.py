@@ -1,0 +1,98 @@
+"""What each node says a group has settled, read at the end of a run over the calls that readers use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tickwheel.chaos.sim.core_process import CoreProcess
+from tickwheel.chaos.sim.history_messages import SettledSeen
+from tickwheel.chaos.sim.node import Machine
+from tickwheel.node.core.failure import Failure
+from tickwheel.proto.snapshot_pb2 import (
+    PinSettledRequest,
+    PinSettledResponse,
+    ReadSettledRequest,
+    SettledPage,
+    SettledTopic,
+)
+
+
+class Accounts:
+    """Reads of all nodes; `open` is how many have not ended."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    def read(self, machine: Machine, groups: Sequence[str]) -> None:
+        """All that these groups have settled, by one node; groups that it does not know are left out."""
+        for group in groups:
+            self.open += 1
+            _Reading(machine, group, self._ended).begin()
+
+    def _ended(self) -> None:
+        self.open -= 1
+
+
+class _Reading:
+    def __init__(self, machine: Machine, group: str, ended: Callable[[], None]) -> None:
+        self._machine = machine
+        self._group = group
+        self._ended = ended
+        self._pin_id = 0
+        self._left: list[tuple[SettledTopic, bool]] = []
+        """Topics, and whether it is their retries that are to be read."""
+        self._settled: dict[int, int] = {}
+        """Of each message its last position that is settled."""
+        self._retried: dict[int, int] = {}
+        """Of each message where its last retry stands."""
+
+    def begin(self) -> None:
+        process = self._machine.process
+        assert isinstance(process, CoreProcess)
+        self._machine.deliver(process.host.face.pin_settled, PinSettledRequest(group=self._group), self._pinned)
+
+    def _pinned(self, answer: PinSettledResponse | Failure) -> None:
+        if isinstance(answer, Failure):
+            self._ended()
+            return
+        self._pin_id = answer.pin_id
+        self._left = [(topic, retries) for topic in answer.topics for retries in (False, True)]
+        self._next()
+
+    def _next(self) -> None:
+        if not self._left:
+            self._end()
+            return
+        topic, retries = self._left.pop()
+        self._page(topic, retries, max(topic.first, topic.began))
+
+    def _page(self, topic: SettledTopic, retries: bool, first: int) -> None:
+        process = self._machine.process
+        assert isinstance(process, CoreProcess)
+        request = ReadSettledRequest(
+            pin_id=self._pin_id, topic_id=topic.topic_id, first=first, end=topic.end, retries=retries
+        )
+
+        def read(page: SettledPage | Failure) -> None:
+            assert not isinstance(page, Failure), page
+            into = self._retried if retries else self._settled
+            ids = np.frombuffer(page.ids, "<u8").tolist()
+            for id64, position in zip(ids, np.frombuffer(page.positions, "<u8").tolist(), strict=True):
+                into[id64] = max(position, into.get(id64, -1))
+            if page.next:
+                self._page(topic, retries, page.next)
+            else:
+                self._next()
+
+        self._machine.deliver(process.host.face.read_settled, request, read)
+
+    def _end(self) -> None:
+        machine = self._machine
+        process = machine.process
+        assert isinstance(process, CoreProcess)
+        done = tuple(sorted(id64 for id64, at in self._settled.items() if at >= self._retried.get(id64, -1)))
+        kept_hour = process.host.core.state.hour_min_kept
+        machine.history.add(SettledSeen(machine.world.now_ns, machine.name, self._group, kept_hour, done))
+        self._ended()

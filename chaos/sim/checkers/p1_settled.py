@@ -1,0 +1,60 @@
+"""P1 of settlements: at the end each node holds for settled what was answered so, and nothing that nobody settled.
+
+Judged by receipts: ACK, SKIP and DEAD end a message for a group. What is replayed from the dead letters is left out.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_messages import Settled, SettledSeen, SettleSent
+
+ENDS = ("ACK", "SKIP", "DEAD")
+
+
+class SettledHolds(Checker):
+    """Groups that are never reset; of hours that are kept."""
+
+    promise: ClassVar[str] = "P1"
+    kinds: ClassVar[tuple[type[Record], ...]] = (SettleSent, Settled, SettledSeen)
+
+    def __init__(self) -> None:
+        self._asked: dict[str, set[int]] = {}
+        """By group: ids that a consumer has sent a last answer for, or handed back often enough to die of it."""
+        self._settled: dict[str, dict[int, int]] = {}
+        """By group and id: when a receipt for such an answer came."""
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case SettleSent():
+                if record.outcome in ENDS:
+                    self._asked.setdefault(record.group, set()).add(record.id)
+            case Settled():
+                if record.outcome in ENDS:
+                    self._settled.setdefault(record.group, {}).setdefault(record.id, record.at_ns)
+            case SettledSeen():
+                self._seen(record)
+
+    def _seen(self, record: SettledSeen) -> None:
+        done = set(record.done)
+        open_still = [
+            (id64, at_ns)
+            for id64, at_ns in self._settled.get(record.group, {}).items()
+            if id64 not in done and id64 >> 32 >= record.hour_min_kept
+        ]
+        if open_still:
+            id64, at_ns = open_still[0]
+            self.broken(
+                record.at_ns,
+                f"{record.node} holds {len(open_still)} messages of {record.group} for open that were answered as "
+                f"settled, {id64:#x} at {at_ns / 1e9:.6f} s",
+            )
+        nobody = done - self._asked.get(record.group, set())
+        if nobody:
+            self.broken(
+                record.at_ns,
+                f"{record.node} holds {len(nobody)} messages of {record.group} for settled that no consumer has "
+                f"answered for: {min(nobody):#x}",
+            )

@@ -1,0 +1,121 @@
+"""P5 of planned handovers: what the old master had out is known to the next one, and does not come again.
+
+Judged where nothing else happens: no other fault is there or was a moment ago, so that the term changed by the handover
+alone. That the old master closes its sessions is no reason then, nor that the next one had not heard of a lease.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import FaultBegan, FaultEnded, HandoverEnded, Record, RunBegan
+from tickwheel.chaos.sim.history_machines import Booted, RoleSeen, Stopped
+from tickwheel.chaos.sim.history_messages import Delivered, SessionClosed, SessionOver, SettleSent
+from tickwheel.chaos.sim.world import MS, SECOND
+
+CALM_NS = 3 * SECOND
+"""After anything else that could have changed the master, or kept a sync from a slave."""
+
+_Key = tuple[str, int, int]
+"""(group, uid, epoch)"""
+
+
+class HandedOver(Checker):
+    """See the module. Broadcasts, and push-first, which may lose dispatches, are left out."""
+
+    promise: ClassVar[str] = "P5"
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        RunBegan,
+        FaultBegan,
+        FaultEnded,
+        Booted,
+        Stopped,
+        RoleSeen,
+        Delivered,
+        SettleSent,
+        SessionOver,
+        SessionClosed,
+        HandoverEnded,
+    )
+
+    def __init__(self) -> None:
+        self._start_wall_ms = 0
+        self._push_first = False
+        self._active: set[str] = set()
+        self._stirred_ns = 0
+        self._masters: dict[int, tuple[str, int]] = {}
+        """By term: who led it, and since when it is seen."""
+        self._last: dict[_Key, Delivered] = {}
+        self._nacked: dict[_Key, int] = {}
+        self._left: set[int] = set()
+        """Sessions that their consumers gave up, before their node closed them."""
+        self._closed: set[int] = set()
+        self._again: dict[tuple[int, int], list[tuple[Delivered, Delivered]]] = {}
+        """By (term before, term): what came again without another reason."""
+        self._handed: set[tuple[int, int]] = set()
+        """Changes of the term that were planned, in calm."""
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case Delivered():
+                self._delivered(record)
+            case SettleSent():
+                if record.outcome != "ACK":
+                    key = (record.group, record.uid, record.epoch)
+                    self._nacked[key] = max(record.attempt, self._nacked.get(key, 0))
+            case SessionOver():
+                if record.session not in self._closed:
+                    self._left.add(record.session)
+            case SessionClosed():
+                self._closed.add(record.session)
+            case RoleSeen():
+                if record.role == "master":
+                    self._masters.setdefault(record.term, (record.node, record.at_ns))
+            case HandoverEnded():
+                self._ended(record)
+            case Booted() | Stopped():
+                self._stirred_ns = record.at_ns
+            case FaultBegan() | FaultEnded():
+                known = self._active.add if isinstance(record, FaultBegan) else self._active.discard
+                known(record.fault)
+                if " handover" not in record.fault:
+                    self._stirred_ns = record.at_ns
+            case RunBegan():
+                self._start_wall_ms = record.start_wall_ms
+                self._push_first = record.push_first
+
+    def _delivered(self, record: Delivered) -> None:
+        if record.broadcast or self._push_first:
+            return
+        key = (record.group, record.uid, record.epoch)
+        before = self._last.get(key)
+        self._last[key] = record
+        if before is None or before.term >= record.term or before.attempt > record.attempt:
+            return
+        error_ms = before.clock_error_ms + record.clock_error_ms
+        over = (before.lease_until_ms - self._start_wall_ms - error_ms) * MS <= record.at_ns
+        if not over and self._nacked.get(key, 0) < before.attempt and before.session not in self._left:
+            self._again.setdefault((before.term, record.term), []).append((before, record))
+            self._judge((before.term, record.term))
+
+    def _ended(self, record: HandoverEnded) -> None:
+        terms = [term for term, (_, since_ns) in self._masters.items() if record.asked_ns <= since_ns]
+        led = [term for term, (node, _) in self._masters.items() if node == record.node and term not in terms]
+        alone = all(" handover" in fault for fault in self._active)
+        calm = alone and record.asked_ns - self._stirred_ns >= CALM_NS
+        if record.came_about and calm and len(terms) == 1 and led:
+            change = (max(led), terms[0])
+            self._handed.add(change)
+            self._judge(change)
+
+    def _judge(self, change: tuple[int, int]) -> None:
+        if change not in self._handed or change not in self._again:
+            return
+        before, again = self._again[change][0]
+        self.broken(
+            again.at_ns,
+            f"message {again.uid} to {again.group} attempt {again.attempt} by {again.node} in term {again.term}, after "
+            f"attempt {before.attempt} by {before.node} at {before.at_ns / SECOND:.6f} s: {before.node} handed over as "
+            "planned, and its lease holds",
+        )

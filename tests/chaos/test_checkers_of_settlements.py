@@ -1,0 +1,112 @@
+"""Checkers of what is settled and handed over: each catches hand-made bad histories and lets their good twins pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.chaos.judging import Case, is_caught, judge
+from tickwheel.chaos.sim.checkers.p1_settled import SettledHolds
+from tickwheel.chaos.sim.checkers.p5_handover import HandedOver
+from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
+from tickwheel.chaos.sim.history import FaultBegan, HandoverEnded, RunBegan
+from tickwheel.chaos.sim.history_machines import RoleSeen
+from tickwheel.chaos.sim.history_messages import (
+    CancelAnswered,
+    Delivered,
+    ScheduleAcknowledged,
+    SessionClosed,
+    SessionOver,
+    Settled,
+    SettledSeen,
+    SettleSent,
+)
+from tickwheel.chaos.sim.world import HOUR_MS, MS
+
+HOUR = 500_000
+WALL_MS = HOUR * HOUR_MS
+ID = HOUR << 32
+BEGAN = RunBegan(0, WALL_MS, ("handover",), ("g",), hours_kept=0)
+
+
+def delivered(at_ms: int, *, node: str = "n1", term: int = 1, session: int = 1, attempt: int = 1) -> Delivered:
+    until_ms = WALL_MS + at_ms + 3_000
+    return Delivered(at_ms * MS, node, 1, term, "g", "t", session, ID + 1, 1, attempt, WALL_MS, until_ms)
+
+
+def answer(at_ms: int, outcome: str = "ACK") -> list[SettleSent | Settled]:
+    return [
+        SettleSent(at_ms * MS, "g", ID + 1, 1, 1, outcome),
+        Settled((at_ms + 1) * MS, "g", ID + 1, 1, 1, outcome),
+    ]
+
+
+def seen(*done: int, hour_min_kept: int = 0) -> SettledSeen:
+    return SettledSeen(9_000 * MS, "n2", "g", hour_min_kept, done)
+
+
+MASTERS = [
+    BEGAN,
+    RoleSeen(500 * MS, "n1", 1, "master", 1),
+    FaultBegan(5_000 * MS, "#0 handover-delivering n1"),
+    delivered(5_010),
+]
+HANDED_OVER = [
+    RoleSeen(5_040 * MS, "n2", 1, "master", 2),
+    SessionClosed(5_041 * MS, "g", 1),
+    SessionOver(5_041 * MS, "g", 1),
+    HandoverEnded(5_045 * MS, "n1", 5_012 * MS, True),
+]
+ACKNOWLEDGED = ScheduleAcknowledged(0, "p", 1, (1,), (ID + 1,), (WALL_MS,), False)
+AGAIN = delivered(5_300, node="n2", term=2, session=2)
+
+GOOD: dict[str, Case] = {
+    "handed over, and it does not come again": (HandedOver, [*MASTERS, *HANDED_OVER]),
+    "nacked before": (
+        HandedOver,
+        [*MASTERS, SettleSent(5_011 * MS, "g", ID + 1, 1, 1, "RETRY"), *HANDED_OVER, replace(AGAIN, attempt=2)],
+    ),
+    "its lease was over": (HandedOver, [*MASTERS, *HANDED_OVER, replace(AGAIN, at_ns=8_500 * MS)]),
+    "its consumer had left": (HandedOver, [*MASTERS, SessionOver(5_011 * MS, "g", 1), *HANDED_OVER, AGAIN]),
+    "the master was lost, not handed over": (HandedOver, [*MASTERS, *HANDED_OVER[:3], AGAIN]),
+    "another fault was there": (
+        HandedOver,
+        [*MASTERS, FaultBegan(5_011 * MS, "#1 reset n2"), *HANDED_OVER, AGAIN],
+    ),
+    "settled, and held for settled": (SettledHolds, [*answer(10), seen(ID + 1)]),
+    "declared dead": (SettledHolds, [*answer(10, "DEAD"), seen(ID + 1)]),
+    "answered, without a receipt": (SettledHolds, [answer(10)[0], seen(ID + 1)]),
+    "a nack ends nothing": (SettledHolds, [*answer(10, "RETRY"), seen()]),
+    "its hour has gone": (SettledHolds, [*answer(10), seen(hour_min_kept=HOUR + 1)]),
+    "cancelled when its hour had gone": (
+        DefiniteCancel,
+        [BEGAN, ACKNOWLEDGED, delivered(10), CancelAnswered((HOUR_MS + 5_000) * MS, 1, ID + 1, "NOT_FOUND")],
+    ),
+}
+BAD: dict[str, Case] = {
+    "it comes again before the handover is told": (
+        HandedOver,
+        [*MASTERS, *HANDED_OVER[:3], replace(AGAIN, at_ns=5_043 * MS), HANDED_OVER[3]],
+    ),
+    "it comes again after the handover": (HandedOver, [*MASTERS, *HANDED_OVER, AGAIN]),
+    "settled, and open still": (SettledHolds, [*answer(10), seen()]),
+    "settled by nobody": (SettledHolds, [*answer(10), seen(ID + 1, ID + 2)]),
+    "the hour before has gone": (SettledHolds, [*answer(10), seen(hour_min_kept=HOUR)]),
+    "not found while its hour lasts": (
+        DefiniteCancel,
+        [BEGAN, ACKNOWLEDGED, delivered(10), CancelAnswered(20 * MS, 1, ID + 1, "NOT_FOUND")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_histories_pass(name: str) -> None:
+    """What may happen is no broken promise."""
+    judge(GOOD[name])
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_histories_are_caught(name: str) -> None:
+    """A checker that cannot fail proves nothing."""
+    is_caught(BAD[name])
