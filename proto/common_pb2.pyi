@@ -68,10 +68,16 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAUTHENTICATED: rights are on, and the caller shows no certificate or token of a user."""
     RIGHT_REQUIRED: _ErrorReason.ValueType  # 141
     """PERMISSION_DENIED: the user's roles do not allow it; field is the right, value the topic or group."""
+    SEQUENCE_TAKEN: _ErrorReason.ValueType  # 21
+    """ALREADY_EXISTS: the producer id is somebody else's (field is producer_id), or its sequence was accepted with other
+    content (field is sequence). Nothing of the request was accepted.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Carried in google.rpc.ErrorInfo.reason of every error a node answers; ErrorInfo.metadata holds
-    what a program needs: "field", "value", "limit", "retry_after_ms", "master_id", "master_address".
+    what a program needs: "field", "value", "limit", "retry_after_ms", "master_id", "master_address", "term" of that master.
+    "accepted_sequence" beside a producer id and sequence: the last sequence of that producer that is in the log; with a
+    lower one than was asked for the refused request was surely not accepted by an earlier try either.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
@@ -113,6 +119,10 @@ UNAUTHENTICATED: ErrorReason.ValueType  # 140
 """UNAUTHENTICATED: rights are on, and the caller shows no certificate or token of a user."""
 RIGHT_REQUIRED: ErrorReason.ValueType  # 141
 """PERMISSION_DENIED: the user's roles do not allow it; field is the right, value the topic or group."""
+SEQUENCE_TAKEN: ErrorReason.ValueType  # 21
+"""ALREADY_EXISTS: the producer id is somebody else's (field is producer_id), or its sequence was accepted with other
+content (field is sequence). Nothing of the request was accepted.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

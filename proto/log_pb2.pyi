@@ -289,22 +289,34 @@ class PublishRequest(_message.Message):
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
     sequence: _builtins.int
     count: _builtins.int
     """Rows of this request."""
+    checksum: _builtins.int
+    """CRC32C of what the client sent (not of resolved times), stated by the master; absent: by a version that states none,
+    and then nothing is compared.
+    """
+    owner: _builtins.str
+    """To whom the producer id belongs; stated by the master until it is known to all."""
     def __init__(
         self,
         *,
         producer_id: _builtins.str = ...,
         sequence: _builtins.int = ...,
         count: _builtins.int = ...,
+        checksum: _builtins.int | None = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "producer_id", b"producer_id", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "count", b"count", "owner", b"owner", "producer_id", b"producer_id", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
 
 Global___PublishRequest: _TypeAlias = PublishRequest  # noqa: Y015
 
@@ -560,6 +572,7 @@ class Reschedule(_message.Message):
     TAG_MASK_FIELD_NUMBER: _builtins.int
     KEY_HASH_FIELD_NUMBER: _builtins.int
     FLAGS_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     due_ms: _builtins.int
     new_due_ms: _builtins.int
@@ -572,6 +585,10 @@ class Reschedule(_message.Message):
     key_hash: _builtins.int
     flags: _builtins.int
     """Flags of the unit; see tickwheel/wheel/units.py."""
+    @_builtins.property
+    def request(self) -> Global___PublishRequest:
+        """Whose request it is, so that a repeat is known; absent: nobody's."""
+
     def __init__(
         self,
         *,
@@ -585,10 +602,11 @@ class Reschedule(_message.Message):
         tag_mask: _builtins.int = ...,
         key_hash: _builtins.int = ...,
         flags: _builtins.int = ...,
+        request: Global___PublishRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "flags", b"flags", "id", b"id", "key_hash", b"key_hash", "meta_size", b"meta_size", "new_due_ms", b"new_due_ms", "record", b"record", "tag_hash", b"tag_hash", "tag_mask", b"tag_mask", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "flags", b"flags", "id", b"id", "key_hash", b"key_hash", "meta_size", b"meta_size", "new_due_ms", b"new_due_ms", "record", b"record", "request", b"request", "tag_hash", b"tag_hash", "tag_mask", b"tag_mask", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -554,6 +554,7 @@ class SyncReply(_message.Message):
     CLOCK_MS_FIELD_NUMBER: _builtins.int
     ECHO_SENT_NS_FIELD_NUMBER: _builtins.int
     DISK_ABOVE_MARK_FIELD_NUMBER: _builtins.int
+    LOG_LEVEL_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     applied_index: _builtins.int
     cursor_due_ms: _builtins.int
@@ -563,6 +564,8 @@ class SyncReply(_message.Message):
     echo_sent_ns: _builtins.int
     disk_above_mark: _builtins.bool
     """The slave's disk is above its high-water mark."""
+    log_level: _builtins.int
+    """What the slave understands in the log that a master writes without being asked to; 1: checksums and owners of requests."""
     def __init__(
         self,
         *,
@@ -573,10 +576,11 @@ class SyncReply(_message.Message):
         clock_ms: _builtins.int = ...,
         echo_sent_ns: _builtins.int = ...,
         disk_above_mark: _builtins.bool = ...,
+        log_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_ms", b"clock_ms", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "disk_above_mark", b"disk_above_mark", "echo_sent_ns", b"echo_sent_ns", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "clock_ms", b"clock_ms", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "disk_above_mark", b"disk_above_mark", "echo_sent_ns", b"echo_sent_ns", "log_level", b"log_level", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

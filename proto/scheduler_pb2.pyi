@@ -126,11 +126,14 @@ class ScheduleRequest(_message.Message):
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     CLIENT_NAME_FIELD_NUMBER: _builtins.int
+    PRODUCER_OWNER_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
     """Idempotence: see ScheduleBatch. Empty: none, a repeat schedules again."""
     sequence: _builtins.int
     client_name: _builtins.str
     """Who sends it, for quotas; the common name of a certificate goes before it."""
+    producer_owner: _builtins.str
+    """See ScheduleBatch."""
     @_builtins.property
     def message(self) -> _common_pb2.Message: ...
     def __init__(
@@ -140,10 +143,11 @@ class ScheduleRequest(_message.Message):
         producer_id: _builtins.str = ...,
         sequence: _builtins.int = ...,
         client_name: _builtins.str = ...,
+        producer_owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_name", b"client_name", "message", b"message", "producer_id", b"producer_id", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_name", b"client_name", "message", b"message", "producer_id", b"producer_id", "producer_owner", b"producer_owner", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -191,14 +195,19 @@ class ScheduleBatch(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     CLIENT_NAME_FIELD_NUMBER: _builtins.int
+    PRODUCER_OWNER_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
     """Name of the producer, 1 to 64 characters of [A-Za-z0-9_-.]; empty: no idempotence."""
     sequence: _builtins.int
     """Exactly one more than the producer's last accepted sequence; the first accepted one may be any.
-    A repeat within the window answers the stored ids.
+    A repeat within the window answers the stored ids; one with other content is refused with SEQUENCE_TAKEN.
     """
     client_name: _builtins.str
     """As in ScheduleRequest."""
+    producer_owner: _builtins.str
+    """A secret of the producer, at most 127 characters. The id belongs to who used it first: to the common name of the
+    caller's certificate, else to this secret; others get SEQUENCE_TAKEN. Neither: it belongs to nobody.
+    """
     @_builtins.property
     def rows(self) -> Global___RowBatch: ...
     @_builtins.property
@@ -211,10 +220,11 @@ class ScheduleBatch(_message.Message):
         rows: Global___RowBatch | None = ...,
         columns: Global___ColumnBatch | None = ...,
         client_name: _builtins.str = ...,
+        producer_owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "content", b"content", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_name", b"client_name", "columns", b"columns", "content", b"content", "producer_id", b"producer_id", "rows", b"rows", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_name", b"client_name", "columns", b"columns", "content", b"content", "producer_id", b"producer_id", "producer_owner", b"producer_owner", "rows", b"rows", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["rows", "columns"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
@@ -388,10 +398,19 @@ class RescheduleRequest(_message.Message):
     DUE_MS_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    PRODUCER_OWNER_FIELD_NUMBER: _builtins.int
     due_ms: _builtins.int
     delay_ms: _builtins.int
     delay_level: _builtins.int
     """0 is no delay."""
+    producer_id: _builtins.str
+    """Idempotence, as in ScheduleBatch: a repeat answers what the first one did. The sequence counts only if the answer says
+    `remembered`.
+    """
+    sequence: _builtins.int
+    producer_owner: _builtins.str
     @_builtins.property
     def id(self) -> _common_pb2.MessageId: ...
     def __init__(
@@ -401,10 +420,13 @@ class RescheduleRequest(_message.Message):
         due_ms: _builtins.int = ...,
         delay_ms: _builtins.int = ...,
         delay_level: _builtins.int = ...,
+        producer_id: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        producer_owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "id", b"id", "when", b"when"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "id", b"id", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "due_ms", b"due_ms", "id", b"id", "producer_id", b"producer_id", "producer_owner", b"producer_owner", "sequence", b"sequence", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_when: _TypeAlias = _typing.Literal["due_ms", "delay_ms", "delay_level"]  # noqa: Y015
     _WhichOneofArgType_when: _TypeAlias = _typing.Literal["when", b"when"]  # noqa: Y015
@@ -419,8 +441,11 @@ class RescheduleResponse(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
+    REMEMBERED_FIELD_NUMBER: _builtins.int
     outcome: Global___RescheduleOutcome.ValueType
     due_ms: _builtins.int
+    remembered: _builtins.bool
+    """The producer's sequence counts as accepted; its next request has the next one."""
     @_builtins.property
     def id(self) -> _common_pb2.MessageId:
         """The new id; the first one keeps naming the message too."""
@@ -431,10 +456,11 @@ class RescheduleResponse(_message.Message):
         outcome: Global___RescheduleOutcome.ValueType = ...,
         id: _common_pb2.MessageId | None = ...,
         due_ms: _builtins.int = ...,
+        remembered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "id", b"id", "outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "id", b"id", "outcome", b"outcome", "remembered", b"remembered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -437,19 +437,23 @@ class ProducerSpan(_message.Message):
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
     first: _builtins.int
     last: _builtins.int
+    owner: _builtins.str
+    """Empty: it belongs to nobody."""
     def __init__(
         self,
         *,
         producer_id: _builtins.str = ...,
         first: _builtins.int = ...,
         last: _builtins.int = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last", "producer_id", b"producer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last", "owner", b"owner", "producer_id", b"producer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -463,12 +467,15 @@ class ProducerBatch(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.str
     sequence: _builtins.int
     ids: _builtins.bytes
     """uint64[n]"""
     due_ms: _builtins.bytes
     """int64[n]"""
+    checksum: _builtins.int
+    """As in PublishRequest."""
     def __init__(
         self,
         *,
@@ -476,11 +483,14 @@ class ProducerBatch(_message.Message):
         sequence: _builtins.int = ...,
         ids: _builtins.bytes = ...,
         due_ms: _builtins.bytes = ...,
+        checksum: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "ids", b"ids", "producer_id", b"producer_id", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "due_ms", b"due_ms", "ids", b"ids", "producer_id", b"producer_id", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
 
 Global___ProducerBatch: _TypeAlias = ProducerBatch  # noqa: Y015

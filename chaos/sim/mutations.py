@@ -482,6 +482,7 @@ def ids_at_merge(patches: Patches) -> None:
 @mutation("a repeated batch is scheduled again")
 def idempotence_off(patches: Patches) -> None:
     patches.replace(Producers, "span", lambda original: lambda self, producer_id: None)
+    patches.replace(Producers, "repeated", lambda original: lambda self, sender, count: None)
 
 
 @mutation("a cancel is done by the master alone")

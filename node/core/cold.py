@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tickwheel.node.core.failure import Failure, invalid, no_agreed_time
 from tickwheel.node.state.cold import ColdResult, Place
 from tickwheel.node.state.cold_marks import CANCELLED, LOADED, MOVED
+from tickwheel.node.state.producers import NOBODY, Sender
 from tickwheel.proto import admin_pb2, bulk_pb2, cold_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import Command
 
@@ -95,7 +96,9 @@ class ColdDesk:
 
         self._mark(cold_pb2.ColdMark(id=number), marked)
 
-    def move(self, number: int, due_ms: int, done: Callable[[Rescheduled | Failure], None]) -> None:
+    def move(
+        self, number: int, due_ms: int, done: Callable[[Rescheduled | Failure], None], sender: Sender = NOBODY
+    ) -> None:
         """To a time that may not be near: a job must still bring the message."""
         from tickwheel.node.core.requests import Rescheduled
 
@@ -107,7 +110,7 @@ class ColdDesk:
             elif result is None:
                 done(Rescheduled(scheduler_pb2.RESCHEDULE_NOT_FOUND, 0, 0))
             elif result.kind == LOADED:
-                core.requests.move(result.loaded_id, due_ms, done)
+                core.requests.move(result.loaded_id, due_ms, done, sender=sender)
             elif result.kind == CANCELLED:
                 done(Rescheduled(scheduler_pb2.RESCHEDULE_CANCELLED, 0, 0))
             else:

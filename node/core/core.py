@@ -41,6 +41,7 @@ from tickwheel.node.core.reign import Reign
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.retention import Retention
 from tickwheel.node.core.salvage import Salvage
+from tickwheel.node.core.senders import Senders
 from tickwheel.node.core.settled import SettledDesk
 from tickwheel.node.core.staging import StagingDesk
 from tickwheel.node.core.status import Rates, Totals
@@ -110,6 +111,12 @@ class NodeCore:
         self.publisher.arrivals_full = self._arrivals_full
         self.publisher.random_bits = ports.random.getrandbits
         self.topic_pending = TopicPending(self)
+        self.senders = Senders(
+            self.state,
+            lambda: self.leading and self.log.lease_held(),
+            lambda level: self.sync.all_understand(level, self._peer_ids()),
+        )
+        self.publisher.stated = self.senders.stated
         self.flow = FlowControl(
             self.state,
             lambda: self.wheel.pending,
@@ -424,6 +431,10 @@ class NodeCore:
 
     def _member_ids(self) -> list[str]:
         return [member.node_id for member in self.log.members() if not member.learner]
+
+    def _peer_ids(self) -> list[str]:
+        """Every other member, learners too."""
+        return [member.node_id for member in self.log.members() if member.node_id != self.identity.node_id]
 
     def uptime_s(self) -> float:
         """Since this core was made."""

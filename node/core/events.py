@@ -126,7 +126,7 @@ class Events:
             if result.outcome == CANCELLED:
                 self._ids(EventKind.CANCELLED, np.array([command.cancel.id], np.uint64), facts)
         elif isinstance(result, RescheduleResult):
-            if result.outcome == RESCHEDULED:
+            if result.outcome == RESCHEDULED and not result.repeated:
                 old, new = command.reschedule.id, result.new_id
                 self._moved(np.array([old], np.uint64), np.array([new], np.uint64), np.array([result.due_ms]), facts)
         elif isinstance(result, SweepResult):

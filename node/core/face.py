@@ -15,13 +15,14 @@ from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.disk_use import disk_use
-from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch
+from tickwheel.node.core.failure import Failure, RequestError
+from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch, check_sender
 from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.requests import Permitted, Rescheduled, everybody, id_of, message_id_of
 from tickwheel.node.core.status import node_metrics, node_status
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.membership import message_of
+from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.results import AdminResult, SettleResult
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.view import StateView
@@ -139,13 +140,18 @@ class CoreFace:
             permitted,
         )
 
+    def refused(self, producer_id: str, sequence: int, failure: Failure) -> Failure:
+        """A refusal of what was not even given to the core, with what is certain of the producer's sequence."""
+        return self.core.senders.told(Sender(producer_id, sequence), failure)
+
     def reschedule(
         self,
         request: scheduler_pb2.RescheduleRequest,
         done: Callable[[scheduler_pb2.RescheduleResponse | Failure], None],
         permitted: Permitted = everybody,
+        owner: str = "",
     ) -> None:
-        """Move a pending message to another time."""
+        """Move a pending message to another time. `owner`: who asks, if that is known."""
         name = request.WhichOneof("when")
         if name is None:
             failure = Failure(
@@ -155,18 +161,28 @@ class CoreFace:
             )
             done(failure)
             return
+        try:
+            check_sender(request.producer_id, request.sequence, request.producer_owner)
+        except RequestError as error:
+            done(error.failure)
+            return
         group = self.core.identity.wheel_group
+        sender = Sender(request.producer_id, request.sequence, owner=owner)
 
         def answered(result: Rescheduled | Failure) -> None:
             if isinstance(result, Failure):
                 done(result)
                 return
-            response = scheduler_pb2.RescheduleResponse(outcome=result.outcome, due_ms=result.due_ms)
+            response = scheduler_pb2.RescheduleResponse(
+                outcome=result.outcome, due_ms=result.due_ms, remembered=result.remembered
+            )
             if result.outcome == scheduler_pb2.RESCHEDULED:
                 response.id.CopyFrom(message_id_of(result.id, group))
             done(response)
 
-        self.core.requests.reschedule(id_of(request.id), getattr(request, name), WHEN_KINDS[name], answered, permitted)
+        self.core.requests.reschedule(
+            id_of(request.id), getattr(request, name), WHEN_KINDS[name], answered, permitted, sender
+        )
 
     def get(
         self,

@@ -100,7 +100,7 @@ class FlowControl:
             or settings.pending_max
             or settings.topic_pending_max
             or batch.actor
-        ) or self._state.accepted(batch.producer_id, batch.sequence):
+        ) or (batch.producer_id and self._state.repeated(batch.sender, batch.count) is not None):
             return None
         full = self._pending_refusal(batch) or self._user_pending_refusal(batch)
         if full is not None:

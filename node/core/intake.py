@@ -7,14 +7,17 @@ publisher resolves them by the cluster clock when it proposes.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.failure import invalid
 from tickwheel.node.state.names import check_producer_id, check_topic_name
+from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.wheel.filters import TAG_RULE, TAGS_MAX, is_tag
@@ -29,6 +32,8 @@ CLIENT_NAME_MAX = 127
 JITTER_MS_MAX = 86_400_000
 """A day: what is meant to be spread further has no due time to speak of."""
 
+_HEAD = struct.Struct("<I????")
+_MOVE = struct.Struct("<QBq")
 _WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
 
 
@@ -58,6 +63,15 @@ class IncomingBatch:
     """Who sends it, for quotas."""
     actor: str = ""
     """The user who sends it while rights are on; topics that it creates are this user's."""
+    checksum: int | None = None
+    """Of what the client sent, however it wrote it: see `checksum_of`. None: nobody's sequence is at stake."""
+    owner: str = ""
+    """To whom the producer id belongs; empty: the caller has not said who it is."""
+
+    @property
+    def sender(self) -> Sender:
+        """Whose request it is."""
+        return Sender(self.producer_id, self.sequence, self.checksum, self.owner)
 
     @property
     def bytes(self) -> int:
@@ -65,7 +79,10 @@ class IncomingBatch:
         return len(self.records) + 32 * self.count
 
 
-def _producer(producer_id: str, sequence: int) -> None:
+def check_sender(producer_id: str, sequence: int, owner: str) -> None:
+    """Raises RequestError if these cannot be a producer's id, sequence and secret; no id is fine."""
+    if len(owner) > CLIENT_NAME_MAX:
+        raise invalid("producer_owner", f"{len(owner)} characters", f"at most {CLIENT_NAME_MAX} characters")
     if producer_id:
         problem = check_producer_id(producer_id)
         if problem:
@@ -136,6 +153,7 @@ def _check_tags(row: int, tags: Sequence[str]) -> None:
 def from_message(request: scheduler_pb2.ScheduleRequest, settings: Settings) -> IncomingBatch:
     """One message of the unary call."""
     _client(request.client_name)
+    check_sender(request.producer_id, request.sequence, request.producer_owner)
     batch = _plain(request, settings)
     if batch is None:
         batch = _from_messages([request.message], request.producer_id, request.sequence, settings)
@@ -153,9 +171,9 @@ def _plain(request: scheduler_pb2.ScheduleRequest, settings: Settings) -> Incomi
     if not 0 < len(payload) <= settings.payload_bytes_max or check_topic_name(message.topic):
         return None
     when, producer_id = getattr(message, name), request.producer_id
-    if not 0 <= when <= DUE_MS_LIMIT or (producer_id and (request.sequence < 1 or check_producer_id(producer_id))):
+    if not 0 <= when <= DUE_MS_LIMIT:
         return None
-    return IncomingBatch(
+    batch = IncomingBatch(
         producer_id=producer_id,
         sequence=request.sequence,
         count=1,
@@ -167,11 +185,15 @@ def _plain(request: scheduler_pb2.ScheduleRequest, settings: Settings) -> Incomi
         meta_sizes=None,
         records=payload,
     )
+    if producer_id:
+        batch.checksum = checksum_of(batch, batch.sizes, payload, [])
+    return batch
 
 
 def from_batch(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> IncomingBatch:
     """Rows or columns of the streaming call."""
     _client(batch.client_name)
+    check_sender(batch.producer_id, batch.sequence, batch.producer_owner)
     content = batch.WhichOneof("content")
     if content == "rows":
         incoming = _from_messages(batch.rows.messages, batch.producer_id, batch.sequence, settings)
@@ -186,7 +208,6 @@ def from_batch(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> Incomi
 def _from_messages(
     messages: Sequence[common_pb2.Message], producer_id: str, sequence: int, settings: Settings
 ) -> IncomingBatch:
-    _producer(producer_id, sequence)
     count = len(messages)
     _count(count, settings)
     topics: dict[str, int] = {}
@@ -213,16 +234,17 @@ def _from_messages(
     windows = [m.jitter_ms for m in messages]
     jitter = _jitter(np.array(windows, np.int64)) if any(windows) else 0
     meta: _MetaColumns | None = None
+    serialized: list[bytes] = []
     if any(m.HasField("meta") for m in messages):
         metas = [m.meta for m in messages]
-        serialized = [m.SerializeToString() for m in metas]
+        serialized = [m.SerializeToString(deterministic=True) for m in metas]
         meta = _index_metas(metas, serialized)
         records = b"".join(part for pair in zip(serialized, payloads, strict=True) for part in pair)
         sizes = payload_sizes + meta.sizes
     else:
         records = b"".join(payloads)
         sizes = payload_sizes
-    return IncomingBatch(
+    batch = IncomingBatch(
         producer_id=producer_id,
         sequence=sequence,
         count=count,
@@ -238,6 +260,10 @@ def _from_messages(
         key_hashes=meta.key_hashes if meta else None,
         jitter_ms=jitter,
     )
+    if producer_id:
+        plain = b"".join(payloads) if meta else records
+        batch.checksum = checksum_of(batch, payload_sizes, plain, serialized)
+    return batch
 
 
 def _jitter(window_ms: NDArray[np.int64]) -> NDArray[np.int64] | int:
@@ -272,7 +298,6 @@ def _column(data: bytes, name: str, dtype: str, count: int | None) -> NDArray[np
 
 def _from_columns(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> IncomingBatch:
     columns = batch.columns
-    _producer(batch.producer_id, batch.sequence)
     _topic(columns.topic, "topic")
     given = [(KIND_DUE, "due_ms", columns.due_ms), (KIND_DELAY, "delay_ms", columns.delay_ms)]
     given.append((KIND_LEVEL, "delay_levels", columns.delay_levels))
@@ -303,14 +328,50 @@ def _from_columns(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> Inc
         records=payloads,
         jitter_ms=_jitter(np.full(count, columns.jitter_ms, np.int64)) if columns.jitter_ms else 0,
     )
+    metas: Sequence[common_pb2.MessageMeta] = ()
     if columns.meta_sizes:
-        _add_metas(incoming, columns, count)
+        metas = _add_metas(incoming, columns, count)
     elif columns.metas:
         raise invalid("metas", f"{len(columns.metas)} bytes", "empty when meta_sizes is empty")
+    if batch.producer_id:
+        canonical = [meta.SerializeToString(deterministic=True) for meta in metas]
+        incoming.checksum = checksum_of(incoming, payload_sizes, payloads, canonical)
     return incoming
 
 
-def _add_metas(incoming: IncomingBatch, columns: scheduler_pb2.ColumnBatch, count: int) -> None:
+def checksum_of(batch: IncomingBatch, payload_sizes: NDArray[np.uint32], payloads: bytes, metas: list[bytes]) -> int:
+    """CRC32C of a request's content as it was sent: topics, times (a delay as a delay), jitter, metas, payloads.
+
+    The same for the same messages in rows, columns or a call of their own, at any node and time. `metas`: of each
+    message, serialized deterministically, or none. One pass over the columns."""
+    one_kind = isinstance(batch.kinds, int)
+    with_metas, with_jitter = any(metas), not isinstance(batch.jitter_ms, int)
+    head = _HEAD.pack(batch.count, one_kind, with_metas, with_jitter, batch.topic_of is not None)
+    crc: int = google_crc32c.value(head + "\0".join(batch.topics).encode() + b"\0")
+    parts = [
+        bytes((batch.kinds,)) if isinstance(batch.kinds, int) else batch.kinds.astype(np.uint8).tobytes(),
+        batch.when.astype("<i8", copy=False).tobytes(),
+        payload_sizes.astype("<u4", copy=False).tobytes(),
+        payloads,
+    ]
+    if batch.topic_of is not None:
+        parts.append(batch.topic_of.astype("<u4", copy=False).tobytes())
+    if not isinstance(batch.jitter_ms, int):
+        parts.append(batch.jitter_ms.astype("<i8", copy=False).tobytes())
+    if with_metas:
+        parts += [np.fromiter(map(len, metas), "<u4", len(metas)).tobytes(), *metas]
+    for part in parts:
+        crc = google_crc32c.extend(crc, part)
+    return crc
+
+
+def reschedule_checksum(number: int, kind: int, when: int) -> int:
+    """Of the content of a reschedule: never that of a batch, whose count is not 0."""
+    return int(google_crc32c.value(_HEAD.pack(0, True, False, False, False) + _MOVE.pack(number, kind, when)))
+
+
+def _add_metas(incoming: IncomingBatch, columns: scheduler_pb2.ColumnBatch, count: int) -> list[common_pb2.MessageMeta]:
+    """Put each meta before its payload; returns them."""
     meta_sizes = _column(columns.meta_sizes, "meta_sizes", "<u4", count).view(np.uint32)
     ends = np.cumsum(meta_sizes, dtype=np.int64).tolist()
     if ends[-1] != len(columns.metas):
@@ -336,3 +397,4 @@ def _add_metas(incoming: IncomingBatch, columns: scheduler_pb2.ColumnBatch, coun
     incoming.tag_hashes = meta.tag_hashes
     incoming.tag_masks = meta.tag_masks
     incoming.key_hashes = meta.key_hashes
+    return metas

@@ -21,6 +21,7 @@ from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, Incomin
 from tickwheel.node.core.proposer import Done, Proposer
 from tickwheel.node.core.spread import spread
 from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.results import AdminResult, PublishResult
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.admin_pb2 import CreateTopicRequest
@@ -90,6 +91,10 @@ class Publisher:
         """Set by the core: told of each request that was admitted once it is applied, or cannot be."""
         self.random_bits: Callable[[int], int] = lambda bits: 0
         """Set by the core: draws for the jitter window."""
+        self.stated: Callable[[Sender, int], PublishRequest] = lambda sender, count: PublishRequest(
+            producer_id=sender.producer_id, sequence=sender.sequence, count=count
+        )
+        """Set by the core: a request of so many messages as it stands in the log."""
         self.disk_refusal: Callable[[], Failure | None] = lambda: None
         """Set by the core: why disks have no room for more schedules."""
         self.arrivals_full: Callable[[], bool] = lambda: False
@@ -226,9 +231,7 @@ class Publisher:
         order: NDArray[np.int64] | None = None
         if len(due) > 1 and (due[1:] < due[:-1]).any():
             order = np.argsort(due, kind="stable")
-        publish = Publish(
-            requests=[PublishRequest(producer_id=b.producer_id, sequence=b.sequence, count=b.count) for b in batches]
-        )
+        publish = Publish(requests=[self.stated(b.sender, b.count) for b in batches])
         sizes = _joined([b.sizes for b in batches])
         records = batches[0].records if len(batches) == 1 else b"".join(b.records for b in batches)
         publish.topic_ids = self._topic_column(batches, order)

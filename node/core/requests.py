@@ -7,17 +7,18 @@ disk run in a worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tickwheel.node.core.failure import Failure, RequestError, invalid, no_agreed_time
-from tickwheel.node.core.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch
+from tickwheel.node.core.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch, reschedule_checksum
 from tickwheel.node.core.publisher import BatchOutcome, resolve_when
 from tickwheel.node.core.work import Found, RemovedError
 from tickwheel.node.state.cold_parts import is_cold
 from tickwheel.node.state.membership import KINDS, message_of
+from tickwheel.node.state.producers import NOBODY, Sender
 from tickwheel.node.state.results import AdminResult, CancelResult, RescheduleResult
 from tickwheel.node.state.settings import first_settings
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
@@ -46,6 +47,8 @@ class Rescheduled:
     outcome: scheduler_pb2.RescheduleOutcome.ValueType
     id: int
     due_ms: int
+    remembered: bool = False
+    """The sender's sequence counts."""
 
 
 def id_of(message_id: common_pb2.MessageId) -> int:
@@ -77,7 +80,14 @@ class RequestDesk:
         if failure is not None:
             done(failure)
             return
-        self._core.publisher.schedule(batch, done)
+        core = self._core
+        known = core.senders.known(batch.sender, batch.count)
+        if known is None:
+            core.publisher.schedule(batch, core.senders.follow(batch.sender, done))
+        elif isinstance(known, Failure):
+            done(known)
+        else:
+            done(BatchOutcome(known.ids, known.due_ms, repeated=True))
 
     def cancel(
         self,
@@ -117,9 +127,24 @@ class RequestDesk:
         kind: int,
         done: Callable[[Rescheduled | Failure], None],
         permitted: Permitted = everybody,
+        sender: Sender = NOBODY,
     ) -> None:
-        """Move a pending message; `when` as `kind` of intake says."""
+        """Move a pending message; `when` as `kind` of intake says. A repeat of the same sender's sequence is answered
+        as the first time."""
         core = self._core
+        failure = core.refusal()
+        if failure is not None:
+            done(failure)
+            return
+        sender = replace(sender, checksum=reschedule_checksum(number, kind, when))
+        known = core.senders.known(sender, 1)
+        if isinstance(known, Failure):
+            done(known)
+            return
+        if known is not None:
+            done(Rescheduled(scheduler_pb2.RESCHEDULED, int(known.ids[0]), int(known.due_ms[0]), remembered=True))
+            return
+        done = core.senders.follow(sender, done)
         try:
             due_ms = self._one_due(when, kind)
         except RequestError as error:
@@ -127,9 +152,9 @@ class RequestDesk:
             return
         if is_cold(number):
             refusal = permitted("")
-            done(refusal) if refusal is not None else core.cold.move(number, due_ms, done)
+            done(refusal) if refusal is not None else core.cold.move(number, due_ms, done, sender)
             return
-        self.move(number, due_ms, done, permitted)
+        self.move(number, due_ms, done, permitted, sender)
 
     def move(
         self,
@@ -137,6 +162,7 @@ class RequestDesk:
         due_ms: int,
         done: Callable[[Rescheduled | Failure], None],
         permitted: Permitted = everybody,
+        sender: Sender = NOBODY,
     ) -> None:
         """Move a message that is in the wheel to a time that was checked."""
         core = self._core
@@ -174,6 +200,9 @@ class RequestDesk:
                 key_hash=int(unit["key_hash"]),
                 flags=int(unit["flags"]),
             )
+            stated = core.senders.stated(sender, 1)
+            if stated.HasField("checksum"):
+                command.request.CopyFrom(stated)
             core.proposer.submit(Command(reschedule=command), moved)
 
         def moved(result: object) -> None:
@@ -181,7 +210,10 @@ class RequestDesk:
                 done(result)
                 return
             assert isinstance(result, RescheduleResult)
-            done(Rescheduled(result.outcome, result.new_id, result.due_ms))
+            if result.failure is not None:
+                done(result.failure)
+                return
+            done(Rescheduled(result.outcome, result.new_id, result.due_ms, result.remembered))
 
         self._find(number, found, permitted)
 

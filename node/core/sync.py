@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.node.core.delivery import Delivery
+from tickwheel.node.core.senders import LOG_LEVEL
 from tickwheel.node.core.synced import Synced
 from tickwheel.proto.peer_pb2 import PeerFrame, Sync, SyncReply
 from tickwheel.wheel.engine import Wheel
@@ -51,6 +52,8 @@ class SyncState:
         self.disk_full = False
         """This node's disk is above its high-water mark; set by the core."""
         self._full: set[str] = set()
+        self._levels: dict[str, int] = {}
+        """Peer to what it said it understands in the log."""
         self.enabled = True
         """Switched off by tests that show what the sync is for."""
 
@@ -107,6 +110,7 @@ class SyncState:
                 clock_ms=self._wall_ms(),
                 echo_sent_ns=sync.sent_ns,
                 disk_above_mark=self.disk_full,
+                log_level=LOG_LEVEL,
             )
         )
 
@@ -114,10 +118,15 @@ class SyncState:
         """A slave acknowledged a sync."""
         self._delivery.feed.acknowledged(peer_id, frame.sync_reply.number)
         self._replies[peer_id] = (frame.sync_reply.applied_index, self._monotonic_ns())
+        self._levels[peer_id] = frame.sync_reply.log_level
         if frame.sync_reply.disk_above_mark:
             self._full.add(peer_id)
         else:
             self._full.discard(peer_id)
+
+    def all_understand(self, level: int, peers: Sequence[str]) -> bool:
+        """Whether each of these slaves said last that it reads a log of this level."""
+        return all(self._levels.get(peer_id, 0) >= level for peer_id in peers)
 
     def full_peers(self, members: Sequence[str]) -> set[str]:
         """Slaves that said last that their disk is above its mark."""

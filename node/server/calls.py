@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -42,6 +44,15 @@ class Calls:
         if isinstance(result, Failure):
             await abort(context, result)
         return result
+
+
+@functools.lru_cache(maxsize=1_024)
+def owner_of(certified: str, stated: str) -> str:
+    """To whom a producer id belongs that a caller uses: to its certificate or user, else to the secret that it states;
+    empty if neither does. The secret itself is kept nowhere."""
+    if certified:
+        return f"cn/{certified}"
+    return f"by/{hashlib.sha256(stated.encode()).hexdigest()[:16]}" if stated else ""
 
 
 def id64_of(message_id: common_pb2.MessageId) -> int:

@@ -128,7 +128,10 @@ class CorePort(Protocol):
         request: scheduler_pb2.RescheduleRequest,
         done: Callable[[scheduler_pb2.RescheduleResponse | Failure], None],
         permitted: Permitted,
+        owner: str = "",
     ) -> None: ...
+
+    def refused(self, producer_id: str, sequence: int, failure: Failure) -> Failure: ...
 
     def get(
         self,

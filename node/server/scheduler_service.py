@@ -20,7 +20,7 @@ from tickwheel.node.core.intake import KIND_DUE, IncomingBatch, from_batch, from
 from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.requests import Permitted
 from tickwheel.node.server.callers import Caller
-from tickwheel.node.server.calls import Calls, id64_of, message_id_of
+from tickwheel.node.server.calls import Calls, id64_of, message_id_of, owner_of
 from tickwheel.node.server.door import RefusedRequestError
 from tickwheel.node.server.errors import abort, serialized_status
 from tickwheel.node.server.gate import caller
@@ -112,9 +112,10 @@ class SchedulerService(SchedulerServicer):
         try:
             batch = from_message(request, calls.core.settings)
         except RequestError as error:
-            await abort(context, error.failure)
+            await abort(context, calls.core.refused(request.producer_id, request.sequence, error.failure))
         batch.client = caller().name or batch.client
         batch.actor = caller().actor
+        batch.owner = owner_of(caller().name, request.producer_owner)
         outcome: BatchOutcome = await calls.answer(context, lambda done: calls.core.schedule(batch, done))
         receipt = scheduler_pb2.ScheduleReceipt(id=message_id_of(int(outcome.ids[0])), due_ms=int(outcome.due_ms[0]))
         if outcome.levels is not None:
@@ -146,9 +147,9 @@ class SchedulerService(SchedulerServicer):
                 except RefusedRequestError as error:
                     if not isinstance(error.message, scheduler_pb2.ScheduleBatch):
                         raise
-                    refused = scheduler_pb2.BatchReceipt(
-                        sequence=error.message.sequence, error=serialized_status(error.failure)
-                    )
+                    producer_id, sequence = error.message.producer_id, error.message.sequence
+                    failure = self._calls.core.refused(producer_id, sequence, error.failure)
+                    refused = scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(failure))
                     line.fill(line.take_place(), refused)
                 else:
                     self._take(batch, line, who)
@@ -162,7 +163,8 @@ class SchedulerService(SchedulerServicer):
         try:
             batch = from_batch(request, self._calls.core.settings)
         except RequestError as error:
-            line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(error.failure)))
+            failure = self._calls.core.refused(request.producer_id, sequence, error.failure)
+            line.fill(place, scheduler_pb2.BatchReceipt(sequence=sequence, error=serialized_status(failure)))
             return
         refusal = who.topics(RIGHT_SCHEDULE, batch.topics)
         if refusal is not None:
@@ -170,6 +172,7 @@ class SchedulerService(SchedulerServicer):
             return
         batch.client = who.name or batch.client
         batch.actor = who.actor
+        batch.owner = owner_of(who.name, request.producer_owner)
 
         def done(outcome: BatchOutcome | Failure) -> None:
             if isinstance(outcome, Failure):
@@ -191,7 +194,8 @@ class SchedulerService(SchedulerServicer):
         self, request: scheduler_pb2.RescheduleRequest, context: Context
     ) -> scheduler_pb2.RescheduleResponse:
         core = self._calls.core
-        return await self._calls.answer(context, lambda done: core.reschedule(request, done, _may(RIGHT_CANCEL)))
+        owner = owner_of(caller().name, request.producer_owner)
+        return await self._calls.answer(context, lambda done: core.reschedule(request, done, _may(RIGHT_CANCEL), owner))
 
     async def Get(self, request: scheduler_pb2.GetRequest, context: Context) -> scheduler_pb2.GetResponse:
         core = self._calls.core

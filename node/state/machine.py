@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,7 +28,8 @@ from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.left import count_left
 from tickwheel.node.state.loads import Ingesting, IngestResult
 from tickwheel.node.state.ports import WheelPort
-from tickwheel.node.state.publishing import DUE_MS_MAX, META_BYTES_MAX, Publishing
+from tickwheel.node.state.producers import make_batch
+from tickwheel.node.state.publishing import DUE_MS_MAX, META_BYTES_MAX, Publishing, judge, sender_of
 from tickwheel.node.state.results import (
     CancelResult,
     DispatchResult,
@@ -165,7 +166,7 @@ class StateMachine(StateView):
         if kind == "cancel":
             return self._cancel(command.cancel)
         if kind == "reschedule":
-            return self._reschedule(command.reschedule, entry.stamped_ms)
+            return self._reschedule_once(command.reschedule, entry.stamped_ms)
         if kind == "filtered":
             return self._filter(command.filtered)
         if kind == "staging":
@@ -286,6 +287,24 @@ class StateMachine(StateView):
         outcome = self.wheel.cancel(cancel.id, cancel.due_ms)
         self.cancelled += outcome.name == "CANCELLED"
         return CancelResult(_CANCEL_OUTCOMES[outcome.name])
+
+    def _reschedule_once(self, command: Reschedule, stamped_ms: int) -> RescheduleResult:
+        """A move that counts is remembered with its sender's sequence; a repeat is answered as the first time."""
+        if not command.HasField("request"):
+            return self._reschedule(command, stamped_ms)
+        sender, producers = sender_of(command.request), self._state.producers
+        found = judge(producers, sender, 1)
+        if isinstance(found, Failure):
+            return RescheduleResult(scheduler.RESCHEDULE_OUTCOME_UNSPECIFIED, failure=found)
+        if found is not None:
+            producers.touch(sender.producer_id)
+            return RescheduleResult(scheduler.RESCHEDULED, int(found.ids[0]), int(found.due_ms[0]), None, True, True)
+        result = self._reschedule(command, stamped_ms)
+        if result.outcome != scheduler.RESCHEDULED:
+            return result
+        ids, due_ms = np.array([result.new_id], np.uint64), np.array([result.due_ms], np.int64)
+        producers.accept(sender, make_batch(ids, due_ms, sender.checksum), self._state.settings)
+        return replace(result, remembered=True)
 
     def _reschedule(self, command: Reschedule, stamped_ms: int) -> RescheduleResult:
         not_found = scheduler.RESCHEDULE_NOT_FOUND

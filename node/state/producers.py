@@ -6,6 +6,8 @@ Invariants:
   first a producer's oldest batch beyond its window, then the oldest batches of all beyond the sum of
   ids, and producers beyond their number, the least recently used (in log order) first.
 - The newest batch of all is kept even if it alone is beyond the sum.
+- An id belongs to the owner who was stated first; a remembered sequence is repeated only by the same content.
+  What states neither (versions before these) is judged by the number of messages alone.
 
 Called by `publishing.py` and for checkpoint and digest.
 """
@@ -14,40 +16,81 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.node.core.failure import Failure, invalid
 from tickwheel.node.state.settings import Settings
+from tickwheel.proto import common_pb2 as pb
 from tickwheel.wheel.units import Ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """What was answered: ids and due times in row order, and a CRC32C of both for the digest."""
+    """What was answered: ids and due times in row order, and a CRC32C of both for the digest. `checksum`: of what the
+    client sent; None: not stated."""
 
     ids: Ids
     due_ms: NDArray[np.int64]
     crc: int
+    checksum: int | None = None
 
 
 @dataclass(slots=True)
 class Span:
-    """A producer's remembered sequences, `first` to `last`; first == last + 1: none is remembered any more."""
+    """A producer's remembered sequences, `first` to `last`; first == last + 1: none is remembered any more. `owner`:
+    to whom the id belongs; empty: to nobody."""
 
     first: int
     last: int
+    owner: str = ""
 
 
-def make_batch(ids: Ids, due_ms: NDArray[np.int64]) -> Batch:
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Whose request it is: `sequence` of a producer. `checksum`: of its content; None: not stated. `owner`: who sends
+    it; empty: not stated."""
+
+    producer_id: str
+    sequence: int
+    checksum: int | None = None
+    owner: str = ""
+
+
+NOBODY = Sender("", 0)
+"""Of a request without a producer id: its repeat is done again."""
+
+
+def make_batch(ids: Ids, due_ms: NDArray[np.int64], checksum: int | None = None) -> Batch:
     """A batch with its own arrays (a slice would keep a whole entry's columns alive)."""
     ids, due_ms = ids.copy(), due_ms.copy()
     crc: int = google_crc32c.extend(google_crc32c.value(ids.tobytes()), due_ms.tobytes())
-    return Batch(ids, due_ms, crc)
+    return Batch(ids, due_ms, crc, checksum)
+
+
+def owner_differs(sender: Sender) -> Failure:
+    """The producer id belongs to somebody else. Does not say to whom."""
+    return Failure(
+        pb.SEQUENCE_TAKEN,
+        f"producer id {sender.producer_id} is in use by another client: choose another id",
+        {"field": "producer_id", "value": sender.producer_id},
+    )
+
+
+def content_differs(sender: Sender) -> Failure:
+    """The sequence was accepted with other content."""
+    return Failure(
+        pb.SEQUENCE_TAKEN,
+        f"sequence {sender.sequence} of producer {sender.producer_id} was accepted with other content: "
+        "another program uses the same id, or a sequence was used twice",
+        {"field": "sequence", "value": str(sender.sequence)},
+    )
 
 
 class Producers:
@@ -57,6 +100,8 @@ class Producers:
         self._spans: OrderedDict[str, Span] = OrderedDict()
         self._batches: OrderedDict[tuple[str, int], Batch] = OrderedDict()
         self.ids_kept = 0
+        self.stated = False
+        """A checksum is remembered: the log has some, so that all who read it know them. No part of the state."""
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -65,23 +110,45 @@ class Producers:
         """Its remembered sequences; None: it is not known (any more)."""
         return self._spans.get(producer_id)
 
-    def batch(self, producer_id: str, sequence: int) -> Batch:
-        """A remembered batch."""
-        return self._batches[producer_id, sequence]
+    def repeated(self, sender: Sender, count: int) -> Batch | Failure | None:
+        """The remembered batch that a request of `count` messages repeats; why it must be refused although its
+        sequence may be the next; None: its sequence was never accepted, as far as is known."""
+        span = self._spans.get(sender.producer_id)
+        if span is None:
+            return None
+        if sender.owner and span.owner and sender.owner != span.owner:
+            return owner_differs(sender)
+        sequence = sender.sequence
+        if sequence > span.last:
+            return None
+        if sequence < span.first:
+            text = f"sequence {sequence} of producer {sender.producer_id} was accepted, its ids are no longer kept"
+            facts = {"field": "sequence", "value": str(sequence), "expected": str(span.last + 1)}
+            return Failure(pb.SEQUENCE_FORGOTTEN, text, facts)
+        batch = self._batches[sender.producer_id, sequence]
+        if sender.checksum is not None and batch.checksum is not None and sender.checksum != batch.checksum:
+            return content_differs(sender)
+        if len(batch.ids) != count:
+            return other_count(sender, count, len(batch.ids))
+        return batch
 
     def touch(self, producer_id: str) -> None:
         """It was used: it is the last to be forgotten."""
         if producer_id in self._spans:
             self._spans.move_to_end(producer_id)
 
-    def accept(self, producer_id: str, sequence: int, batch: Batch, settings: Settings) -> None:
-        """Remember an accepted batch; forgets what is beyond the limits."""
+    def accept(self, sender: Sender, batch: Batch, settings: Settings) -> None:
+        """Remember an accepted batch; forgets what is beyond the limits. An id without an owner gets the sender's."""
+        producer_id, sequence = sender.producer_id, sender.sequence
         span = self._spans.get(producer_id)
         if span is None:
             self._spans[producer_id] = span = Span(sequence, sequence)
         else:
             span.last = sequence
             self._spans.move_to_end(producer_id)
+        if not span.owner and sender.owner:
+            span.owner = sys.intern(sender.owner)
+        self.stated = self.stated or batch.checksum is not None
         self._batches[producer_id, sequence] = batch
         self.ids_kept += len(batch.ids)
         while span.last - span.first >= settings.producer_window_batches:
@@ -104,25 +171,33 @@ class Producers:
         self.ids_kept -= len(batch.ids)
         span.first += 1
 
-    def spans(self) -> Iterator[tuple[str, int, int]]:
-        """(producer id, first, last), least recently used first."""
-        return ((name, span.first, span.last) for name, span in self._spans.items())
+    def spans(self) -> Iterator[tuple[str, Span]]:
+        """(producer id, copy of its span), least recently used first."""
+        return ((name, replace(span)) for name, span in self._spans.items())
 
     def batches(self) -> list[tuple[str, int, Batch]]:
         """(producer id, sequence, batch), oldest first. The list is the caller's; batches never change."""
         return [(name, sequence, batch) for (name, sequence), batch in self._batches.items()]
 
-    def restore(self, spans: Iterable[tuple[str, int, int]], batches: Iterable[tuple[str, int, Batch]]) -> None:
+    def restore(self, spans: Iterable[tuple[str, Span]], batches: Iterable[tuple[str, int, Batch]]) -> None:
         """Back to what `spans` and `batches` told."""
-        self._spans = OrderedDict((name, Span(first, last)) for name, first, last in spans)
+        self._spans = OrderedDict(spans)
         self._batches = OrderedDict(((name, sequence), batch) for name, sequence, batch in batches)
+        self.stated = any(batch.checksum is not None for batch in self._batches.values())
         self.ids_kept = sum(len(batch.ids) for batch in self._batches.values())
 
     def digest(self) -> bytes:
         """SHA-256 of all of it, in order of use and of acceptance."""
         sha = hashlib.sha256()
-        for name, first, last in self.spans():
-            sha.update(name.encode() + b"\0" + struct.pack("<QQ", first, last))
+        for name, span in self._spans.items():
+            sha.update(name.encode() + b"\0" + struct.pack("<QQ", span.first, span.last) + span.owner.encode())
         for (name, sequence), batch in self._batches.items():
             sha.update(name.encode() + b"\0" + struct.pack("<QQI", sequence, len(batch.ids), batch.crc))
+            if batch.checksum is not None:
+                sha.update(struct.pack("<I", batch.checksum))
         return sha.digest()
+
+
+def other_count(sender: Sender, count: int, first_count: int) -> Failure:
+    """A repeat has another number of messages than the first request had."""
+    return invalid("messages", count, f"{first_count}, as when sequence {sender.sequence} was first accepted").failure

@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 from tickwheel.node.core.failure import Failure, invalid
 from tickwheel.node.state.names import check_producer_id
 from tickwheel.node.state.ports import WheelPort
-from tickwheel.node.state.producers import Batch, Producers, make_batch
+from tickwheel.node.state.producers import (
+    Batch,
+    Producers,
+    Sender,
+    content_differs,
+    make_batch,
+    other_count,
+    owner_differs,
+)
 from tickwheel.node.state.results import PublishResult, RequestOutcome
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.topics import Topics
@@ -166,16 +174,21 @@ class Publishing:
         """For each request: None (append it), a refusal, the remembered batch, or the request it repeats."""
         outcomes: list[RequestOutcome | Batch | int | None] = []
         taken: dict[tuple[str, int], int] = {}
-        last: dict[str, int] = {}
+        last: dict[str, Sender] = {}
         for number, request in enumerate(requests):
             producer_id = request.producer_id
             outcome: RequestOutcome | Batch | int | None = None
             if producer_id:
+                sender = sender_of(request)
+                here = last.get(producer_id)
                 outcome = taken.get((producer_id, request.sequence))
-                if outcome is None:
-                    outcome = self._sequence(request, last.get(producer_id))
-                elif requests[outcome].count != request.count:
-                    outcome = _refused(_other_count(request, requests[outcome].count))
+                if here is not None and sender.owner and here.owner and sender.owner != here.owner:
+                    outcome = _refused(owner_differs(sender))
+                elif outcome is None:
+                    outcome = self._sequence(sender, request.count, here)
+                else:
+                    problem = _differs(request, requests[outcome])
+                    outcome = outcome if problem is None else _refused(problem)
             if outcome is None and number in unknown:
                 topic_id = unknown[number]
                 outcome = _refused(
@@ -187,33 +200,14 @@ class Publishing:
                 )
             if outcome is None and producer_id:
                 taken[producer_id, request.sequence] = number
-                last[producer_id] = request.sequence
+                last[producer_id] = sender
             outcomes.append(outcome)
         return outcomes
 
-    def _sequence(self, request: PublishRequest, last_here: int | None) -> RequestOutcome | Batch | None:
-        producer_id, sequence = request.producer_id, request.sequence
-        problem = check_producer_id(producer_id)
-        if problem or sequence < 1:
-            name, value = ("producer_id", producer_id) if problem else ("sequence", str(sequence))
-            return _refused(invalid(name, value, problem or "1 or more").failure)
-        span = self._producers.span(producer_id)
-        if span is None and last_here is None:
-            return None
-        last = last_here if last_here is not None else span.last if span is not None else 0
-        facts = {"field": "sequence", "value": str(sequence), "expected": str(last + 1)}
-        if sequence > last + 1:
-            text = f"sequence {sequence} of producer {producer_id}: expected {last + 1}"
-            return _refused(Failure(pb.SEQUENCE_GAP, text, facts))
-        if sequence == last + 1:
-            return None
-        if span is None or not span.first <= sequence <= span.last:
-            text = f"sequence {sequence} of producer {producer_id} was accepted, its ids are no longer kept"
-            return _refused(Failure(pb.SEQUENCE_FORGOTTEN, text, facts))
-        batch = self._producers.batch(producer_id, sequence)
-        if len(batch.ids) != request.count:
-            return _refused(_other_count(request, len(batch.ids)))
-        return batch
+    def _sequence(self, sender: Sender, count: int, here: Sender | None) -> RequestOutcome | Batch | None:
+        """`here`: the last of the same producer that the command itself brings."""
+        found = judge(self._producers, sender, count, here)
+        return _refused(found) if isinstance(found, Failure) else found
 
     def _append(
         self,
@@ -240,18 +234,53 @@ class Publishing:
             at += request.count
             outcomes[number] = RequestOutcome(ids[part], due[part])
             if request.producer_id:
-                batch = make_batch(ids[part], due[part])
-                self._producers.accept(request.producer_id, request.sequence, batch, settings)
+                sender = sender_of(request)
+                batch = make_batch(ids[part], due[part], sender.checksum)
+                self._producers.accept(sender, batch, settings)
 
 
 def _refused(failure: Failure) -> RequestOutcome:
     return RequestOutcome(failure=failure)
 
 
-def _other_count(request: PublishRequest, count: int) -> Failure:
-    return invalid(
-        "messages", request.count, f"{count}, as when sequence {request.sequence} was first accepted"
-    ).failure
+def sender_of(request: PublishRequest) -> Sender:
+    """Whose request it is."""
+    checksum = request.checksum if request.HasField("checksum") else None
+    return Sender(request.producer_id, request.sequence, checksum, request.owner)
+
+
+def judge(producers: Producers, sender: Sender, count: int, here: Sender | None = None) -> Batch | Failure | None:
+    """The remembered batch that a request repeats, why it is refused, or None: its sequence is the producer's next.
+
+    `here`: an earlier request of the same producer that counts as accepted already."""
+    problem = check_producer_id(sender.producer_id)
+    if problem or sender.sequence < 1:
+        name, value = ("producer_id", sender.producer_id) if problem else ("sequence", str(sender.sequence))
+        return invalid(name, value, problem or "1 or more").failure
+    found = producers.repeated(sender, count)
+    if found is not None:
+        return found
+    span = producers.span(sender.producer_id)
+    if span is None and here is None:
+        return None
+    last = here.sequence if here is not None else span.last if span is not None else 0
+    if sender.sequence == last + 1:
+        return None
+    facts = {"field": "sequence", "value": str(sender.sequence), "expected": str(last + 1)}
+    if sender.sequence > last + 1:
+        text = f"sequence {sender.sequence} of producer {sender.producer_id}: expected {last + 1}"
+        return Failure(pb.SEQUENCE_GAP, text, facts)
+    # Below what the command itself brings first of a producer that was not known.
+    text = f"sequence {sender.sequence} of producer {sender.producer_id} was accepted, its ids are no longer kept"
+    return Failure(pb.SEQUENCE_FORGOTTEN, text, facts)
+
+
+def _differs(request: PublishRequest, first: PublishRequest) -> Failure | None:
+    """Why a request cannot be a repeat of an earlier one in the same command."""
+    sender = sender_of(request)
+    if request.HasField("checksum") and first.HasField("checksum") and request.checksum != first.checksum:
+        return content_differs(sender)
+    return None if request.count == first.count else other_count(sender, request.count, first.count)
 
 
 def _masked(columns: _Columns, taken_rows: NDArray[np.bool_]) -> _Columns:

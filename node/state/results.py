@@ -119,12 +119,16 @@ class CancelResult:
 
 @dataclass(frozen=True, slots=True)
 class RescheduleResult:
-    """`outcome`: RescheduleOutcome of scheduler.proto; `new_id` and `due_ms` of the new unit if RESCHEDULED."""
+    """`outcome`: RescheduleOutcome of scheduler.proto; `new_id` and `due_ms` of the new unit if RESCHEDULED.
+    `remembered`: its sender's sequence counts."""
 
     outcome: scheduler_pb2.RescheduleOutcome.ValueType
     new_id: int = 0
     due_ms: int = 0
     failure: Failure | None = None
+    remembered: bool = False
+    repeated: bool = False
+    """The answer of the first time; nothing was done now."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

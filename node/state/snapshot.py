@@ -9,6 +9,7 @@ when it is durable may `remove_old` (any thread) remove what earlier ones named.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 import google_crc32c
@@ -21,7 +22,7 @@ from tickwheel.node.state.dead_letters import DeadLetters
 from tickwheel.node.state.groups import Group
 from tickwheel.node.state.membership import member_of, message_of
 from tickwheel.node.state.ports import WheelCheckpoint
-from tickwheel.node.state.producers import Batch, make_batch
+from tickwheel.node.state.producers import Batch, Span, make_batch
 from tickwheel.node.state.ready import IDS, TICKS, ReadyLog, ids_path, targets_path, ticks_path
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.state.retry_policy import policy_of
@@ -58,7 +59,7 @@ class StateCheckpoint:
     snapshot: state_pb2.StateSnapshot
     wheel: WheelCheckpoint
     windows: list[state_pb2.SubscriptionWindow]
-    spans: list[tuple[str, int, int]]
+    spans: list[tuple[str, Span]]
     batches: list[tuple[str, int, Batch]]
     flushes: list[tuple[Sequence, Flush]]
     sequences: list[ManifestFile]
@@ -120,9 +121,14 @@ class StateCheckpoint:
             cold=self.cold.message(),
             access=self.access,
             subscriptions=self.windows,
-            producers=[state_pb2.ProducerSpan(producer_id=n, first=a, last=b) for n, a, b in self.spans],
+            producers=[
+                state_pb2.ProducerSpan(producer_id=name, first=span.first, last=span.last, owner=span.owner)
+                for name, span in self.spans
+            ],
             batches=[
-                state_pb2.ProducerBatch(producer_id=n, sequence=s, ids=b.ids.tobytes(), due_ms=b.due_ms.tobytes())
+                state_pb2.ProducerBatch(
+                    producer_id=n, sequence=s, ids=b.ids.tobytes(), due_ms=b.due_ms.tobytes(), checksum=b.checksum
+                )
                 for n, s, b in self.batches
             ],
         ).SerializeToString()
@@ -338,9 +344,17 @@ def restore(state: ClusterState, data: bytes) -> None:
     state.access.restore(windows.access)
     _remove_leavings(state, snapshot.windows_path)
     state.producers.restore(
-        ((span.producer_id, span.first, span.last) for span in windows.producers),
+        ((span.producer_id, Span(span.first, span.last, sys.intern(span.owner))) for span in windows.producers),
         (
-            (b.producer_id, b.sequence, make_batch(np.frombuffer(b.ids, "<u8"), np.frombuffer(b.due_ms, "<i8")))
+            (
+                b.producer_id,
+                b.sequence,
+                make_batch(
+                    np.frombuffer(b.ids, "<u8"),
+                    np.frombuffer(b.due_ms, "<i8"),
+                    b.checksum if b.HasField("checksum") else None,
+                ),
+            )
             for b in windows.batches
         ),
     )

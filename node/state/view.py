@@ -20,6 +20,7 @@ from tickwheel.node.state.digest import digest
 from tickwheel.node.state.loads import Load
 from tickwheel.node.state.membership import Members, after
 from tickwheel.node.state.ports import WheelPort
+from tickwheel.node.state.producers import Batch, Sender
 from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.results import NO_IDS
 from tickwheel.node.state.retry_policy import RetryPolicy
@@ -89,10 +90,27 @@ class StateView:
         """What bulk writers have staged."""
         return self._state.staging
 
-    def accepted(self, producer_id: str, sequence: int) -> bool:
-        """Whether this sequence of a producer was accepted before: to schedule it again adds nothing."""
-        span = self._state.producers.span(producer_id) if producer_id else None
-        return span is not None and sequence <= span.last
+    def repeated(self, sender: Sender, count: int) -> Batch | Failure | None:
+        """See `Producers.repeated`."""
+        return self._state.producers.repeated(sender, count)
+
+    def last_accepted(self, producer_id: str) -> int | None:
+        """A producer's last sequence; 0: it has none; None: it may have been forgotten."""
+        producers = self._state.producers
+        span = producers.span(producer_id)
+        if span is not None:
+            return span.last
+        return 0 if len(producers) < self._state.settings.producers_max else None
+
+    def owner_of(self, producer_id: str) -> str:
+        """To whom a producer id belongs; empty: to nobody yet."""
+        span = self._state.producers.span(producer_id)
+        return "" if span is None else span.owner
+
+    @property
+    def states_checksums(self) -> bool:
+        """Whether the log has checksums of requests already."""
+        return self._state.producers.stated
 
     @property
     def delay_levels_ms(self) -> NDArray[np.int64]:
