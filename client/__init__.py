@@ -6,6 +6,7 @@ from tickwheel.client.consumer import Consumer
 from tickwheel.client.dead import DeadLetter
 from tickwheel.client.delivery import DeliveredBatch, Delivery
 from tickwheel.client.errors import (
+    ClientClosed,
     ClusterUnavailable,
     FilterDiffers,
     LimitReached,
@@ -14,6 +15,7 @@ from tickwheel.client.errors import (
     PermissionRefused,
     RequestRefused,
     SequenceError,
+    SequenceTaken,
     TickwheelError,
 )
 from tickwheel.client.messages import BatchReceipt, Receipt
@@ -26,6 +28,7 @@ __all__ = [
     "BatchReceipt",
     "Bucket",
     "Client",
+    "ClientClosed",
     "ClusterUnavailable",
     "Consumer",
     "DeadLetter",
@@ -43,6 +46,7 @@ __all__ = [
     "RequestRefused",
     "Selection",
     "SequenceError",
+    "SequenceTaken",
     "Sweep",
     "SyncConsumer",
     "SyncDelivery",

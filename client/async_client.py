@@ -6,10 +6,12 @@ it after a lost answer never schedules twice. Everything has a deadline (`timeou
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
+from typing import TypeVar
 
 import grpc
 
@@ -20,8 +22,9 @@ from tickwheel.client.cluster import Cluster, TlsFiles
 from tickwheel.client.cold import ColdClient
 from tickwheel.client.consumer import CREDITS, HOLD_S_MAX, UNAVAILABLE_S_MAX, Consumer, open_request
 from tickwheel.client.dead import DeadClient
-from tickwheel.client.errors import OutcomeUnknown, TickwheelError
+from tickwheel.client.errors import SequenceError
 from tickwheel.client.ids import parse_id, text_of
+from tickwheel.client.lanes import Doubt, Lanes
 from tickwheel.client.messages import KIND_DELAY, KIND_DUE, Receipt, meta_of, refused, row_of, when_of
 from tickwheel.client.producer import (
     BATCH_BYTES_MAX,
@@ -39,6 +42,8 @@ from tickwheel.client.sweeps import SweepClient
 from tickwheel.proto import consumer_pb2, scheduler_pb2
 from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
+
+N = TypeVar("N", scheduler_pb2.ScheduleReceipt, scheduler_pb2.RescheduleResponse)
 
 TIMEOUT_S = 15.0
 STARTS = ("earliest", "latest", "time")
@@ -84,12 +89,6 @@ class PendingCount:
 
     total: int
     buckets: tuple[Bucket, ...]
-
-
-@dataclass(slots=True)
-class _Lane:
-    producer_id: str
-    sequence: int = 1
 
 
 def _message(pending: scheduler_pb2.PendingMessage, state: str, content: bool) -> Message:
@@ -139,10 +138,10 @@ class AsyncClient:
         self.bulk = BulkClient(self.cluster, timeout_s)
         self.cold = ColdClient(self.cluster, timeout_s)
         self.sweeps = SweepClient(self.cluster, timeout_s)
-        self._lanes: list[_Lane] = []
-        self._name = new_producer_id()
+        self._lanes = Lanes(new_producer_id())
+        self._owner = secrets.token_hex(16)
+        """The secret that producer ids of this client belong to; nodes with certificates go by these."""
         self._client_name = name
-        self._lane_count = 0
         self._producers: set[Producer] = set()
         self._consumers: set[Consumer] = set()
 
@@ -186,31 +185,40 @@ class AsyncClient:
         time holds. OutcomeUnknown: no answer in time, it may be scheduled."""
         kind, when = when_of(due_ms, delay_ms, delay, level)
         row = row_of(topic, payload, kind, when, meta_of(key, tags, headers, message_group), jitter)
-        lane = self._lanes.pop() if self._lanes else self._new_lane()
-        request = scheduler_pb2.ScheduleRequest(
-            message=row.message(),
-            producer_id=lane.producer_id,
-            sequence=lane.sequence,
-            client_name=self._client_name,
-        )
+        request = scheduler_pb2.ScheduleRequest(message=row.message(), client_name=self._client_name)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ScheduleReceipt:
             return await self.cluster.stub(SchedulerStub, channel).Schedule(request, timeout=try_s)
 
-        try:
-            receipt = await self.cluster.call(invoke, timeout_s or self.timeout_s)
-        except OutcomeUnknown:
-            raise  # nobody uses that lane again: what became of its sequence is not known
-        except TickwheelError:
-            self._lanes.append(lane)
-            raise
-        lane.sequence += 1
-        self._lanes.append(lane)
+        receipt = await self._call_numbered(request, invoke, timeout_s or self.timeout_s)
         return Receipt(text_of(receipt.id), receipt.due_ms, receipt.delay_level, receipt.delay_ms)
 
-    def _new_lane(self) -> _Lane:
-        self._lane_count += 1
-        return _Lane(f"{self._name}-{self._lane_count}")
+    async def _call_numbered(
+        self,
+        request: scheduler_pb2.ScheduleRequest | scheduler_pb2.RescheduleRequest,
+        invoke: Callable[[grpc.aio.Channel, float], Awaitable[N]],
+        timeout_s: float,
+    ) -> N:
+        """Call with the request under a lane's number, so that its repeats are recognised.
+
+        The lane is used again only if it is certain what became of its sequence. One that the cluster does not know as
+        this client does (it was restored from a backup) is left for a new one."""
+        request.producer_owner = self._owner
+        while True:
+            lane = self._lanes.take()
+            doubt = Doubt(lane.sequence)
+            request.producer_id, request.sequence = lane.producer_id, lane.sequence
+            try:
+                response = await self.cluster.call(invoke, timeout_s, doubt=doubt)
+                counts = not isinstance(response, scheduler_pb2.RescheduleResponse) or response.remembered
+                lane.sequence += counts
+                return response
+            except SequenceError:
+                if doubt.exists or lane.sequence == 1:
+                    raise
+            finally:
+                if not (doubt.exists or doubt.foreign):
+                    self._lanes.give_back(lane)
 
     def producer(
         self,
@@ -224,6 +232,7 @@ class AsyncClient:
         timeout_s: float = 60.0,
     ) -> Producer:
         """For many messages a second."""
+        self.cluster.check_open()
         producer = Producer(
             self.cluster,
             producer_id=producer_id,
@@ -235,6 +244,7 @@ class AsyncClient:
             timeout_s=timeout_s,
             closed=self._producers.discard,
             client_name=self._client_name,
+            owner="" if producer_id else self._owner,
         )
         self._producers.add(producer)
         return producer
@@ -260,9 +270,9 @@ class AsyncClient:
         delay: timedelta | None = None,
         level: int | None = None,
     ) -> tuple[str, Receipt | None]:
-        """RESCHEDULED with the receipt; or ALREADY_DISPATCHED, NOT_FOUND, CANCELLED with None.
+        """RESCHEDULED with the receipt; or ALREADY_DISPATCHED, NOT_FOUND, CANCELLED with None. Repeated safely inside.
 
-        The first id keeps naming the message."""
+        The first id keeps naming the message. OutcomeUnknown: no answer in time, it may be moved."""
         kind, when = when_of(due_ms, delay_ms, delay, level)
         request = scheduler_pb2.RescheduleRequest(id=parse_id(message_id))
         if kind == KIND_DUE:
@@ -275,7 +285,7 @@ class AsyncClient:
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.RescheduleResponse:
             return await self.cluster.stub(SchedulerStub, channel).Reschedule(request, timeout=try_s)
 
-        response = await self.cluster.call(invoke, self.timeout_s)
+        response = await self._call_numbered(request, invoke, self.timeout_s)
         name = scheduler_pb2.RescheduleOutcome.Name(response.outcome).removeprefix("RESCHEDULE_")
         if response.outcome != scheduler_pb2.RESCHEDULED:
             return name, None
@@ -398,6 +408,7 @@ class AsyncClient:
         `messages_max` it takes so many in all, never one more, and its iteration ends.
 
         The leases of what is in hand are renewed until it is settled, or has been in hand for `hold_max`; 0: never."""
+        self.cluster.check_open()
         if start_from not in STARTS:
             raise refused("start_from", start_from, ", ".join(STARTS))
         if messages_max < 0:

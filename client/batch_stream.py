@@ -1,7 +1,7 @@
 """Batches on their way to the master, in order, each until its receipt is there.
 
-Owns the order, the sequences and the ScheduleStream. Invariants: a batch keeps (producer id, sequence) until a node
-has said that it surely was not accepted, so a repeat is recognised; after a lost connection all unanswered batches
+Owns the order, the sequences and the ScheduleStream. Invariants: a batch keeps (producer id, sequence) while it may
+have been accepted (`lanes.Doubt` says so), so a repeat is recognised; after a lost connection all unanswered batches
 are sent again in their old order; the first batch of a producer id goes alone, since a node takes any sequence as the
 first one. When a batch is refused for good, those behind it answered with a gap: they get a new producer id.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,8 @@ import grpc
 
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.cluster import END_OF_STREAM, Cluster, unless_left
-from tickwheel.client.errors import Fault, OutcomeUnknown, TickwheelError, error_of, fault_of_call, fault_of_status
+from tickwheel.client.errors import Fault, TickwheelError, fault_of_call, fault_of_status
+from tickwheel.client.lanes import Doubt
 from tickwheel.client.messages import BatchReceipt, receipt_of
 from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
@@ -26,22 +28,21 @@ from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 STILL_ANSWERING_S = 5.0
 """How long receipts are waited for after one that was an error, before the stream is opened anew."""
 
-SURELY_NOT_ACCEPTED = frozenset({"NOT_MASTER", "NO_MASTER", "RECOVERING", "LIMIT_REACHED", "NO_AGREED_TIME"})
+EPOCH_BYTES = 8
+"""Of a new producer id's end, by chance: another program may use the same name."""
+PRODUCER_ID_LENGTH_MAX = 64
 
 
 class Batch:
     """One batch and the future of its receipt."""
 
-    __slots__ = ("bytes", "doubtful", "future", "request", "uncertain")
+    __slots__ = ("bytes", "doubt", "future", "request")
 
     def __init__(self, request: scheduler_pb2.ScheduleBatch, future: asyncio.Future[BatchReceipt]) -> None:
         self.request = request
         self.future = future
         self.bytes = request.ByteSize()
-        self.uncertain = False
-        """It was sent and may have been accepted."""
-        self.doubtful = False
-        """It might have been before it was sent on this stream: that this node does not take it says nothing then."""
+        self.doubt = Doubt(0)
 
 
 class BatchStream:
@@ -56,10 +57,11 @@ class BatchStream:
         timeout_s: float,
         answered: Callable[[Batch], None],
         client_name: str = "",
+        owner: str = "",
     ) -> None:
         self._cluster = cluster
-        self._name = producer_id
-        self._epoch = 0
+        self._name = self._producer_id = producer_id
+        self._owner = owner
         self._epoch_accepted = False
         self._next_sequence = 1
         self._in_flight_max = in_flight_max
@@ -103,27 +105,25 @@ class BatchStream:
         if running is not None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        self._fail_all(OutcomeUnknown("the producer was closed before the answer came", "OUTCOME_UNKNOWN"))
-
-    @property
-    def _producer_id(self) -> str:
-        return f"{self._name}.{self._epoch}" if self._epoch else self._name
+        self._fail_all(Fault("OUTCOME_UNKNOWN", "the producer was closed before the answer came"))
 
     def _number(self, batch: Batch) -> None:
         batch.request.producer_id = self._producer_id
         batch.request.sequence = self._next_sequence
         batch.request.client_name = self._client_name
-        batch.uncertain = False
+        batch.request.producer_owner = self._owner
+        batch.doubt.sequence = self._next_sequence
         self._next_sequence += 1
 
     def _new_epoch(self) -> None:
         """What surely was not accepted is numbered anew, under a new producer id."""
-        self._epoch += 1
+        ending = "." + secrets.token_hex(EPOCH_BYTES)
+        self._producer_id = self._name[: PRODUCER_ID_LENGTH_MAX - len(ending)] + ending
         self._epoch_accepted = False
         self._next_sequence = 1
         self._refused = False
         for batch in self._pending:
-            if not batch.uncertain:
+            if not batch.doubt.exists:
                 self._number(batch)
 
     def _moved(self, _address: str) -> None:
@@ -151,22 +151,19 @@ class BatchStream:
                     continue
                 self.reconnects += 1
                 if self._pending and self._deadline.over:
-                    uncertain = any(batch.uncertain for batch in self._pending)
-                    error = error_of(fault)
-                    self._fail_all(OutcomeUnknown(str(error), fault.reason, fault.metadata) if uncertain else error)
+                    self._fail_all(fault)
                     self._new_epoch()
                 elif not backoff.follows(fault.master_address):
                     await backoff.pause(self._deadline, fault.retry_after_s)
         except TickwheelError as error:
             self._running = None
-            uncertain = any(batch.uncertain for batch in self._pending)
-            self._fail_all(OutcomeUnknown(str(error), error.reason, error.metadata) if uncertain else error)
+            self._fail_all(Fault(error.reason, str(error), error.metadata))
             self._new_epoch()
 
     async def _stream_once(self) -> Fault | None:
         """Open a stream at the master and use it until it ends. The fault that ended it, None if there was none."""
         assert self._deadline is not None
-        address = await self._cluster.master(self._deadline)
+        address = await self._cluster.master(self._deadline, patient=True)
         self._talking = talking = asyncio.ensure_future(self._talk(address))
         try:
             fault = await unless_left(talking)
@@ -177,11 +174,11 @@ class BatchStream:
         if fault is not None:
             if not (fault.elsewhere or fault.later):
                 # The stream itself was refused: nobody's batch is at fault, everybody's is.
-                self._fail_all(error_of(fault))
+                self._fail_all(fault)
                 self._new_epoch()
             elif fault.elsewhere:
                 self._cluster.forget(address)
-                self._cluster.learn(fault.master_address)
+                self._cluster.learn(fault.master_address, fault.master_term)
         if self._refused:
             self._new_epoch()
         return fault
@@ -205,7 +202,11 @@ class BatchStream:
                     break
                 fault = self._receive(receipt) or fault
         except grpc.aio.AioRpcError as error:
-            fault = fault or fault_of_call(error)
+            ended = fault_of_call(error)
+            if ended.not_sent:
+                for batch in self._unanswered:
+                    batch.doubt.refused(ended)
+            fault = fault or ended
         except TimeoutError:
             fault = fault or Fault("DEADLINE_EXCEEDED", "the master does not answer")
         finally:
@@ -221,8 +222,7 @@ class BatchStream:
             if self._to_send and len(self._unanswered) < room and not self._halted:
                 batch = self._to_send.popleft()
                 self._unanswered.append(batch)
-                batch.doubtful = batch.uncertain
-                batch.uncertain = True
+                batch.doubt.sending()
                 await call.write(batch.request)
             else:
                 self._changed.clear()
@@ -236,25 +236,25 @@ class BatchStream:
         batch = self._unanswered.popleft()
         self._changed.set()
         if not receipt.error:
+            batch.doubt.accepted()
             self._epoch_accepted = self._epoch_accepted or batch.request.producer_id == self._producer_id
             self._finish(batch)
             if not batch.future.done():
                 batch.future.set_result(receipt_of(receipt))
             return None
         fault = fault_of_status(receipt.error)
+        batch.doubt.refused(fault)
         self._halted = True
         if fault.reason == "SEQUENCE_GAP":
-            batch.uncertain = False
             if batch is self._pending[0] or batch.request.producer_id != self._producer_id:
                 self._refused = True  # nothing that could still be accepted is missing before it
             return None
         if fault.elsewhere or fault.later:
-            batch.uncertain = batch.doubtful or fault.reason not in SURELY_NOT_ACCEPTED
             return fault
         self._refused = True
         self._finish(batch)
         if not batch.future.done():
-            batch.future.set_exception(error_of(fault))
+            batch.future.set_exception(batch.doubt.error(fault))
         return None
 
     def _finish(self, batch: Batch) -> None:
@@ -264,11 +264,11 @@ class BatchStream:
             self._pending.remove(batch)
         self._answered(batch)
 
-    def _fail_all(self, error: TickwheelError) -> None:
+    def _fail_all(self, fault: Fault) -> None:
         pending, self._pending = list(self._pending), deque()
         self._to_send.clear()
         self._unanswered.clear()
         for batch in pending:
             self._answered(batch)
             if not batch.future.done():
-                batch.future.set_exception(error)
+                batch.future.set_exception(batch.doubt.error(fault))

@@ -1,14 +1,16 @@
 """Connections to the nodes of one cluster, and which of them is the master.
 
 Owns the channels, the list of known addresses and the master's address. The master is learnt from what nodes say:
-their status, and the address in a NOT_MASTER. While anybody watches (streams do), all nodes are asked every
-WATCH_PERIOD_S, so that a master that hangs without closing its connections is noticed once another one has a
-higher term.
+their status, and the address in a NOT_MASTER. While anybody watches (streams do, and calls that take long), all nodes
+are asked every WATCH_PERIOD_S, so that a master that hangs without closing its connections is noticed once another one
+has a higher term. A known master is replaced by one of a higher term only; when none is known, by whoever leads,
+whatever term the cluster had before: it may have been restored.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,17 @@ import grpc
 
 from tickwheel.client.backoff import Backoff, Deadline
 from tickwheel.client.bearer import BearerChannel
-from tickwheel.client.errors import ClusterUnavailable, Fault, OutcomeUnknown, RequestRefused, error_of, fault_of_call
+from tickwheel.client.connecting import timed_out, why_not, will_not_pass
+from tickwheel.client.errors import (
+    ClientClosed,
+    ClusterUnavailable,
+    Fault,
+    OutcomeUnknown,
+    RequestRefused,
+    error_of,
+    fault_of_call,
+)
+from tickwheel.client.lanes import Doubt
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
@@ -32,6 +44,8 @@ END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 MESSAGE_BYTES_MAX = 64 << 20
 WATCH_PERIOD_S = 0.2
 STATUS_TIMEOUT_S = 1.0
+CONNECT_S = 1.5
+"""A client that has reached no node by then says why; longer than the status of a node that does not answer takes."""
 TRY_TIMEOUT_S = 3.0
 """One try of a call; a master that hangs is left after this."""
 ADDRESSES_MAX = 64
@@ -57,6 +71,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+class _MovedError(Exception):
+    """Another node became master while a call waited for its answer. Stays in this module."""
+
+
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """PEM files: who signs the nodes' certificates, and the caller's own certificate and key if nodes want one."""
@@ -68,21 +86,45 @@ class TlsFiles:
     """Name to expect in the nodes' certificates instead of the host that is dialled."""
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """What a channel needs. RequestRefused when a file cannot be read."""
+        """What a channel needs. RequestRefused when files are missing, cannot be read, or do not fit each other."""
+        self._check()
         return grpc.ssl_channel_credentials(
             root_certificates=_read(self.ca_file, "ca_file"),
             private_key=_read(self.key_file, "key_file") if self.key_file else None,
             certificate_chain=_read(self.cert_file, "cert_file") if self.cert_file else None,
         )
 
+    def _check(self) -> None:
+        """gRPC ends the process for a certificate without its key, and says nothing of what it cannot use."""
+        if self.cert_file and not self.key_file:
+            raise _refused_file("key_file", "", f"the key of {self.cert_file}")
+        if self.key_file and not self.cert_file:
+            raise _refused_file("cert_file", "", f"the certificate of {self.key_file}")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_verify_locations(cadata=_read(self.ca_file, "ca_file").decode("ascii", "replace"))
+        except (ssl.SSLError, ValueError) as error:
+            raise _refused_file("ca_file", self.ca_file, f"certificates in PEM: {error}") from error
+        if self.cert_file and self.key_file:
+            _read(self.cert_file, "cert_file")
+            _read(self.key_file, "key_file")
+            try:
+                context.load_cert_chain(self.cert_file, self.key_file, password=lambda: "")
+            except (ssl.SSLError, ValueError) as error:
+                allowed = f"a certificate and its key without a password, in PEM: {error}"
+                raise _refused_file("cert_file", self.cert_file, allowed) from error
+
+
+def _refused_file(field: str, value: object, limit: str) -> RequestRefused:
+    metadata = {"field": f"tls.{field}", "value": str(value), "limit": limit}
+    return RequestRefused(f"tls.{field}: {value or 'absent'}: {limit}", "INVALID_FIELD", metadata)
+
 
 def _read(path: str | Path, field: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        limit = f"cannot be read: {error.strerror}"
-        metadata = {"field": f"tls.{field}", "value": str(path), "limit": limit}
-        raise RequestRefused(f"tls.{field}: {path}: {limit}", "INVALID_FIELD", metadata) from error
+        raise _refused_file(field, path, f"cannot be read: {error.strerror}") from error
 
 
 def _checked(address: str) -> str:
@@ -125,11 +167,21 @@ class Cluster:
         self._stubs: dict[tuple[object, grpc.aio.Channel], Any] = {}
         self._master: str | None = None
         self._term = 0
-        self._finding: asyncio.Task[str | None] | None = None
+        self._finding: asyncio.Task[None] | None = None
         self._refused: Fault | None = None
         """Why the node that answered last does not let this client ask for its status."""
         self._watchers: dict[object, Callable[[str], None]] = {}
         self._watch: asyncio.Task[None] | None = None
+        self._faults: dict[str, Fault] = {}
+        """Of nodes that could not be asked for their status, the last time they were."""
+        self._reached = False
+        """Some node has answered."""
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Raises ClientClosed after `close`."""
+        if self._closed:
+            raise ClientClosed
 
     @property
     def addresses(self) -> list[str]:
@@ -137,7 +189,8 @@ class Cluster:
         return list(self._addresses)
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """The channel to a node; made on first use."""
+        """The channel to a node; made on first use. ClientClosed after `close`."""
+        self.check_open()
         found = self._channels.get(address)
         if found is None:
             if self._credentials is None:
@@ -158,6 +211,7 @@ class Cluster:
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
+        self._closed = True
         tasks = [task for task in (self._watch, self._finding) if task is not None]
         self._watch = self._finding = None
         for task in tasks:
@@ -170,8 +224,8 @@ class Cluster:
     # -- who is the master
 
     def learn(self, address: str, term: int = 0) -> None:
-        """Somebody named the master."""
-        if not address or term < self._term:
+        """Somebody named the master. Without a term it is a hint, followed if no master is known."""
+        if not address or self._closed or (term < self._term if term else self._master is not None):
             return
         self._term = term or self._term
         if address not in self._addresses and len(self._addresses) < ADDRESSES_MAX:
@@ -191,26 +245,50 @@ class Cluster:
         if self._master == address:
             self._master = None
 
-    async def master(self, deadline: Deadline) -> str:
-        """The master's address, found if it is not known. ClusterUnavailable at the deadline."""
+    async def master(self, deadline: Deadline, *, patient: bool = False) -> str:
+        """The master's address, found if it is not known. ClusterUnavailable at the deadline; or after CONNECT_S, if
+        no node was ever reached. Patient: then only if it makes no sense to wait."""
         backoff = Backoff(max_s=WATCH_PERIOD_S)
+        connecting = Deadline(CONNECT_S)
         while self._master is None:
+            self.check_open()
             if self._finding is None:
                 self._finding = asyncio.ensure_future(self._find())
             finding = self._finding
-            await asyncio.wait({finding}, timeout=deadline.left_s)
+            left_s = deadline.left_s
+            if not (self._reached or connecting.over):
+                left_s = min(left_s, connecting.left_s)
+            await asyncio.wait({finding}, timeout=left_s)
             if finding.done() and self._finding is finding:
                 self._finding = None
+                if not finding.cancelled():
+                    finding.result()
             if self._master is None:
                 if self._refused is not None:
                     raise error_of(self._refused)
                 if deadline.over:
-                    nodes = ", ".join(self._addresses)
-                    raise ClusterUnavailable(
-                        f"no master answered within {deadline.timeout_s:g} s; asked {nodes}", "NO_MASTER"
-                    )
-                await backoff.pause(deadline)
+                    raise self._unavailable(f"no master answered within {deadline.timeout_s:g} s")
+                if connecting.over and self._unreachable(patient):
+                    raise self._unavailable("no node can be reached")
+                if finding.done():
+                    await backoff.pause(deadline)
         return self._master
+
+    def _unreachable(self, patient: bool) -> bool:
+        """Whether no node was ever reached, for reasons that are known of each."""
+        faults = [self._faults.get(address) for address in self._addresses]
+        return not self._reached and all(
+            fault is not None and (will_not_pass(fault) or (fault.not_sent and not patient)) for fault in faults
+        )
+
+    def _unavailable(self, what: str) -> ClusterUnavailable:
+        said = "; ".join(
+            f"{address}: {why_not(self._faults[address], tls=self._credentials is not None)}"
+            if address in self._faults
+            else f"{address}: answers, and knows no master"
+            for address in self._addresses
+        )
+        return ClusterUnavailable(f"{what}: {said}", "NO_MASTER")
 
     async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, admin_pb2.NodeStatus | Fault]:
         """What each known node says of itself."""
@@ -219,36 +297,49 @@ class Cluster:
         return dict(zip(addresses, answers, strict=True))
 
     async def _status(self, address: str, timeout_s: float) -> admin_pb2.NodeStatus | Fault:
+        channel = self.channel(address)
         try:
-            stub = self.stub(AdminStub, self.channel(address))
-            return await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout_s)
+            return await self.stub(AdminStub, channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            return fault_of_call(error)
+            fault = fault_of_call(error)
+        connected = channel.get_state() is grpc.ChannelConnectivity.READY
+        return timed_out() if fault.reason == "DEADLINE_EXCEEDED" and not connected else fault
 
-    async def _find(self) -> str | None:
-        asked = {asyncio.ensure_future(self._ask(address)): address for address in self._addresses}
+    async def _find(self) -> None:
+        """Ask all; done as soon as a master is known."""
+        asked = {asyncio.create_task(self._ask(address)) for address in self._addresses}
+        claims: list[tuple[int, str]] = []
         try:
             for done in asyncio.as_completed(asked):
-                await done
+                claims += await done
                 if self._master is not None:
-                    return self._master
+                    return
         finally:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
-        return None
+        claims = [claim for claim in claims if claim[1] not in self._faults]
+        if claims:
+            # Nobody knows of a term as high as the one that was known: the cluster was restored, or founded anew.
+            self._term, address = max(claims)
+            self.learn(address, self._term)
 
-    async def _ask(self, address: str) -> None:
+    async def _ask(self, address: str) -> list[tuple[int, str]]:
+        """Learn who is master from one node. What it claims, if that is not believed at once."""
         status = await self._status(address, STATUS_TIMEOUT_S)
         if isinstance(status, Fault):
+            self._faults[address] = status
             if status.reason in REFUSALS:
                 self._refused = status
-            return
+            return []
         self._refused = None
-        if status.role == admin_pb2.MASTER:
-            self.learn(address, status.term)
-        elif status.master_address and status.term > self._term:
-            self.learn(status.master_address, status.term)
+        self._faults.pop(address, None)
+        self._reached = True
+        leads = status.role == admin_pb2.MASTER
+        named = address if leads else status.master_address
+        if named and status.term > self._term - leads:
+            self.learn(named, status.term)
+        return [(status.term, named)] if named else []
 
     # -- watching, for streams
 
@@ -266,14 +357,14 @@ class Cluster:
             self._watch = None
 
     async def _keep_watching(self) -> None:
-        asking: dict[str, asyncio.Future[None]] = {}
+        asking: dict[str, asyncio.Task[list[tuple[int, str]]]] = {}
         try:
             while True:
                 await asyncio.sleep(WATCH_PERIOD_S)
                 for address in self._addresses:
                     # A node that hangs keeps only its own question waiting: the new master is asked all the same.
                     if address not in asking or asking[address].done():
-                        asking[address] = asyncio.ensure_future(self._ask(address))
+                        asking[address] = asyncio.create_task(self._ask(address))
         finally:
             for question in asking.values():
                 question.cancel()
@@ -288,35 +379,64 @@ class Cluster:
         *,
         repeatable: bool = True,
         try_timeout_s: float = TRY_TIMEOUT_S,
+        doubt: Doubt | None = None,
     ) -> A:
         """Run a unary call at the master, repeating it while that is safe and makes sense.
 
-        Not repeatable: once it may have been carried out, OutcomeUnknown is raised instead.
+        Not repeatable: once it may have been carried out, OutcomeUnknown is raised instead. `doubt`: of a numbered
+        request, which is refused only if no try was accepted; afterwards it says whether one may have been.
         """
         deadline = Deadline(timeout_s)
         backoff = Backoff()
-        uncertain: Fault | None = None
+        numbered, doubt = doubt is not None, doubt or Doubt(0)
         while True:
             try:
                 address = await self.master(deadline)
-            except ClusterUnavailable as error:
-                if uncertain is None:
+            except (ClusterUnavailable, ClientClosed) as error:
+                if not doubt.exists:
                     raise
-                raise OutcomeUnknown(uncertain.message, "OUTCOME_UNKNOWN", uncertain.metadata) from error
+                raise OutcomeUnknown(str(error), "OUTCOME_UNKNOWN", error.metadata) from error
+            doubt.sending()
             try:
-                return await invoke(self.channel(address), max(0.001, min(deadline.left_s, try_timeout_s)))
+                answer = await self._leaving(invoke, address, max(0.001, min(deadline.left_s, try_timeout_s)))
             except grpc.aio.AioRpcError as error:
                 fault = fault_of_call(error)
+            except _MovedError:
+                fault = Fault("UNAVAILABLE", f"{address} did not answer, and the master has changed")
+            else:
+                doubt.accepted()
+                return answer
+            doubt.refused(fault)
             if not (fault.elsewhere or fault.later):
-                raise error_of(fault)
+                raise doubt.error(fault) if numbered else error_of(fault)
             if fault.elsewhere:
-                if fault.reason not in {"NOT_MASTER", "NO_MASTER", "RECOVERING"}:
-                    uncertain = fault
                 self.forget(address)
-                self.learn(fault.master_address)
-            if uncertain is not None and (deadline.over or not repeatable):
-                raise OutcomeUnknown(uncertain.message, "OUTCOME_UNKNOWN", uncertain.metadata)
+                self.learn(fault.master_address, fault.master_term)
+            if doubt.exists and (deadline.over or not repeatable):
+                raise OutcomeUnknown(fault.message, "OUTCOME_UNKNOWN", fault.metadata)
             if deadline.over:
                 raise error_of(fault)
             if not backoff.follows(fault.master_address):
                 await backoff.pause(deadline, fault.retry_after_s)
+
+    async def _leaving(
+        self, invoke: Callable[[grpc.aio.Channel, float], Awaitable[A]], address: str, try_s: float
+    ) -> A:
+        """One try, which is left when another node becomes master. A call that takes long asks who is."""
+        loop = asyncio.get_running_loop()
+        scope = asyncio.timeout(None)
+        key = object()
+
+        def moved(_address: str) -> None:
+            if not scope.expired():
+                scope.reschedule(loop.time())
+
+        watching = loop.call_later(WATCH_PERIOD_S, self.watch, key, moved)
+        try:
+            async with scope:
+                return await invoke(self.channel(address), try_s)
+        except TimeoutError as error:
+            raise _MovedError from error
+        finally:
+            watching.cancel()
+            self.unwatch(key)

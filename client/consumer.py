@@ -336,7 +336,7 @@ class Consumer:
         self._ready.put_nowait(error)
 
     async def _stream_once(self, deadline: Deadline) -> Fault:
-        address = await self._cluster.master(deadline)
+        address = await self._cluster.master(deadline, patient=True)
         self._talking = asyncio.ensure_future(self._talk(address))
         try:
             fault = await unless_left(self._talking)
@@ -345,7 +345,7 @@ class Consumer:
         fault = fault or Fault("UNAVAILABLE", "the master has changed")
         if fault.elsewhere:
             self._cluster.forget(address)
-            self._cluster.learn(fault.master_address)
+            self._cluster.learn(fault.master_address, fault.master_term)
         return fault
 
     async def _talk(self, address: str) -> Fault:

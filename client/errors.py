@@ -24,6 +24,9 @@ ELSEWHERE = frozenset({"NOT_MASTER", "NO_MASTER", "RECOVERING", "OUTCOME_UNKNOWN
 TRANSPORT = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED"})
 """gRPC codes without a node's reason: the connection or the node broke on the way."""
 
+NO_CONNECTION = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
+"""How gRPC begins the text of a call that never had a connection."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -39,6 +42,12 @@ class Fault:
         return self.metadata.get("master_address", "")
 
     @property
+    def master_term(self) -> int:
+        """The term in which that is the master; 0 if the node did not say."""
+        term = self.metadata.get("term", "")
+        return int(term) if term.isdigit() else 0
+
+    @property
     def retry_after_s(self) -> float:
         """The pause the node asks for, in seconds; 0 if none."""
         value = self.metadata.get("retry_after_ms", "0")
@@ -48,6 +57,21 @@ class Fault:
     def elsewhere(self) -> bool:
         """Whether the request is worth repeating at the (perhaps new) master."""
         return self.reason in ELSEWHERE or self.reason in TRANSPORT
+
+    @property
+    def lost(self) -> bool:
+        """Whether no node said what became of the request."""
+        return self.reason in TRANSPORT
+
+    @property
+    def not_sent(self) -> bool:
+        """Whether there was no connection that the request could have left by."""
+        return self.reason == "UNAVAILABLE" and self.message.startswith(NO_CONNECTION)
+
+    def never_accepted(self, sequence: int) -> bool:
+        """Whether the node says that the producer has not come to this sequence: no try of it was accepted."""
+        last = self.metadata.get("accepted_sequence", "")
+        return last.isdigit() and int(last) < sequence
 
     @property
     def later(self) -> bool:
@@ -108,12 +132,23 @@ class ClusterUnavailable(TickwheelError):
     """The cluster's: no master answered in time. Surely nothing was changed by this call."""
 
 
+class ClientClosed(TickwheelError):
+    """The caller's: the client, producer or consumer was closed before."""
+
+    def __init__(self, what: str = "the client") -> None:
+        super().__init__(f"{what} is closed", "CLOSED")
+
+
 class OutcomeUnknown(TickwheelError):
     """The cluster's: the answer got lost and could not be had in time; the request may have been carried out."""
 
 
 class SequenceError(TickwheelError):
     """The producer's: another process uses its id, or a repeat came too late to be recognised."""
+
+
+class SequenceTaken(SequenceError):
+    """The producer id is somebody else's, or its sequence was accepted with other content. This was not accepted."""
 
 
 _TYPES: dict[str, type[TickwheelError]] = {
@@ -136,6 +171,7 @@ _TYPES: dict[str, type[TickwheelError]] = {
     "RIGHT_REQUIRED": PermissionRefused,
     "SEQUENCE_GAP": SequenceError,
     "SEQUENCE_FORGOTTEN": SequenceError,
+    "SEQUENCE_TAKEN": SequenceTaken,
     "OUTCOME_UNKNOWN": OutcomeUnknown,
     "NOT_MASTER": ClusterUnavailable,
     "NO_MASTER": ClusterUnavailable,

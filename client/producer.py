@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tickwheel.client.batch_stream import Batch, BatchStream
 from tickwheel.client.cluster import Cluster
-from tickwheel.client.errors import TickwheelError
+from tickwheel.client.errors import ClientClosed, TickwheelError
 from tickwheel.client.ids import id_text
 from tickwheel.client.messages import (
     BatchReceipt,
@@ -63,6 +63,7 @@ class Producer:
         timeout_s: float = TIMEOUT_S,
         closed: Callable[[Producer], None] | None = None,
         client_name: str = "",
+        owner: str = "",
     ) -> None:
         self.producer_id = producer_id or new_producer_id()
         self._batch_messages_max = batch_messages_max
@@ -77,6 +78,7 @@ class Producer:
             timeout_s=timeout_s,
             answered=self._answered,
             client_name=client_name,
+            owner=owner,
         )
         self._rows: list[Row] = []
         self._row_futures: list[asyncio.Future[Receipt]] = []
@@ -263,7 +265,7 @@ class Producer:
             self._room.clear()
             await self._room.wait()
         if self._closed:  # perhaps while waiting
-            raise TickwheelError("the producer is closed", "CLOSED")
+            raise ClientClosed("the producer")
         self._bytes += size
         self._idle.clear()
 

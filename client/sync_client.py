@@ -17,6 +17,7 @@ from tickwheel.client.cluster import TlsFiles
 from tickwheel.client.consumer import HOLD_S_MAX, Consumer
 from tickwheel.client.dead import Changed, DeadLetter
 from tickwheel.client.delivery import Delivery
+from tickwheel.client.errors import ClientClosed
 from tickwheel.client.messages import Receipt
 from tickwheel.client.sweeps import Selection, Sweep
 
@@ -116,7 +117,9 @@ class SyncConsumer:
     _pending: asyncio.Task[Delivery | None] | None = None
 
     def close(self) -> None:
-        """End; deliveries in hand come again elsewhere."""
+        """End; deliveries in hand come again elsewhere. Idempotent."""
+        if self._client.closed:
+            return
 
         async def end() -> None:
             await self._consumer.close()
@@ -206,7 +209,10 @@ class Client:
         return SyncSweeps(self)
 
     def wait(self, work: Coroutine[Any, Any, A]) -> A:
-        """Run a coroutine on the client's loop and wait for it."""
+        """Run a coroutine on the client's loop and wait for it. ClientClosed after `close`."""
+        if self.closed:
+            work.close()
+            raise ClientClosed
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -218,6 +224,11 @@ class Client:
     def asynchronous(self) -> AsyncClient:
         """The client below, for `wait`."""
         return self._client
+
+    @property
+    def closed(self) -> bool:
+        """After `close`."""
+        return self._loop.is_closed()
 
     def close(self) -> None:
         """End everything. Idempotent."""

@@ -136,6 +136,12 @@ class FakeNode:
         """So many answers are lost after the work was done; the connection breaks each time."""
         self.limit_answers = 0
         """So many batches are answered LIMIT_REACHED."""
+        self.refusals: deque[Refusal | None] = deque()
+        """What the next schedules are refused with, before anything is looked at; None: that one is not."""
+        self.hangs = False
+        """It keeps connections open and answers nothing."""
+        self.sequences: list[tuple[str, int]] = []
+        """Producer id and sequence of each schedule that came, in order."""
         self.streams: set[asyncio.Task[Any]] = set()
         self.extends: list[Any] = []
         """Extensions of leases that it was asked for."""
@@ -190,7 +196,10 @@ class FakeNode:
     # -- Scheduler
 
     async def Schedule(self, request: Any, context: Any) -> Any:
-        refusal = self._refusal()
+        if self.hangs:
+            await asyncio.Event().wait()
+        self.sequences.append((request.producer_id, request.sequence))
+        refusal = (self.refusals.popleft() if self.refusals else None) or self._refusal()
         if refusal:
             await self._refuse(context, refusal)
         try:
@@ -208,7 +217,7 @@ class FakeNode:
         async for batch in batches:
             receipt = scheduler_pb2.BatchReceipt(sequence=batch.sequence)
             try:
-                if refusal := self._refusal():
+                if refusal := (self.refusals.popleft() if self.refusals else None) or self._refusal():
                     raise refusal
                 if self.limit_answers:
                     self.limit_answers -= 1
@@ -222,6 +231,24 @@ class FakeNode:
             if self.drop_answers:
                 await self._lost(context)
             await context.write(receipt)
+
+    async def Reschedule(self, request: Any, context: Any) -> Any:
+        if refusal := self._refusal():
+            await self._refuse(context, refusal)
+        self.sequences.append((request.producer_id, request.sequence))
+        window = self.state.producers.get(request.producer_id, (0, {}))[1]
+        repeated = request.sequence in window
+        id64 = request.id.hour << 32 | request.id.index
+        if not repeated and id64 in self.state.cancelled:
+            return scheduler_pb2.RescheduleResponse(outcome=scheduler_pb2.RESCHEDULE_CANCELLED)
+        self.state.cancelled.add(id64)
+        window[request.sequence] = [id64]
+        self.state.producers[request.producer_id] = (request.sequence, window)
+        if self.drop_answers:
+            await self._lost(context)
+        return scheduler_pb2.RescheduleResponse(
+            outcome=scheduler_pb2.RESCHEDULED, id=request.id, due_ms=request.due_ms, remembered=True
+        )
 
     async def Cancel(self, request: Any, context: Any) -> Any:
         if refusal := self._refusal():
@@ -272,6 +299,8 @@ class FakeNode:
     # -- Admin
 
     async def GetStatus(self, request: Any, context: Any) -> Any:
+        if self.hangs:
+            await asyncio.Event().wait()
         master = self.state.master
         return admin_pb2.NodeStatus(
             node_id=self.name,

@@ -330,7 +330,9 @@ def test_rows_and_columns_of_the_same_messages_have_one_checksum(
         **{column: np.full(count, value, "<u4" if when == "delay_level" else "<i8").tobytes()},
     )
     fields: dict[str, Any] = {"producer_id": "p", "sequence": 1}
-    in_rows = from_batch(scheduler_pb2.ScheduleBatch(rows={"messages": messages}, **fields), Settings())
+    in_rows = from_batch(
+        scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=messages), **fields), Settings()
+    )
     in_columns = from_batch(scheduler_pb2.ScheduleBatch(columns=columns, **fields), Settings())
     assert in_rows.checksum is not None and in_rows.checksum == in_columns.checksum
     if count == 1:
@@ -349,5 +351,7 @@ def test_rows_and_columns_of_the_same_messages_have_one_checksum(
         messages[0].meta.key += "!"
     else:
         messages.append(messages[0])
-    other = from_batch(scheduler_pb2.ScheduleBatch(rows={"messages": messages}, **fields), Settings())
+    other = from_batch(
+        scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=messages), **fields), Settings()
+    )
     assert other.checksum != in_rows.checksum

@@ -1,0 +1,59 @@
+"""Why a node could not be reached, in words that say what to change.
+
+Reads what gRPC and the TLS library say of a failed attempt; they have no codes for it. Their own text stays in it where
+nothing better is known. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tickwheel.client.errors import Fault
+
+_LAST_ERROR = re.compile(r".*last error: \w+: (?:(?:ipv4|ipv6|unix):\S+: )?")
+
+_OF_ANY = (
+    ("Connection refused", "connection refused: no node listens there"),
+    ("errors resolving", "the host name cannot be resolved"),
+    ("DNS resolution failed", "the host name cannot be resolved"),
+    ("Network is unreachable", "the network is unreachable"),
+    ("No route to host", "there is no route to the host"),
+    ("no answer to the attempt", "unreachable: no answer to the attempt to connect"),
+)
+_OF_TLS = (
+    ("WRONG_VERSION_NUMBER", "the node does not use TLS, but the client has tls="),
+    ("Hostname Verification Check failed", "the host is not in the node's certificate: see TlsFiles.server_name"),
+    ("CERTIFICATE_VERIFY_FAILED", "the node's certificate is not accepted"),
+    ("Socket closed", "the node closed the connection: it wants a certificate that its ca_file has signed"),
+    ("Connection reset", "the node closed the connection: it wants a certificate that its ca_file has signed"),
+)
+_OF_PLAINTEXT = (
+    ("Socket closed", "the node closed the connection: it uses TLS, but the client has no tls="),
+    ("Connection reset", "the node closed the connection: it uses TLS, but the client has no tls="),
+)
+
+
+def timed_out() -> Fault:
+    """An attempt to connect that nothing came of in time."""
+    return Fault("UNAVAILABLE", "failed to connect to all addresses: no answer to the attempt")
+
+
+def why_not(fault: Fault, *, tls: bool) -> str:
+    """What to tell of a node that could not be asked."""
+    if not fault.not_sent:
+        return "does not answer" if fault.reason == "DEADLINE_EXCEEDED" else f"{fault.reason}: {fault.message}"
+    text = fault.message
+    for sign, words in (*_OF_ANY, *(_OF_TLS if tls else _OF_PLAINTEXT)):
+        if sign in text:
+            return f"{words} ({_rest(text)})" if sign == "CERTIFICATE_VERIFY_FAILED" else words
+    return _rest(text)
+
+
+def will_not_pass(fault: Fault) -> bool:
+    """Whether waiting cannot help: the two sides do not agree about TLS or certificates."""
+    return fault.not_sent and any(sign in fault.message for sign, _ in (*_OF_TLS, *_OF_PLAINTEXT))
+
+
+def _rest(text: str) -> str:
+    """gRPC's text without what all of them begin with."""
+    return _LAST_ERROR.sub("", text)
