@@ -18,7 +18,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 DETAILS_KEY = "grpc-status-details-bin"
 
-ELSEWHERE = frozenset({"NOT_MASTER", "NO_MASTER", "RECOVERING", "OUTCOME_UNKNOWN"})
+ELSEWHERE = frozenset({"NOT_MASTER", "NO_MASTER", "RECOVERING", "OUTCOME_UNKNOWN", "DISK_FULL"})
 """Reasons that say: not here, not now. The request is repeated at the master."""
 
 TRANSPORT = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED"})

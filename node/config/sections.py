@@ -253,7 +253,12 @@ class StorageSection:
         core="events_bytes_max",
     )
     space_reserve_bytes: int = fields.number(
-        256 * MIB, 0, 1024 * GIB, "With less free space than this the node serves reads only."
+        256 * MIB,
+        0,
+        1024 * GIB,
+        "With less free space than this the node counts as above its "
+        "high-water mark, whatever `high_water_percent` says: as master it hands over to a member with room, and no "
+        "schedule is let in unless a majority of the members has room.",
     )
 
 

@@ -127,7 +127,11 @@ class NodeCore:
         )
         self.publisher.admit, self.publisher.answered = self.flow.admit, self.flow.answered
         self.disk_room = DiskRoom(
-            ports.disk, config.disk_high_percent, self._member_ids, lambda: self.sync.full_peers(self._member_ids())
+            ports.disk,
+            config.disk_high_percent,
+            self._member_ids,
+            lambda: self.sync.full_peers(self._member_ids()),
+            lambda: self.sync.roomy_peers(self._member_ids()),
         )
         self.publisher.disk_refusal = self.disk_room.refusal
         self.dispatcher = Dispatcher(config, self.wheel, self.proposer)
@@ -318,6 +322,8 @@ class NodeCore:
                 self.delivery.upkeep(now_ms)
                 self.lease_file.write(self.delivery.lease_ranges())
             if self.leading:
+                if self.disk_room.above:
+                    self.reign.seek_room(steady_ms)
                 self.members.upkeep()
                 self.flow.prune()
                 if self.clock.known:
@@ -401,13 +407,11 @@ class NodeCore:
                 {"retry_after_ms": "200"},
             )
         status = self.log.status()
-        if status.halted:
+        master_id = status.master_id if status.master_id != self.identity.node_id else None
+        if status.halted and master_id is None:
             return Failure(common_pb2.DISK_FULL, status.halted, {"retry_after_ms": "1000"})
-        master_id = status.master_id
-        if master_id is None or master_id == self.identity.node_id:
-            return not_master(None, None)
         address = next((m.client_address for m in self.log.members() if m.node_id == master_id), None)
-        return not_master(master_id, address)
+        return not_master(master_id, address, status.term)
 
     def transfer(self, target_id: str | None, done: Callable[[Failure | None], None]) -> None:
         """Planned handover: nothing new is proposed, the target catches up, then it is told to lead."""

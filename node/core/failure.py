@@ -72,13 +72,13 @@ def limit_reached(what: str, limit: object, retry_after_ms: int = 100) -> Failur
     )
 
 
-def not_master(master_id: str | None, master_address: str | None) -> Failure:
-    """This node is not the master; names it if it is known."""
+def not_master(master_id: str | None, master_address: str | None, term: int = 0) -> Failure:
+    """This node is not the master; names it, and the term in which it is, if that is known."""
     if master_id and master_address:
         return Failure(
             pb.NOT_MASTER,
             f"not the master; that is {master_id} at {master_address}",
-            {"master_id": master_id, "master_address": master_address},
+            {"master_id": master_id, "master_address": master_address, "term": str(term)},
         )
     return Failure(pb.NO_MASTER, "no master is known at the moment; retry", {"retry_after_ms": "100"})
 

@@ -6,7 +6,7 @@ wheel at once and forgets what it delivered. A planned handover stops proposing 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from tickwheel.node.core.failure import Failure, not_master
@@ -16,6 +16,9 @@ from tickwheel.replication.log import LogStatus, Role
 
 if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
+
+SEEK_ROOM_MS = 5_000
+"""Between two tries to hand over to a member whose disk has room."""
 
 
 class Reign:
@@ -31,6 +34,7 @@ class Reign:
         self._lead_applied = False
         self._lead_refused = False
         self.handing_over = False
+        self._next_seek_ms = 0
         self.handed_over_index = 0
         """What this node had applied when it was asked to hand over."""
         self.changes = 0
@@ -137,15 +141,26 @@ class Reign:
         core.proposer.flush_all()
         core.log.transfer(target_id or self._furthest(), transferred)
 
-    def _furthest(self) -> str | None:
+    def seek_room(self, steady_ms: int) -> None:
+        """This node's disk is full, or soon will be: hand over to a member whose disk is not, if there is one."""
+        core = self._core
+        if self.handing_over or steady_ms < self._next_seek_ms:
+            return
+        target = self._furthest(core.sync.roomy_peers([member.node_id for member in core.log.members()]))
+        if target is not None:
+            self._next_seek_ms = steady_ms + SEEK_ROOM_MS
+            self.transfer(target, lambda failure: None)  # if it fails, the next look tries again
+
+    def _furthest(self, among: Collection[str] | None = None) -> str | None:
         """The connected member that counts which holds, and has applied, most of the log; None: there is none. While
-        nobody has said yet what it applied, what each holds decides."""
+        nobody has said yet what it applied, what each holds decides. `among`: only one of these."""
         core = self._core
         peers = core.log.status().peers
         reached: dict[str, tuple[int, int]] = {}
         for member in core.log.members():
             peer = peers.get(member.node_id)
-            if peer is not None and peer.connected and not member.learner:
+            wanted = among is None or member.node_id in among
+            if wanted and peer is not None and peer.connected and not member.learner:
                 applied_index = core.sync.applied_of(member.node_id)
                 reached[member.node_id] = (min(peer.match_index, applied_index), peer.match_index)
         return max(reached, key=lambda peer_id: (reached[peer_id], peer_id), default=None)

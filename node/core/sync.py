@@ -15,6 +15,9 @@ from tickwheel.node.core.synced import Synced
 from tickwheel.proto.peer_pb2 import PeerFrame, Sync, SyncReply
 from tickwheel.wheel.engine import Wheel
 
+ROOM_MS = 2_000
+"""So long a slave's word of its disk counts as of now; it is said with each sync."""
+
 
 @dataclass(slots=True)
 class Heard:
@@ -131,6 +134,11 @@ class SyncState:
     def full_peers(self, members: Sequence[str]) -> set[str]:
         """Slaves that said last that their disk is above its mark."""
         return self._full.intersection(members) if self._full else self._full
+
+    def roomy_peers(self, members: Sequence[str]) -> list[str]:
+        """Slaves that said within ROOM_MS that their disk is not above its mark."""
+        heard = [member for member in members if member in self._replies and self.reply_age_ms(member) < ROOM_MS]
+        return [member for member in heard if member not in self._full]
 
     def applied_of(self, peer_id: str) -> int:
         """What a slave last said it has applied."""

@@ -12,8 +12,10 @@ from tests.node.core.test_when import schedule
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.disk_room import DiskRoom
+from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.proto import admin_pb2
+from tickwheel.proto.common_pb2 import DISK_FULL, LIMIT_REACHED, NOT_MASTER
 from tickwheel.storage.simulated import SimulatedDisk
 
 CONFIG = replace(
@@ -59,7 +61,8 @@ def test_above_the_mark_only_schedules_are_refused() -> None:
     client.consume()
     client.schedule([2_500] * 50)
     world.run(100)
-    fill(master, 86)
+    for node in sorted(world.nodes.values(), key=lambda node: node is master):
+        fill(node, 86)
     refused = refusal(schedule(master, batch(1, tick_of(world))), "storage.high_water_percent")
     assert refused.metadata["limit"] == "85 %"
     assert master.host is not None
@@ -67,8 +70,56 @@ def test_above_the_mark_only_schedules_are_refused() -> None:
     world.run_until(lambda: len(client.got) == 50, 5_000)
     world.run(500)
     assert master.host.core.state.ready_messages() == 0
-    fill(master, 50)
-    assert isinstance(schedule(master, batch(1, tick_of(world))), BatchOutcome)
+    for node in world.nodes.values():
+        fill(node, 50)
+    assert isinstance(schedule(world.elect(), batch(1, tick_of(world))), BatchOutcome)
+
+
+@pytest.mark.parametrize("mark", [85, 0])
+def test_a_full_master_hands_over_and_schedules_go_on(mark: int) -> None:
+    """P10: while slaves have room nothing is refused for want of it, at the mark as at the reserve; the next master has
+    room, and nothing was lost or delivered twice."""
+    world = World(75, config=replace(CONFIG, disk_high_percent=mark))
+    client = Client(world)
+    master = world.elect()
+    client.consume()
+    world.run(200)
+    if mark:
+        fill(master, 86)
+    else:
+        master.disk.fill(0)
+        master.disk.open("reserve-of-the-test", create=True)
+    for _ in range(60):
+        client.schedule([500] * 5)
+        world.run(50)
+    after = world.elect()
+    assert after is not master and not after.fatal and not master.fatal
+    assert not [failure for failure in client.refused if failure.reason in (LIMIT_REACHED, DISK_FULL)]
+    world.run(2_000)
+    assert len(client.acked) > 200 and not client.lost() and not client.repeated()
+
+
+def test_a_full_master_that_nobody_can_follow_refuses() -> None:
+    """Without a majority that has room, or with slaves that are silent, its own disk decides."""
+    world = World(76, config=CONFIG)
+    master, *slaves = sorted(world.nodes.values(), key=lambda node: node is not world.elect())
+    fill(slaves[0], 90)
+    fill(master, 90)
+    answer = schedule(world.elect(), batch(1, tick_of(world)))
+    assert refusal(answer, "storage.high_water_percent")
+
+
+def test_a_node_whose_disk_is_full_names_the_master() -> None:
+    """It takes no part, but it hears who leads: a client is sent there, and not kept."""
+    world = World(77, config=CONFIG)
+    master = world.elect()
+    slave = next(node for node in world.nodes.values() if node is not master)
+    assert slave.host is not None
+    slave.host.core.log._storage.halt("no room")  # type: ignore[attr-defined]
+    world.run(300)
+    answer = schedule(slave, batch(1, tick_of(world)))
+    assert isinstance(answer, Failure) and answer.reason == NOT_MASTER
+    assert answer.metadata["master_id"] == master.name and int(answer.metadata["term"]) > 0
 
 
 @pytest.mark.parametrize("full", [1, 2])
