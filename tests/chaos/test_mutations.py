@@ -93,6 +93,7 @@ DIRECTED = [
     "stale_lease",
     "one_peer_believed",
     "leases_forgotten_with_checkpoint",
+    "own_leases_forgotten",
     "installed_over_writes",
     "journal_cut_early",
     "members_not_shown",
