@@ -300,19 +300,6 @@ def own_leases_forgotten(patches: Patches) -> None:
     patches.replace(Delivery, "end", make)
 
 
-@mutation("a slave forgets the leases of earlier terms when it hears of another master", aim=Aim(("flap", "isolate")))
-def earlier_leases_forgotten(patches: Patches) -> None:
-    def make(original: Any) -> Any:
-        def incoming(self: SyncState, frame: Any) -> Any:
-            if frame.term > self.heard.term:
-                self._delivery.heard.clear()
-            return original(self, frame)
-
-        return incoming
-
-    patches.replace(SyncState, "incoming", make)
-
-
 @mutation(
     "a planned handover does not wait until the next master has heard of all leases",
     aim=Aim(
