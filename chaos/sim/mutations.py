@@ -209,13 +209,13 @@ def settled_before_commit(patches: Patches) -> None:
 @mutation("a cancel is answered before it is applied")
 def cancelled_before_apply(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def cancel(self: RequestDesk, number: int, done: Callable[[Any], None]) -> None:
+        def cancel(self: RequestDesk, number: int, done: Callable[[Any], None], *permitted: Any) -> None:
             core = self._core
             failure = core.refusal()
             if failure is not None:
                 done(failure)
                 return
-            original(self, number, lambda outcome: None)
+            original(self, number, lambda outcome: None, *permitted)
             done(scheduler_pb2.CANCELLED)
 
         return cancel
@@ -475,7 +475,7 @@ def idempotence_off(patches: Patches) -> None:
 @mutation("a cancel is done by the master alone")
 def cancel_not_replicated(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def cancel(self: RequestDesk, number: int, done: Callable[[Any], None]) -> None:
+        def cancel(self: RequestDesk, number: int, done: Callable[[Any], None], *permitted: Any) -> None:
             core = self._core
             failure = core.refusal()
             if failure is not None:
