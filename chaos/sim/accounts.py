@@ -40,6 +40,7 @@ class _Reading:
         self._machine = machine
         self._group = group
         self._ended = ended
+        self._asked_ns = machine.world.now_ns
         self._pin_id = 0
         self._left: list[tuple[SettledTopic, bool]] = []
         """Topics, and whether it is their retries that are to be read."""
@@ -94,5 +95,7 @@ class _Reading:
         assert isinstance(process, CoreProcess)
         done = tuple(sorted(id64 for id64, at in self._settled.items() if at >= self._retried.get(id64, -1)))
         kept_hour = process.host.core.state.hour_min_kept
-        machine.history.add(SettledSeen(machine.world.now_ns, machine.name, self._group, kept_hour, done))
+        machine.history.add(
+            SettledSeen(machine.world.now_ns, machine.name, self._group, self._asked_ns, kept_hour, done)
+        )
         self._ended()

@@ -165,11 +165,46 @@ class Settled(Record):
 
 
 @dataclass(slots=True)
+class Extended(Record):
+    """The consumer has a receipt that its lease of this attempt lasts longer."""
+
+    group: str
+    uid: int
+    attempt: int
+    term: int
+    """Of the delivery."""
+    until_ms: int
+
+
+@dataclass(slots=True)
+class DeadReplayAsked(Record):
+    group: str
+    uids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class DeadReplayed(Record):
+    """The answer says that none of those that were asked for lies there any more."""
+
+    group: str
+    uids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class DeadPurged(Record):
+    group: str
+    uids: tuple[int, ...]
+
+
+@dataclass(slots=True)
 class SettledSeen(Record):
-    """What a group has settled, as a node says at the end: ids that are done with, of hours from `hour_min_kept` on."""
+    """What a group has settled, as a node says at the end: ids that are done with, of hours from `hour_min_kept` on.
+
+    It was asked at `asked_ns`, when it had applied all that was committed."""
 
     node: str
     group: str
+    asked_ns: int
     hour_min_kept: int
     done: tuple[int, ...]
 

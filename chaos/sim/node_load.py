@@ -18,6 +18,7 @@ from tickwheel.chaos.sim.loads import Loads
 from tickwheel.chaos.sim.log_watch import Census
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.operators import Operators
+from tickwheel.chaos.sim.parcels import Parcels
 from tickwheel.chaos.sim.pauses import Pauses
 from tickwheel.chaos.sim.producers import TOPICS, Producers
 from tickwheel.chaos.sim.setup import Stage
@@ -71,6 +72,8 @@ class NodeLoad:
             self.parts.append(Writes(self._wires))
         if shape.loads:
             self.parts.append(Loads(self._wires))
+        if shape.parcels:
+            self.parts.append(Parcels(self._wires))
         if shape.pauses:
             self.parts.append(Pauses(self._wires, paused))
 

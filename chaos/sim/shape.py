@@ -47,7 +47,7 @@ DISPATCH_AHEAD_MS = (8,)
 CHECKPOINT_MS = (5_000, 5_000, 5_000, 1_500)
 DENSE_SECONDS = 3
 """Long runs have about as many messages as so many dense seconds."""
-WRITERS = ("lines", "listeners", "sweeps", "writes", "loads")
+WRITERS = ("lines", "listeners", "sweeps", "writes", "loads", "parcels")
 """Clients that write messages of their own, where they take part."""
 SHARING_PERCENT = 75
 """For each kind of them whoever writes in a long run pauses so much longer."""
@@ -97,6 +97,8 @@ class Shape:
     """Blocks of the longest of their attempts: many take several rounds to be published."""
     loads: int = 0
     """Loaders of bundles (loads.py)."""
+    parcels: int = 0
+    """Clients that pull and extend leases, and operators of dead letters (parcels.py)."""
     consumers: int = 2
     """Of each group at most. With one nobody takes what it hands back when it leaves."""
     lease_ms: int = 3_000
@@ -158,6 +160,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         writes=one("writes", sometimes),
         write_blocks=one("write_blocks", WRITE_BLOCKS),
         loads=one("loads", sometimes),
+        parcels=one("parcels", sometimes),
         consumers=one("consumers", CONSUMERS),
         lease_ms=one("lease_ms", LEASE_MS),
         segment_bytes=one("segment_bytes", SEGMENT_BYTES),

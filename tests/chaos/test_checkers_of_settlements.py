@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos.judging import Case, is_caught, judge
+from tickwheel.chaos.sim.checkers.p1_dead import LettersAndLeases
+from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
 from tickwheel.chaos.sim.checkers.p1_settled import SettledHolds
 from tickwheel.chaos.sim.checkers.p5_handover import HandedOver
 from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
@@ -14,7 +16,11 @@ from tickwheel.chaos.sim.history import FaultBegan, HandoverEnded, RunBegan
 from tickwheel.chaos.sim.history_machines import RoleSeen
 from tickwheel.chaos.sim.history_messages import (
     CancelAnswered,
+    DeadPurged,
+    DeadReplayAsked,
+    DeadReplayed,
     Delivered,
+    Extended,
     ScheduleAcknowledged,
     SessionClosed,
     SessionOver,
@@ -43,7 +49,7 @@ def answer(at_ms: int, outcome: str = "ACK") -> list[SettleSent | Settled]:
 
 
 def seen(*done: int, hour_min_kept: int = 0) -> SettledSeen:
-    return SettledSeen(9_000 * MS, "n2", "g", hour_min_kept, done)
+    return SettledSeen(9_000 * MS, "n2", "g", 8_000 * MS, hour_min_kept, done)
 
 
 MASTERS = [
@@ -60,6 +66,9 @@ HANDED_OVER = [
 ]
 ACKNOWLEDGED = ScheduleAcknowledged(0, "p", 1, (1,), (ID + 1,), (WALL_MS,), False)
 AGAIN = delivered(5_300, node="n2", term=2, session=2)
+
+REPLAYED = [DeadReplayAsked(50 * MS, "g", (1,)), DeadReplayed(60 * MS, "g", (1,))]
+EXTENDED = Extended(20 * MS, "g", 1, 1, 1, WALL_MS + 3_900)
 
 GOOD: dict[str, Case] = {
     "handed over, and it does not come again": (HandedOver, [*MASTERS, *HANDED_OVER]),
@@ -78,13 +87,32 @@ GOOD: dict[str, Case] = {
     "declared dead": (SettledHolds, [*answer(10, "DEAD"), seen(ID + 1)]),
     "answered, without a receipt": (SettledHolds, [answer(10)[0], seen(ID + 1)]),
     "a nack ends nothing": (SettledHolds, [*answer(10, "RETRY"), seen()]),
+    "settled while it was read": (SettledHolds, [*answer(8_500), seen()]),
     "its hour has gone": (SettledHolds, [*answer(10), seen(hour_min_kept=HOUR + 1)]),
     "cancelled when its hour had gone": (
         DefiniteCancel,
         [BEGAN, ACKNOWLEDGED, delivered(10), CancelAnswered((HOUR_MS + 5_000) * MS, 1, ID + 1, "NOT_FOUND")],
     ),
+    "replayed, and it comes": (LettersAndLeases, [*REPLAYED, delivered(90)]),
+    "extended, and back after that": (
+        LettersAndLeases,
+        [BEGAN, delivered(10), EXTENDED, delivered(4_000, attempt=2)],
+    ),
+    "extended, then handed back": (
+        LettersAndLeases,
+        [delivered(10), EXTENDED, answer(30, "RETRY")[0], delivered(40, attempt=2)],
+    ),
+    "extended by another master": (LettersAndLeases, [delivered(10), EXTENDED, delivered(40, node="n2", term=2)]),
+    "dead, replayed, there again": (
+        RetriesCome,
+        [BEGAN, delivered(10), *answer(20, "DEAD"), REPLAYED[0], delivered(90)],
+    ),
 }
 BAD: dict[str, Case] = {
+    "replayed, and it does not come": (LettersAndLeases, REPLAYED),
+    "purged, and it comes": (LettersAndLeases, [DeadPurged(50 * MS, "g", (1,)), delivered(90)]),
+    "again in its extended lease": (LettersAndLeases, [BEGAN, delivered(10), EXTENDED, delivered(3_500, attempt=2)]),
+    "dead, not replayed, there again": (RetriesCome, [BEGAN, delivered(10), *answer(20, "DEAD"), delivered(90)]),
     "it comes again before the handover is told": (
         HandedOver,
         [*MASTERS, *HANDED_OVER[:3], replace(AGAIN, at_ns=5_043 * MS), HANDED_OVER[3]],

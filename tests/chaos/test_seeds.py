@@ -58,6 +58,16 @@ def test_bulk_writers_and_loaders(seed: int) -> None:
     assert all(counts[kind] for kind in ("CommitAnswered", "WriteSeen", "LoadAnswered", "CancelAnswered"))
 
 
+def test_who_pulls_and_extends_and_what_becomes_of_dead_letters() -> None:
+    """Batches pulled one by one, leases extended, dead letters replayed and purged under faults; and what each node
+    holds for settled at the end was compared."""
+    shape = (*((name, 0) for name, _ in WITH_ALL), ("parcels", 1))
+    counts: Counter[str] = Counter()
+    for seed in range(2):
+        counts.update(verdict(seed, SimulationConfig(level=Level.NODE, seconds=5, shape=shape)).counts)
+    assert all(counts[kind] for kind in ("Extended", "DeadReplayed", "DeadPurged", "SettledSeen"))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_members_come_and_go(seed: int) -> None:
     """Newcomers come to count, members are removed, the master too, while nodes die: nothing is lost, nobody leads who

@@ -10,6 +10,7 @@ from tickwheel.chaos.sim.checkers.broadcasts import Broadcasts
 from tickwheel.chaos.sim.checkers.fifo import InOrder
 from tickwheel.chaos.sim.checkers.foreign_code import NoForeignCode
 from tickwheel.chaos.sim.checkers.loads import LoadsOnce
+from tickwheel.chaos.sim.checkers.p1_dead import LettersAndLeases
 from tickwheel.chaos.sim.checkers.p1_durable import Durable
 from tickwheel.chaos.sim.checkers.p1_filters import FiltersHold
 from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
@@ -38,6 +39,7 @@ ALL: tuple[type[Checker], ...] = (
     CommittedNeverLost,
     RetriesCome,
     SettledHolds,
+    LettersAndLeases,
     NoInvention,
     NeverEarly,
     Soon,

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Record, RunBegan
-from tickwheel.chaos.sim.history_messages import Delivered, Settled, SettleSent
+from tickwheel.chaos.sim.history_messages import DeadReplayAsked, Delivered, Settled, SettleSent
 from tickwheel.chaos.sim.world import MS
 
 _Key = tuple[str, int]
@@ -20,7 +20,7 @@ class RetriesCome(Checker):
     """`outstanding` is for the drain."""
 
     promise: ClassVar[str] = "P1"
-    kinds: ClassVar[tuple[type[Record], ...]] = (RunBegan, SettleSent, Settled, Delivered)
+    kinds: ClassVar[tuple[type[Record], ...]] = (RunBegan, SettleSent, Settled, Delivered, DeadReplayAsked)
 
     def __init__(self) -> None:
         self._allowance_ms = 0
@@ -56,6 +56,9 @@ class RetriesCome(Checker):
                         self._owed_from_ns[key] = record.at_ns + self._asked[key, record.attempt][2] * MS
                 elif record.outcome == "DEAD":
                     self._dead[key] = record.attempt
+            case DeadReplayAsked():
+                for uid in record.uids:
+                    self._dead.pop((record.group, uid), None)
             case RunBegan():
                 self._allowance_ms = record.clock_allowance_ms
 

@@ -42,7 +42,7 @@ class SettledHolds(Checker):
         open_still = [
             (id64, at_ns)
             for id64, at_ns in self._settled.get(record.group, {}).items()
-            if id64 not in done and id64 >> 32 >= record.hour_min_kept
+            if at_ns <= record.asked_ns and id64 not in done and id64 >> 32 >= record.hour_min_kept
         ]
         if open_still:
             id64, at_ns = open_still[0]

@@ -1,0 +1,297 @@
+"""Clients that pull one batch at a time, extend its lease while they work on it, and operators of the dead letters.
+
+They declare many messages dead; operators replay some of these and purge others. No number is named by both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.core_process import CoreProcess
+from tickwheel.chaos.sim.history_messages import (
+    DeadPurged,
+    DeadReplayAsked,
+    DeadReplayed,
+    Delivered,
+    Extended,
+    Row,
+    Settled,
+    SettleSent,
+)
+from tickwheel.chaos.sim.producers import UID, Producers
+from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.node.core.failure import Failure
+from tickwheel.proto import consumer_pb2, dead_pb2
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
+from tickwheel.proto.log_pb2 import AdminCommand
+
+TOPIC = "parcels"
+GROUP = "couriers"
+PULLERS = 2
+PULL_MOST = 8
+WAIT_MS = 300
+LEASE_MS = 1_500
+DEAD_EVERY_NS = 1_500 * MS
+LETTERS_MOST = 5
+
+
+@dataclass(eq=False)
+class _Puller:
+    target: int = 0
+    asked: int = 0
+    """Number of the pull under way; an answer to an earlier one finds nobody."""
+    open: set[int] = field(default_factory=set)
+    """Batches that it works on."""
+
+
+class Parcels:
+    """`clients.Clients`."""
+
+    def __init__(self, wires: Wires) -> None:
+        self._wires = wires
+        self._world = wires.world
+        self._history = wires.history
+        self._rng = wires.world.stream("clients/parcels")
+        self._asking = Asking(wires, self._rng)
+        self._producers = Producers(wires, ("depot",), self._rows, (GROUP,), self._rng)
+        self._pullers = [_Puller(target=number) for number in range(PULLERS)]
+        self._last: dict[int, tuple[int, int]] = {}
+        """Of each message by its id: its uid, and the attempt that came last."""
+        self._named: set[int] = set()
+        """Dead letters that were replayed or purged, or may have been."""
+
+    def start(self) -> None:
+        """See Clients: once topic and group are there."""
+        commands = [
+            AdminCommand(create_topic=CreateTopicRequest(name=TOPIC)),
+            AdminCommand(create_group=CreateGroupRequest(name=GROUP, topics=[TOPIC])),
+        ]
+
+        def begin() -> None:
+            self._producers.start()
+            for puller in self._pullers:
+                self._world.after(self._rng.randrange(SECOND), self._pull, puller)
+            self._world.after(2 * SECOND, self._look_at_dead)
+
+        self._asking.set_up(commands, begin)
+
+    def unfinished(self) -> str:
+        """See Clients."""
+        if self._asking.open:
+            return "answers about dead letters"
+        held = sum(len(puller.open) for puller in self._pullers)
+        return self._producers.unfinished() or (f"{held} pulled batches" if held else "")
+
+    def _rows(self) -> tuple[Row, ...]:
+        rng = self._rng
+        wall_ms = self._world.wall_ms
+        return tuple(
+            Row(self._wires.number(), TOPIC, wall_ms + rng.randrange(-500, 2_500), None)
+            for _ in range(rng.choice((1, 3, 6)))
+        )
+
+    # -- pulling
+
+    def _pull(self, puller: _Puller) -> None:
+        machine = self._wires.machine(puller.target)
+        puller.asked = number = self._wires.number()
+        session = self._wires.session()
+        request = consumer_pb2.PullRequest(
+            group=GROUP, messages_max=PULL_MOST, wait_ms=WAIT_MS, lease_ms=LEASE_MS, topics=[TOPIC]
+        )
+
+        def left(answer: consumer_pb2.DeliverBatch | Failure) -> None:
+            process = machine.process
+            if not isinstance(answer, Failure) and answer.ids and isinstance(process, CoreProcess):
+                process.observe_lease()
+                self._note(machine.name, machine.boot, session, answer, process.host.core.clock.error_ns() / MS)
+            self._wires.back(arrived, answer)
+
+        def arrived(answer: consumer_pb2.DeliverBatch | Failure) -> None:
+            if puller.asked != number:
+                return
+            if isinstance(answer, Failure):
+                puller.target = self._wires.redirect(answer, puller.target)
+                again(100 * MS)
+                return
+            if answer.ids:
+                puller.open.add(number)
+                self._work(puller, number, answer, self._rng.choice((0, 0, 1, 3)))
+            again(self._wires.pause_ns(20 * MS, self._rng))
+
+        def again(pause_ns: int) -> None:
+            puller.asked = 0
+            self._world.after(pause_ns, self._pull, puller)
+
+        def timed_out() -> None:
+            if puller.asked == number:
+                puller.target += 1
+                again(0)
+
+        self._wires.call(machine, lambda face: face.pull(request, left))
+        self._world.after(TIMEOUT_NS + WAIT_MS * MS, timed_out)
+
+    def _note(
+        self, node: str, boot: int, session: int, batch: consumer_pb2.DeliverBatch, clock_error_ms: float
+    ) -> None:
+        at = 0
+        columns = (
+            np.frombuffer(batch.ids, "<u8").tolist(),
+            np.frombuffer(batch.attempts, "<u4").tolist(),
+            np.frombuffer(batch.due_ms, "<i8").tolist(),
+            np.frombuffer(batch.sizes, "<u4").tolist(),
+            np.frombuffer(batch.meta_sizes, "<u4").tolist(),
+        )
+        for id64, attempt, due_ms, size, label in zip(*columns, strict=True):
+            uid = UID.unpack_from(batch.records, at + label)[0]
+            at += size
+            self._last[id64] = (uid, attempt)
+            self._history.add(
+                Delivered(
+                    self._world.now_ns,
+                    node,
+                    boot,
+                    batch.term,
+                    batch.group,
+                    batch.topic,
+                    session,
+                    id64,
+                    uid,
+                    attempt,
+                    due_ms,
+                    batch.lease_until_ms,
+                    clock_error_ms,
+                    False,
+                    batch.epoch,
+                )
+            )
+
+    def _work(self, puller: _Puller, number: int, batch: consumer_pb2.DeliverBatch, extensions: int) -> None:
+        """Think, and extend the lease meanwhile; then settle, or forget."""
+        rng = self._rng
+        if extensions:
+            self._world.after(rng.randrange(LEASE_MS * MS * 2 // 3), self._extend, puller, number, batch, extensions)
+            return
+        fate = 0.0 if self._wires.winding_down else rng.random()
+        if fate > 0.9:
+            puller.open.discard(number)
+            return  # its lease will run out
+        outcome = consumer_pb2.DEAD if fate > 0.65 else consumer_pb2.ACK
+        self._world.after(rng.randrange(MS, 60 * MS), self._settle, puller, number, batch, outcome)
+
+    def _extend(self, puller: _Puller, number: int, batch: consumer_pb2.DeliverBatch, extensions: int) -> None:
+        request = consumer_pb2.ExtendBatch(
+            sequence=1,
+            group=GROUP,
+            topic=batch.topic,
+            ids=batch.ids,
+            attempts=batch.attempts,
+            positions=batch.positions,
+            lease_ms=LEASE_MS,
+            epoch=batch.epoch,
+        )
+        rows = _rows_of(batch)
+
+        def answered(answer: consumer_pb2.ExtendReceipt | Failure) -> None:
+            if not isinstance(answer, Failure) and answer.extended == len(rows):
+                for id64, attempt in rows:
+                    uid = self._last[id64][0]
+                    now_ns = self._world.now_ns
+                    self._history.add(Extended(now_ns, GROUP, uid, attempt, batch.term, answer.lease_until_ms))
+
+        self._wires.call(
+            self._wires.machine(puller.target),
+            lambda face: face.extend(request, lambda answer: self._wires.back(answered, answer)),
+        )
+        self._work(puller, number, batch, extensions - 1)
+
+    def _settle(
+        self,
+        puller: _Puller,
+        number: int,
+        batch: consumer_pb2.DeliverBatch,
+        outcome: consumer_pb2.Outcome.ValueType,
+    ) -> None:
+        name = consumer_pb2.Outcome.Name(outcome)
+        rows = [(id64, self._last[id64][0], attempt) for id64, attempt in _rows_of(batch)]
+        for id64, uid, attempt in rows:
+            self._history.add(SettleSent(self._world.now_ns, GROUP, id64, uid, attempt, name, 0, batch.epoch))
+        request = consumer_pb2.SettleBatch(
+            sequence=1,
+            group=GROUP,
+            topic=batch.topic,
+            outcome=outcome,
+            ids=batch.ids,
+            attempts=batch.attempts,
+            positions=batch.positions,
+            epoch=batch.epoch,
+        )
+
+        def answered(answer: consumer_pb2.SettleReceipt | Failure) -> None:
+            puller.open.discard(number)
+            if not isinstance(answer, Failure) and answer.settled == len(rows):
+                for id64, uid, attempt in rows:
+                    self._history.add(Settled(self._world.now_ns, GROUP, id64, uid, attempt, name, batch.epoch))
+
+        def timed_out() -> None:
+            puller.open.discard(number)
+
+        self._wires.call(
+            self._wires.machine(puller.target),
+            lambda face: face.settle(request, lambda answer: self._wires.back(answered, answer)),
+        )
+        self._world.after(TIMEOUT_NS, timed_out)
+
+    # -- dead letters
+
+    def _look_at_dead(self) -> None:
+        if self._wires.winding_down:
+            return
+        request = dead_pb2.ListDeadRequest(group=GROUP, page_size=50)
+
+        def told(answer: dead_pb2.ListDeadResponse) -> None:
+            pause_ns = self._wires.pause_ns(DEAD_EVERY_NS, self._rng, cheap=True)
+            self._world.after(pause_ns, self._look_at_dead)
+            letters = [letter for letter in answer.letters if letter.number not in self._named]
+            if self._wires.winding_down or not letters:
+                return
+            chosen = self._rng.sample(letters, min(len(letters), self._rng.randint(1, LETTERS_MOST)))
+            self._named.update(letter.number for letter in chosen)
+            (self._replay if self._rng.random() < 0.7 else self._purge)(chosen)
+
+        self._asking.command(lambda face, answer: face.list_dead(request, answer), told)
+
+    def _replay(self, letters: list[dead_pb2.DeadLetter]) -> None:
+        known = [self._last[letter.id.hour << 32 | letter.id.index] for letter in letters]
+        uids = tuple(uid for uid, _ in known)
+        self._history.add(DeadReplayAsked(self._world.now_ns, GROUP, uids))
+        for letter, (uid, attempt) in zip(letters, known, strict=True):
+            # As the promises of what is delivered see it, somebody hands the message back.
+            id64 = letter.id.hour << 32 | letter.id.index
+            self._history.add(SettleSent(self._world.now_ns, GROUP, id64, uid, attempt, "RETRY"))
+        request = dead_pb2.ReplayDeadRequest(group=GROUP, numbers=[letter.number for letter in letters])
+
+        def told(answer: dead_pb2.ChangeDeadResponse) -> None:
+            if not answer.kept and not answer.more:
+                self._history.add(DeadReplayed(self._world.now_ns, GROUP, uids))
+
+        self._asking.command(lambda face, answer: face.replay_dead(request, answer), told)
+
+    def _purge(self, letters: list[dead_pb2.DeadLetter]) -> None:
+        uids = tuple(self._last[letter.id.hour << 32 | letter.id.index][0] for letter in letters)
+        request = dead_pb2.PurgeDeadRequest(group=GROUP, numbers=[letter.number for letter in letters])
+
+        def told(_: object) -> None:
+            self._history.add(DeadPurged(self._world.now_ns, GROUP, uids))
+
+        self._asking.command(lambda face, answer: face.purge_dead(request, answer), told)
+
+
+def _rows_of(batch: consumer_pb2.DeliverBatch) -> list[tuple[int, int]]:
+    """(id, attempt) of each message."""
+    ids, attempts = np.frombuffer(batch.ids, "<u8").tolist(), np.frombuffer(batch.attempts, "<u4").tolist()
+    return list(zip(ids, attempts, strict=True))
