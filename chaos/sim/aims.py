@@ -32,7 +32,7 @@ class Aim:
         return "; ".join(parts)
 
 
-FEW_CLIENTS = (("lines", 0), ("pauses", 0), ("sweeps", 0), ("writes", 0), ("loads", 0), ("parcels", 0))
+FEW_CLIENTS = (("lines", 0), ("pauses", 0), ("sweeps", 0), ("writes", 0), ("loads", 0), ("parcels", 0), ("stewards", 0))
 """A directed run has no more clients than it needs, so that it stays what it is when kinds of clients are added."""
 
 GUARD_AIMS: dict[str, Aim] = {

@@ -130,3 +130,11 @@ class SweptSeen(Record):
     """Its id now."""
     state: str
     due_ms: int
+
+
+@dataclass(slots=True)
+class Administered(Record):
+    """Whoever asked for a change of settings, topics or groups was told that it is done, or refused for good."""
+
+    what: str
+    done: bool

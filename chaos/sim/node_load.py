@@ -23,6 +23,7 @@ from tickwheel.chaos.sim.pauses import Pauses
 from tickwheel.chaos.sim.producers import TOPICS, Producers
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.shape import Shape
+from tickwheel.chaos.sim.stewards import Stewards
 from tickwheel.chaos.sim.sweeps import Sweeps
 from tickwheel.chaos.sim.world import MS
 from tickwheel.chaos.sim.writes import Writes
@@ -74,6 +75,8 @@ class NodeLoad:
             self.parts.append(Loads(self._wires))
         if shape.parcels:
             self.parts.append(Parcels(self._wires))
+        if shape.stewards:
+            self.parts.append(Stewards(self._wires))
         if shape.pauses:
             self.parts.append(Pauses(self._wires, paused))
 

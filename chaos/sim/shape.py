@@ -99,6 +99,8 @@ class Shape:
     """Loaders of bundles (loads.py)."""
     parcels: int = 0
     """Clients that pull and extend leases, and operators of dead letters (parcels.py)."""
+    stewards: int = 0
+    """Operators who change settings, and make and delete topics and groups (stewards.py)."""
     consumers: int = 2
     """Of each group at most. With one nobody takes what it hands back when it leaves."""
     lease_ms: int = 3_000
@@ -161,6 +163,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         write_blocks=one("write_blocks", WRITE_BLOCKS),
         loads=one("loads", sometimes),
         parcels=one("parcels", sometimes),
+        stewards=one("stewards", sometimes),
         consumers=one("consumers", CONSUMERS),
         lease_ms=one("lease_ms", LEASE_MS),
         segment_bytes=one("segment_bytes", SEGMENT_BYTES),

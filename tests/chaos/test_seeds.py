@@ -68,6 +68,15 @@ def test_who_pulls_and_extends_and_what_becomes_of_dead_letters() -> None:
     assert all(counts[kind] for kind in ("Extended", "DeadReplayed", "DeadPurged", "SettledSeen"))
 
 
+def test_settings_change_and_topics_and_groups_go() -> None:
+    """While messages of theirs are pending, out with consumers and handed back: nodes bear it and agree."""
+    shape = (*((name, 0) for name, _ in WITH_ALL), ("parcels", 0), ("stewards", 1))
+    counts: Counter[str] = Counter()
+    for seed in range(2):
+        counts.update(verdict(seed, SimulationConfig(level=Level.NODE, seconds=5, shape=shape)).counts)
+    assert counts["Administered"] > 10
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_members_come_and_go(seed: int) -> None:
     """Newcomers come to count, members are removed, the master too, while nodes die: nothing is lost, nobody leads who

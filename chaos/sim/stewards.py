@@ -1,0 +1,142 @@
+"""Operators who change settings, and make topics and groups that they fill, consume and delete again.
+
+Nobody is promised what was sent to them: whether nodes bear it, and agree, is judged by the promises of all.
+"""
+
+from __future__ import annotations
+
+from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.history_messages import Row
+from tickwheel.chaos.sim.history_operators import Administered
+from tickwheel.chaos.sim.producers import labelled_batch
+from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.node.core.failure import Failure
+from tickwheel.proto import consumer_pb2
+from tickwheel.proto.admin_pb2 import (
+    CreateGroupRequest,
+    CreateTopicRequest,
+    DeleteGroupRequest,
+    DeleteTopicRequest,
+    Settings,
+)
+from tickwheel.proto.log_pb2 import AdminCommand
+
+EVERY_NS = 1_200 * MS
+LIVES_NS_MOST = 2_500 * MS
+SETTINGS = (
+    Settings(attempts_max=32),
+    Settings(attempts_max=200),
+    Settings(delay_levels="1s 2s 5s"),
+    Settings(delay_levels="1s 5s 10s 30s 1m"),
+    Settings(window_messages_max=1_000_000),
+    Settings(window_messages_max=2_000),
+    Settings(group_in_flight_max=50),
+    Settings(group_in_flight_max=0),
+    Settings(producer_window_batches=128),
+    Settings(staging_memory_ms=3_600_000),
+)
+"""None that makes another promise than those that the checkers know."""
+
+
+class Stewards:
+    """`clients.Clients`."""
+
+    def __init__(self, wires: Wires) -> None:
+        self._wires = wires
+        self._world = wires.world
+        self._rng = wires.world.stream("clients/stewards")
+        self._asking = Asking(wires, self._rng)
+        self._made = 0
+
+    def start(self) -> None:
+        """See Clients."""
+        self._world.after(SECOND, self._act)
+
+    def unfinished(self) -> str:
+        """See Clients."""
+        return "answers about settings, topics or groups" if self._asking.open else ""
+
+    def _act(self) -> None:
+        if self._wires.winding_down:
+            return
+        self._world.after(self._wires.pause_ns(EVERY_NS, self._rng, cheap=True), self._act)
+        if self._rng.random() < 0.4:
+            self._ask("settings", AdminCommand(settings=self._rng.choice(SETTINGS)))
+        else:
+            self._found()
+
+    def _ask(self, what: str, command: AdminCommand) -> None:
+        """Until it is done or refused by name: a repeat of a deletion that was done finds nothing."""
+
+        def taken(answer: object) -> bool:
+            refused = isinstance(answer, Failure)
+            if isinstance(answer, Failure) and "field" not in answer.metadata:
+                return False
+            self._wires.history.add(Administered(self._world.now_ns, what, not refused))
+            return True
+
+        self._asking.ask(lambda face, answer: face.admin(command, answer), taken)
+
+    def _found(self) -> None:
+        """A topic and its group, for a while; one of both goes first."""
+        self._made += 1
+        topic, group = f"passing-{self._made}", f"guests-{self._made}"
+
+        def filled() -> None:
+            for _ in range(self._rng.randint(1, 3)):
+                self._fill(topic)
+                self._world.after(self._rng.randrange(LIVES_NS_MOST), self._pull, topic, group)
+            ends = [
+                ("delete topic", AdminCommand(delete_topic=DeleteTopicRequest(name=topic))),
+                ("delete group", AdminCommand(delete_group=DeleteGroupRequest(name=group))),
+            ]
+            for what, command in ends:
+                self._world.after(self._rng.randrange(LIVES_NS_MOST), self._ask, what, command)
+
+        self._asking.set_up(
+            [
+                AdminCommand(create_topic=CreateTopicRequest(name=topic)),
+                AdminCommand(create_group=CreateGroupRequest(name=group, topics=[topic])),
+            ],
+            filled,
+        )
+
+    def _fill(self, topic: str) -> None:
+        """Some messages, once: nobody asks what became of them."""
+        wall_ms = self._world.wall_ms
+        rows = tuple(
+            Row(self._wires.number(), topic, wall_ms + self._rng.randrange(4_000), None)
+            for _ in range(self._rng.choice((1, 5, 20)))
+        )
+        batch = labelled_batch(f"steward-{self._wires.number()}", 1, rows)
+        machine = self._wires.machine(self._rng.randrange(3))
+        self._wires.call(machine, lambda face: face.schedule(batch, lambda outcome: None))
+
+    def _pull(self, topic: str, group: str) -> None:
+        """What is pulled stays out when topic or group goes; half of it is handed back."""
+        request = consumer_pb2.PullRequest(group=group, topics=[topic], messages_max=5, wait_ms=200, lease_ms=1_000)
+        machine = self._wires.machine(self._rng.randrange(3))
+
+        def answered(answer: consumer_pb2.DeliverBatch | Failure) -> None:
+            if isinstance(answer, Failure) or not answer.ids or self._rng.random() < 0.5:
+                return
+            settle = consumer_pb2.SettleBatch(
+                sequence=1,
+                group=group,
+                topic=topic,
+                outcome=consumer_pb2.RETRY,
+                delay_ms=300,
+                ids=answer.ids,
+                attempts=answer.attempts,
+                positions=answer.positions,
+                epoch=answer.epoch,
+            )
+            self._world.after(
+                self._rng.randrange(TIMEOUT_NS),
+                self._wires.call,
+                machine,
+                lambda face: face.settle(settle, lambda receipt: None),
+            )
+
+        self._wires.call(machine, lambda face: face.pull(request, lambda answer: self._wires.back(answered, answer)))
