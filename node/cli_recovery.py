@@ -120,6 +120,10 @@ def restore(
 def recover(
     config: ConfigFile,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    skip_entry: Annotated[
+        list[int] | None,
+        typer.Option("--skip-entry", help="Leave out this entry of the journal, which no node can apply; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on from this one disk when a majority is lost FOR GOOD. What the others alone knew is lost."""
@@ -147,7 +151,7 @@ def recover(
             if identity is None:
                 raise RefoundError(f"{path} holds no data of a node; nothing was changed")
             _warn(identity.cluster_id, identity.node_id, node, yes)
-            return refound(disk, node)
+            return refound(disk, node, skip_entry or ())
         finally:
             disk.unlock()
 
@@ -162,6 +166,8 @@ def recover(
     if as_json:
         print_json({"directory": str(path), **dataclasses.asdict(found)})
         return
+    for skipped in found.skipped:
+        err.print(f"[bold red]left out for good:[/] entry {skipped}", soft_wrap=True, highlight=False)
     newest = f", the newest of {time_text(found.newest_ms)}" if found.newest_ms else ""
     out.print(
         f"went on from entry {found.index:,} ({found.replayed:,} of them taken from the journal{newest}); "

@@ -153,7 +153,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "refused_calls",
         "counter",
-        "Calls refused before a service saw them: bytes that cannot be decoded, content of a newer version, no method.",
+        "Calls refused before a service saw them, and answers whose callers had gone.",
         ("kind",),
     ),
     MetricSpec("intake_requests", "gauge", "Requests accepted and not yet proposed."),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH
 from tickwheel.node.core.install import install_if_complete
-from tickwheel.proto.log_pb2 import LogEntry
+from tickwheel.node.state.schema import read_entry
 from tickwheel.replication.entries import REGULAR
 from tickwheel.replication.journal import Journal
 from tickwheel.storage.bundle import bundle_path, name_of
@@ -84,6 +84,7 @@ def _bundles(journal: Journal) -> Iterator[str]:
     for index in range(1, journal.last_index + 1):
         _, _, command = journal.entry(index)
         if command[:1] == REGULAR:
-            for part in LogEntry.FromString(command[1:]).commands:
+            entry = read_entry(command[1:])
+            for part in entry.commands if entry is not None else ():
                 if part.HasField("ingest"):
                     yield part.ingest.segment_sha256

@@ -11,7 +11,11 @@ file `identity`. Until this last step no node starts on the directory under the 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
 
 from tickwheel.node.config import NodeConfig
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH, Restored, restore
@@ -19,11 +23,12 @@ from tickwheel.node.core.core import SLOT_MS_DEFAULT
 from tickwheel.node.core.install import install_if_complete
 from tickwheel.node.core.lease_file import PATH as LEASES_PATH
 from tickwheel.node.server.identity import new_identity, read_identity, store_identity
+from tickwheel.node.state.schema import read_entry
 from tickwheel.proto.log_pb2 import LogEntry
 from tickwheel.replication.entries import command_of
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import Member
-from tickwheel.storage.disk import Disk
+from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.storage.whole_file import write_whole
 
 
@@ -45,10 +50,15 @@ class Found:
     """When the newest of them was written, by the clock of its master; 0 if there is none."""
     pending: int
     ready: int
+    skipped: tuple[str, ...] = ()
+    """Entries that were left out, each with what it held: those that were named, and those that nobody can decode."""
 
 
-def refound(disk: Disk, config: NodeConfig) -> Found:
-    """Do it. Raises RefoundError; DiskError kinds for damaged files, ImpossibleStateError for another version's."""
+def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found:
+    """Do it, without the entries `skip` of the journal.
+
+    Raises RefoundError; DiskError kinds for damaged files, ImpossibleStateError for another version's.
+    """
     cluster_id, node_id = config.cluster.id, config.node.id
     identity = read_identity(disk)
     install_if_complete(disk)
@@ -56,7 +66,7 @@ def refound(disk: Disk, config: NodeConfig) -> Found:
     restored = restore(disk, config.core, slot_ms, 0)
     journal = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=config.core.segment_bytes)
     try:
-        replayed, newest_ms = _replay(journal, restored)
+        replayed, newest_ms, skipped = _replay(journal, restored, skip)
         state = restored.state
         if not state.created or not state.applied_index:
             raise RefoundError("this data directory holds no state of a cluster yet: there is nothing to go on from")
@@ -86,12 +96,19 @@ def refound(disk: Disk, config: NodeConfig) -> Found:
     begun.close()
     store_identity(disk, new)
     return Found(
-        old_id, old_members, state.applied_index, replayed, newest_ms, restored.wheel.pending, state.ready_messages()
+        old_id,
+        old_members,
+        state.applied_index,
+        replayed,
+        newest_ms,
+        restored.wheel.pending,
+        state.ready_messages(),
+        tuple(skipped),
     )
 
 
-def _replay(journal: Journal, restored: Restored) -> tuple[int, int]:
-    """Apply what the journal holds behind the checkpoint; how many entries, and when the newest was written.
+def _replay(journal: Journal, restored: Restored, skip: Collection[int]) -> tuple[int, int, list[str]]:
+    """Apply what the journal holds behind the checkpoint; how many entries, when the newest was written, what not.
 
     All of it, committed or not: this node cannot know, and what was acknowledged is among it.
     """
@@ -102,9 +119,12 @@ def _replay(journal: Journal, restored: Restored) -> tuple[int, int]:
                 f"the journal begins behind entry {journal.base_index}, the checkpoint ends at {state.applied_index}: "
                 "what lies between is not on this disk; use another one, or a backup"
             )
-        return 0, 0  # the journal ends before the checkpoint: it came from a peer or a backup
+        _check_skip(skip, journal.last_index + 1, journal.last_index)
+        return 0, 0, []  # the journal ends before the checkpoint: it came from a peer or a backup
     first = state.applied_index + 1
+    _check_skip(skip, first, journal.last_index)
     newest_ms = 0
+    skipped: list[str] = []
     for index in range(first, journal.last_index + 1):
         _, term, written = journal.entry(index)
         try:
@@ -114,7 +134,44 @@ def _replay(journal: Journal, restored: Restored) -> tuple[int, int]:
         if not command:
             state.note_applied(index, term)
             continue
-        entry = LogEntry.FromString(command)
+        try:
+            entry = read_entry(command)
+        except DecodeError as error:
+            if index not in skip:
+                raise _cannot_apply(index, error) from error
+            entry = None
+        if entry is None or index in skip:
+            skipped.append(f"{index}: {_described(entry, len(command))}")
+            state.note_applied(index, term)
+            continue
+        try:
+            state.apply(index, term, entry)
+        except DiskError:
+            raise
+        except Exception as error:
+            raise _cannot_apply(index, error) from error
         newest_ms = max(newest_ms, entry.stamped_ms)
-        state.apply(index, term, entry)
-    return journal.last_index + 1 - first, newest_ms
+    return journal.last_index + 1 - first, newest_ms, skipped
+
+
+def _check_skip(skip: Collection[int], first: int, last: int) -> None:
+    for index in skip:
+        if not first <= index <= last:
+            raise RefoundError(
+                f"entry {index} is not among those to be replayed ({first} to {last}); nothing was changed"
+            )
+
+
+def _cannot_apply(index: int, error: Exception) -> RefoundError:
+    return RefoundError(
+        f"entry {index} of the journal cannot be applied: {error or type(error).__name__}; nothing was changed. "
+        f"What it holds is lost if you go on without it: --skip-entry {index}"
+    )
+
+
+def _described(entry: LogEntry | None, size: int) -> str:
+    """What an entry holds, for who leaves it out."""
+    if entry is None:
+        return f"{size} bytes that nobody can decode"
+    kinds = Counter(command.WhichOneof("body") or "unknown" for command in entry.commands)
+    return f"{size} bytes: " + ", ".join(f"{count} {kind}" for kind, count in kinds.items())

@@ -10,6 +10,7 @@ input the driver calls `tick`, at the latest when the time comes that `tick` ret
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from tickwheel.node.core import wake
@@ -65,6 +66,7 @@ from tickwheel.wheel.units import Units
 UPKEEP_PERIOD_MS = 1_000
 BUFFERS_ACCEPTED_MAX = 2
 """Arrival buffers full of what is not merged, from which on a master refuses schedules."""
+PASSED_OVER_MAX = 1_000
 IDLE_MS_MAX = 1_000
 SLOT_MS_DEFAULT = 1_000
 
@@ -197,6 +199,8 @@ class NodeCore:
         self.pending = PendingDesk(self)
         self.sweeper = Sweeper(self)
         self.tracer = Tracer(self.events, identity)
+        self.passed_over: deque[int] = deque(maxlen=PASSED_OVER_MAX)
+        """Indexes of entries that nobody can decode, which this process passed over like every node: for the log."""
         self.stamped_ms = 0
         """Latest stamp of an entry that this process applied."""
         self.proposer.stamp_floor_ms = lambda: self.state.sweeps.stamp_floor_ms

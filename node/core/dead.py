@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tickwheel.node.core.failure import Failure, RequestError, invalid
+from tickwheel.node.core.metas import ANSWER_BYTES_MAX, meta_of
 from tickwheel.node.state.dead_letters import DeadLetters, Letters
 from tickwheel.node.state.results import DeadResult
-from tickwheel.node.state.retrying import COPIES_MAX
+from tickwheel.node.state.retrying import COPIES_MAX, ERROR_TEXT_MAX
 from tickwheel.proto import common_pb2, dead_pb2
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, Command, PurgeDead, ReplayDead
 
@@ -54,10 +55,13 @@ class DeadDesk:
         limit = request.page_size or PAGE_DEFAULT
         found = dead.page(int(request.page_token or 0), limit + 1)
         response = dead_pb2.ListDeadResponse(queue=QUEUE_PREFIX + request.group, total=dead.count)
-        for number, row in found[:limit]:
+        size = 0
+        for place, (number, row) in enumerate(found):
+            size += int(row["meta_size"]) + ERROR_TEXT_MAX
+            if place == limit or (place and size > ANSWER_BYTES_MAX):
+                response.next_page_token = str(number)
+                break
             self._describe(response.letters.add(), dead, number, row)
-        if len(found) > limit:
-            response.next_page_token = str(found[limit][0])
         done(response)
 
     def get(self, request: dead_pb2.GetDeadRequest, done: Callable[[dead_pb2.DeadLetter | Failure], None]) -> None:
@@ -138,7 +142,7 @@ class DeadDesk:
         letter.payload_bytes = int(row["size"]) - int(row["meta_size"])
         letter.payload_missing = letter.cause == PAYLOAD_LOST or dead.lacks(number)
         if not letter.payload_missing:
-            letter.meta.ParseFromString(dead.meta(row))
+            letter.meta.CopyFrom(meta_of(dead.meta(row)))
 
 
 class _Replay:

@@ -22,8 +22,8 @@ import numpy as np
 
 from tickwheel.node.core.channel import FETCHES_MAX, Channel, Staged
 from tickwheel.node.core.leases import Positions
+from tickwheel.node.core.metas import meta_of
 from tickwheel.node.core.sift import Sifted
-from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.wheel.units import Units
 
 AHEAD_MAX = 4_096
@@ -136,7 +136,7 @@ class FifoChannel(Channel):
                 continue
             meta_sizes = staged.units["meta_size"].tolist()
             for row, (position, record) in enumerate(zip(staged.positions.tolist(), staged.records, strict=True)):
-                name = MessageMeta.FromString(record[: meta_sizes[row]]).message_group if meta_sizes[row] else ""
+                name = meta_of(record[: meta_sizes[row]]).message_group if meta_sizes[row] else ""
                 lane = self._lanes.get(name)
                 if lane is None:
                     lane = self._lanes[name] = _Lane()

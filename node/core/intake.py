@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import google_crc32c
 import numpy as np
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from tickwheel.node.core.failure import invalid
@@ -32,8 +34,12 @@ CLIENT_NAME_MAX = 127
 JITTER_MS_MAX = 86_400_000
 """A day: what is meant to be spread further has no due time to speak of."""
 
+SEQUENCE_MAX = (1 << 63) - 1
+"""Of a producer's batches: the one after the last has a number too, in whatever integer somebody keeps it."""
+
 _HEAD = struct.Struct("<I????")
 _MOVE = struct.Struct("<QBq")
+
 _WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
 
 
@@ -87,8 +93,8 @@ def check_sender(producer_id: str, sequence: int, owner: str) -> None:
         problem = check_producer_id(producer_id)
         if problem:
             raise invalid("producer_id", producer_id, problem)
-        if sequence < 1:
-            raise invalid("sequence", sequence, "1 or more when producer_id is given")
+        if not 1 <= sequence <= SEQUENCE_MAX:
+            raise invalid("sequence", sequence, f"1 to {SEQUENCE_MAX} when producer_id is given")
 
 
 def _client(name: str) -> None:
@@ -381,10 +387,13 @@ def _add_metas(incoming: IncomingBatch, columns: scheduler_pb2.ColumnBatch, coun
     metas: list[common_pb2.MessageMeta] = []
     for row, blob in enumerate(serialized):
         try:
-            metas.append(common_pb2.MessageMeta.FromString(blob))
-        except Exception as error:  # protobuf's DecodeError has no stable public base
+            meta = common_pb2.MessageMeta.FromString(blob)
+        except DecodeError as error:
             raise invalid(f"metas[{row}]", blob[:16].hex(), "a serialized MessageMeta") from error
-    meta = _index_metas(metas, serialized)
+        if len(UnknownFieldSet(meta)):
+            raise invalid(f"metas[{row}]", blob[:16].hex(), "a MessageMeta without fields of another version")
+        metas.append(meta)
+    columns_of_metas = _index_metas(metas, serialized)
     payload_ends = np.cumsum(incoming.sizes, dtype=np.int64).tolist()
     payload_starts = [0, *payload_ends[:-1]]
     view = memoryview(incoming.records)
@@ -392,9 +401,9 @@ def _add_metas(incoming: IncomingBatch, columns: scheduler_pb2.ColumnBatch, coun
     for blob, a, b in zip(serialized, payload_starts, payload_ends, strict=True):
         parts += (blob, view[a:b])
     incoming.records = b"".join(parts)
-    incoming.sizes = incoming.sizes + meta.sizes
-    incoming.meta_sizes = meta.sizes
-    incoming.tag_hashes = meta.tag_hashes
-    incoming.tag_masks = meta.tag_masks
-    incoming.key_hashes = meta.key_hashes
+    incoming.sizes = incoming.sizes + columns_of_metas.sizes
+    incoming.meta_sizes = columns_of_metas.sizes
+    incoming.tag_hashes = columns_of_metas.tag_hashes
+    incoming.tag_masks = columns_of_metas.tag_masks
+    incoming.key_hashes = columns_of_metas.key_hashes
     return metas

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from tickwheel.node.state.results import AdminResult
-from tickwheel.node.state.schema import command_problem
-from tickwheel.proto.log_pb2 import LogEntry
+from tickwheel.node.state.schema import command_problem, read_entry
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.log import ApplyLaterError, LogStatus
 
@@ -30,16 +31,21 @@ class CoreListener:
         self._core = core
 
     def apply(self, index: int, term: int, command: bytes) -> object:
-        """See LogListener. Content that cannot be parsed is our own bug or a newer version's: stop."""
+        """See LogListener. What does not even begin like an entry is of another format: stop."""
         core = self._core
         if not command:
             core.applied_index, core.applied_term = index, term
             core.state.note_applied(index, term)
             return []
         try:
-            entry = LogEntry.FromString(command)
-        except Exception as error:  # protobuf's DecodeError has no stable public base
+            entry = read_entry(command)
+        except DecodeError as error:
             core.fatal(f"log entry {index} cannot be read ({error}): was it written by a newer version?")
+            return []
+        if entry is None:
+            core.passed_over.append(index)
+            core.applied_index, core.applied_term = index, term
+            core.state.note_applied(index, term)
             return []
         if not core.mending.ready(entry):
             raise ApplyLaterError(f"entry {index} waits for rows of an index that are lost here")

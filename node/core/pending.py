@@ -18,6 +18,7 @@ import numpy as np
 
 from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.core.intake import DUE_MS_LIMIT
+from tickwheel.node.core.metas import ANSWER_BYTES_MAX, meta_of
 from tickwheel.node.core.work import RemovedError
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.wheel.queries import CountJob, ScanJob, Wanted
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 PAGE_DEFAULT = 100
 PAGE_MAX = 1_000
-PAGE_BYTES_MAX = 16 << 20
-"""Of records in a page; a single larger one makes a page of its own."""
 BUCKETS_MAX = 10_000
 BUCKET_WIDTHS_MS = (1_000, 60_000, 3_600_000)
 MATCHES_MAX = 1_000
@@ -39,6 +38,8 @@ STEPS_MAX = 16
 """Steps of one call: some eight million units looked at, or some sixteen thousand metas compared."""
 CALLS_MAX = 32
 """Calls under way; more are told to come later."""
+INDEX_MAX = 1 << 32
+"""Of a page's end: one behind the last index of an hour."""
 TEXT_BYTES_MAX = 1_024
 """Of a tag, key or prefix that is asked for."""
 
@@ -160,7 +161,7 @@ class Finder:
             if records is None:
                 done(_unreadable(error))
                 return
-            keep = [query.matches(common_pb2.MessageMeta.FromString(record)) for record in records]
+            keep = [query.matches(meta_of(record)) for record in records]
             rows = np.flatnonzero(keep)
             next_key = job.next_key
             if len(rows) > limit:
@@ -226,8 +227,9 @@ class PendingDesk:
                 return
             units = join_units(parts) if parts else np.zeros(0, UNIT)
             next_key = found.next_key
-            if request.content:
-                units, next_key = _within_bytes(units, next_key)
+            if request.content or request.meta:
+                sizes = units["size" if request.content else "meta_size"]
+                units, next_key = _within_bytes(units, sizes, next_key)
             token = "" if next_key is None else token_of(next_key)
             self.describe(
                 units,
@@ -287,7 +289,7 @@ class PendingDesk:
                 return
             for message, unit, record in zip(messages, wanted, records, strict=True):
                 meta_size = int(unit["meta_size"])
-                message.meta.ParseFromString(record[:meta_size])
+                message.meta.CopyFrom(meta_of(record[:meta_size]))
                 if content:
                     message.payload = record[meta_size:]
             done(messages)
@@ -411,9 +413,9 @@ def _selection(
     )
 
 
-def _within_bytes(units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
-    """As many as fit a page, and where to go on then."""
-    fitting = int(np.searchsorted(np.cumsum(units["size"], dtype=np.int64), PAGE_BYTES_MAX, side="right"))
+def _within_bytes(units: Units, sizes: np.ndarray, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
+    """As many as fit an answer, and where to go on then. `sizes`: of what is told of each."""
+    fitting = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), ANSWER_BYTES_MAX, side="right"))
     fitting = max(1, fitting)
     if fitting >= len(units):
         return units, next_key
@@ -437,4 +439,7 @@ def key_of_token(token: str) -> CursorKey | None:
     due, _, index = token.partition(".")
     if not (due.isdecimal() and index.isdecimal() and len(due) < 18 and len(index) < 11):
         raise invalid("page_token", token, "the next_page_token of an earlier answer")
-    return CursorKey(int(due), int(index))
+    key = CursorKey(int(due), int(index))
+    if key.due_ms > DUE_MS_LIMIT or key.index > INDEX_MAX:
+        raise invalid("page_token", token, "the next_page_token of an earlier answer")
+    return key

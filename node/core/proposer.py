@@ -20,7 +20,7 @@ import numpy as np
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, outcome_unknown
 from tickwheel.node.state.results import Ignored, Refused
-from tickwheel.node.state.schema import ENTRY_SCHEMA
+from tickwheel.node.state.schema import ENTRY_SCHEMA, read_entry, unknown_in
 from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.replication.log import ProposalResult, ReplicatedLog, Verdict
 
@@ -29,6 +29,8 @@ GATHER_BYTES_MAX = 64 << 10
 """So much that waits makes an entry of its own worth while."""
 
 NO_CHANGE = 1 << 62
+_FROM_MESSAGES = frozenset({"access", "admin", "sweep", "staging"})
+"""Commands with messages in them that came from outside; the others are made of numbers and columns."""
 _FIRST_DUE = struct.Struct("<q")
 
 Done = Callable[[object], None]
@@ -85,6 +87,9 @@ class Proposer:
         """Since when what waits may wait for company; 0: nothing waits."""
         self.term = 0
         """Term this node leads; 0 while it does not."""
+
+        self.unsound_commands = 0
+        """Commands refused because an entry with them could not be read back: bugs, or an attack on one."""
 
         self.stamp_floor_ms: Callable[[], int] = lambda: 0
         """Set by the core: no entry is stamped earlier than this."""
@@ -188,15 +193,46 @@ class Proposer:
         if self._waiting and self._waiting[0].alone:
             item = self._next_waiting()
             self._urgent = bool(self._waiting)
-            entry = self._entry_of([item.command], now_ms)
-            self._propose(log, entry, [item.done], item.changes_from_ms, item.voters)
+            self._propose_sound(log, [item.command], [item.done], item.changes_from_ms, now_ms, item.voters)
             return True
         commands, dones, changes_from_ms = self._gather()
         if not commands:
             return False
         self._proposed_ms = now_ms
-        self._propose(log, self._entry_of(commands, now_ms), dones, changes_from_ms)
+        self._propose_sound(log, commands, dones, changes_from_ms, now_ms)
         return True
+
+    def _propose_sound(
+        self,
+        log: ReplicatedLog,
+        commands: Sequence[Command],
+        dones: Sequence[Done],
+        changes_from_ms: int,
+        now_ms: int,
+        voters: Sequence[str] | None = None,
+    ) -> None:
+        """Propose commands as one entry that every node can read; if they make none, those of them that each do."""
+        entry = self._sound_entry(commands, now_ms)
+        if entry is not None:
+            self._propose(log, entry, dones, changes_from_ms, voters)
+        elif len(commands) > 1:
+            for command, done in zip(commands, dones, strict=True):
+                self._propose_sound(log, [command], [done], changes_from_ms, now_ms)
+        else:
+            self.unsound_commands += 1
+            kind = commands[0].WhichOneof("body") or "none"
+            dones[0](invalid("request", kind, "a command that can be read back from the log").failure)
+
+    def _sound_entry(self, commands: Sequence[Command], now_ms: int) -> bytes | None:
+        """An entry of these commands, read as apply will read it. None: nobody could, or it says what nobody knows."""
+        try:
+            data = self._entry_of(commands, now_ms)
+            sound = read_entry(data) is not None
+        except Exception:  # what protobuf raises for what it cannot write has no common base
+            return None
+        if sound and any(command.WhichOneof("body") in _FROM_MESSAGES and unknown_in(command) for command in commands):
+            return None
+        return data if sound else None
 
     def _next_waiting(self) -> _Waiting:
         item = self._waiting.popleft()

@@ -20,7 +20,7 @@ from tickwheel.node.state.cold_parts import is_cold
 from tickwheel.node.state.membership import KINDS, message_of
 from tickwheel.node.state.producers import NOBODY, Sender
 from tickwheel.node.state.results import AdminResult, CancelResult, RescheduleResult
-from tickwheel.node.state.settings import first_settings
+from tickwheel.node.state.settings import first_settings, refused_levels
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Cancel, Command, CreateCluster, Reschedule
 from tickwheel.replication.log import Member
@@ -314,6 +314,11 @@ class RequestDesk:
         if failure is not None:
             done(failure)
             return
+        if command.HasField("settings") and command.settings.HasField("delay_levels"):
+            problem = refused_levels(command.settings.delay_levels)
+            if problem:
+                done(invalid("delay_levels", command.settings.delay_levels, problem).failure)
+                return
         if command.WhichOneof("body") in KINDS:
             self._core.members.change(command, done)
             return

@@ -96,9 +96,10 @@ class Returns:
             if reign == self._reign:
                 returning.difference_update(positions.tolist())
                 now_there = self._channel(lease.channel)
-                if expired and now_there is not None and not isinstance(result, Failure):
+                failed = isinstance(result, Failure) or result.failure is not None
+                if expired and now_there is not None and not failed:
                     now_there.release_hold(positions)
-                if isinstance(result, Failure):
+                if failed:
                     self._leases.give(replace(still_open, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
 
         if expired:

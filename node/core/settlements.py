@@ -93,7 +93,7 @@ class Settlements:
         )
         if kind in (SETTLE_RETRY, SETTLE_DEAD):
             dies = kind == SETTLE_DEAD
-            due_ms = None if dies else now_ms + self._pauses_ms(group_id, batch, given)
+            due_ms = None if dies else self._due_ms(now_ms, self._pauses_ms(group_id, batch, given))
             cause = DECLARED_DEAD if dies else REFUSED
             epoch = batch.epoch if batch.HasField("epoch") else None
             self._leave(
@@ -140,12 +140,17 @@ class Settlements:
         assert subscription is not None
         deliveries = subscription.deliveries(positions, attempts)
         pauses_ms = state.retry_policy(channel[0]).pauses_ms(deliveries, state.delay_levels_ms, self._draw)
-        ids, due_ms = subscription.ids_of(positions), now_ms + pauses_ms
+        ids, due_ms = subscription.ids_of(positions), self._due_ms(now_ms, pauses_ms)
         self._leave(
             Leaving(
                 channel, SETTLE_RETRY, ids, attempts, positions, due_ms, LEASE_EXPIRED, EXPIRED_TEXT, done, lease.epoch
             )
         )
+
+    def _due_ms(self, now_ms: int, pauses_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+        """When messages come again: no later than what is scheduled may be, or apply could not take it."""
+        due_ms: NDArray[np.int64] = now_ms + np.minimum(pauses_ms, self._state.settings.delay_ms_max)
+        return due_ms
 
     def _leave(self, leaving: Leaving) -> None:
         done = leaving.done

@@ -12,6 +12,7 @@ Services are registered through a `Door` instead of the server. All on the loop'
 from __future__ import annotations
 
 import inspect
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -30,8 +31,10 @@ from tickwheel.node.server.gate import Gate
 UNDECODABLE = "undecodable"
 UNKNOWN_CONTENT = "unknown_content"
 UNKNOWN_METHOD = "unknown_method"
-KINDS = (UNDECODABLE, UNKNOWN_CONTENT, UNKNOWN_METHOD)
-"""What the door refuses; label of the metric `refused_calls`."""
+ANSWER_LOST = "answer_lost"
+KINDS = (UNDECODABLE, UNKNOWN_CONTENT, UNKNOWN_METHOD, ANSWER_LOST)
+"""What the door refuses, and answers whose callers had gone; label of the metric `refused_calls`."""
+GRPC_LOGGER = "grpc._cython.cygrpc"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -177,6 +180,26 @@ class Requests:
             self._note(request)
             raise RefusedRequestError(request.failure, request.message)
         return request
+
+
+class LostAnswers(logging.Filter):
+    """Of grpc's logger: an answer that could not be sent, since its caller went away a moment before.
+
+    grpc logs each with a traceback, so that callers could fill a disk with them.
+    """
+
+    def __init__(self, refusals: Counter[str]) -> None:
+        super().__init__()
+        self._refusals = refusals
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See logging."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, grpc.aio.InternalError):
+            return True
+        self._refusals[ANSWER_LOST] += 1
+        log.warning("a caller was gone before its answer", reason=record.getMessage()[:200])
+        return False
 
 
 class _UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
@@ -37,8 +38,8 @@ from tickwheel.node.server.clock_watch import ClockWatch
 from tickwheel.node.server.cold_watch import ColdWatch
 from tickwheel.node.server.consumer_service import ConsumerService
 from tickwheel.node.server.copying import files_to_copy
+from tickwheel.node.server.door import GRPC_LOGGER, Door, LostAnswers
 from tickwheel.node.server.door import KINDS as REFUSED_KINDS
-from tickwheel.node.server.door import Door
 from tickwheel.node.server.driver import LAG_BOUNDS_MS, LoopDriver
 from tickwheel.node.server.gate import Gate
 from tickwheel.node.server.health import HealthReporter
@@ -96,8 +97,10 @@ class NodeProcess:
         self._role = ""
         self._phase = ""
         self._halted = ""
+        self._unsound = 0
         self._stood: tuple[int, int, object] = (0, 0, None)
         self._refused_calls: Counter[str] = Counter()
+        logging.getLogger(GRPC_LOGGER).addFilter(LostAnswers(self._refused_calls))
 
     def _log_context(self) -> Mapping[str, object]:
         if self._host is None:
@@ -367,7 +370,16 @@ class NodeProcess:
             lines = watch.look(now_ns, status, clock.jumps_refused, clock.cursors_ahead)
             for line in [*lines, *cold.look(now_ns, status)]:
                 getattr(log, line.level)(line.event, **line.fields)
-            halted = host.core.log.status().halted
+            core = host.core
+            while core.passed_over:
+                log.error(
+                    "log entry cannot be decoded by any node and was passed over; whoever sent it got no answer",
+                    index=core.passed_over.popleft(),
+                )
+            if core.proposer.unsound_commands != self._unsound:
+                self._unsound = core.proposer.unsound_commands
+                log.error("commands were refused that could not be read back from the log", commands=self._unsound)
+            halted = core.log.status().halted
             if halted and halted != self._halted:
                 log.warning("this node takes no part", reason=halted)
             self._halted = halted

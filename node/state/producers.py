@@ -30,6 +30,9 @@ from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.wheel.units import Ids
 
+SEQUENCES = 1 << 64
+"""What a sequence is below."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
@@ -172,8 +175,11 @@ class Producers:
         span.first += 1
 
     def spans(self) -> Iterator[tuple[str, Span]]:
-        """(producer id, copy of its span), least recently used first."""
-        return ((name, replace(span)) for name, span in self._spans.items())
+        """(producer id, copy of its span), least recently used first.
+
+        `first` is 0 behind the last sequence of 64 bits, which earlier versions accepted.
+        """
+        return ((name, replace(span, first=span.first % SEQUENCES)) for name, span in self._spans.items())
 
     def batches(self) -> list[tuple[str, int, Batch]]:
         """(producer id, sequence, batch), oldest first. The list is the caller's; batches never change."""
@@ -181,7 +187,7 @@ class Producers:
 
     def restore(self, spans: Iterable[tuple[str, Span]], batches: Iterable[tuple[str, int, Batch]]) -> None:
         """Back to what `spans` and `batches` told."""
-        self._spans = OrderedDict(spans)
+        self._spans = OrderedDict((name, replace(span, first=span.first or SEQUENCES)) for name, span in spans)
         self._batches = OrderedDict(((name, sequence), batch) for name, sequence, batch in batches)
         self.stated = any(batch.checksum is not None for batch in self._batches.values())
         self.ids_kept = sum(len(batch.ids) for batch in self._batches.values())

@@ -52,8 +52,16 @@ ENTRY_SCHEMA = checksum(LogEntry.DESCRIPTOR)
 STATE_SCHEMA = checksum(StateSnapshot.DESCRIPTOR, StateWindows.DESCRIPTOR)
 """`StateSnapshot.schema` likewise."""
 
+EARLIER_SCHEMAS = frozenset({0x63B68C51})
+"""`LogEntry.schema` of versions that copied what clients sent into entries. What is not known in an entry of theirs is
+no meaning of a newer version but some client's bytes: nobody ever acted on it, and no node stops for it."""
+
 _TAIL = bytes([LogEntry.DESCRIPTOR.fields_by_name["schema"].number << 3 | 5]) + ENTRY_SCHEMA.to_bytes(4, "little")
 """How an entry of this version ends: fields are written in the order of their numbers, this one is the last."""
+
+
+_HEAD = b"\x08\x01"
+"""How every entry begins: `format_version` 1."""
 
 
 def unknown_in(message: Message) -> str:
@@ -78,9 +86,26 @@ def _unknown_value(field: FieldDescriptor, values: Iterable[object]) -> str:
     return ""
 
 
+def read_entry(data: bytes) -> LogEntry | None:
+    """An entry of the log as apply reads it. None: bytes that nobody can decode and everybody passes over.
+
+    A master reads what it is about to propose with this very function, so no such entry is written any more; a log of
+    an earlier version may hold one, made of what a client had sent, and only protobuf's limit of depth makes one.
+    No later version can decode it either and act on it: what an entry nests is what its writer's schema nests, and
+    that was read by its writer. Raises DecodeError for what does not begin as entries of this format do.
+    """
+    try:
+        return LogEntry.FromString(data)
+    except DecodeError:
+        if data.startswith(_HEAD):
+            return None
+        raise
+
+
 def entry_problem(entry: LogEntry) -> str:
     """Why this version must not apply an entry; empty: it may. Entries without a schema are of older versions."""
-    return unknown_in(entry) if entry.schema not in (0, ENTRY_SCHEMA) else ""
+    known = entry.schema in (0, ENTRY_SCHEMA) or entry.schema in EARLIER_SCHEMAS
+    return "" if known else unknown_in(entry)
 
 
 def command_problem(data: bytes, start: int = 0) -> str:
@@ -88,9 +113,10 @@ def command_problem(data: bytes, start: int = 0) -> str:
     if data.endswith(_TAIL):
         return ""
     try:
-        return entry_problem(LogEntry.FromString(data[start:]))
+        entry = read_entry(data[start:])
     except DecodeError as error:
         return f"bytes that are no entry ({error})"
+    return "" if entry is None else entry_problem(entry)
 
 
 def state_problem(snapshot: StateSnapshot, windows: StateWindows) -> str:

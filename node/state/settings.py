@@ -130,6 +130,21 @@ BOUNDS: dict[str, tuple[int, int]] = {
 }
 
 
+DELAY_LEVEL_MS_MAX = BOUNDS["delay_ms_max"][1]
+"""No level is longer than any delay may be."""
+
+
+def refused_levels(text: str) -> str:
+    """Why a master does not propose these delay levels; empty: it does.
+
+    Apply takes longer ones too, as it did before they were refused: what reads the levels never goes beyond the most.
+    """
+    levels = parse_levels(text)
+    if levels is None:
+        return f"1 to {LEVELS_MAX} of a number and s, m, h or d"
+    return "" if max(levels) <= DELAY_LEVEL_MS_MAX else f"levels of at most {DELAY_LEVEL_MS_MAX // DAY_MS}d"
+
+
 def first_settings(seed: admin_pb2.Settings | None) -> admin_pb2.Settings:
     """What the first command of a new cluster says: what was asked for, and the defaults of this version for the rest.
 

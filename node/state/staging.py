@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from tickwheel.node.core.failure import Failure, limit_reached
 from tickwheel.node.state.publishing import Publishing
@@ -269,7 +270,11 @@ class Staging:
         if not due:
             return StagingResult(state=job.state_of(command.batch), position=job.position)
         block = job.plan[job.position]
-        publish = Publish.FromString(self._read(job, block))
+        data = self._read(job, block)
+        try:
+            publish = Publish.FromString(data)
+        except DecodeError:
+            publish = Publish()  # no master writes such a block; its rows count as discarded
         publish.requests.append(PublishRequest(count=block.rows))
         result = publishing.apply(publish, stamped_ms, settings)
         published = len(result.requests[0].ids)
@@ -382,8 +387,8 @@ class Staging:
     # -- checkpoints
 
     def files(self) -> list[StagedFile]:
-        """Files that are needed."""
-        return [job.file for job in self._jobs.values() if job.file is not None]
+        """Files that are needed; one without a byte was never made."""
+        return [job.file for job in self._jobs.values() if job.file is not None and job.file.bytes]
 
     def snapshot(self) -> StagingSnapshot:
         """What `restore` takes; names sizes that hold once the files are synced."""

@@ -25,7 +25,7 @@ from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.results import NO_IDS
 from tickwheel.node.state.retry_policy import RetryPolicy
 from tickwheel.node.state.rights import AccessControl
-from tickwheel.node.state.settings import Settings
+from tickwheel.node.state.settings import DELAY_LEVEL_MS_MAX, Settings
 from tickwheel.node.state.staging import Staging
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.sweeps import Sweeps
@@ -117,7 +117,8 @@ class StateView:
         """Delays of level 1, 2, ..."""
         text = self._state.settings.delay_levels
         if self._levels[0] != text:
-            self._levels = (text, np.array(self._state.settings.levels_ms, np.int64))
+            levels_ms = np.array(self._state.settings.levels_ms, np.int64)
+            self._levels = (text, np.minimum(levels_ms, DELAY_LEVEL_MS_MAX))
         return self._levels[1]
 
     def members(self) -> list[Member]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.node.core.failure import Failure, RequestError
-from tickwheel.node.core.intake import DUE_MS_LIMIT, IncomingBatch, from_batch, from_message
+from tickwheel.node.core.intake import DUE_MS_LIMIT, SEQUENCE_MAX, IncomingBatch, from_batch, from_message
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2, scheduler_pb2
 
@@ -84,3 +84,34 @@ def test_rows_of_one_kind_of_time_share_it() -> None:
     )
     kinds = from_batch(scheduler_pb2.ScheduleBatch(rows=mixed), SETTINGS).kinds
     assert isinstance(kinds, np.ndarray) and kinds.tolist() == [1, 2]
+
+
+def test_sequences_have_a_bound() -> None:
+    """The last one of 64 bits made every checkpoint fail from then on."""
+    message = common_pb2.Message(topic="orders", payload=b"x", delay_ms=1)
+    for sequence in (0, SEQUENCE_MAX + 1, (1 << 64) - 1):
+        unary = scheduler_pb2.ScheduleRequest(message=message, producer_id="p", sequence=sequence)
+        rows = scheduler_pb2.RowBatch(messages=[message])
+        batch = scheduler_pb2.ScheduleBatch(rows=rows, producer_id="p", sequence=sequence)
+        for what in (lambda: from_message(unary, SETTINGS), lambda: from_batch(batch, SETTINGS)):  # noqa: B023  # called here
+            refused = read(what)
+            assert isinstance(refused, Failure) and refused.metadata["field"] == "sequence"
+    last = scheduler_pb2.ScheduleRequest(message=message, producer_id="p", sequence=SEQUENCE_MAX)
+    assert isinstance(read(lambda: from_message(last, SETTINGS)), dict)
+
+
+def test_metas_in_columns_are_looked_through_as_requests_are() -> None:
+    """They are bytes to the door, and stored as they are: what is in them must be known here."""
+    one = np.array([1], "<u4").tobytes()
+    for meta in (b"\xff", b"\xa3\x38\xa4\x38", b"\x0a\x01k" + b"\xa3\x38" * 97 + b"\xa4\x38" * 97):
+        columns = scheduler_pb2.ColumnBatch(
+            topic="orders",
+            delay_ms=np.array([1], "<i8").tobytes(),
+            payload_sizes=one,
+            payloads=b"x",
+            meta_sizes=np.array([len(meta)], "<u4").tobytes(),
+            metas=meta,
+        )
+        batch = scheduler_pb2.ScheduleBatch(columns=columns)
+        refused = read(lambda: from_batch(batch, SETTINGS))  # noqa: B023  # called here
+        assert isinstance(refused, Failure) and refused.metadata["field"] == "metas[0]"

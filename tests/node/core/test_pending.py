@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.internal.encoder import _VarintBytes as varint  # type: ignore[attr-defined]  # the wire, by hand
 
 from tests.node.core.trio import World
 from tickwheel.node.core import intake, pending
 from tickwheel.node.core.failure import Failure
 from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.proto.common_pb2 import MessageMeta
 from tickwheel.wheel import queries
+from tickwheel.wheel.tags import key_hash
 from tickwheel.wheel.units import CursorKey, ids_of
 
 HOUR_MS = 3_600_000
@@ -200,11 +203,45 @@ def test_metas_without_payloads(world: Any) -> None:
 def test_a_page_with_contents_has_a_bound_in_bytes(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand payloads of megabytes do not make one answer; nothing is left out for that."""
     trio, ids, _ = world
-    monkeypatch.setattr(pending, "PAGE_BYTES_MAX", 300)
-    request = scheduler_pb2.ListPendingRequest(content=True)
-    page = ask(trio, lambda done: face(trio).list_pending(request, done))
-    assert 1 <= len(page.messages) < 10
-    assert listed(trio, content=True) == ids
+    monkeypatch.setattr(pending, "ANSWER_BYTES_MAX", 60)
+    asks: tuple[dict[str, Any], ...] = ({"content": True}, {"meta": True})
+    for asked in asks:
+        request = scheduler_pb2.ListPendingRequest(**asked)
+        page = ask(trio, partial(face(trio).list_pending, request))
+        assert 1 <= len(page.messages) < 10
+        assert listed(trio, **asked) == ids
+
+
+def test_metas_that_nobody_can_decode_end_no_listing() -> None:
+    """They came with bundles, or by an earlier version: the message is there, without a meta or what is not known."""
+    trio = World()
+    trio.elect()
+    groups = varint(900 << 3 | 3) * 99 + varint(900 << 3 | 4) * 99
+    meta = b"\x0a\x01k" + groups
+    assert MessageMeta.FromString(meta).key == "k"
+    for record, key in ((b"\xff" * len(meta), ""), (meta, "k")):
+        batch = intake.IncomingBatch(
+            producer_id="",
+            sequence=0,
+            count=1,
+            topics=["deep"],
+            topic_of=None,
+            when=np.array([trio.now_ms + 60_000], np.int64),
+            kinds=intake.KIND_DUE,
+            sizes=np.array([len(record) + 1], np.uint32),
+            meta_sizes=np.array([len(record)], np.uint32),
+            records=record + b"x",
+            key_hashes=np.array([key_hash("k")], np.uint64),
+        )
+        outcome = ask(trio, partial(face(trio).schedule, batch))
+        asks: tuple[dict[str, Any], ...] = ({"content": True}, {"meta": True}, {"key": "k"}, {"key_prefix": "k"})
+        for asked in asks:
+            request = scheduler_pb2.ListPendingRequest(topic="deep", **asked)
+            answer = ask(trio, partial(face(trio).list_pending, request))
+            read = scheduler_pb2.ListPendingResponse.FromString(answer.SerializeToString())
+            assert all(m.meta.SerializeToString() in (b"", b"\x0a\x01k") for m in read.messages)
+            assert key == "k" or "content" not in asked or read.messages[-1].meta == MessageMeta()
+        assert ask(trio, partial(face(trio).get, int(outcome.ids[0]), True)).message.payload == b"x"
 
 
 def test_bad_questions_are_told_what_is_wrong(world: Any) -> None:
@@ -212,6 +249,8 @@ def test_bad_questions_are_told_what_is_wrong(world: Any) -> None:
     trio, _, _ = world
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("topic", {"topic": "unknown"}),
+        ("page_token", {"page_token": "99999999999999999.0"}),
+        ("page_token", {"page_token": "0.9999999999"}),
         ("tag", {"tag": "x" * 2_000}),
         ("key", {"key": "ä" * 1_000}),
         ("key_prefix", {"key_prefix": "x" * 1_025}),

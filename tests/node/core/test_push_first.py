@@ -100,9 +100,11 @@ def test_dispatches_that_share_an_entry_are_told_apart() -> None:
     core = master.host.core
     propose = core.proposer._propose
 
-    def counting(log: ReplicatedLog, entry: bytes, dones: list[Done], changes_from_ms: int) -> None:
+    def counting(
+        log: ReplicatedLog, entry: bytes, dones: list[Done], changes_from_ms: int, voters: list[str] | None
+    ) -> None:
         shared.append(sum(command.HasField("dispatch") for command in LogEntry.FromString(entry).commands))
-        propose(log, entry, dones, changes_from_ms)
+        propose(log, entry, dones, changes_from_ms, voters)
 
     core.proposer._propose = counting  # type: ignore[assignment]
     for _ in range(10):

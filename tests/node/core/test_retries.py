@@ -11,8 +11,10 @@ import numpy as np
 from tests.node.core.trio import MS, Client, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.face import Session
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.retries import Leaving
 from tickwheel.proto import admin_pb2, consumer_pb2, scheduler_pb2
-from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.proto.log_pb2 import AdminCommand, Command
 
 Verdict = Callable[[bytes, int], consumer_pb2.SettleBatch | None]
 """From record and attempt what a settlement says (outcome, delay, level, reason); None: nothing is settled."""
@@ -306,3 +308,55 @@ def test_a_retry_at_once_and_a_dispatch_ahead_of_its_commit() -> None:
     assert not [node.fatal for node in world.nodes.values() if node.fatal]
     assert len(client.acked) > 100 and {tuple(seen) for seen in attempts_of(client).values()} == {(1, 2, 3, 4)}
     assert len(digests(world)) == 1
+
+
+def test_delay_levels_beyond_any_delay_lose_nothing() -> None:
+    """The master refuses them. Where an earlier version took them, a nacked message comes again after the longest delay
+    that is allowed, and one whose lease ran out too; both were lost for good."""
+    world = World()
+    client = Picky(world, lambda record, attempt: verdict(consumer_pb2.RETRY, delay_level=1) if attempt == 1 else ACK)
+    master = world.elect()
+    assert master.host is not None
+    core = master.host.core
+    answers: list[object] = []
+    too_long = admin_pb2.Settings(delay_levels="999999999d 999999999d 999999999d")
+    core.requests.admin(AdminCommand(settings=too_long), answers.append)
+    assert isinstance(answers[0], Failure) and answers[0].metadata["field"] == "delay_levels"
+    assert core.state.settings.delay_levels != too_long.delay_levels
+    admin(world, settings=admin_pb2.Settings(delay_ms_max=2_000))
+    core.proposer.submit(Command(admin=AdminCommand(settings=too_long)), answers.append)
+    master.wake()
+    world.run_until(lambda: core.state.settings.delay_levels == too_long.delay_levels)
+    client.consume()
+    client.schedule([100] * 3)
+    world.run(5_000)
+    assert len(client.acked) == 3 and not client.lost()
+    assert [attempts_of(client)[record] for record in sorted(client.acked)] == [[1, 2]] * 3
+    assert all(receipt.settled == 1 for receipt in client.receipts)
+
+
+def test_a_settlement_that_apply_refused_is_tried_again() -> None:
+    """A lease that ran out: what its settlement could not do is open, and is not taken for done."""
+    world = World()
+    client = Picky(world, lambda record, attempt: ACK if attempt > 1 else None)
+    client.consume(lease_ms=1_000)
+    master = world.elect()
+    assert master.host is not None
+    core = master.host.core
+    client.schedule([100])
+    world.run_until(lambda: bool(client.got))
+    retries = core.delivery.settlements.retries
+    added: list[Leaving] = []
+    add = retries.add
+
+    def spoiled(leaving: Leaving) -> None:
+        added.append(leaving)
+        if len(added) == 1:
+            leaving = replace(leaving, due_ms=np.full_like(leaving.due_ms, -1))
+        add(leaving)
+
+    retries.add = spoiled  # type: ignore[method-assign]
+    world.run(20_000)
+    assert len(added) == 2
+    assert attempts_of(client) == {b"m0": [1, 2]}
+    assert not client.lost()

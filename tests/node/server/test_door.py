@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
@@ -14,15 +15,19 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tickwheel.node.server.door import (
+    ANSWER_LOST,
     UNDECODABLE,
     UNKNOWN_CONTENT,
     UNKNOWN_METHOD,
     Door,
+    LostAnswers,
     RefusedRequestError,
     read_any_version,
     read_request,
 )
 from tickwheel.proto import (
+    access_pb2,
+    access_pb2_grpc,
     admin_pb2,
     admin_pb2_grpc,
     bulk_pb2,
@@ -42,6 +47,7 @@ from tickwheel.proto import (
 )
 
 MODULES: dict[Any, Any] = {
+    access_pb2: access_pb2_grpc,
     admin_pb2: admin_pb2_grpc,
     bulk_pb2: bulk_pb2_grpc,
     cold_pb2: cold_pb2_grpc,
@@ -195,6 +201,17 @@ async def test_every_method_of_every_service_is_behind_the_door() -> None:
             assert await refusal_of(channel, path, none, b"") is grpc.StatusCode.UNIMPLEMENTED, path
     await server.stop(None)
     assert refusals == {UNDECODABLE: len(METHODS), UNKNOWN_CONTENT: len(METHODS), UNKNOWN_METHOD: 3}
+
+
+def test_answers_that_cannot_be_sent_are_counted_and_write_no_traceback() -> None:
+    """Each caller that goes away at the wrong moment made one."""
+    refusals: Counter[str] = Counter()
+    seen = LostAnswers(refusals)
+    for error, passes in ((grpc.aio.InternalError("gone"), False), (ValueError("ours"), True)):
+        record = logging.LogRecord("grpc", logging.ERROR, "", 1, "raised by %s", ("x",), (type(error), error, None))
+        assert seen.filter(record) is passes
+    assert seen.filter(logging.LogRecord("grpc", logging.ERROR, "", 1, "said", (), None))
+    assert refusals == {ANSWER_LOST: 1}
 
 
 async def test_a_stream_can_be_read_on_behind_a_refused_message() -> None:

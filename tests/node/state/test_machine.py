@@ -352,3 +352,19 @@ def test_members(driver: Driver) -> None:
     assert driver.apply(remove)[0].members_changed
     assert reason(add("b", "u3")) == pb.WRONG_STATE
     assert reason(driver.apply(admin(remove_member=admin_pb2.RemoveMemberRequest(node_id="a")))[0]) == pb.WRONG_STATE
+
+
+def test_the_last_sequence_of_all_fits_a_checkpoint() -> None:
+    """An earlier version accepted it; once it was forgotten, no checkpoint could be written any more."""
+    driver = Driver()
+    driver.create(producer_window_ids=1_000)
+    last = (1 << 64) - 1
+    driver.apply(publish_command([("evil", last, [HOUR_0])]))
+    driver.apply(publish_command([("good", 1, [HOUR_0] * 1_000)]))
+    driver.apply(publish_command([("good", 2, [HOUR_0])]))
+    before = driver.state.digest()
+    driver.checkpoint()
+    driver.restart()
+    assert driver.state.digest() == before
+    again = driver.apply(publish_command([("evil", last, [HOUR_0])]))[0].requests[0]
+    assert again.failure is not None and again.failure.reason == pb.SEQUENCE_FORGOTTEN

@@ -9,7 +9,14 @@ import pytest
 from tests.node.state.driver import admin, publish_command
 from tests.node.state.solo import Solo
 from tickwheel.node.state.results import ImpossibleStateError
-from tickwheel.node.state.schema import ENTRY_SCHEMA, checksum, command_problem, entry_problem, unknown_in
+from tickwheel.node.state.schema import (
+    EARLIER_SCHEMAS,
+    ENTRY_SCHEMA,
+    checksum,
+    command_problem,
+    entry_problem,
+    unknown_in,
+)
 from tickwheel.node.state.snapshot import parts
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import SETTLE_ACK, Command, LogEntry, Settle, SettleColumns
@@ -57,6 +64,17 @@ def test_another_version_that_says_nothing_new_is_understood() -> None:
         message.schema = schema
         assert entry_problem(message) == command_problem(message.SerializeToString()) == ""
     assert "no entry" in command_problem(b"\xff\xff\xff")
+
+
+def test_what_a_client_once_put_into_an_entry_stops_nobody() -> None:
+    """Versions before copied what clients sent: a client could stop every node that was upgraded."""
+    for schema in EARLIER_SCHEMAS:
+        for change, _ in PLACES.values():
+            message = entry()
+            message.schema = schema
+            change(message)
+            assert entry_problem(message) == command_problem(message.SerializeToString()) == ""
+    assert ENTRY_SCHEMA ^ 1 not in EARLIER_SCHEMAS
 
 
 def test_an_entry_ends_with_its_schema() -> None:
