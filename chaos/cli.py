@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tickwheel.chaos.cli_clock import clock
+from tickwheel.chaos.cli_fuzz import fuzz
 from tickwheel.chaos.cli_live import failover, run
 from tickwheel.chaos.cli_mutants import mutants
 from tickwheel.chaos.ever_run import Counted, commit_of_code, count
@@ -35,6 +36,7 @@ app.command("mutants")(mutants)
 app.command("run")(run)
 app.command("failover")(failover)
 app.command("clock")(clock)
+app.command("fuzz")(fuzz)
 
 FAILURES_SHOWN_MAX = 10
 

@@ -196,7 +196,9 @@ class Producers:
         """SHA-256 of all of it, in order of use and of acceptance."""
         sha = hashlib.sha256()
         for name, span in self._spans.items():
-            sha.update(name.encode() + b"\0" + struct.pack("<QQ", span.first, span.last) + span.owner.encode())
+            sha.update(
+                name.encode() + b"\0" + struct.pack("<QQ", span.first % SEQUENCES, span.last) + span.owner.encode()
+            )
         for (name, sequence), batch in self._batches.items():
             sha.update(name.encode() + b"\0" + struct.pack("<QQI", sequence, len(batch.ids), batch.crc))
             if batch.checksum is not None:

@@ -1,0 +1,286 @@
+"""Batches of fuzzed calls against real nodes, and what must hold after each of them.
+
+Owns the run: its batches follow from seed and number alone, so that one can be played again (against a cluster that has
+not seen those before it). After each batch every node is up, none has written a traceback, no call was answered UNKNOWN
+or by an INTERNAL that no log explains, memory is bounded, digests are equal, and a canary is scheduled and delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import grpc
+
+from tickwheel.chaos.fuzz.calls import MASTER, OPTIONS, Call, Caller, Ended, make
+from tickwheel.chaos.fuzz.messages import Maker, pick
+from tickwheel.chaos.live.cluster import anonymous_bytes
+from tickwheel.node.local_cluster import LocalCluster
+from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2
+
+CONCURRENT = 24
+IDLE_STREAMS = 100
+"""Streams a node that are opened and left alone during a batch."""
+GARBAGE_CONNECTIONS = 10
+"""Connections a batch that speak something else than gRPC."""
+GROWTH_BYTES_MAX = 600 << 20
+"""What a node may take beyond what it took at the start: its maps and buffers have bounds, and they are below this."""
+CANARY_TOPIC, CANARY_GROUP = "canary", "canaries"
+CANARY_S = 20.0
+SETTLES_S = 20.0
+SHOWN_BYTES = 120
+FINDINGS_MAX = 20
+
+_TRACE_IDS = re.compile(r"\b[0-9a-f]{8,32}\b")
+
+
+@dataclass(frozen=True, slots=True)
+class FuzzConfig:
+    """`batches` of `batch_calls` calls from `first` on."""
+
+    seed: int = 0
+    batches: int = 10
+    batch_calls: int = 500
+    first: int = 0
+    idle_streams: int = IDLE_STREAMS
+
+
+@dataclass(slots=True)
+class FuzzReport:
+    """What was done and found. `findings` is empty if everything held."""
+
+    calls: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+    codes: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
+    grown_bytes_max: int = 0
+    canary_ms_max: int = 0
+
+
+class Fuzzer:
+    """One run against a cluster that is up."""
+
+    def __init__(self, cluster: LocalCluster, config: FuzzConfig, told: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._told = told
+        self._report = FuzzReport()
+        self._ids: list[int] = []
+        self._read_to = {node.node_id: 0 for node in cluster.nodes}
+        self._pids = {node.node_id: node.pid for node in cluster.nodes}
+        self._memory: dict[str, int] = {}
+        self._settings = admin_pb2.Settings()
+        self._canaries = 0
+
+    async def run(self) -> FuzzReport:
+        """All batches; stops at the first one after which something does not hold."""
+        config, report = self._config, self._report
+        began_s = time.monotonic()
+        channels = [grpc.aio.insecure_channel(node.client_address, options=OPTIONS) for node in self._cluster.nodes]
+        try:
+            await self._prepare()
+            for number in range(config.first, config.first + config.batches):
+                await self._batch(number, channels)
+                await self._check(number)
+                report.batches += 1
+                report.seconds = time.monotonic() - began_s
+                codes = ", ".join(f"{name} {count:,}" for name, count in report.codes.most_common(5))
+                self._told(f"batch {number}: {report.calls:,} calls; {codes}")
+                if report.findings:
+                    break
+        finally:
+            for channel in channels:
+                await channel.close(grace=None)
+        report.seconds = time.monotonic() - began_s
+        return report
+
+    async def _prepare(self) -> None:
+        """What batches refer to: topics, groups, a few ids; and how much memory nodes take at rest."""
+        client = self._cluster.client()
+        await client.admin.create_topic(CANARY_TOPIC)
+        await client.admin.create_group(CANARY_GROUP, [CANARY_TOPIC])
+        for name in ("t", "t2"):
+            await client.admin.create_topic(name)
+        await client.admin.create_topic("fifo", fifo=True)
+        for name in ("g", "g2"):
+            await client.admin.create_group(name, ["t", "fifo"])
+        self._settings = await self._call_master(
+            "Admin/GetSettings", admin_pb2.GetSettingsRequest(), admin_pb2.Settings
+        )
+        self._settings.ClearField("slot_ms")
+        for node in self._cluster.nodes:
+            assert node.pid is not None
+            self._memory[node.node_id] = anonymous_bytes(node.pid) or 0
+
+    async def _batch(self, number: int, channels: list[grpc.aio.Channel]) -> None:
+        config, report = self._config, self._report
+        rng = Random(f"{config.seed}:{number}")
+        now_ms = time.time_ns() // 1_000_000
+        hints = {
+            "hour": lambda rng: pick(rng, [number >> 32 for number in self._ids], 0),
+            "index": lambda rng: pick(rng, [number & 0xFFFF_FFFF for number in self._ids], 0),
+            "topic": lambda rng: rng.choice(("t", "t2", "fifo")),
+            "group": lambda rng: rng.choice(("g", "g2")),
+            "wait_ms": lambda rng: rng.choice((0, 1, 50)),
+            "lease_ms": lambda rng: rng.choice((0, 1_000)),
+            "target_id": lambda rng: rng.choice(("", "n1", "n2")),
+        }
+        caller = Caller(rng, Maker(rng, now_ms, hints), len(channels), frozenset(self._pids))
+        calls = [caller.call() for _ in range(config.batch_calls)]
+        gate = asyncio.Semaphore(CONCURRENT)
+
+        master = self._cluster.nodes.index(await self._cluster.wait_ready())
+
+        async def one(call: Call) -> Ended:
+            node = master if call.node == MASTER else call.node
+            async with gate:
+                return await make(call, self._cluster.nodes[node].client_address, channels[node])
+
+        idle = await self._open_idle(rng)
+        garbage = asyncio.ensure_future(self._speak_garbage(rng))
+        ended = await asyncio.gather(*(one(call) for call in calls))
+        await garbage
+        for stream in idle:
+            stream.cancel()
+        report.calls += len(ended)
+        report.codes.update(one.code for one in ended)
+        logs = {node.node_id: node.log_file.read_text(errors="replace") for node in self._cluster.nodes}
+        for one_ended in ended:
+            wrong = one_ended.code in ("UNKNOWN", "DATA_LOSS") or (
+                one_ended.code == "INTERNAL" and not _explained(one_ended, logs)
+            )
+            if wrong:
+                call = one_ended.call
+                body = b"|".join(call.bodies)[:SHOWN_BYTES].hex()
+                self._found(number, f"{call.path} answered {one_ended.code}: {one_ended.details[:300]}; body {body}")
+
+    async def _open_idle(self, rng: Random) -> list[Any]:
+        """Streams that are opened and say nothing more."""
+        streams: list[Any] = []
+        paths = ("Consumer/Consume", "Scheduler/ScheduleStream", "Bulk/SendBundle")
+        for node in self._cluster.nodes:
+            channel: Any = grpc.aio.insecure_channel(node.client_address, options=OPTIONS)
+            streams += [
+                channel.stream_stream(f"/tickwheel.v1.{rng.choice(paths)}")() for _ in range(self._config.idle_streams)
+            ]
+        return streams
+
+    async def _speak_garbage(self, rng: Random) -> None:
+        for _ in range(GARBAGE_CONNECTIONS):
+            host, _, port = rng.choice(self._cluster.nodes).client_address.rpartition(":")
+            preface = rng.choice((b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"))
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.write(preface + rng.randbytes(rng.randrange(2_000)))
+                with contextlib.suppress(OSError):
+                    await writer.drain()
+                writer.close()
+
+    # -- what must hold
+
+    def _found(self, number: int, what: str) -> None:
+        if len(self._report.findings) < FINDINGS_MAX:
+            self._report.findings.append(f"batch {number}: {what}")
+
+    async def _check(self, number: int) -> None:
+        for node in self._cluster.nodes:
+            if not node.running or node.pid != self._pids[node.node_id]:
+                code = node.process.returncode if node.process is not None else None
+                self._found(number, f"node {node.node_id} ended with code {code}: {node.log_tail()}")
+            log = node.log_file.read_text(errors="replace")
+            new = log[self._read_to[node.node_id] :]
+            self._read_to[node.node_id] = len(log)
+            if "Traceback" in new:
+                at = new.index("Traceback")
+                self._found(number, f"node {node.node_id} wrote a traceback: {new[max(0, at - 300) : at + 2_000]}")
+            if node.pid is not None and node.running:
+                grown = (anonymous_bytes(node.pid) or 0) - self._memory[node.node_id]
+                self._report.grown_bytes_max = max(self._report.grown_bytes_max, grown)
+                if grown > GROWTH_BYTES_MAX:
+                    self._found(number, f"node {node.node_id} has grown by {grown:,} bytes")
+        if self._report.findings and not all(node.running for node in self._cluster.nodes):
+            return
+        try:
+            await self._canary()
+            await self._digests()
+        except (TimeoutError, grpc.aio.AioRpcError, AssertionError) as error:
+            self._found(number, f"the canary or the digests: {error!r}")
+
+    async def _call_master(self, path: str, request: Any, answer: Any, within_s: float = CANARY_S) -> Any:
+        """A call at whichever node takes it."""
+        last: Exception | None = None
+        end_s = time.monotonic() + within_s
+        while time.monotonic() < end_s:
+            for node in self._cluster.nodes:
+                async with grpc.aio.insecure_channel(node.client_address, options=OPTIONS) as channel:
+                    dialled: Any = channel
+                    try:
+                        data = await dialled.unary_unary("/tickwheel.v1." + path)(
+                            request.SerializeToString(), timeout=5.0
+                        )
+                        return answer.FromString(data)
+                    except grpc.aio.AioRpcError as error:
+                        last = error
+            await asyncio.sleep(0.1)
+        raise TimeoutError(f"{path}: {last}")
+
+    async def _canary(self) -> None:
+        """Settings as they were; then a message is scheduled, delivered and settled."""
+        await self._call_master("Admin/UpdateSettings", self._settings, admin_pb2.Settings)
+        self._canaries += 1
+        payload = b"canary %d" % self._canaries
+        message = common_pb2.Message(topic=CANARY_TOPIC, payload=payload, delay_ms=100)
+        began_s = time.monotonic()
+        receipt = await self._call_master(
+            "Scheduler/Schedule", scheduler_pb2.ScheduleRequest(message=message), scheduler_pb2.ScheduleReceipt
+        )
+        self._ids = [*self._ids[-20:], receipt.id.hour << 32 | receipt.id.index]
+        pull = consumer_pb2.PullRequest(group=CANARY_GROUP, topics=[CANARY_TOPIC], messages_max=10, wait_ms=1_000)
+        while True:
+            if time.monotonic() > began_s + CANARY_S:
+                raise TimeoutError("the canary was not delivered")
+            batch = await self._call_master("Consumer/Pull", pull, consumer_pb2.DeliverBatch)
+            if batch.ids:
+                settle = consumer_pb2.SettleBatch(
+                    group=CANARY_GROUP,
+                    topic=batch.topic,
+                    outcome=consumer_pb2.ACK,
+                    ids=batch.ids,
+                    attempts=batch.attempts,
+                    positions=batch.positions,
+                )
+                await self._call_master("Consumer/Settle", settle, consumer_pb2.SettleReceipt)
+            if payload in batch.records:
+                break
+        self._report.canary_ms_max = max(self._report.canary_ms_max, int(1_000 * (time.monotonic() - began_s)))
+
+    async def _digests(self) -> None:
+        """Equal at one index on all nodes."""
+        end_s = time.monotonic() + SETTLES_S
+        while True:
+            seen = []
+            for node in self._cluster.nodes:
+                async with grpc.aio.insecure_channel(node.client_address) as channel:
+                    dialled: Any = channel
+                    data = await dialled.unary_unary("/tickwheel.v1.Admin/GetDigest")(b"", timeout=10.0)
+                    seen.append(admin_pb2.StateDigest.FromString(data))
+            if len({digest.applied_index for digest in seen}) == 1:
+                different = len({digest.SerializeToString(deterministic=True) for digest in seen}) > 1
+                assert not different, f"digests differ at entry {seen[0].applied_index}"
+                return
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"nodes have applied {[digest.applied_index for digest in seen]}")
+            await asyncio.sleep(0.1)
+
+
+def _explained(ended: Ended, logs: dict[str, str]) -> bool:
+    """Whether an INTERNAL names something by which its cause is found in a node's log."""
+    return any(word in log for word in _TRACE_IDS.findall(ended.details) for log in logs.values())

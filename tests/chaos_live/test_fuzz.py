@@ -1,0 +1,49 @@
+"""The fuzzer: its calls follow from the seed and reach every method; a short run against real nodes holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+from tickwheel.chaos.fuzz.calls import Caller, Ended, methods
+from tickwheel.chaos.fuzz.messages import Maker
+from tickwheel.chaos.fuzz.run import FuzzConfig, Fuzzer, _explained
+from tickwheel.node.local_cluster import LocalCluster
+
+NOW_MS = 1_800_000_000_000
+
+
+def caller(seed: int) -> Caller:
+    """Of a cluster of three."""
+    rng = Random(seed)
+    return Caller(rng, Maker(rng, NOW_MS), 3, frozenset({"n1"}))
+
+
+def test_calls_follow_from_the_seed_and_reach_every_method() -> None:
+    """So a batch can be played again; and a method that is added tomorrow is called."""
+    first, again, other = ([made.call() for _ in range(3_000)] for made in (caller(1), caller(1), caller(2)))
+    assert first == again != other
+    called = {call.path for call in first}
+    assert {path for path, _ in methods()} <= called
+    assert any(call.cut for call in first) and any(call.holds_open for call in first)
+    assert any(len(body) > 1 << 20 for call in first for body in call.bodies)
+
+
+def test_an_internal_error_counts_as_explained_only_if_a_log_has_its_id() -> None:
+    """Otherwise nobody could find out what went wrong."""
+    call = caller(1).call()
+    logs = {"n1": "request failed id=0123456789abcdef"}
+    assert _explained(Ended(call, "INTERNAL", "the node failed: 0123456789abcdef"), logs)
+    assert not _explained(Ended(call, "INTERNAL", "the node failed: fedcba9876543210"), logs)
+    assert not _explained(Ended(call, "INTERNAL", "Exception iterating requests!"), logs)
+
+
+async def test_a_short_run_against_real_nodes(tmp_path: Path) -> None:
+    """Every promise of the fuzzer after a few hundred calls."""
+    told: list[str] = []
+    async with LocalCluster(tmp_path / "nodes", 3) as cluster:
+        config = FuzzConfig(seed=7, batches=2, batch_calls=250, idle_streams=20)
+        report = await Fuzzer(cluster, config, told.append).run()
+    assert not report.findings, "\n".join(report.findings)
+    assert report.calls == 500 and report.batches == 2 == len(told)
+    assert report.codes["OK"] > 20 and report.codes["INVALID_ARGUMENT"] > 50
