@@ -103,13 +103,15 @@ class AdminClient:
 
         return await self._cluster.call(invoke, self._timeout_s)
 
-    async def delete_topic(self, name: str) -> None:
-        """Delete a topic."""
+    async def delete_topic(self, name: str, *, cancel_pending: bool = False) -> admin_pb2.DeleteTopicResponse:
+        """Delete a topic. Unless `cancel_pending`, RequestRefused with the counts in its metadata (`pending`,
+        `undelivered`) if it holds messages. A large one goes on as the sweep `job_id` after the answer."""
+        request = admin_pb2.DeleteTopicRequest(name=name, cancel_pending=cancel_pending)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.DeleteTopicResponse:
-            return await AdminStub(channel).DeleteTopic(admin_pb2.DeleteTopicRequest(name=name), timeout=try_s)
+            return await AdminStub(channel).DeleteTopic(request, timeout=try_s)
 
-        await self._cluster.call(invoke, self._timeout_s)
+        return await self._cluster.call(invoke, self._timeout_s)
 
     async def topics(self) -> list[admin_pb2.Topic]:
         """All topics, as the master knows them."""
@@ -201,13 +203,15 @@ class AdminClient:
 
         return await self._cluster.call(invoke, self._timeout_s)
 
-    async def delete_group(self, name: str) -> None:
-        """Delete a group."""
+    async def delete_group(self, name: str, *, discard: bool = False) -> admin_pb2.DeleteGroupResponse:
+        """Delete a group. Unless `discard`, RequestRefused with the counts in its metadata (`undelivered`, `retries`,
+        `dead`) if it has not settled everything. A large one goes on as the sweep `job_id` after the answer."""
+        request = admin_pb2.DeleteGroupRequest(name=name, discard=discard)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.DeleteGroupResponse:
-            return await AdminStub(channel).DeleteGroup(admin_pb2.DeleteGroupRequest(name=name), timeout=try_s)
+            return await AdminStub(channel).DeleteGroup(request, timeout=try_s)
 
-        await self._cluster.call(invoke, self._timeout_s)
+        return await self._cluster.call(invoke, self._timeout_s)
 
     async def groups(self) -> list[admin_pb2.Group]:
         """All groups, as the master knows them."""

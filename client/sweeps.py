@@ -55,7 +55,7 @@ class Sweep:
     state: str
     """RUNNING, FINISHED or STOPPED."""
     action: str
-    """cancel; move to a time; shift by milliseconds."""
+    """cancel; move to a time; shift by milliseconds; delete a topic or group, and its name."""
     selection: Selection
     begun_ms: int
     ended_ms: int
@@ -71,6 +71,10 @@ class Sweep:
     """Cancelled or moved by somebody else meanwhile."""
     too_far: int
     """Left alone, because the new time would be further ahead than the cluster allows."""
+    undelivered: int = 0
+    """Of a deletion that has finished: dispatched and not settled, once a group;"""
+    dead: int = 0
+    """and dead letters."""
 
     @property
     def ended(self) -> bool:
@@ -87,7 +91,12 @@ class Sweep:
 
 def _sweep(found: scheduler_pb2.Sweep) -> Sweep:
     kind = found.WhichOneof("action")
-    action = {"due_ms": f"move to {found.due_ms}", "shift_ms": f"shift by {found.shift_ms}"}.get(kind or "", "cancel")
+    action = {
+        "due_ms": f"move to {found.due_ms}",
+        "shift_ms": f"shift by {found.shift_ms}",
+        "delete_topic": f"delete topic {found.delete_topic}",
+        "delete_group": f"delete group {found.delete_group}",
+    }.get(kind or "", "cancel")
     chosen = found.selection
     return Sweep(
         job_id=found.job_id,
@@ -104,6 +113,8 @@ def _sweep(found: scheduler_pb2.Sweep) -> Sweep:
         too_late=found.too_late,
         gone=found.gone,
         too_far=found.too_far,
+        undelivered=found.undelivered,
+        dead=found.dead,
     )
 
 

@@ -40,12 +40,15 @@ def _as_dict(sweep: Sweep) -> dict[str, Any]:
     return dataclasses.asdict(sweep)
 
 
-def _text(sweep: Sweep) -> str:
-    verb = "cancelled" if sweep.action == "cancel" else "moved"
+def said_of(sweep: Sweep) -> str:
+    """What a job has done, in words."""
+    verb = "moved" if sweep.action.startswith(("move", "shift")) else "cancelled"
     extra = [
         (sweep.too_late, "came too late: dispatched before"),
         (sweep.gone, "cancelled or moved by somebody else"),
         (sweep.too_far, "left alone: the new time is too far ahead"),
+        (sweep.undelivered, "dispatched but not settled by a group"),
+        (sweep.dead, "dead letters thrown away"),
     ]
     words = [f"{sweep.done:,} {verb}", *(f"{count:,} {what}" for count, what in extra if count)]
     return "; ".join(words)
@@ -66,7 +69,8 @@ async def _say_cold(client: AsyncClient) -> None:
         err.print(cold, style="dim", markup=False)
 
 
-async def _follow(client: AsyncClient, begun: Sweep, as_json: bool) -> Sweep:
+async def follow(client: AsyncClient, begun: Sweep, as_json: bool) -> Sweep:
+    """Show a job until it has ended."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -90,7 +94,7 @@ def _report(sweep: Sweep, as_json: bool) -> None:
     if as_json:
         print_json(_as_dict(sweep))
     elif sweep.ended:
-        out.print(_text(sweep) + (" when it was stopped" if sweep.state == "STOPPED" else ""))
+        out.print(said_of(sweep) + (" when it was stopped" if sweep.state == "STOPPED" else ""))
     else:
         out.print(sweep.job_id)
 
@@ -117,7 +121,7 @@ def cancel(
             if not yes:
                 await _ask(client, chosen, "cancelled")
             begun = await client.sweeps.cancel(Selection(**chosen))
-            return begun if detach else await _follow(client, begun, as_json)
+            return begun if detach else await follow(client, begun, as_json)
 
     _report(asyncio.run(go()), as_json)
 
@@ -157,7 +161,7 @@ def reschedule(
             if not yes:
                 await _ask(client, chosen, "moved")
             begun = await client.sweeps.reschedule(Selection(**chosen), **when)
-            return begun if detach else await _follow(client, begun, as_json)
+            return begun if detach else await follow(client, begun, as_json)
 
     _report(asyncio.run(go()), as_json)
 
@@ -181,7 +185,7 @@ def sweeps(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> Non
             time_text(sweep.begun_ms)[:19],
             _action(sweep),
             escape(_selected(sweep.selection)),
-            _text(sweep),
+            said_of(sweep),
         )
         for sweep in found
     ]
@@ -189,6 +193,8 @@ def sweeps(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> Non
 
 
 def _action(sweep: Sweep) -> str:
+    if sweep.action.startswith("delete"):
+        return escape(sweep.action)
     word, _, value = sweep.action.partition(" to " if " to " in sweep.action else " by ")
     if word == "move":
         return f"move to {time_text(int(value))}"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import sys
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from tickwheel.client import AsyncClient, RequestRefused, Sweep
 from tickwheel.node.cli_output import (
     ADDRESS_DEFAULT,
     Addresses,
     AsJson,
     as_dict,
     ask,
+    open_client,
     out,
     place,
     print_json,
@@ -20,6 +26,7 @@ from tickwheel.node.cli_output import (
     use_json,
 )
 from tickwheel.node.cli_policy import AttemptsMax, Factor, Initial, Jitter, Longest, policy_from
+from tickwheel.node.cli_sweeps import Yes, follow, said_of
 from tickwheel.proto import admin_pb2
 
 topic_app = typer.Typer(no_args_is_help=True, help="Topics.")
@@ -42,15 +49,42 @@ def topic_create(
 
 
 @topic_app.command("delete")
-def topic_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """Delete a topic."""
+def topic_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Delete a topic; what is pending of it is cancelled, which is asked first."""
     use_json(as_json)
-    ask(address, lambda client: client.admin.delete_topic(name))
-    _say_deleted(name, as_json)
+
+    async def go(client: AsyncClient, confirmed: bool) -> str:
+        return (await client.admin.delete_topic(name, cancel_pending=confirmed)).job_id
+
+    _delete(name, go, yes, address, as_json)
 
 
-def _say_deleted(name: str, as_json: bool) -> None:
-    print_json({"deleted": name}) if as_json else out.print(f"{name} is deleted")
+def _delete(
+    name: str, go: Callable[[AsyncClient, bool], Awaitable[str]], yes: bool, address: str, as_json: bool
+) -> None:
+    """Ask if there is anything to lose, delete, and wait for the end."""
+
+    async def deleted() -> Sweep:
+        async with open_client(address) as client:
+            try:
+                job_id = await go(client, yes)
+            except RequestRefused as error:
+                if "undelivered" not in error.metadata:
+                    raise
+                if not sys.stdin.isatty():
+                    raise typer.BadParameter(f"{error}; --yes to do it without being asked") from None
+                if not await asyncio.to_thread(typer.confirm, f"{error}. Go on?", err=True):
+                    raise typer.Abort from None
+                job_id = await go(client, True)
+            return await follow(client, await client.sweeps.get(job_id), as_json)
+
+    sweep = asyncio.run(deleted())
+    if as_json:
+        print_json({"deleted": name, **dataclasses.asdict(sweep)})
+    elif sweep.state == "FINISHED":
+        out.print(f"{name} is deleted: {said_of(sweep)}", markup=False)
+    else:
+        out.print(f"the deletion of {name} was stopped: {said_of(sweep)}; it is there still, paused", markup=False)
 
 
 @topic_app.command("list")
@@ -135,11 +169,14 @@ def group_update(
 
 
 @group_app.command("delete")
-def group_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """Delete a consumer group."""
+def group_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
+    """Delete a consumer group; with what it has not settled, its retries and dead letters, which is asked first."""
     use_json(as_json)
-    ask(address, lambda client: client.admin.delete_group(name))
-    _say_deleted(name, as_json)
+
+    async def go(client: AsyncClient, confirmed: bool) -> str:
+        return (await client.admin.delete_group(name, discard=confirmed)).job_id
+
+    _delete(name, go, yes, address, as_json)
 
 
 @group_app.command("list")

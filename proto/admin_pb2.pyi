@@ -948,15 +948,22 @@ class DeleteTopicRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    CANCEL_PENDING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    cancel_pending: _builtins.bool
+    """Cancel what is pending of it and drop what groups have not had. Without it a topic that has any of that is refused:
+    WRONG_STATE with how many in `pending` and `undelivered`. From the answer to the first command of the deletion on it
+    takes no message and hands none out.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
+        cancel_pending: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_pending", b"cancel_pending", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -964,14 +971,31 @@ Global___DeleteTopicRequest: _TypeAlias = DeleteTopicRequest  # noqa: Y015
 
 @_typing.final
 class DeleteTopicResponse(_message.Message):
+    """The deletion as it stands: a large one goes on as a sweep, `job_id` (Scheduler.GetSweep, StopSweep)."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    finished: _builtins.bool
+    cancelled: _builtins.int
+    """Cancelled so far."""
+    undelivered: _builtins.int
+    """Dispatched and not settled when it went, once a group."""
     def __init__(
         self,
+        *,
+        job_id: _builtins.str = ...,
+        finished: _builtins.bool = ...,
+        cancelled: _builtins.int = ...,
+        undelivered: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "finished", b"finished", "job_id", b"job_id", "undelivered", b"undelivered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1278,15 +1302,21 @@ class DeleteGroupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    DISCARD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    discard: _builtins.bool
+    """Drop what the group has not settled, cancel its retries, and throw its dead letters away. Without it a group that
+    has any of that is refused: WRONG_STATE with how many in `undelivered`, `retries` and `dead`.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
+        discard: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discard", b"discard", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1296,12 +1326,29 @@ Global___DeleteGroupRequest: _TypeAlias = DeleteGroupRequest  # noqa: Y015
 class DeleteGroupResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    finished: _builtins.bool
+    cancelled: _builtins.int
+    """Retries that were cancelled."""
+    undelivered: _builtins.int
+    dead: _builtins.int
     def __init__(
         self,
+        *,
+        job_id: _builtins.str = ...,
+        finished: _builtins.bool = ...,
+        cancelled: _builtins.int = ...,
+        undelivered: _builtins.int = ...,
+        dead: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "dead", b"dead", "finished", b"finished", "job_id", b"job_id", "undelivered", b"undelivered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -869,6 +869,8 @@ class Sweep(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
     SHIFT_MS_FIELD_NUMBER: _builtins.int
+    DELETE_TOPIC_FIELD_NUMBER: _builtins.int
+    DELETE_GROUP_FIELD_NUMBER: _builtins.int
     BEGUN_MS_FIELD_NUMBER: _builtins.int
     ENDED_MS_FIELD_NUMBER: _builtins.int
     STAMPED_MS_MAX_FIELD_NUMBER: _builtins.int
@@ -881,11 +883,20 @@ class Sweep(_message.Message):
     NEXT_DUE_MS_FIELD_NUMBER: _builtins.int
     NEXT_INDEX_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    TARGET_ID_FIELD_NUMBER: _builtins.int
+    PASS_FOUND_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     state: Global___SweepState.ValueType
     cancel: _builtins.bool
     due_ms: _builtins.int
     shift_ms: _builtins.int
+    delete_topic: _builtins.str
+    """A topic or group that is being deleted (Admin.DeleteTopic, DeleteGroup): what is pending of it is cancelled, then
+    it goes. Stopped before, it stays, paused.
+    """
+    delete_group: _builtins.str
     begun_ms: _builtins.int
     ended_ms: _builtins.int
     stamped_ms_max: _builtins.int
@@ -907,6 +918,13 @@ class Sweep(_message.Message):
     next_index: _builtins.int
     steps: _builtins.int
     """Steps applied so far."""
+    target_id: _builtins.int
+    """Of a deletion: the topic's or group's id; what the present pass over all that is pending has found, for it ends with
+    a pass that finds nothing; and what went with it at the end: deliveries owed to groups, and dead letters.
+    """
+    pass_found: _builtins.int
+    undelivered: _builtins.int
+    dead: _builtins.int
     @_builtins.property
     def selection(self) -> Global___Selection: ...
     def __init__(
@@ -918,6 +936,8 @@ class Sweep(_message.Message):
         cancel: _builtins.bool = ...,
         due_ms: _builtins.int = ...,
         shift_ms: _builtins.int = ...,
+        delete_topic: _builtins.str = ...,
+        delete_group: _builtins.str = ...,
         begun_ms: _builtins.int = ...,
         ended_ms: _builtins.int = ...,
         stamped_ms_max: _builtins.int = ...,
@@ -930,12 +950,16 @@ class Sweep(_message.Message):
         next_due_ms: _builtins.int = ...,
         next_index: _builtins.int = ...,
         steps: _builtins.int = ...,
+        target_id: _builtins.int = ...,
+        pass_found: _builtins.int = ...,
+        undelivered: _builtins.int = ...,
+        dead: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cancel", b"cancel", "due_ms", b"due_ms", "selection", b"selection", "shift_ms", b"shift_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "cancel", b"cancel", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "due_ms", b"due_ms", "selection", b"selection", "shift_ms", b"shift_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "begun_ms", b"begun_ms", "cancel", b"cancel", "done", b"done", "due_ms", b"due_ms", "ended_ms", b"ended_ms", "examined", b"examined", "gone", b"gone", "job_id", b"job_id", "next_due_ms", b"next_due_ms", "next_index", b"next_index", "pending", b"pending", "selection", b"selection", "shift_ms", b"shift_ms", "stamped_ms_max", b"stamped_ms_max", "state", b"state", "steps", b"steps", "too_far", b"too_far", "too_late", b"too_late"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "begun_ms", b"begun_ms", "cancel", b"cancel", "dead", b"dead", "delete_group", b"delete_group", "delete_topic", b"delete_topic", "done", b"done", "due_ms", b"due_ms", "ended_ms", b"ended_ms", "examined", b"examined", "gone", b"gone", "job_id", b"job_id", "next_due_ms", b"next_due_ms", "next_index", b"next_index", "pass_found", b"pass_found", "pending", b"pending", "selection", b"selection", "shift_ms", b"shift_ms", "stamped_ms_max", b"stamped_ms_max", "state", b"state", "steps", b"steps", "target_id", b"target_id", "too_far", b"too_far", "too_late", b"too_late", "undelivered", b"undelivered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["cancel", "due_ms", "shift_ms"]  # noqa: Y015
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["cancel", "due_ms", "shift_ms", "delete_topic", "delete_group"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
 

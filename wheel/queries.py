@@ -44,6 +44,8 @@ class Wanted:
     """Only units whose command was stamped no later."""
     retries: bool = True
     """Whether retries, which go to one group, count too."""
+    target_group: int = 0
+    """Only retries that go to this group; 0: all."""
 
     @property
     def everything(self) -> bool:
@@ -66,6 +68,8 @@ class Wanted:
             keep &= units["key_hash"] != 0
         if self.stamped_ms_max is not None:
             keep &= units["scheduled_ms"] <= self.stamped_ms_max
+        if self.target_group:
+            keep &= units["target_group"] == self.target_group
         if not self.retries:
             keep &= units["target_group"] == 0
         return units if keep.all() else units[keep]

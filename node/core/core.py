@@ -21,6 +21,7 @@ from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.consumers import ConsumerDesk
 from tickwheel.node.core.dead import DeadDesk
+from tickwheel.node.core.deleting import Deleter
 from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
@@ -198,6 +199,7 @@ class NodeCore:
         self.requests = RequestDesk(self)
         self.pending = PendingDesk(self)
         self.sweeper = Sweeper(self)
+        self.deleter = Deleter(self)
         self.tracer = Tracer(self.events, identity)
         self.passed_over: deque[int] = deque(maxlen=PASSED_OVER_MAX)
         """Indexes of entries that nobody can decode, which this process passed over like every node: for the log."""
@@ -297,6 +299,7 @@ class NodeCore:
                 self.delivery.tick(now_ms)
                 self.staging.tick(now_ms)
                 self.sweeper.tick(steady_ms)
+                self.deleter.tick(steady_ms)
                 self.salvage.tick(steady_ms)
             self.proposer.flush()
             # What was proposed leaves at once, not at the next timer.

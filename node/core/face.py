@@ -237,6 +237,18 @@ class CoreFace:
         """How far a job is."""
         self.core.staging.job(request, done)
 
+    def delete_topic(
+        self, request: admin_pb2.DeleteTopicRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
+    ) -> None:
+        """Delete a topic; answered with the sweep that does it, once it has ended or takes long."""
+        self.core.deleter.topic(request, done)
+
+    def delete_group(
+        self, request: admin_pb2.DeleteGroupRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
+    ) -> None:
+        """Delete a group, likewise."""
+        self.core.deleter.group(request, done)
+
     def begin_sweep(
         self, request: scheduler_pb2.BeginSweepRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
     ) -> None:

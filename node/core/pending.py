@@ -119,6 +119,13 @@ def make_query(
     )
 
 
+def deletion_query(job: scheduler_pb2.Sweep) -> Query:
+    """All that is pending of the topic, or for the group, that a sweep deletes."""
+    of_topic = job.WhichOneof("action") == "delete_topic"
+    wanted = Wanted(topic_id=job.target_id) if of_topic else Wanted(target_group=job.target_id)
+    return Query(wanted, 0, DUE_MS_LIMIT)
+
+
 class Finder:
     """Single steps of a query; for pages, counts by text, and bulk jobs."""
 
@@ -318,6 +325,32 @@ class PendingDesk:
             done(failure)
             return
         _Count(self._core, self._finder, query, bucket_ms, request.partial, self._end_count(done)).go(start)
+
+    def count_all(self, query: Query, done: Callable[[int | Failure], None]) -> None:
+        """How many messages a query means, over all time."""
+        failure = self._begin()
+        if failure is not None:
+            done(failure)
+            return
+        total = 0
+
+        def go_on(answer: scheduler_pb2.CountPendingResponse | Failure) -> None:
+            nonlocal total
+            if isinstance(answer, Failure):
+                self._calls -= 1
+                done(answer)
+                return
+            total += answer.total
+            if answer.next_page_token:
+                count(key_of_token(answer.next_page_token))
+            else:
+                self._calls -= 1
+                done(total)
+
+        def count(start: CursorKey | None) -> None:
+            _Count(self._core, self._finder, query, BUCKET_WIDTHS_MS[-1], True, go_on).go(start)
+
+        count(None)
 
     def _end_count(
         self, done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None]

@@ -114,6 +114,7 @@ class Reign:
         core.staging.lose(failure)
         core.members.lose(failure)
         core.sweeper.lose()
+        core.deleter.lose(failure)
         core.bulk.lose(failure)
         core.delivery.end(failure)
         core.salvage.end()

@@ -14,10 +14,10 @@ import numpy as np
 
 from tickwheel.node.core.failure import Failure, RequestError, invalid, no_agreed_time
 from tickwheel.node.core.intake import DUE_MS_LIMIT
-from tickwheel.node.core.pending import Finder, Found, Query, make_query
+from tickwheel.node.core.pending import Finder, Found, Query, deletion_query, make_query
 from tickwheel.node.core.work import RemovedError
 from tickwheel.node.state.results import SweepResult
-from tickwheel.node.state.sweeps import unknown_sweep
+from tickwheel.node.state.sweeps import DELETIONS, unknown_sweep
 from tickwheel.proto.log_pb2 import Command, Publish, PublishRequest, SweepCommand, SweepStep
 from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING, BeginSweepRequest, ListSweepsResponse, Sweep
 from tickwheel.wheel.units import HOUR_MS, ONE_TAG, CursorKey, Units, ids_of
@@ -116,6 +116,10 @@ class Sweeper:
             return
         self._propose(SweepCommand(stop=job_id), done)
 
+    def begin_deletion(self, sweep: Sweep, done: Done) -> None:
+        """Begin to delete a topic or group; see deleting.py."""
+        self._propose(SweepCommand(begin=sweep), done)
+
     def _propose(self, command: SweepCommand, done: Done) -> None:
         def applied(result: object) -> None:
             if isinstance(result, Failure):
@@ -173,11 +177,14 @@ class _Step:
         self._stamped_ms_max = job.stamped_ms_max
         self._step = SweepStep(job_id=job.job_id, number=job.steps)
         self._start = CursorKey(job.next_due_ms, job.next_index) if job.steps else None
+        self._deletion = deletion_query(job) if self._action in DELETIONS else None
 
     def go(self) -> None:
         """Find what is next."""
         try:
-            query: Query = make_query(self._core, self._selection, self._stamped_ms_max, retries=False)
+            query: Query = self._deletion or make_query(
+                self._core, self._selection, self._stamped_ms_max, retries=False
+            )
         except RequestError:
             # The topic was deleted: nothing of it will be delivered any more.
             self._step.last = True
@@ -194,7 +201,8 @@ class _Step:
         hours = np.flatnonzero(np.diff(units["due_ms"] // HOUR_MS)) + 1
         if len(hours) >= STEP_HOURS_MAX:
             units, next_key = self._cut(units, int(hours[STEP_HOURS_MAX - 1]))
-        if self._action != "cancel" and len(units):
+        moves = self._action in ("due_ms", "shift_ms")
+        if moves and len(units):
             units, next_key = self._movable(units, next_key)
         if next_key is None:
             self._step.last = True
@@ -202,10 +210,10 @@ class _Step:
             self._step.next_due_ms, self._step.next_index = next_key
         self._step.ids = ids_of(units).astype("<u8").tobytes()
         self._step.due_ms = units["due_ms"].astype("<i8").tobytes()
-        if self._action == "cancel" or not len(units):
-            self._propose()
-        else:
+        if moves and len(units):
             self._read(units)
+        else:
+            self._propose()
 
     def _movable(self, units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
         """As many as one step carries, without those that would go too far ahead."""

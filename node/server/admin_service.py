@@ -13,6 +13,7 @@ import google_crc32c
 import grpc
 
 from tickwheel.node.core.checkpoint import BackupFile
+from tickwheel.node.core.deleting import finished
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls
@@ -21,7 +22,7 @@ from tickwheel.node.server.errors import abort
 from tickwheel.node.server.gate import caller
 from tickwheel.node.server.resolving import fail, resolve
 from tickwheel.node.state.results import AdminResult
-from tickwheel.proto import admin_pb2, common_pb2
+from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.access_pb2 import RIGHT_READ
 from tickwheel.proto.admin_pb2_grpc import AdminServicer
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -146,8 +147,12 @@ class AdminService(AdminServicer):
     async def DeleteTopic(
         self, request: admin_pb2.DeleteTopicRequest, context: Context
     ) -> admin_pb2.DeleteTopicResponse:
-        await self._change(context, AdminCommand(delete_topic=request))
-        return admin_pb2.DeleteTopicResponse()
+        job: scheduler_pb2.Sweep = await self._calls.answer(
+            context, lambda done: self._calls.core.delete_topic(request, done)
+        )
+        return admin_pb2.DeleteTopicResponse(
+            job_id=job.job_id, finished=finished(job), cancelled=job.done, undelivered=job.undelivered
+        )
 
     async def CreateGroup(self, request: admin_pb2.CreateGroupRequest, context: Context) -> admin_pb2.Group:
         await self._change(context, AdminCommand(create_group=request))
@@ -162,8 +167,16 @@ class AdminService(AdminServicer):
     async def DeleteGroup(
         self, request: admin_pb2.DeleteGroupRequest, context: Context
     ) -> admin_pb2.DeleteGroupResponse:
-        await self._change(context, AdminCommand(delete_group=request))
-        return admin_pb2.DeleteGroupResponse()
+        job: scheduler_pb2.Sweep = await self._calls.answer(
+            context, lambda done: self._calls.core.delete_group(request, done)
+        )
+        return admin_pb2.DeleteGroupResponse(
+            job_id=job.job_id,
+            finished=finished(job),
+            cancelled=job.done,
+            undelivered=job.undelivered,
+            dead=job.dead,
+        )
 
     async def SetGroupFilter(self, request: admin_pb2.SetGroupFilterRequest, context: Context) -> admin_pb2.Group:
         await self._change(context, AdminCommand(set_group_filter=request))

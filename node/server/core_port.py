@@ -171,6 +171,14 @@ class CorePort(Protocol):
     def staged_job(
         self, request: staging_pb2.GetStagedJobRequest, done: Callable[[staging_pb2.StagedJob | Failure], None]
     ) -> None: ...
+    def delete_topic(
+        self, request: admin_pb2.DeleteTopicRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
+    ) -> None: ...
+
+    def delete_group(
+        self, request: admin_pb2.DeleteGroupRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
+    ) -> None: ...
+
     def begin_sweep(
         self, request: scheduler_pb2.BeginSweepRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
     ) -> None: ...

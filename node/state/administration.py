@@ -21,11 +21,13 @@ from tickwheel.node.state.results import AdminResult, ImpossibleStateError
 from tickwheel.node.state.retry_policy import policy_of
 from tickwheel.node.state.settings import Settings, changed
 from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.sweeps import DELETIONS
 from tickwheel.node.state.topics import Topic
 from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.consumer_pb2 import EARLIEST, LATEST, TIME, StartFrom
 from tickwheel.proto.log_pb2 import AdminCommand, CreateCluster, RemoveHours
+from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, Sweep
 from tickwheel.wheel.units import HOUR_MS
 
 
@@ -35,6 +37,10 @@ def _refuse(reason: pb.ErrorReason.ValueType, text: str, **metadata: str) -> Adm
 
 def _unknown(what: str, name: str) -> AdminResult:
     return _refuse(pb.UNKNOWN_NAME, f"{what} {name} does not exist", field=what, value=name)
+
+
+def _closing(what: str, name: str) -> AdminResult:
+    return _refuse(pb.WRONG_STATE, f"{what} {name} is being deleted", field="name", value=name)
 
 
 class Administration:
@@ -128,6 +134,8 @@ class Administration:
         state = self._state
         found = state.topics.named(request.name)
         if found is not None:
+            if found.closing:
+                return _closing("topic", request.name)
             if found.fifo != request.fifo:
                 text = f"topic {request.name} exists with fifo = {found.fifo}"
                 return _refuse(pb.NAME_TAKEN, text, field="name", value=request.name)
@@ -168,10 +176,14 @@ class Administration:
         topic = state.topics.named(name)
         if topic is None:
             return _unknown("topic", name)
+        self._remove_topic(topic)
+        return AdminResult(topic=topic.message())
+
+    def _remove_topic(self, topic: Topic) -> None:
+        state = self._state
         state.topics.remove(topic)
         state.groups.forget_topic(topic.topic_id)
         state.doomed += [path for sequence in topic.ready.sequences() for path in sequence.paths()]
-        return AdminResult(topic=topic.message())
 
     # -- groups
 
@@ -179,6 +191,8 @@ class Administration:
         state = self._state
         settings = state.settings
         group = state.groups.named(request.name)
+        if group is not None and group.closing:
+            return _closing("group", request.name)
         if group is not None and group.broadcasting != request.broadcasting:
             text = f"group {request.name} exists as another kind"
             return _refuse(pb.NAME_TAKEN, text, field="name", value=request.name)
@@ -202,6 +216,9 @@ class Administration:
         if group is None and len(state.groups) >= settings.groups_max:
             return AdminResult(failure=limit_reached("groups_max", settings.groups_max))
         names = list(dict.fromkeys(request.topics))
+        closing = [name for name in names if (found := state.topics.named(name)) is not None and found.closing]
+        if closing:
+            return _closing("topic", closing[0])
         missing = [name for name in names if state.topics.named(name) is None]
         if missing and not settings.topics_auto_create:
             return _unknown("topic", missing[0])
@@ -269,6 +286,8 @@ class Administration:
         topic = self._state.topics.named(request.name)
         if topic is None:
             return _unknown("topic", request.name)
+        if topic.closing:
+            return _closing("topic", request.name)
         topic.paused = request.paused
         return AdminResult(topic=topic.message())
 
@@ -276,6 +295,8 @@ class Administration:
         group = self._state.groups.named(request.name)
         if group is None:
             return _unknown("group", request.name)
+        if group.closing:
+            return _closing("group", request.name)
         group.paused = request.paused
         return AdminResult(group=self.describe(group))
 
@@ -307,9 +328,49 @@ class Administration:
         if group is None:
             return _unknown("group", name)
         described = self.describe(group)
+        self._remove_group(group)
+        return AdminResult(group=described)
+
+    def _remove_group(self, group: Group) -> None:
+        state = self._state
         state.groups.remove(group)
         state.doomed += [path for sequence in group.dead.sequences() for path in sequence.paths()]
-        return AdminResult(group=described)
+
+    # -- deletion of topics and groups that have messages: a sweep
+
+    def deletion_refusal(self, wanted: Sweep) -> Failure | None:
+        """Why a sweep that is to begin may not; None if it may, or is no deletion."""
+        action = wanted.WhichOneof("action")
+        if action not in DELETIONS:
+            return None
+        what, name = action.removeprefix("delete_"), getattr(wanted, action)
+        target = self._state.deletion_target(wanted)
+        if target is None or target.name != name:
+            return _unknown(what, name).failure
+        return _closing(what, name).failure if target.closing else None
+
+    def deletion_went_on(self, job: Sweep) -> Sweep:
+        """A deletion began, made a step, or ended. The job as it is then."""
+        state = self._state
+        target = state.deletion_target(job)
+        if target is None:
+            return job
+        target.closing = job.state == SWEEP_RUNNING
+        if target.closing:
+            target.paused = True
+        if job.state != SWEEP_FINISHED:
+            return job
+        if isinstance(target, Group):
+            undelivered, dead = sum(item.backlog for item in target.subscriptions.values()), target.dead.count
+            self._remove_group(target)
+        else:
+            undelivered = sum(item.backlog for item in state.groups.of_topic(target.topic_id))
+            dead = 0
+            self._remove_topic(target)
+            for group in state.groups:
+                group.waiting.forget_topic(target.topic_id)
+        state.unsettled_removed += undelivered + dead
+        return state.sweeps.note_removed(job.job_id, undelivered, dead)
 
     # -- members
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tickwheel.node.state.cold import ColdTier
-from tickwheel.node.state.groups import Groups
+from tickwheel.node.state.groups import Group, Groups
 from tickwheel.node.state.loads import Loads
 from tickwheel.node.state.producers import Producers
 from tickwheel.node.state.rights import AccessControl
@@ -13,7 +13,8 @@ from tickwheel.node.state.sequence import Sequence
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.staging import Staging
 from tickwheel.node.state.sweeps import Sweeps
-from tickwheel.node.state.topics import Topics
+from tickwheel.node.state.topics import Topic, Topics
+from tickwheel.proto.scheduler_pb2 import Sweep
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
 
@@ -42,13 +43,20 @@ class ClusterState:
     access: AccessControl = field(default_factory=AccessControl)
     hour_min_kept: int = 0
     unsettled_removed: int = 0
-    """Messages that retention removed although a group had not settled them (once per group) or no group ever had its
-    topic, and dead letters removed."""
+    """Messages that retention or a deletion removed although a group had not settled them (once per group), or that
+    retention removed and no group ever had their topic; and dead letters removed."""
     doomed: list[str] = field(default_factory=list)
     staging: Staging = field(init=False)
 
     def __post_init__(self) -> None:
         self.staging = Staging(self.disk, self.directory)
+
+    def deletion_target(self, job: Sweep) -> Topic | Group | None:
+        """What a sweep deletes; None: it deletes nothing, or that is gone."""
+        action = job.WhichOneof("action")
+        if action == "delete_topic":
+            return self.topics.get(job.target_id)
+        return self.groups.get(job.target_id) if action == "delete_group" else None
 
     def sequences(self) -> list[Sequence]:
         """Every append-only list."""

@@ -31,6 +31,8 @@ class Group:
     subscriptions: dict[int, Subscription] = field(default_factory=dict)
     owner: str = ""
     """The user who created it; empty: nobody's."""
+    closing: bool = False
+    """A sweep of the state deletes it."""
 
     def message(self, topics: list[str]) -> admin_pb2.Group:
         """As operators see it, without what only the master knows."""

@@ -174,7 +174,7 @@ class Ingesting:
     def _room(self, ingest: Ingest) -> Failure | None:
         table = np.frombuffer(ingest.chunks, TABLE)
         for topic_id in ingest.topic_ids:
-            if self._topics.get(topic_id) is None:
+            if not self._topics.takes(topic_id):
                 facts = {"field": "topic_ids", "value": str(topic_id)}
                 return Failure(pb.UNKNOWN_NAME, f"no topic has the id {topic_id}", facts)
         if self._wheel.bundle_chunks + len(table) > CHUNKS_MAX:

@@ -46,6 +46,7 @@ from tickwheel.node.state.retrying import Budget, Retrying
 from tickwheel.node.state.schema import entry_problem
 from tickwheel.node.state.snapshot import StateCheckpoint
 from tickwheel.node.state.subscription import RETURNING, SETTLING
+from tickwheel.node.state.sweeps import DELETIONS
 from tickwheel.node.state.view import StateView
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import scheduler_pb2 as scheduler
@@ -328,9 +329,18 @@ class StateMachine(StateView):
         return RescheduleResult(_RESCHEDULE_OUTCOMES[outcome.name], new_id, int(units["due_ms"][0]) if new_id else 0)
 
     def _sweep(self, command: SweepCommand, stamped_ms: int) -> SweepResult:
+        begun = command.begin if command.WhichOneof("body") == "begin" else None
+        refused = self._admin.deletion_refusal(begun) if begun is not None else None
+        if refused is not None:
+            return SweepResult(failure=refused)
         result = self._state.sweeps.apply(command, self.wheel, self.wheel.pending, stamped_ms)
-        if result.sweep is not None and result.sweep.WhichOneof("action") == "cancel":
+        if result.sweep is None:
+            return result
+        action = result.sweep.WhichOneof("action")
+        if action == "cancel" or action in DELETIONS:
             self.cancelled += result.done
+        if action in DELETIONS and result.failure is None:
+            return replace(result, sweep=self._admin.deletion_went_on(result.sweep))
         return result
 
     def refound(self, cluster_id: str, member: Member) -> None:

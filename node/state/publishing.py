@@ -156,7 +156,7 @@ class Publishing:
         if not len(used):
             return {}
         same = bool((used == used[0]).all())
-        unknown = [int(t) for t in (used[:1] if same else np.unique(used)) if self._topics.get(int(t)) is None]
+        unknown = [int(t) for t in (used[:1] if same else np.unique(used)) if not self._topics.takes(int(t))]
         if not unknown:
             return {}
         ends = np.cumsum([request.count for request in requests])
@@ -191,13 +191,12 @@ class Publishing:
                     outcome = outcome if problem is None else _refused(problem)
             if outcome is None and number in unknown:
                 topic_id = unknown[number]
-                outcome = _refused(
-                    Failure(
-                        pb.UNKNOWN_NAME,
-                        f"no topic has the id {topic_id}",
-                        {"field": "topic_id", "value": str(topic_id)},
-                    )
+                closing = self._topics.get(topic_id)
+                text = (
+                    f"no topic has the id {topic_id}" if closing is None else f"topic {closing.name} is being deleted"
                 )
+                facts = {"field": "topic_id", "value": str(topic_id)}
+                outcome = _refused(Failure(pb.UNKNOWN_NAME, text, facts))
             if outcome is None and producer_id:
                 taken[producer_id, request.sequence] = number
                 last[producer_id] = sender

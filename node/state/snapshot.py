@@ -36,6 +36,7 @@ from tickwheel.node.state.topics import Topic
 from tickwheel.node.state.waiting import WaitingRetries
 from tickwheel.proto import access_pb2, state_pb2
 from tickwheel.proto.log_pb2 import Manifest, ManifestFile
+from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING
 from tickwheel.proto.staging_pb2 import StagingSnapshot
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.manifest import FORMAT_VERSION as MANIFEST_VERSION
@@ -339,6 +340,10 @@ def restore(state: ClusterState, data: bytes) -> None:
     for group in snapshot.groups:
         state.groups.add(_restore_group(state, group, values))
     state.groups.last_id = snapshot.last_group_id
+    for job in state.sweeps:
+        target = state.deletion_target(job)
+        if target is not None:
+            target.closing = job.state == SWEEP_RUNNING
     state.staging.restore(windows.staging)
     state.cold.restore(windows.cold)
     state.access.restore(windows.access)

@@ -1,5 +1,7 @@
 """Sweeps: jobs that cancel or move every pending message that a selection means, a step at a time.
 
+A deletion of a topic or group is such a job too: it cancels what is pending of it, and at its end the target goes.
+
 Owns where each job stands, as part of the replicated state, so that any master carries it on and every message counts
 once: a step names how many were applied before it, and has no effect if that is no longer so. Which messages a step
 takes the master has found out (node/core/sweeper.py); what becomes of each is decided here, when it is applied.
@@ -27,6 +29,8 @@ from tickwheel.wheel.sweep import DISPATCHED, DONE
 SWEEPS_MAX = 64
 """Jobs that are remembered; the oldest that has ended goes first."""
 RUNNING_MAX = 8
+DELETIONS = ("delete_topic", "delete_group")
+"""Actions that cancel until a pass over all that is pending finds nothing, and then remove their target."""
 
 
 class Sweeps:
@@ -91,6 +95,7 @@ class Sweeps:
             begun_ms=stamped_ms,
             stamped_ms_max=wanted.stamped_ms_max,
             pending=pending,
+            target_id=wanted.target_id,
         )
         setattr(job, action, getattr(wanted, action))
         self._jobs[job.job_id] = job
@@ -105,9 +110,10 @@ class Sweeps:
         if len(step.ids) != 8 * count or len(step.due_ms) != 8 * count:
             return SweepResult(_copy(job), invalid("ids", f"{len(step.ids)} bytes", "8 an id, as due_ms").failure)
         done_ids, new_ids, due = NO_IDS, NO_IDS, NO_DUE
+        action = job.WhichOneof("action")
         if count:
             ids, due_ms = np.frombuffer(step.ids, "<u8"), np.frombuffer(step.due_ms, "<i8")
-            if job.WhichOneof("action") == "cancel":
+            if action == "cancel" or action in DELETIONS:
                 outcomes = wheel.cancel_many(ids, due_ms)
             else:
                 successors = read_units(step.moved, stamped_ms)
@@ -126,9 +132,20 @@ class Sweeps:
         job.examined += step.examined
         job.too_far += step.too_far
         job.next_due_ms, job.next_index = step.next_due_ms, step.next_index
-        if step.last:
+        if action in DELETIONS:
+            job.pass_found += count
+        if step.last and job.pass_found:
+            # What was under way when it began, and retries, may have come in where it had looked already.
+            job.pass_found = job.next_due_ms = job.next_index = 0
+        elif step.last:
             self._end(job, SWEEP_FINISHED, stamped_ms)
         return SweepResult(_copy(job), done=len(done_ids), ids=done_ids, new_ids=new_ids, due_ms=due)
+
+    def note_removed(self, job_id: str, undelivered: int, dead: int) -> Sweep:
+        """The target of a deletion that has finished went, and this with it. A copy of the job."""
+        job = self._jobs[job_id]
+        job.undelivered, job.dead = undelivered, dead
+        return _copy(job)
 
     def _end(self, job: Sweep, state: SweepState.ValueType, stamped_ms: int) -> None:
         job.state = state

@@ -21,6 +21,8 @@ class Topic:
     paused: bool = False
     owner: str = ""
     """The user who created it; empty: nobody's."""
+    closing: bool = False
+    """A sweep of the state deletes it: it takes no message and hands none out."""
 
     def message(self) -> admin_pb2.Topic:
         """As operators see it."""
@@ -48,6 +50,11 @@ class Topics:
     def get(self, topic_id: int) -> Topic | None:
         """By id."""
         return self._by_id.get(topic_id)
+
+    def takes(self, topic_id: int) -> bool:
+        """Whether it may be given messages: it exists and is not being deleted."""
+        topic = self._by_id.get(topic_id)
+        return topic is not None and not topic.closing
 
     def named(self, name: str) -> Topic | None:
         """By name."""

@@ -166,6 +166,17 @@ class StateView:
         topic = self._state.topics.get(topic_id)
         return topic is not None and topic.paused
 
+    def topic_undelivered(self, topic_id: int) -> int:
+        """Messages of a topic that were dispatched and are not settled, once per group."""
+        return sum(subscription.backlog for subscription in self._state.groups.of_topic(topic_id))
+
+    def group_owed(self, group_id: int) -> dict[str, int]:
+        """What a group holds beside its retries: messages it has not settled, and dead letters."""
+        group = self._state.groups.get(group_id)
+        if group is None:
+            return {}
+        return {"undelivered": sum(s.backlog for s in group.subscriptions.values()), "dead": group.dead.count}
+
     def ready_count(self, topic_id: int) -> int:
         """Messages that have entered its ready queue so far."""
         topic = self._state.topics.get(topic_id)

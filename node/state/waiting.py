@@ -51,6 +51,13 @@ class WaitingRetries:
             self._count = len(kept)
             self._limit = max(ROWS_LEAST, 2 * len(kept))
 
+    def forget_topic(self, topic_id: int) -> None:
+        """A topic is gone, and its retries with it."""
+        kept = self._rows[: self._count]
+        kept = kept[kept["topic_id"] != topic_id]
+        self._rows[: len(kept)] = kept
+        self._count = len(kept)
+
     def of(self, origin: int, cursor: CursorKey) -> tuple[int, int, int] | None:
         """(id, due_ms, deliveries so far) of the retry that a message waits for; None: it waits for none."""
         rows = self._rows[: self._count]

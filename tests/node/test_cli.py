@@ -209,7 +209,11 @@ def test_topics_groups_and_settings(run: Run) -> None:
     lines = [line.split() for line in run("topic", "list").out.splitlines()]
     assert ["made", "0", "5", "5"] in lines
     assert run("settings", "set", "topic_pending_max=").code == 0
-    assert run("topic", "delete", "made").code == 0
+    assert run("schedule", "made", "x", "--delay", "1h").code == 0
+    asked = run("topic", "delete", "made")
+    assert asked.code == 2 and "6 pending" in " ".join(asked.err.split())
+    gone = run("topic", "delete", "made", "--yes", "--json")
+    assert (gone.code, gone.json["state"], gone.json["done"]) == (0, "FINISHED", 6)
     assert run("settings", "set", "attempts_max=9", "--json").json["attempts_max"] == 9
     assert "attempts_max" in run("settings", "get").out
 

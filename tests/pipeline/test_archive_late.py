@@ -59,7 +59,7 @@ def test_what_was_removed_before_it_was_archived_is_told(
         cluster.settle(GROUP, TOPIC, 5)
         assert run() == (5, 0, {})
         cluster.settle(GROUP, TOPIC, 7)
-        cluster.wait(client.admin.delete_group(SLOW))
+        cluster.wait(client.admin.delete_group(SLOW, discard=True))
         removed()
         assert run(from_ms=1) == (4, 0, {TOPIC: 3})
         with caplog.at_level(logging.WARNING):

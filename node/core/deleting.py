@@ -1,0 +1,153 @@
+"""Deletes topics and groups so that nothing goes unsaid: what they hold is counted, and cancelled if that is meant.
+
+A deletion is a sweep of the replicated state (node/state/sweeps.py): from its first command on the target takes
+and hands out nothing; what is pending is cancelled step by step, by whoever is master; at the end the target goes. Here
+is what stands before it, the question whether it may begin, and the answer after it.
+
+Unconfirmed requests are judged by a count. What is scheduled between that count and the first command, a moment later,
+is cancelled with the rest, and counted and noted like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.pending import deletion_query
+from tickwheel.proto import common_pb2
+from tickwheel.proto.admin_pb2 import DeleteGroupRequest, DeleteTopicRequest
+from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, Selection, Sweep
+
+if TYPE_CHECKING:
+    from tickwheel.node.core.core import NodeCore
+
+ANSWER_MS_MAX = 5_000
+"""A deletion that takes longer is answered as it stands, and goes on."""
+
+Done = Callable[[Sweep | Failure], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A caller that is answered when the job has ended, or at `until_ms`."""
+
+    job_id: str
+    until_ms: int
+    done: Done
+
+
+class Deleter:
+    """One per node."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self._core = core
+        self._waiting: list[_Waiting] = []
+
+    def topic(self, request: DeleteTopicRequest, done: Done) -> None:
+        """Delete a topic; if it holds anything, only when that is confirmed."""
+        state = self._core.state
+        topic_id = state.topic_id(request.name)
+        owed = {} if topic_id is None else {"undelivered": state.topic_undelivered(topic_id)}
+        wanted = Sweep(delete_topic=request.name, selection=Selection(topic=request.name))
+        self._delete("topic", request.name, topic_id, wanted, owed, request.cancel_pending, done)
+
+    def group(self, request: DeleteGroupRequest, done: Done) -> None:
+        """Delete a group; if it holds anything, only when that is confirmed."""
+        state = self._core.state
+        group_id = state.group_id(request.name)
+        owed = {} if group_id is None else state.group_owed(group_id)
+        wanted = Sweep(delete_group=request.name)
+        self._delete("group", request.name, group_id, wanted, owed, request.discard, done)
+
+    def _delete(
+        self,
+        what: str,
+        name: str,
+        target_id: int | None,
+        wanted: Sweep,
+        owed: dict[str, int],
+        confirmed: bool,
+        done: Done,
+    ) -> None:
+        core = self._core
+        failure = core.refusal()
+        if failure is None and target_id is None:
+            text = f"{what} {name} does not exist"
+            failure = Failure(common_pb2.UNKNOWN_NAME, text, {"field": what, "value": name[:127]})
+        if failure is not None or target_id is None:
+            done(failure or Failure(common_pb2.UNKNOWN_NAME, name))
+            return
+        wanted.target_id = target_id
+        running = next((job.job_id for job in core.state.sweeps if _deletes(job, wanted)), None)
+        if running is not None:
+            self._wait(running, done)
+            return
+        wanted.job_id = f"delete-{what}-{target_id}-{core.applied_index}"
+        if confirmed:
+            self._begin(wanted, done)
+            return
+
+        def counted(pending: int | Failure) -> None:
+            if isinstance(pending, Failure):
+                done(pending)
+                return
+            found = {"pending" if what == "topic" else "retries": pending, **owed}
+            if not any(found.values()):
+                self._begin(wanted, done)
+                return
+            words = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in found.items() if count)
+            text = f"{what} {name} still has {words}: confirm that they are to go with it"
+            facts = {word: str(count) for word, count in found.items()}
+            done(Failure(common_pb2.WRONG_STATE, text, {"field": what, "value": name, **facts}))
+
+        core.pending.count_all(deletion_query(wanted), counted)
+
+    def _begin(self, wanted: Sweep, done: Done) -> None:
+        def begun(job: Sweep | Failure) -> None:
+            if isinstance(job, Failure):
+                done(job)
+            else:
+                self._wait(job.job_id, done)
+
+        self._core.sweeper.begin_deletion(wanted, begun)
+
+    def _wait(self, job_id: str, done: Done) -> None:
+        self._waiting.append(_Waiting(job_id, self._core.steady_ms() + ANSWER_MS_MAX, done))
+        self.tick(self._core.steady_ms())
+
+    def tick(self, steady_ms: int) -> None:
+        """Answer whose job has ended, and who has waited long enough."""
+        if not self._waiting:
+            return
+        left: list[_Waiting] = []
+        answers: list[tuple[Done, Sweep | Failure]] = []
+        for caller in self._waiting:
+            job = self._core.state.sweeps.get(caller.job_id)
+            if job is None:
+                answers.append((caller.done, Failure(common_pb2.UNKNOWN_NAME, f"sweep {caller.job_id} is forgotten")))
+            elif job.state != SWEEP_RUNNING or steady_ms >= caller.until_ms:
+                answers.append((caller.done, job))
+            else:
+                left.append(caller)
+        self._waiting = left
+        for done, answer in answers:
+            done(answer)
+
+    def lose(self, failure: Failure) -> None:
+        """Mastership is gone; the next master carries the deletions on."""
+        waiting, self._waiting = self._waiting, []
+        for caller in waiting:
+            caller.done(failure)
+
+
+def _deletes(job: Sweep, wanted: Sweep) -> bool:
+    """Whether a job runs that deletes the same."""
+    same = job.WhichOneof("action") == wanted.WhichOneof("action") and job.target_id == wanted.target_id
+    return same and job.state == SWEEP_RUNNING
+
+
+def finished(job: Sweep) -> bool:
+    """Whether the target of a deletion is gone."""
+    return job.state == SWEEP_FINISHED
