@@ -61,7 +61,7 @@ class MadeFiles:
         """Note and make these folders. Raises LocalClusterError if something of such a name is there already."""
         known = self.names()
         for name in names:
-            if os.path.lexists(self.directory / name):
+            if os.path.lexists(self.directory / name) and not _is_bare(self.directory / name):
                 raise LocalClusterError(
                     f"{self.directory / name} is there already and was not made by tickwheel: it is left alone; "
                     "name another directory"
@@ -73,7 +73,7 @@ class MadeFiles:
             aside.write_text(json.dumps(noted) + "\n", encoding="utf-8")
             aside.replace(self._mark)
             for name in names:
-                (self.directory / name).mkdir()
+                (self.directory / name).mkdir(exist_ok=True)
         except OSError as error:
             raise LocalClusterError(f"{self.directory}: {error.strerror}") from None
 
@@ -143,6 +143,11 @@ def _hold(held: contextlib.ExitStack, path: Path, busy: str) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise LocalClusterError(f"{busy}: stop it first; nothing was changed") from None
+
+
+def _is_bare(folder: Path) -> bool:
+    """Whether there is no file and no link in it: somebody may have mounted disks there for the nodes."""
+    return folder.is_dir() and not any(path.is_symlink() or not path.is_dir() for path in (folder, *folder.rglob("*")))
 
 
 def _is_plain(name: str) -> bool:

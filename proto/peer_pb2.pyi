@@ -235,18 +235,22 @@ class Refused(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     final: _builtins.bool
     """It never will, as the sender is: the sender stops and says why."""
+    removed: _builtins.bool
+    """Because it was removed from the cluster."""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
         final: _builtins.bool = ...,
+        removed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["final", b"final", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["final", b"final", "reason", b"reason", "removed", b"removed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,8 @@ class Refusal:
     reason: str
     final: bool = False
     """It never may, as it is: it should stop."""
+    removed: bool = False
+    """Because it was removed from the cluster."""
 
 
 class Envelope:

@@ -133,11 +133,11 @@ class GrpcNetwork:
         channel_options: Callable[[str], Sequence[tuple[str, Any]]],
         warn: Callable[[str, str], None],
         unforeseen: Callable[[str, Exception], None],
-        refused: Callable[[str], None],
+        refused: Callable[[Refusal], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         """`warn(peer_id, text)` tells an operator why a peer cannot be reached, `unforeseen(peer_id, error)` when it is
-        for what nobody thought of; `refused(text)` that a peer will never let this node take part as it is;
+        for what nobody thought of; `refused(why)` that a peer will never let this node take part as it is;
         `failed(error)` that the node could not take what was copied."""
         self._node_id = node_id
         self._cluster_id = cluster_id
@@ -258,7 +258,8 @@ class GrpcNetwork:
         if answer.WhichOneof("body") == "refused":
             self._warn(peer_id, f"{link.address} refuses this node: {answer.refused.reason}")
             if answer.refused.final:
-                self._refused(f"{peer_id} refuses this node: {answer.refused.reason}")
+                reason = f"{peer_id} refuses this node: {answer.refused.reason}"
+                self._refused(Refusal(reason, final=True, removed=answer.refused.removed))
             return
         assert self._inbox is not None
         if peer_id in self._up:
@@ -379,7 +380,7 @@ class PeerService(PeerServicer):
             return
         refusal = self._refuses(hello, context)
         if refusal is not None:
-            refused = Refused(reason=refusal.reason, final=refusal.final)
+            refused = Refused(reason=refusal.reason, final=refusal.final, removed=refusal.removed)
             yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, refused=refused)
             return
         peer_id = hello.sender_id

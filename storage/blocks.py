@@ -53,9 +53,8 @@ class BlockLayout:
         blocks[:, -CRC_BYTES:] = np.array(crcs, "<u4").view(np.uint8).reshape(full, CRC_BYTES)
         return (blocks.tobytes() + records[cut:])[self.offset(number) - self.offset(first) :]
 
-    def read(self, file: File, first: int, last: int) -> bytes:
-        """Records `first` to `last - 1`, all of full blocks, each block checked. Raises CorruptFileError."""
-        low, high = first // self.per_block, -(-last // self.per_block)
+    def check(self, file: File, low: int, high: int) -> bytes:
+        """The bytes of blocks `low` to `high - 1`, each checked. Raises CorruptFileError."""
         at = low * BLOCK_BYTES
         data = file.read_at(at, (high - low) * BLOCK_BYTES)
         if len(data) < (high - low) * BLOCK_BYTES:
@@ -66,6 +65,12 @@ class BlockLayout:
             begin = number * BLOCK_BYTES
             if google_crc32c.value(data[begin : begin + BLOCK_BYTES - CRC_BYTES]) != crc:
                 raise CorruptFileError(file.path, at + begin, "a block does not match its checksum", ADVICE)
+        return data
+
+    def read(self, file: File, first: int, last: int) -> bytes:
+        """Records `first` to `last - 1`, all of full blocks, each block checked. Raises CorruptFileError."""
+        low, high = first // self.per_block, -(-last // self.per_block)
+        blocks: NDArray[np.uint8] = np.frombuffer(self.check(file, low, high), np.uint8).reshape(-1, BLOCK_BYTES)
         records = blocks[:, : self._used_bytes].tobytes()
         skipped = first - low * self.per_block
         return records[skipped * self.record_bytes : (skipped + last - first) * self.record_bytes]

@@ -17,6 +17,8 @@ from tickwheel.node.config.relations import Problem, problems_of
 from tickwheel.node.config.sections import NodeConfig
 
 ENVIRONMENT_PREFIX = "TICKWHEEL_"
+CLIENT_VARIABLES = {f"TICKWHEEL_TLS_{name}" for name in ("CA", "CERT", "KEY", "NAME")}
+"""What the command line reads for its own connections: a node that inherits them passes them over."""
 FILE_BYTES_MAX = 1 << 20
 
 
@@ -85,6 +87,8 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[dict[str, object]
     for variable, value in sorted(environment.items()):
         if variable in by_name:
             values[by_name[variable]] = value
+        elif variable in CLIENT_VARIABLES:
+            continue
         elif variable.startswith(ENVIRONMENT_PREFIX) and variable.split("_")[1].lower() in {
             name.partition(".")[0] for name in by_name.values()
         }:

@@ -78,7 +78,7 @@ class MemberDesk:
         `shown`: the members that it knows. By that a node whose log is behind learns of those that came later. One that
         waits to be added keeps it too: the lists in the log that it is about to read begin with those of long ago.
         """
-        log = self._core.log
+        core, log = self._core, self._core.log
         members = log.members()
         known = next((m for m in members if m.node_id == node_id), None)
         if self._believes(node_id, disk_uuid, shown) and (known is None or known.disk_uuid in ("", disk_uuid)):
@@ -88,6 +88,13 @@ class MemberDesk:
             soon = bool(shown.members) and shown.named(node_id) is None
             return Refusal(f"{node_id} has not read yet that it is a member itself") if soon else None
         known = known or log.introduced().named(node_id)
+        if known is None and core.state.was_removed(node_id):
+            return Refusal(
+                f"{node_id} was removed from the cluster: what it has is old and nobody asks it any more. Switch it "
+                "off; to have its host in the cluster again, add it under a new id, with an empty data directory",
+                final=True,
+                removed=True,
+            )
         if known is None:
             return Refusal(f"{node_id} is not a member: add it (tickwheel member add), under an id never used before")
         if known.disk_uuid and disk_uuid and known.disk_uuid != disk_uuid:

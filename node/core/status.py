@@ -19,10 +19,12 @@ from tickwheel.proto import admin_pb2
 from tickwheel.proto.scheduler_pb2 import CANCELLED
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.cluster_clock_state import TimeState
-from tickwheel.replication.log import LogStatus, Role
+from tickwheel.replication.log import LogStatus, PeerProgress, Role
 
 if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
+
+NEVER_HEARD = PeerProgress(connected=False, match_index=0, sync_age_ms=0)
 
 VERSION = version("tickwheel")
 RATE_WINDOW_MS = 5_000
@@ -248,7 +250,9 @@ def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
         slot_ms=core.state.settings.slot_ms,
         cold=core.cold.status(),
     )
-    for node_id, peer in sorted(log.peers.items()):
+    # A learner that was added a moment ago is shown too, before it has ever called.
+    waiting = {name: NEVER_HEARD for name in members if name not in log.peers and name != core.identity.node_id}
+    for node_id, peer in sorted({**waiting, **log.peers}.items()):
         member = members.get(node_id)
         status.peers.add(
             node_id=node_id,

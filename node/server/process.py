@@ -58,12 +58,13 @@ from tickwheel.replication.frames import Refusal
 from tickwheel.replication.grpc_network import SERVER_OPTIONS, GrpcNetwork, PeerService
 from tickwheel.replication.log import Introduction
 from tickwheel.replication.ports import Clock
-from tickwheel.storage.disk import DiskError
+from tickwheel.storage.disk import DiskError, DiskFullError
 from tickwheel.storage.local import LocalDisk
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_DATA = 3
+EXIT_REMOVED = 4
 HOUSEKEEPING_S = 0.2
 MINUTE_MS = 60_000
 READ_THREADS = 4
@@ -140,7 +141,7 @@ class NodeProcess:
             channel_options=tls.peer_channel_options,
             warn=lambda peer, text: log.warning("peer cannot be reached", peer=peer, reason=text),
             unforeseen=lambda peer, error: log.error("calling a peer failed", peer=peer, exc_info=error),
-            refused=self._fatal,
+            refused=self._refused,
             failed=self._failed,
         )
         try:
@@ -303,11 +304,21 @@ class NodeProcess:
         log.error("the stop took too long and is forced", stop_ms=self._config.limits.stop_ms)
         _exit_now(EXIT_FAILED)
 
+    def _refused(self, why: Refusal) -> None:
+        if not why.removed:
+            self._fatal(why.reason)
+        log.error("this node is no member any more", reason=why.reason)
+        _exit_now(EXIT_REMOVED)
+
     def _fatal(self, reason: str) -> None:
         log.error("fatal", reason=reason)
         _exit_now(EXIT_DATA)
 
     def _failed(self, error: BaseException) -> None:
+        if isinstance(error, DiskError) and not isinstance(error, DiskFullError):
+            # A restart would meet the same bytes again: somebody must look.
+            log.error("fatal: the disk cannot be relied on", reason=str(error), exc_info=error)
+            _exit_now(EXIT_DATA)
         log.error("fatal: an impossible state", exc_info=error)
         _exit_now(EXIT_FAILED)
 

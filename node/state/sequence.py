@@ -92,7 +92,8 @@ class Sequence:
         *,
         keep_bytes: int | None = None,
     ) -> None:
-        """`restored`: as of the checkpoint. Raises CorruptFileError if its files do not hold that much."""
+        """`restored`: as of the checkpoint. Raises CorruptFileError if its files do not hold that much, or not
+        what was written."""
         snapshot = restored or SequenceSnapshot()
         self._disk = disk
         self.path = path
@@ -116,8 +117,23 @@ class Sequence:
             found = disk.size(file.path) if disk.exists(file.path) else 0
             if found < file.bytes:
                 raise CorruptFileError(file.path, found, f"the checkpoint counts {file.bytes} bytes of it", ADVICE)
+        self._check_blocks()
         if self._first < self.count:
             self._restore_tail(snapshot.tail_crc32c)
+
+    def _check_blocks(self) -> None:
+        """Read every whole block once: damage is to stop a start, not the node that serves from it later. A gigabyte,
+        130 million ids, costs about a second."""
+        for file in self.files():
+            blocks = file.bytes // BLOCK_BYTES
+            if not blocks:
+                continue
+            opened = self._disk.open(file.path)
+            try:
+                for at in range(0, blocks, PIECE_BYTES // BLOCK_BYTES):
+                    self._layout.check(opened, at, min(blocks, at + PIECE_BYTES // BLOCK_BYTES))
+            finally:
+                opened.close()
 
     def _restore_tail(self, crc: int) -> None:
         number, inside = divmod(self._first, self._per_file)

@@ -126,6 +126,16 @@ def test_one_command_at_a_time(tmp_path: Path) -> None:
         pytest.fail("two at once")
 
 
+def test_disks_may_be_mounted_where_the_nodes_are_to_be(tmp_path: Path) -> None:
+    """Folders without any file in them are nobody's; one with a file is left alone."""
+    (tmp_path / "a" / "n1" / "data").mkdir(parents=True)
+    assert len(LocalCluster(tmp_path / "a", 1).nodes) == 1
+    (tmp_path / "b" / "n1" / "data").mkdir(parents=True)
+    (tmp_path / "b" / "n1" / "data" / "letters").touch()
+    with pytest.raises(LocalClusterError, match="left alone"):
+        LocalCluster(tmp_path / "b", 1)
+
+
 def test_a_cluster_of_a_version_that_noted_nothing_is_taken_up_but_not_removed(tmp_path: Path) -> None:
     """It is known by its own data directories; --fresh cannot know that all of it was made by `up`."""
     first = cluster_at(tmp_path)

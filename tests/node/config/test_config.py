@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.node.config import ConfigError, read_config, to_toml
-from tickwheel.node.config.read import environment_name, specs
+from tickwheel.node.config.read import CLIENT_VARIABLES, environment_name, specs
 from tickwheel.node.config.reference import reference
 
 BASE: dict[str, object] = {"cluster.id": "c", "node.id": "n1", "node.data_dir": "/tmp/n1"}
@@ -112,3 +112,13 @@ def test_reference_is_fresh() -> None:
     """docs/CONFIG.md is what `tickwheel config reference` prints."""
     page = Path(__file__).parents[3] / "docs" / "CONFIG.md"
     assert page.read_text(encoding="utf-8") == reference()
+
+
+def test_variables_of_the_command_line_do_not_stop_a_node() -> None:
+    """Exported for `tickwheel status`, they are in the environment of a node that is started from the same shell."""
+    assert not CLIENT_VARIABLES & {environment_name(name) for name in specs()}, "one name, one meaning"
+    values = {"TICKWHEEL_NODE_ID": "n1", "TICKWHEEL_NODE_DATA_DIR": "/tmp/x", "TICKWHEEL_CLUSTER_ID": "c"}
+    values |= dict.fromkeys(CLIENT_VARIABLES, "ca.crt") | {"TICKWHEEL_ADDRESS": "10.0.0.1:7700"}
+    assert read_config(environment=values).node.id == "n1"
+    with pytest.raises(ConfigError, match="TICKWHEEL_TLS_CLIENT_CA"):
+        read_config(environment={**values, "TICKWHEEL_TLS_CLIENT_CA": "x"})

@@ -117,6 +117,24 @@ def test_a_learner_does_not_count_after_a_restart_from_a_checkpoint() -> None:
     assert d.host is not None and d.host.core.log.voters == ("a", "b", "c", "d")  # type: ignore[attr-defined]
 
 
+def test_who_was_just_added_is_shown_and_who_was_removed_is_told() -> None:
+    """A learner is among the peers before it has ever called; a removed member is refused for good, by its name."""
+    world = World()
+    world.elect()
+    assert isinstance(Asked(world, add("d")).answer, AdminResult)
+    master = world.elect()
+    assert master.host is not None
+    shown = {peer.node_id: peer for peer in master.host.face.status().peers}
+    assert set(shown) == set("abcd") - {master.name}
+    assert (shown["d"].learner, shown["d"].connected) == (True, False)
+    assert shown["d"].applied_lag == master.host.face.status().commit_index
+    assert isinstance(Asked(world, remove("d")).answer, AdminResult)
+    refusal = master.host.core.members.refuses("d", "disk-d")
+    assert refusal is not None and refusal.final and refusal.removed and "was removed" in refusal.reason
+    stranger = master.host.core.members.refuses("e", "disk-e")
+    assert stranger is not None and not stranger.final and not stranger.removed
+
+
 def test_a_master_that_is_removed_hands_over_first() -> None:
     """Who asked is sent to the successor, which does it; the removed node leads no more and its id never comes back."""
     world = World()

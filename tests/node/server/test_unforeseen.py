@@ -75,7 +75,7 @@ def network(
         channel_options=lambda peer_id: (),
         warn=lambda peer_id, text: None,
         unforeseen=unforeseen,
-        refused=pytest.fail,
+        refused=lambda why: pytest.fail(why.reason),
         failed=failed,
     )
 

@@ -123,3 +123,22 @@ def test_a_full_disk_loses_nothing() -> None:
     made.begin_flush().run()
     made.finish_flush(True)
     assert Sequence(disk, "s", U64, made.snapshot()).read(0, 600_000).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("block", [0, 3, 4])
+def test_damage_in_any_block_stops_the_start(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the node that reads it later: the files are read and checked when they are opened."""
+    monkeypatch.setattr(sequence, "SEGMENT_BYTES", 4 * BLOCK_BYTES)
+    disk = SimulatedDisk(Random(1))
+    disk.make_dir("d")
+    made = Sequence(disk, "d/s", U64)
+    made.append(np.arange(3_000, dtype=U64))
+    made.begin_flush().run()
+    made.finish_flush(True)
+    state = made.snapshot()
+    Sequence(disk, "d/s", U64, state)
+    file = disk.open(f"d/s.{block // 4}")
+    at = block % 4 * BLOCK_BYTES + 77
+    file.write_at(at, bytes([file.read_at(at, 1)[0] ^ 1]))
+    with pytest.raises(CorruptFileError, match="checksum"):
+        Sequence(disk, "d/s", U64, state)
