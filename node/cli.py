@@ -107,6 +107,19 @@ def run(arguments: list[str] | None = None) -> int:
     except LocalClusterError as error:
         fail(str(error), "LOCAL_CLUSTER", {})
         return EXIT_FAILED
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tickwheel"):
+            raise
+        fail(
+            f"{named} needs the package {error.name}: pip install 'tickwheel[spark]' brings what is optional",
+            "PACKAGE",
+            {},
+        )
+        return EXIT_USAGE
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename is not None else ""
+        fail(f"{place}{error.strerror or error}", "SYSTEM", {})
+        return EXIT_FAILED
     except TickwheelError as error:
         fail(str(error), error.reason, error.metadata)
         return exit_code_of(error)
