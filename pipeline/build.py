@@ -111,8 +111,8 @@ def build(frame: DataFrame, folder: str | Path, config: BuildConfig | None = Non
     """Write the bundles of a frame's rows into a new folder.
 
     Columns: `payload` (binary or string), `due_ms` (bigint, milliseconds since 1970) or `due_at` (timestamp), and as
-    wanted `topic`, `key`, `tags` (array of string), `properties` (map of string to string). Raises SchemaError, naming
-    the column, and BuildError.
+    wanted `topic`, `key`, `tags` (array of string), `properties` (map of string to string), `message_group`. Raises
+    SchemaError, naming the column, and BuildError.
     """
     config = config or BuildConfig()
     check_schema(frame.schema, config.topic)

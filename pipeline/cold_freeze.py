@@ -39,6 +39,7 @@ from tickwheel.pipeline.cold_store import (
     write_file,
     write_ids,
 )
+from tickwheel.pipeline.meta_column import META_COLUMNS
 from tickwheel.pipeline.places import PlaceError, local_folder
 from tickwheel.pipeline.sink_rejected import RejectedFile
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, check_schema
@@ -289,14 +290,14 @@ class PartWriter:
 
 
 def _as_kept(table: pa.Table, due_ms: pa.Array, topic: str) -> pa.Table:
-    """The columns of a part: topic, due_ms, payload as bytes, and key, tags, properties if there are."""
+    """The columns of a part: topic, due_ms, payload as bytes, and those of META_COLUMNS that there are."""
     count = table.num_rows
     columns = {
         "topic": table.column("topic") if "topic" in table.column_names else pa.array([topic] * count, pa.string()),
         "due_ms": due_ms,
         "payload": table.column("payload").cast(pa.binary()),
     }
-    columns |= {name: table.column(name) for name in ("key", "tags", "properties") if name in table.column_names}
+    columns |= {name: table.column(name) for name in META_COLUMNS if name in table.column_names}
     return pa.table(columns)
 
 

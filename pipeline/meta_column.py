@@ -1,4 +1,4 @@
-"""The column of serialized MessageMeta that key, tags and properties of a record batch make, without a loop over rows.
+"""The column of serialized MessageMeta that a record batch's META_COLUMNS make, without a loop over rows.
 
 Writes the wire format of protobuf by itself: a field's tag, its length, its bytes, joined by Arrow. What it writes is
 read as the same MessageMeta as the generated class would have written.
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from tickwheel.proto.common_pb2 import MessageMeta
 
-META_COLUMNS = ("key", "tags", "properties")
+META_COLUMNS = ("key", "tags", "properties", "message_group")
+"""All of MessageMeta; `properties` are its headers."""
 META_BYTES_MAX = 32_768
 _LENGTH_DELIMITED = 2
 
@@ -27,7 +28,7 @@ def _tag(number: int) -> bytes:
 
 
 _FIELDS = MessageMeta.DESCRIPTOR.fields_by_name
-_KEY, _TAGS, _HEADERS = (_tag(_FIELDS[name].number) for name in ("key", "tags", "headers"))
+_KEY, _TAGS, _HEADERS, _GROUP = (_tag(_FIELDS[name].number) for name in ("key", "tags", "headers", "message_group"))
 _ENTRY_KEY, _ENTRY_VALUE = _tag(1), _tag(2)
 
 
@@ -73,10 +74,11 @@ def meta_column(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Array |
     """Meta of each row (None: no row has one), and which rows cannot have theirs, with the reason."""
     parts: list[pa.Array] = []
     wrong: list[tuple[Mask, str]] = []
-    key = columns.get("key")
-    if key is not None and key.null_count < count:
-        key = _filled(key)
-        parts.append(pc.if_else(pc.equal(pc.binary_length(key), 0), b"", _field(_KEY, key)))
+    for tag, name in ((_KEY, "key"), (_GROUP, "message_group")):
+        text = columns.get(name)
+        if text is not None and text.null_count < count:
+            text = _filled(text)
+            parts.append(pc.if_else(pc.equal(pc.binary_length(text), 0), b"", _field(tag, text)))
     tags = columns.get("tags")
     if tags is not None and tags.null_count < count:
         lengths, flat = _lengths(tags), pc.list_flatten(tags)
@@ -99,5 +101,5 @@ def meta_column(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Array |
     meta = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, b"")
     large = pc.greater(pc.binary_length(meta), META_BYTES_MAX).to_numpy(zero_copy_only=False)
     if large.any():
-        wrong.append((large, f"key, tags and properties: more than {META_BYTES_MAX} bytes"))
+        wrong.append((large, f"{', '.join(META_COLUMNS)}: more than {META_BYTES_MAX} bytes together"))
     return meta, wrong

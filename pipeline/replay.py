@@ -1,6 +1,7 @@
 """Scheduling messages of an archive again: selected by a condition in SQL, through the sink, exactly once by job.
 
-Topic, payload, key, tags and properties are what they were; the property `REPLAY_OF` names the message that it was.
+Topic, payload, key, tags, properties and message group are what they were; the property `REPLAY_OF` names the message
+that it was.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def selected(archive: DataFrame, config: ReplayConfig) -> DataFrame:
         "key",
         "tags",
         F.map_concat(others, F.create_map(F.lit(REPLAY_OF), F.col("id"))).alias("properties"),
+        "message_group",
     )
 
 

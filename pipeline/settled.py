@@ -285,4 +285,5 @@ def _letter_row(letter: DeadLetter, group: str, applied_index: int) -> dict[str,
         "key": meta.key or None,
         "tags": list(meta.tags) or None,
         "properties": list(meta.headers.items()) or None,
+        "message_group": meta.message_group or None,
     }

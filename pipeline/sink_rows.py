@@ -44,6 +44,7 @@ COLUMNS: dict[str, tuple[tuple[type[DataType], ...], str]] = {
     "key": ((StringType,), "string"),
     "tags": ((ArrayType,), "array<string>"),
     "properties": ((MapType,), "map<string,string>"),
+    "message_group": ((StringType,), "string"),
 }
 
 
@@ -104,7 +105,7 @@ class RowGatherer:
         self._pending: dict[str, _Pending] = {}
         self._bytes = 0
         self.rejected: list[pa.RecordBatch] = []
-        """Rows that cannot be messages, with a column `reason`; whoever takes them empties the list."""
+        """Rows that cannot be messages, with all their columns and `reason`; whoever takes them empties the list."""
 
     def take(self, batch: pa.RecordBatch) -> Iterator[Rows]:
         """Add a batch; gives the blocks that are full."""
@@ -136,6 +137,7 @@ class RowGatherer:
         """Those that are messages, with `due_ms` and, if any has one, `meta` in place of its columns."""
         reasons = _Reasons(batch.num_rows)
         names = batch.schema.names
+        given = batch
         batch = self._with_due_ms(batch)
         if "topic" in names:
             _note_topics(reasons, batch.column("topic"))
@@ -160,18 +162,20 @@ class RowGatherer:
             if meta is not None:
                 batch = batch.append_column("meta", meta)
         if reasons.bad.any():
-            self._reject(batch, reasons)
+            self._reject(given, batch.column("due_ms"), reasons)
             batch = batch.filter(pa.array(~reasons.bad))
         return batch
 
-    def _reject(self, batch: pa.RecordBatch, reasons: _Reasons) -> None:
-        part = batch.filter(pa.array(reasons.bad)).append_column("reason", pa.array(reasons.of_bad(), pa.string()))
-        if "topic" not in part.schema.names:
-            part = part.append_column("topic", pa.array([self._topic] * part.num_rows, pa.string()))
-        payload = part.column("payload")
-        if not pa.types.is_binary(payload.type):
-            part = part.set_column(part.schema.names.index("payload"), "payload", payload.cast(pa.binary()))
-        self.rejected.append(part.select(["reason", "topic", "due_ms", "payload"]))
+    def _reject(self, given: pa.RecordBatch, due_ms: pa.Array, reasons: _Reasons) -> None:
+        """As they were given, so that they can be mended and written again; `due_ms` beside a `due_at`."""
+        names = given.schema.names
+        columns = {name: given.column(name) for name in COLUMNS if name in names} | {"due_ms": due_ms}
+        columns.setdefault("topic", pa.array([self._topic] * given.num_rows, pa.string()))
+        columns["payload"] = given.column("payload").cast(pa.binary())
+        bad = pa.RecordBatch.from_pydict(columns).filter(pa.array(reasons.bad))
+        reason = pa.array(reasons.of_bad(), pa.string())
+        order = [name for name in COLUMNS if name in columns]
+        self.rejected.append(pa.RecordBatch.from_arrays([reason, *(bad.column(n) for n in order)], ["reason", *order]))
 
     @staticmethod
     def _with_due_ms(batch: pa.RecordBatch) -> pa.RecordBatch:

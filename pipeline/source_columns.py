@@ -1,4 +1,4 @@
-"""Columns that the sources share: ids as text, and what a record holds (payload, key, tags, properties)."""
+"""Columns that the sources share: ids as text, and what a record holds (payload, and the fields of its meta)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from numpy.typing import NDArray
 
 from tickwheel.proto.common_pb2 import MessageMeta
 
-CONTENT = "payload binary, key string, tags array<string>, properties map<string,string>"
+CONTENT = "payload binary, key string, tags array<string>, properties map<string,string>, message_group string"
 CONTENT_FIELDS = [
     pa.field("payload", pa.binary()),
     pa.field("key", pa.string()),
     pa.field("tags", pa.list_(pa.string())),
     pa.field("properties", pa.map_(pa.string(), pa.string())),
+    pa.field("message_group", pa.string()),
 ]
 
 
@@ -46,4 +47,5 @@ def content_columns(records: bytes, sizes: NDArray[np.uint32], meta_sizes: NDArr
         pa.array([meta.key or None for meta in metas], pa.string()),
         pa.array([list(meta.tags) or None for meta in metas], pa.list_(pa.string())),
         pa.array([list(meta.headers.items()) or None for meta in metas], pa.map_(pa.string(), pa.string())),
+        pa.array([meta.message_group or None for meta in metas], pa.string()),
     ]

@@ -68,6 +68,7 @@ def handled(cluster: RunningCluster) -> Handled:
         asked = []
         for number in range(COUNT):
             meta = {"key": f"k{number}", "tags": ["a"], "headers": {"n": str(number)}} if number % 2 else {}
+            meta |= {"message_group": f"g{number}"} if number % 4 < 2 else {}
             asked.append(client.schedule(TOPIC, f"m-{number}", due_ms=now_ms + number, **meta))  # type: ignore[arg-type]
         for number, receipt in enumerate(await asyncio.gather(*asked)):
             found.ids[f"m-{number}".encode()] = receipt.id
@@ -135,6 +136,7 @@ def test_what_is_done_is_archived_once_and_nothing_else(rows: DataFrame, handled
         number = int(payload.partition(b"-")[2])
         meta = (f"k{number}", ["a"], {"n": str(number)}) if number % 2 else (None, None, None)
         assert (row.key, row.tags, row.properties) == meta
+        assert row.message_group == (f"g{number}" if number % 4 < 2 else None)
         assert (row.last_due_ms or row.due_ms) > row.due_ms or fate(number) != "comes again"
     dues = {int(payload.partition(b"-")[2]): row.due_ms for payload, row in found.items()}
     assert len({due_ms - number for number, due_ms in dues.items()}) == 1
@@ -181,6 +183,8 @@ def test_due_times_may_be_computed(spark: SparkSession, cluster: RunningCluster,
         row = before[message.key]
         assert message.due_ms == row.due_ms + 3 * 86_400_000
         assert (list(message.tags), message.headers) == (row.tags, {**row.properties, REPLAY_OF: row.id})
+        assert message.message_group == (row.message_group or "")
+    assert {message.message_group for message in found} == {"g5", ""}
 
 
 def test_what_cannot_be_is_said(spark: SparkSession, rows: DataFrame, tmp_path: Path) -> None:

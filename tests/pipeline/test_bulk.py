@@ -278,15 +278,16 @@ def test_a_load_outlives_its_master_and_a_node_that_is_down(
                 st.none(),
                 st.dictionaries(st.text(max_size=3), st.one_of(st.none(), st.text(max_size=140)), max_size=3),
             ),
+            st.one_of(st.none(), st.text(max_size=3)),
         ),
         min_size=1,
         max_size=12,
     ),
     st.integers(0, 3),
 )
-def test_meta_is_what_protobuf_writes(rows: list[tuple[Any, Any, Any]], skip: int) -> None:
+def test_meta_is_what_protobuf_writes(rows: list[tuple[Any, Any, Any, Any]], skip: int) -> None:
     """Columns are joined by hand: each row must read as the same MessageMeta, and rows with a null be named."""
-    types = (pa.string(), pa.list_(pa.string()), pa.map_(pa.string(), pa.string()))
+    types = (pa.string(), pa.list_(pa.string()), pa.map_(pa.string(), pa.string()), pa.string())
     columns = {
         name: pa.array(
             [None if row[place] is None else list(row[place].items()) if place == 2 else row[place] for row in rows],
@@ -297,13 +298,15 @@ def test_meta_is_what_protobuf_writes(rows: list[tuple[Any, Any, Any]], skip: in
     rows = rows[skip:]
     meta, wrong = meta_column(columns, len(rows))
     texts = [{text.partition(":")[0] for mask, text in wrong if mask[row]} for row in range(len(rows))]
-    for place, (key, tag_list, properties) in enumerate(rows):
+    for place, (key, tag_list, properties, group) in enumerate(rows):
         expected = {"tags"} if None in (tag_list or ()) else set()
         expected |= {"properties"} if None in (properties or {}).values() else set()
         assert texts[place] == expected
         if not expected:
             blob = b"" if meta is None else meta[place].as_py()
-            assert MessageMeta.FromString(blob) == MessageMeta(key=key, tags=tag_list, headers=properties)
+            assert MessageMeta.FromString(blob) == MessageMeta(
+                key=key, tags=tag_list, headers=properties, message_group=group
+            )
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

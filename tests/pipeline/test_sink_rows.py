@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
 
 import numpy as np
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from tickwheel.client.staging import Rows
 from tickwheel.pipeline import sink_rows
+from tickwheel.pipeline.bundling import with_hashes
+from tickwheel.pipeline.meta_column import META_COLUMNS
 from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits
-from tickwheel.pipeline.source_columns import content_columns
+from tickwheel.pipeline.source_columns import CONTENT_FIELDS, content_columns
 from tickwheel.proto.common_pb2 import MessageMeta
 
 LIMITS = RowLimits(batch_messages_max=7, payload_bytes_max=50, due_ms_max=10**6)
@@ -89,6 +92,29 @@ def test_every_row_is_in_one_block_or_rejected(
         assert len(block.payloads) <= 2 * max(block_bytes, LIMITS.payload_bytes_max)
 
 
+def test_a_rejected_row_keeps_its_columns() -> None:
+    """It can be mended and written again; what a build adds beside them is not among them."""
+    row = {"due_at": datetime.datetime(2030, 1, 1, 0, 0, 0, 1, datetime.UTC), "payload": "", "tags": ["a", None]}
+    row |= {"key": "k", "properties": [("a", "b")], "message_group": "g"}
+    types = {"tags": pa.list_(pa.string()), "properties": pa.map_(pa.string(), pa.string())}
+    types["due_at"] = pa.timestamp("us", "UTC")
+    batch = pa.RecordBatch.from_pydict({name: pa.array([value], types.get(name)) for name, value in row.items()})
+    gatherer = RowGatherer("t", RowLimits(7, 50, 10**13))
+    assert list(gatherer.take(with_hashes(batch))) == []
+    [rejected] = gatherer.rejected
+    [found] = rejected.to_pylist()
+    assert found.pop("reason") == "payload: empty"
+    assert found == row | {"topic": "t", "payload": b"", "due_ms": int(row["due_at"].timestamp()) * 1_000 + 1}  # type: ignore[attr-defined]
+
+
+def test_every_field_of_a_message_is_a_column() -> None:
+    """Of the sink, in its meta, and of what the sources read: a new field of a message must not get lost on the way."""
+    fields = {"properties" if name == "headers" else name for name in MessageMeta.DESCRIPTOR.fields_by_name}
+    assert set(META_COLUMNS) == fields
+    assert fields < set(sink_rows.COLUMNS)
+    assert [field.name for field in CONTENT_FIELDS] == ["payload", *META_COLUMNS]
+
+
 def _columns(rows: list[Row]) -> list[pa.Array]:
     if not rows:
         return [pa.array([], field.type) for field in SCHEMA]
@@ -102,7 +128,7 @@ def test_content_is_read_as_it_was_written(items: list[tuple[bytes, str]]) -> No
     records = b"".join(meta + payload for meta, (payload, _) in zip(metas, items, strict=True))
     meta_sizes = np.array([len(meta) for meta in metas], np.uint32)
     sizes = meta_sizes + np.array([len(payload) for payload, _ in items], np.uint32)
-    payload, key, tags, properties = content_columns(records, sizes, meta_sizes)
+    payload, key, tags, properties, group = content_columns(records, sizes, meta_sizes)
     assert payload.to_pylist() == [p for p, _ in items]
     assert key.to_pylist() == [k or None for _, k in items]
-    assert tags.null_count == properties.null_count == len(items)
+    assert tags.null_count == properties.null_count == group.null_count == len(items)
