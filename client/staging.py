@@ -7,10 +7,13 @@ recognised. Errors are those of the client; RequestRefused with WRONG_STATE mean
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import google_crc32c
 import grpc
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +51,35 @@ class Rows:
             meta_sizes=b"" if self.meta_sizes is None else self.meta_sizes.astype("<u4", copy=False).tobytes(),
             metas=self.metas,
         )
+
+    def fingerprint(self) -> int:
+        """Sum of a hash of 64 bits of each row, modulo 2^64: the same however rows are cut into blocks and ordered."""
+        rows = _checksums(self.payloads, self.sizes)
+        if self.meta_sizes is not None:
+            rows = rows ^ _checksums(self.metas, self.meta_sizes) * _ODD
+        rows = _mixed(_mixed(rows) ^ self.due_ms.astype(np.uint64) * _ODD)
+        topic = self.topic.encode()
+        rows = _mixed(rows ^ _checksums(topic, np.array([len(topic)], np.uint32)))
+        return int(rows.sum(dtype=np.uint64))
+
+
+_ODD = np.uint64(0x9E37_79B9_7F4A_7C15)
+
+
+def _checksums(data: bytes, sizes: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """Two checksums of each piece, mixed; 0 of an empty one."""
+    ends = itertools.accumulate(sizes.tolist(), initial=0)
+    pieces = [data[at:end] for at, end in itertools.pairwise(ends)]
+    found = np.array([google_crc32c.value(piece) for piece in pieces], np.uint64)
+    found |= np.array([zlib.crc32(piece) for piece in pieces], np.uint64) << np.uint64(32)
+    return _mixed(found)
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of splitmix64: all bits depend on all; 0 stays 0."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    return values ^ (values >> np.uint64(31))
 
 
 class StagingClient:
@@ -92,11 +124,23 @@ class StagingClient:
         batch: int = 0,
         *,
         publish_timeout_s: float = 600.0,
+        memory_ms: int = 0,
+        fingerprint: int = 0,
     ) -> staging_pb2.StagedJob:
-        """Schedule what these attempts staged; returns once all of it is scheduled.
+        """Schedule what these attempts staged; returns once all of it is scheduled, but for `rows_discarded`: those
+        whose topic was deleted after they were staged.
 
-        OutcomeUnknown: it is not published yet, or it is not known whether the commit was taken; repeat it."""
-        request = staging_pb2.CommitStagedRequest(job_id=job_id, batch=batch, run_id=run_id, attempts=attempts)
+        `memory_ms`, `fingerprint`: see CommitStagedRequest. RequestRefused with NAME_TAKEN: the job was committed with
+        other rows. OutcomeUnknown: it is not published yet, or it is not known whether the commit was taken; repeat
+        it."""
+        request = staging_pb2.CommitStagedRequest(
+            job_id=job_id,
+            batch=batch,
+            run_id=run_id,
+            attempts=attempts,
+            memory_ms=memory_ms,
+            fingerprint=fingerprint,
+        )
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
             return await StagingStub(channel).Commit(request, timeout=try_s)
@@ -122,17 +166,31 @@ class StagingClient:
         return await self._cluster.call(invoke, self._timeout_s)
 
     def attempt(
-        self, job_id: str, run_id: str, partition: int, batch: int = 0, *, in_flight_max: int = 4
+        self,
+        job_id: str,
+        run_id: str,
+        partition: int,
+        batch: int = 0,
+        *,
+        in_flight_max: int = 4,
+        fingerprinted: bool = False,
     ) -> StagedAttemptWriter:
-        """A writer for one task's try at one partition."""
-        return StagedAttemptWriter(self, job_id, run_id, partition, batch, in_flight_max)
+        """A writer for one task's try at one partition. `fingerprinted`: it adds up the rows' fingerprint."""
+        return StagedAttemptWriter(self, job_id, run_id, partition, batch, in_flight_max, fingerprinted)
 
 
 class StagedAttemptWriter:
     """Stages blocks, `in_flight_max` at a time. `finish` gives what the commit must name."""
 
     def __init__(
-        self, client: StagingClient, job_id: str, run_id: str, partition: int, batch: int, in_flight_max: int
+        self,
+        client: StagingClient,
+        job_id: str,
+        run_id: str,
+        partition: int,
+        batch: int,
+        in_flight_max: int,
+        fingerprinted: bool,
     ) -> None:
         self._client = client
         self._names = (job_id, run_id, partition, batch)
@@ -142,12 +200,17 @@ class StagedAttemptWriter:
         self.rows = 0
         self.published_before = False
         """The batch had been committed already: nothing of this attempt counts."""
+        self.fingerprint = 0
+        """Of the rows given so far, those included that were not sent because of `published_before`."""
+        self._fingerprinted = fingerprinted
         self._room = asyncio.Semaphore(in_flight_max)
         self._under_way: set[asyncio.Task[None]] = set()
         self._error: BaseException | None = None
 
     async def write(self, rows: Rows) -> None:
         """Stage some rows; waits while too many blocks are under way. Raises what an earlier one met."""
+        if self._fingerprinted:
+            self.fingerprint = (self.fingerprint + rows.fingerprint()) % (1 << 64)
         if self.published_before:
             return
         await self._room.acquire()

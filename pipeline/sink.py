@@ -28,8 +28,25 @@ from tickwheel.pipeline.sink_rows import RowGatherer, RowLimits, check_schema
 from tickwheel.proto import staging_pb2
 
 OPTIONS = frozenset(
-    {"topic", "job_id", "rate_limit", "bad_rows", "rejected_path", "commit_timeout_s", "connect_timeout_s", "in_flight"}
+    {
+        "topic",
+        "job_id",
+        "batch_id",
+        "job_memory_ms",
+        "rate_limit",
+        "bad_rows",
+        "discarded_rows",
+        "rejected_path",
+        "commit_timeout_s",
+        "connect_timeout_s",
+        "in_flight",
+    }
 )
+OF_NAMED_JOBS = ("job_id", "batch_id", "job_memory_ms")
+DAY_MS = 86_400_000
+JOB_MEMORY_MS = 30 * DAY_MS
+JOB_MEMORY_MS_MAX = 3_650 * DAY_MS
+BATCH_ID_MAX = (1 << 62) - 1
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 log = logging.getLogger(__name__)
@@ -41,6 +58,10 @@ class BadRowError(ValueError):
     """A row cannot be a message, and `bad_rows` says that this fails the write."""
 
 
+class DiscardedRowsError(RuntimeError):
+    """Rows were not scheduled, because their topic was deleted after they were staged."""
+
+
 @dataclass(frozen=True, slots=True)
 class SinkConfig:
     """The sink's options, checked."""
@@ -48,8 +69,12 @@ class SinkConfig:
     connection: Connection
     topic: str
     job_id: str
+    batch_id: int
+    job_memory_ms: int
+    """Of a job that has its name from the user, and so may be run again; else 0."""
     rate_limit: int
     fail_on_bad_rows: bool
+    fail_on_discarded_rows: bool
     rejected_path: str
     commit_timeout_s: float
     connect_timeout_s: float
@@ -58,15 +83,23 @@ class SinkConfig:
 
 def sink_config(options: Options, *, stream: bool) -> SinkConfig:
     """Raises OptionError."""
-    job_id = options.matching("job_id", NAME, "" if stream else f"spark-{secrets.token_hex(12)}", PERMANENT_NAME)
-    if stream and job_id:
-        raise OptionError("job_id", job_id, "of a stream the job is the query")
+    job_id = options.matching("job_id", NAME, "", PERMANENT_NAME)
+    for name in OF_NAMED_JOBS:
+        if stream and options.text(name):
+            raise OptionError(
+                name, options.text(name), "of a stream the query is the job, its micro-batches are numbered"
+            )
+        if not job_id and options.text(name):
+            raise OptionError(name, options.text(name), "needs job_id")
     return SinkConfig(
         connection=connection_of(options, timeout_s=60.0),
         topic=options.matching("topic", TOPIC, "", "1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot"),
-        job_id=job_id,
+        job_id=job_id or f"spark-{secrets.token_hex(12)}",
+        batch_id=options.number("batch_id", 0, 0, BATCH_ID_MAX),
+        job_memory_ms=options.number("job_memory_ms", JOB_MEMORY_MS, 60_000, JOB_MEMORY_MS_MAX) if job_id else 0,
         rate_limit=options.number("rate_limit", 0, 0, 1_000_000_000),
         fail_on_bad_rows=options.choice("bad_rows", "reject", ("reject", "fail")) == "fail",
+        fail_on_discarded_rows=options.choice("discarded_rows", "fail", ("report", "fail")) == "fail",
         rejected_path=sink_rejected.absolute(options.text("rejected_path", "_rejected")),
         commit_timeout_s=options.number("commit_timeout_s", 3_600.0, 1.0, 86_400.0),
         connect_timeout_s=options.number("connect_timeout_s", 10.0, 0.1, 3_600.0),
@@ -87,6 +120,7 @@ class StagedMessage(WriterCommitMessage):
     rejected_rows: int
     rejected_file: str
     published_before: bool
+    fingerprint: int
 
 
 def reach(config: SinkConfig, job_id: str) -> None:
@@ -106,15 +140,17 @@ def write_partition(
         job = client.wait(staging.job(job_id, batch))
         limits = RowLimits(job.batch_messages_max, job.payload_bytes_max, job.now_ms + job.delay_ms_max)
         gatherer = RowGatherer(config.topic, limits)
-        attempt = staging.attempt(job_id, run_id, partition, batch, in_flight_max=config.in_flight)
+        named = bool(config.job_memory_ms)
+        attempt = staging.attempt(job_id, run_id, partition, batch, in_flight_max=config.in_flight, fingerprinted=named)
         rejected = RejectedFile(folder, f"part-{partition:05}-{attempt.attempt:016x}.parquet")
-        done = job.state in (staging_pb2.STAGED_PUBLISHING, staging_pb2.STAGED_PUBLISHED)
+        attempt.published_before = job.state in (staging_pb2.STAGED_PUBLISHING, staging_pb2.STAGED_PUBLISHED)
         try:
-            if not done:
+            # Of a named job that is published its rows are read all the same: they must be those that were.
+            if named or not attempt.published_before:
                 for item in batches:
                     _send(client, attempt, gatherer.take(item), config.rate_limit)
                     _reject(config, gatherer, rejected)
-                    if attempt.published_before:
+                    if attempt.published_before and not named:
                         break
                 _send(client, attempt, gatherer.rest(), config.rate_limit)
             staged = client.wait(attempt.finish())
@@ -129,7 +165,8 @@ def write_partition(
             rows=staged.rows,
             rejected_rows=rejected.rows,
             rejected_file=name,
-            published_before=done or attempt.published_before,
+            published_before=attempt.published_before,
+            fingerprint=attempt.fingerprint,
         )
 
 
@@ -157,16 +194,34 @@ def _commit(
         for m in messages
         if m.blocks
     ]
+    fingerprint = 0
+    if config.job_memory_ms:
+        # 0 would mean that there is none; so would the sum of no rows.
+        fingerprint = sum(m.fingerprint for m in messages) % (1 << 64) or 1
     with config.connection.open() as client:
-        client.wait(
+        job = client.wait(
             client.asynchronous.staging.commit(
-                job_id, run_id, attempts, batch, publish_timeout_s=config.commit_timeout_s
+                job_id,
+                run_id,
+                attempts,
+                batch,
+                publish_timeout_s=config.commit_timeout_s,
+                memory_ms=config.job_memory_ms,
+                fingerprint=fingerprint,
             )
         )
     sink_rejected.publish(folder, [m.rejected_file for m in messages])
     rejected = sum(m.rejected_rows for m in messages)
     if rejected:
         log.warning("%d rows could not be messages; they are in %s with the reasons", rejected, folder)
+    if job.rows_discarded:
+        text = (
+            f"job {job_id}: {job.rows_discarded} of {job.rows} rows were not scheduled, because their topic was "
+            "deleted after they were staged; the others were, and the job is done (discarded_rows=report: a warning)"
+        )
+        if config.fail_on_discarded_rows:
+            raise DiscardedRowsError(text)
+        log.warning("%s", text)
 
 
 def _abort(
@@ -191,19 +246,24 @@ class TickwheelWriter(DataSourceArrowWriter):
         self._config = config
         self._run_id = f"run-{secrets.token_hex(12)}"
         self._folder = f"{config.rejected_path}/{config.job_id}"
+        if config.batch_id:
+            self._folder += f"/{config.batch_id}"
         reach(config, config.job_id)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """A task: stage its rows."""
-        return write_partition(self._config, self._config.job_id, 0, self._run_id, self._folder, iterator)
+        config = self._config
+        return write_partition(config, config.job_id, config.batch_id, self._run_id, self._folder, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks have succeeded: schedule what they staged. Returns once all of it is scheduled."""
-        _commit(self._config, self._config.job_id, 0, self._run_id, self._folder, _given(messages))
+        config = self._config
+        _commit(config, config.job_id, config.batch_id, self._run_id, self._folder, _given(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """The job failed or was cancelled: drop what this run staged, refuse what its tasks still send."""
-        _abort(self._config, self._config.job_id, 0, self._run_id, self._folder, _given(messages))
+        config = self._config
+        _abort(config, config.job_id, config.batch_id, self._run_id, self._folder, _given(messages))
 
 
 class TickwheelStreamWriter(DataSourceStreamArrowWriter):

@@ -25,41 +25,41 @@ _sym_db = _symbol_database.Default()
 from tickwheel.proto import scheduler_pb2 as tickwheel_dot_proto_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtickwheel/proto/staging.proto\x12\x0ctickwheel.v1\x1a\x1ftickwheel/proto/scheduler.proto\"\x9f\x01\n\x0cStageRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x11\n\tpartition\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x06\x12\x10\n\x08sequence\x18\x06 \x01(\r\x12*\n\x07\x63olumns\x18\x07 \x01(\x0b\x32\x19.tickwheel.v1.ColumnBatch\"Q\n\rStagedAttempt\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x06\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\x04\"s\n\x13\x43ommitStagedRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12-\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32\x1b.tickwheel.v1.StagedAttempt\"C\n\x12\x41\x62ortStagedRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x0e\n\x06run_id\x18\x03 \x01(\t\"^\n\x13GetStagedJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x14\n\x0creserve_rows\x18\x03 \x01(\r\x12\x12\n\nrows_per_s\x18\x04 \x01(\r\"\xb0\x02\n\tStagedJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.tickwheel.v1.StagedState\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x16\n\x0erows_published\x18\x05 \x01(\x04\x12\x16\n\x0erows_discarded\x18\x06 \x01(\x04\x12\x14\n\x0cstaged_bytes\x18\x07 \x01(\x04\x12\x18\n\x10staged_bytes_max\x18\x08 \x01(\x04\x12\x1a\n\x12\x62\x61tch_messages_max\x18\t \x01(\r\x12\x19\n\x11payload_bytes_max\x18\n \x01(\r\x12\x14\n\x0c\x64\x65lay_ms_max\x18\x0b \x01(\x03\x12\x0e\n\x06now_ms\x18\x0c \x01(\x03\x12\x0f\n\x07wait_ms\x18\r \x01(\r\"\x89\x02\n\x0eStagingCommand\x12)\n\x05stage\x18\x01 \x01(\x0b\x32\x18.tickwheel.v1.StageBlockH\x00\x12\x33\n\x06\x63ommit\x18\x02 \x01(\x0b\x32!.tickwheel.v1.CommitStagedRequestH\x00\x12.\n\x07publish\x18\x03 \x01(\x0b\x32\x1b.tickwheel.v1.PublishStagedH\x00\x12\x31\n\x05\x61\x62ort\x18\x04 \x01(\x0b\x32 .tickwheel.v1.AbortStagedRequestH\x00\x12,\n\x06\x65xpire\x18\x05 \x01(\x0b\x32\x1a.tickwheel.v1.ExpireStagedH\x00\x42\x06\n\x04\x62ody\"\x8e\x01\n\nStageBlock\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x11\n\tpartition\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x06\x12\x10\n\x08sequence\x18\x06 \x01(\r\x12\x0c\n\x04rows\x18\x07 \x01(\r\x12\r\n\x05\x62lock\x18\x08 \x01(\x0c\"@\n\rPublishStaged\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x10\n\x08position\x18\x03 \x01(\r\"\x0e\n\x0c\x45xpireStaged\"S\n\x0fStagingSnapshot\x12\x11\n\tlast_file\x18\x01 \x01(\x04\x12-\n\x04jobs\x18\x02 \x03(\x0b\x32\x1f.tickwheel.v1.StagedJobSnapshot\"\xec\x02\n\x11StagedJobSnapshot\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.tickwheel.v1.StagedState\x12\x19\n\x11published_through\x18\x04 \x01(\x12\x12\x11\n\tdead_runs\x18\x05 \x03(\t\x12\x12\n\ntouched_ms\x18\x06 \x01(\x03\x12\x0c\n\x04rows\x18\x07 \x01(\x04\x12\x16\n\x0erows_published\x18\x08 \x01(\x04\x12\x16\n\x0erows_discarded\x18\t \x01(\x04\x12\x10\n\x08position\x18\n \x01(\r\x12\x0c\n\x04plan\x18\x0b \x01(\x0c\x12\x0c\n\x04\x66ile\x18\x0c \x01(\x04\x12\x12\n\nfile_bytes\x18\r \x01(\x04\x12\x15\n\rcharged_bytes\x18\x0e \x01(\x04\x12\x35\n\x08\x61ttempts\x18\x0f \x03(\x0b\x32#.tickwheel.v1.StagedAttemptSnapshot\"[\n\x15StagedAttemptSnapshot\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x06\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\x0e\n\x06\x62locks\x18\x04 \x01(\x0c*z\n\x0bStagedState\x12\x1c\n\x18STAGED_STATE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSTAGED_NONE\x10\x01\x12\x0f\n\x0bSTAGED_OPEN\x10\x02\x12\x15\n\x11STAGED_PUBLISHING\x10\x03\x12\x14\n\x10STAGED_PUBLISHED\x10\x04\x32\x9d\x02\n\x07Staging\x12<\n\x05Stage\x12\x1a.tickwheel.v1.StageRequest\x1a\x17.tickwheel.v1.StagedJob\x12\x44\n\x06\x43ommit\x12!.tickwheel.v1.CommitStagedRequest\x1a\x17.tickwheel.v1.StagedJob\x12\x42\n\x05\x41\x62ort\x12 .tickwheel.v1.AbortStagedRequest\x1a\x17.tickwheel.v1.StagedJob\x12J\n\x0cGetStagedJob\x12!.tickwheel.v1.GetStagedJobRequest\x1a\x17.tickwheel.v1.StagedJobb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtickwheel/proto/staging.proto\x12\x0ctickwheel.v1\x1a\x1ftickwheel/proto/scheduler.proto\"\x9f\x01\n\x0cStageRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x11\n\tpartition\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x06\x12\x10\n\x08sequence\x18\x06 \x01(\r\x12*\n\x07\x63olumns\x18\x07 \x01(\x0b\x32\x19.tickwheel.v1.ColumnBatch\"Q\n\rStagedAttempt\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x06\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\x04\"\x9b\x01\n\x13\x43ommitStagedRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12-\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32\x1b.tickwheel.v1.StagedAttempt\x12\x11\n\tmemory_ms\x18\x05 \x01(\x03\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\x06\"C\n\x12\x41\x62ortStagedRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x0e\n\x06run_id\x18\x03 \x01(\t\"^\n\x13GetStagedJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x14\n\x0creserve_rows\x18\x03 \x01(\r\x12\x12\n\nrows_per_s\x18\x04 \x01(\r\"\xb0\x02\n\tStagedJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.tickwheel.v1.StagedState\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x16\n\x0erows_published\x18\x05 \x01(\x04\x12\x16\n\x0erows_discarded\x18\x06 \x01(\x04\x12\x14\n\x0cstaged_bytes\x18\x07 \x01(\x04\x12\x18\n\x10staged_bytes_max\x18\x08 \x01(\x04\x12\x1a\n\x12\x62\x61tch_messages_max\x18\t \x01(\r\x12\x19\n\x11payload_bytes_max\x18\n \x01(\r\x12\x14\n\x0c\x64\x65lay_ms_max\x18\x0b \x01(\x03\x12\x0e\n\x06now_ms\x18\x0c \x01(\x03\x12\x0f\n\x07wait_ms\x18\r \x01(\r\"\x89\x02\n\x0eStagingCommand\x12)\n\x05stage\x18\x01 \x01(\x0b\x32\x18.tickwheel.v1.StageBlockH\x00\x12\x33\n\x06\x63ommit\x18\x02 \x01(\x0b\x32!.tickwheel.v1.CommitStagedRequestH\x00\x12.\n\x07publish\x18\x03 \x01(\x0b\x32\x1b.tickwheel.v1.PublishStagedH\x00\x12\x31\n\x05\x61\x62ort\x18\x04 \x01(\x0b\x32 .tickwheel.v1.AbortStagedRequestH\x00\x12,\n\x06\x65xpire\x18\x05 \x01(\x0b\x32\x1a.tickwheel.v1.ExpireStagedH\x00\x42\x06\n\x04\x62ody\"\x8e\x01\n\nStageBlock\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x11\n\tpartition\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x06\x12\x10\n\x08sequence\x18\x06 \x01(\r\x12\x0c\n\x04rows\x18\x07 \x01(\r\x12\r\n\x05\x62lock\x18\x08 \x01(\x0c\"@\n\rPublishStaged\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x10\n\x08position\x18\x03 \x01(\r\"\x0e\n\x0c\x45xpireStaged\"S\n\x0fStagingSnapshot\x12\x11\n\tlast_file\x18\x01 \x01(\x04\x12-\n\x04jobs\x18\x02 \x03(\x0b\x32\x1f.tickwheel.v1.StagedJobSnapshot\"\x94\x03\n\x11StagedJobSnapshot\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.tickwheel.v1.StagedState\x12\x19\n\x11published_through\x18\x04 \x01(\x12\x12\x11\n\tdead_runs\x18\x05 \x03(\t\x12\x12\n\ntouched_ms\x18\x06 \x01(\x03\x12\x0c\n\x04rows\x18\x07 \x01(\x04\x12\x16\n\x0erows_published\x18\x08 \x01(\x04\x12\x16\n\x0erows_discarded\x18\t \x01(\x04\x12\x10\n\x08position\x18\n \x01(\r\x12\x0c\n\x04plan\x18\x0b \x01(\x0c\x12\x0c\n\x04\x66ile\x18\x0c \x01(\x04\x12\x12\n\nfile_bytes\x18\r \x01(\x04\x12\x15\n\rcharged_bytes\x18\x0e \x01(\x04\x12\x35\n\x08\x61ttempts\x18\x0f \x03(\x0b\x32#.tickwheel.v1.StagedAttemptSnapshot\x12\x11\n\tmemory_ms\x18\x10 \x01(\x03\x12\x13\n\x0b\x66ingerprint\x18\x11 \x01(\x06\"[\n\x15StagedAttemptSnapshot\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x06\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\r\x12\x0e\n\x06\x62locks\x18\x04 \x01(\x0c*z\n\x0bStagedState\x12\x1c\n\x18STAGED_STATE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSTAGED_NONE\x10\x01\x12\x0f\n\x0bSTAGED_OPEN\x10\x02\x12\x15\n\x11STAGED_PUBLISHING\x10\x03\x12\x14\n\x10STAGED_PUBLISHED\x10\x04\x32\x9d\x02\n\x07Staging\x12<\n\x05Stage\x12\x1a.tickwheel.v1.StageRequest\x1a\x17.tickwheel.v1.StagedJob\x12\x44\n\x06\x43ommit\x12!.tickwheel.v1.CommitStagedRequest\x1a\x17.tickwheel.v1.StagedJob\x12\x42\n\x05\x41\x62ort\x12 .tickwheel.v1.AbortStagedRequest\x1a\x17.tickwheel.v1.StagedJob\x12J\n\x0cGetStagedJob\x12!.tickwheel.v1.GetStagedJobRequest\x1a\x17.tickwheel.v1.StagedJobb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tickwheel.proto.staging_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STAGEDSTATE']._serialized_start=1954
-  _globals['_STAGEDSTATE']._serialized_end=2076
+  _globals['_STAGEDSTATE']._serialized_start=2035
+  _globals['_STAGEDSTATE']._serialized_end=2157
   _globals['_STAGEREQUEST']._serialized_start=81
   _globals['_STAGEREQUEST']._serialized_end=240
   _globals['_STAGEDATTEMPT']._serialized_start=242
   _globals['_STAGEDATTEMPT']._serialized_end=323
-  _globals['_COMMITSTAGEDREQUEST']._serialized_start=325
-  _globals['_COMMITSTAGEDREQUEST']._serialized_end=440
-  _globals['_ABORTSTAGEDREQUEST']._serialized_start=442
-  _globals['_ABORTSTAGEDREQUEST']._serialized_end=509
-  _globals['_GETSTAGEDJOBREQUEST']._serialized_start=511
-  _globals['_GETSTAGEDJOBREQUEST']._serialized_end=605
-  _globals['_STAGEDJOB']._serialized_start=608
-  _globals['_STAGEDJOB']._serialized_end=912
-  _globals['_STAGINGCOMMAND']._serialized_start=915
-  _globals['_STAGINGCOMMAND']._serialized_end=1180
-  _globals['_STAGEBLOCK']._serialized_start=1183
-  _globals['_STAGEBLOCK']._serialized_end=1325
-  _globals['_PUBLISHSTAGED']._serialized_start=1327
-  _globals['_PUBLISHSTAGED']._serialized_end=1391
-  _globals['_EXPIRESTAGED']._serialized_start=1393
-  _globals['_EXPIRESTAGED']._serialized_end=1407
-  _globals['_STAGINGSNAPSHOT']._serialized_start=1409
-  _globals['_STAGINGSNAPSHOT']._serialized_end=1492
-  _globals['_STAGEDJOBSNAPSHOT']._serialized_start=1495
-  _globals['_STAGEDJOBSNAPSHOT']._serialized_end=1859
-  _globals['_STAGEDATTEMPTSNAPSHOT']._serialized_start=1861
-  _globals['_STAGEDATTEMPTSNAPSHOT']._serialized_end=1952
-  _globals['_STAGING']._serialized_start=2079
-  _globals['_STAGING']._serialized_end=2364
+  _globals['_COMMITSTAGEDREQUEST']._serialized_start=326
+  _globals['_COMMITSTAGEDREQUEST']._serialized_end=481
+  _globals['_ABORTSTAGEDREQUEST']._serialized_start=483
+  _globals['_ABORTSTAGEDREQUEST']._serialized_end=550
+  _globals['_GETSTAGEDJOBREQUEST']._serialized_start=552
+  _globals['_GETSTAGEDJOBREQUEST']._serialized_end=646
+  _globals['_STAGEDJOB']._serialized_start=649
+  _globals['_STAGEDJOB']._serialized_end=953
+  _globals['_STAGINGCOMMAND']._serialized_start=956
+  _globals['_STAGINGCOMMAND']._serialized_end=1221
+  _globals['_STAGEBLOCK']._serialized_start=1224
+  _globals['_STAGEBLOCK']._serialized_end=1366
+  _globals['_PUBLISHSTAGED']._serialized_start=1368
+  _globals['_PUBLISHSTAGED']._serialized_end=1432
+  _globals['_EXPIRESTAGED']._serialized_start=1434
+  _globals['_EXPIRESTAGED']._serialized_end=1448
+  _globals['_STAGINGSNAPSHOT']._serialized_start=1450
+  _globals['_STAGINGSNAPSHOT']._serialized_end=1533
+  _globals['_STAGEDJOBSNAPSHOT']._serialized_start=1536
+  _globals['_STAGEDJOBSNAPSHOT']._serialized_end=1940
+  _globals['_STAGEDATTEMPTSNAPSHOT']._serialized_start=1942
+  _globals['_STAGEDATTEMPTSNAPSHOT']._serialized_end=2033
+  _globals['_STAGING']._serialized_start=2160
+  _globals['_STAGING']._serialized_end=2445
 # @@protoc_insertion_point(module_scope)

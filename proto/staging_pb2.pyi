@@ -134,9 +134,19 @@ class CommitStagedRequest(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    MEMORY_MS_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     batch: _builtins.int
     run_id: _builtins.str
+    memory_ms: _builtins.int
+    """How long the job is recognised once it is published, in ms, whatever other jobs come: a job with a name that somebody
+    may use again. 0: as long as there is room among the last `staging_jobs_max`, at most `staging_memory_ms`.
+    """
+    fingerprint: _builtins.int
+    """Of all rows of the job, whichever tasks staged them in whatever order. A commit of a batch that was committed with
+    another one is refused with NAME_TAKEN. 0: not compared.
+    """
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagedAttempt]:
         """At most one of each partition."""
@@ -148,10 +158,12 @@ class CommitStagedRequest(_message.Message):
         batch: _builtins.int = ...,
         run_id: _builtins.str = ...,
         attempts: _abc.Iterable[Global___StagedAttempt] | None = ...,
+        memory_ms: _builtins.int = ...,
+        fingerprint: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "batch", b"batch", "job_id", b"job_id", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "batch", b"batch", "fingerprint", b"fingerprint", "job_id", b"job_id", "memory_ms", b"memory_ms", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -444,6 +456,8 @@ class StagedJobSnapshot(_message.Message):
     FILE_BYTES_FIELD_NUMBER: _builtins.int
     CHARGED_BYTES_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    MEMORY_MS_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     batch: _builtins.int
     state: Global___StagedState.ValueType
@@ -460,6 +474,9 @@ class StagedJobSnapshot(_message.Message):
     """0: it has no file."""
     file_bytes: _builtins.int
     charged_bytes: _builtins.int
+    memory_ms: _builtins.int
+    """Of the last commit."""
+    fingerprint: _builtins.int
     @_builtins.property
     def dead_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -482,10 +499,12 @@ class StagedJobSnapshot(_message.Message):
         file_bytes: _builtins.int = ...,
         charged_bytes: _builtins.int = ...,
         attempts: _abc.Iterable[Global___StagedAttemptSnapshot] | None = ...,
+        memory_ms: _builtins.int = ...,
+        fingerprint: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "batch", b"batch", "charged_bytes", b"charged_bytes", "dead_runs", b"dead_runs", "file", b"file", "file_bytes", b"file_bytes", "job_id", b"job_id", "plan", b"plan", "position", b"position", "published_through", b"published_through", "rows", b"rows", "rows_discarded", b"rows_discarded", "rows_published", b"rows_published", "state", b"state", "touched_ms", b"touched_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "batch", b"batch", "charged_bytes", b"charged_bytes", "dead_runs", b"dead_runs", "file", b"file", "file_bytes", b"file_bytes", "fingerprint", b"fingerprint", "job_id", b"job_id", "memory_ms", b"memory_ms", "plan", b"plan", "position", b"position", "published_through", b"published_through", "rows", b"rows", "rows_discarded", b"rows_discarded", "rows_published", b"rows_published", "state", b"state", "touched_ms", b"touched_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,6 +49,8 @@ JOBS_DRIVEN_MAX = 8
 PAUSE_MS = 100
 EXPIRY_PERIOD_MS = 10_000
 ATTEMPTS_MAX = 100_000
+MEMORY_MS_MAX = 3_650 * 86_400_000
+"""As `staging_memory_ms`."""
 BATCH_LIMIT = 1 << 62
 
 Answer = Callable[[StagedJob | Failure], None]
@@ -187,6 +189,8 @@ class StagingDesk:
         failure = _names(request.job_id, request.run_id, request.batch)
         if failure is None and len(request.attempts) > ATTEMPTS_MAX:
             failure = invalid("attempts", len(request.attempts), f"at most {ATTEMPTS_MAX}").failure
+        if failure is None and not 0 <= request.memory_ms <= MEMORY_MS_MAX:
+            failure = invalid("memory_ms", request.memory_ms, f"0 to {MEMORY_MS_MAX}").failure
         self._decide(StagingCommand(commit=request), request.job_id, request.batch, failure, done)
 
     def abort(self, request: AbortStagedRequest, done: Answer) -> None:

@@ -10,7 +10,8 @@ Invariants:
 - What a fenced run sends (aborted, or of a batch that is past) is refused. An abort changes nothing once a commit
   counts.
 - A position is published by the command that names it and by no other: repeats and late ones do nothing.
-- What expires, and which finished job is forgotten, follows from stamps and settings in the log alone.
+- What expires, and which finished job is forgotten, follows from stamps and settings in the log alone. A job that was
+  committed with a time of its own is forgotten by that time and never to make room for others.
 - Blocks are charged CHARGE_BYTES_MIN at least, so `staging_bytes_max` also bounds what is kept in memory of them.
 
 Called by the state machine; `judge` and `publishing` also by the master's staging desk.
@@ -95,7 +96,10 @@ class Job:
     rows: int = 0
     rows_published: int = 0
     rows_discarded: int = 0
-    """These three: of the batch committed last."""
+    fingerprint: int = 0
+    """These four: of the batch committed last."""
+    memory_ms: int = 0
+    """How long it is remembered after that; 0: until others need the room."""
     touched_ms: int = 0
     file_number: int = 0
     file: StagedFile | None = None
@@ -129,6 +133,11 @@ def _fenced(job_id: str, run_id: str, why: str) -> Failure:
 def _not_staged(job_id: str, what: str) -> Failure:
     text = f"job {job_id}: {what}; it expired, was aborted, or was never staged: write it again"
     return Failure(pb.WRONG_STATE, text, {"field": "attempts", "value": what})
+
+
+def _other_rows(job_id: str, batch: int) -> Failure:
+    text = f"job {job_id} has been committed with other rows (batch {batch}): give these rows a job id of their own"
+    return Failure(pb.NAME_TAKEN, text, {"field": "job_id", "value": job_id})
 
 
 class Staging:
@@ -224,6 +233,8 @@ class Staging:
         if job is not None:
             state = job.state_of(batch)
             if state in (STAGED_PUBLISHED, STAGED_PUBLISHING):
+                if batch == job.batch and commit.fingerprint and job.fingerprint not in (0, commit.fingerprint):
+                    return StagingResult(_other_rows(job_id, batch))
                 return StagingResult(state=state)
             if commit.run_id in job.dead_runs:
                 return StagingResult(_fenced(job_id, commit.run_id, "it was aborted"))
@@ -255,6 +266,7 @@ class Staging:
         job.state, job.plan, job.position = STAGED_PUBLISHING, plan, 0
         self._publishing[job_id] = job
         job.rows, job.rows_published, job.rows_discarded = sum(block.rows for block in plan), 0, 0
+        job.fingerprint, job.memory_ms = commit.fingerprint, commit.memory_ms
         job.touched_ms = max(job.touched_ms, stamped_ms)
         if not plan:
             self._finish(job)
@@ -321,12 +333,13 @@ class Staging:
     # -- steps of them
 
     def _job(self, job_id: str, settings: Settings) -> Job | None:
-        """The job, made if it is new; None: there are too many. Of the idle ones the longest untouched goes first."""
+        """The job, made if it is new; None: there are too many. Of the idle ones without a time of their own the
+        longest untouched goes first."""
         job = self._jobs.get(job_id)
         if job is not None:
             return job
         if len(self._jobs) >= settings.staging_jobs_max:
-            idle = [item for item in self._jobs.values() if item.state == STAGED_NONE]
+            idle = [item for item in self._jobs.values() if item.state == STAGED_NONE and not item.memory_ms]
             if not idle:
                 return None
             del self._jobs[min(idle, key=lambda item: (item.touched_ms, item.job_id)).job_id]
@@ -402,6 +415,7 @@ class Staging:
                 item.job_id, item.batch, item.state, item.published_through, list(item.dead_runs),
                 position=item.position, rows=item.rows, rows_published=item.rows_published,
                 rows_discarded=item.rows_discarded, touched_ms=item.touched_ms, charged_bytes=item.charged_bytes,
+                memory_ms=item.memory_ms, fingerprint=item.fingerprint,
             )  # fmt: skip
             job.plan = [Block(*row) for row in _rows(item.plan, 4)]
             for attempt in item.attempts:
@@ -421,7 +435,7 @@ def _is_over(job: Job, now_ms: int, settings: Settings) -> bool:
         return False
     kept_ms = settings.staging_expiry_ms
     if job.state == STAGED_NONE and job.published_through >= 0:
-        kept_ms = max(kept_ms, settings.staging_memory_ms)
+        kept_ms = max(kept_ms, job.memory_ms or settings.staging_memory_ms)
     return now_ms - job.touched_ms >= kept_ms
 
 
@@ -450,6 +464,8 @@ def _snapshot_of(job: Job) -> StagedJobSnapshot:
         file=job.file_number,
         file_bytes=job.file.bytes if job.file is not None else 0,
         charged_bytes=job.charged_bytes,
+        memory_ms=job.memory_ms,
+        fingerprint=job.fingerprint,
         attempts=[
             staging_pb2.StagedAttemptSnapshot(
                 attempt=number,

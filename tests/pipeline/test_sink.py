@@ -16,7 +16,7 @@ from tests.pipeline.running import RunningCluster
 from tickwheel.client import Client
 from tickwheel.node.local_cluster import free_ports
 from tickwheel.pipeline.options import OptionError, Options
-from tickwheel.pipeline.sink import OPTIONS, sink_config
+from tickwheel.pipeline.sink import OPTIONS, DiscardedRowsError, TickwheelWriter, sink_config
 from tickwheel.pipeline.sink_rows import SchemaError, check_schema
 
 DAY_MS = 86_400_000
@@ -83,11 +83,43 @@ def test_a_timestamp_is_taken_in_utc_and_never_early(spark: SparkSession, cluste
 
 def test_a_job_that_is_run_again_writes_nothing_twice(spark: SparkSession, cluster: RunningCluster) -> None:
     """`job_id` is what makes a whole job repeatable: after the driver died nobody knows whether it had committed."""
-    for _ in range(2):
-        write(frame(spark, 3_000), cluster, topic="sink-again", job_id="again-1")
+    rows = frame(spark, 3_000)
+    for part in (rows, rows.repartition(3)):
+        write(part, cluster, topic="sink-again", job_id="again-1")
     assert cluster.payloads("sink-again") == expected(3_000)
-    write(frame(spark, 3_000), cluster, topic="sink-again", job_id="again-2")
+    with pytest.raises(Exception, match="job again-1 has been committed with other rows"):
+        write(rows.withColumn("key", f.lit("k")), cluster, topic="sink-again", job_id="again-1")
+    write(rows, cluster, topic="sink-again", job_id="again-2")
     assert cluster.payloads("sink-again").total() == 6_000
+
+
+def test_batches_of_one_job_are_written_once_each(spark: SparkSession, cluster: RunningCluster) -> None:
+    """As `foreachBatch` writes them, however often it is called with the same number."""
+    rows = frame(spark, 10, 1)
+    for number in (4, 4, 5, 4):
+        write(
+            rows.withColumn("key", f.lit(str(number))), cluster, topic="sink-batches", job_id="batches", batch_id=number
+        )
+    assert Counter(message.key for message in cluster.messages("sink-batches")) == Counter({"4": 10, "5": 10})
+
+
+def test_rows_of_a_deleted_topic_fail_the_write(spark: SparkSession, cluster: RunningCluster) -> None:
+    """Also when it is repeated; or are reported, if so wanted: they are gone, and the commit must not keep that to
+    itself."""
+    rows = [("sink-stays", ahead(), b"a"), ("sink-goes", ahead(), b"b")]
+    frame = spark.createDataFrame(rows, "topic string, due_ms long, payload binary")
+    for wanted in ("fail", "report"):
+        options = {"endpoints": cluster.endpoints, "job_id": f"deleted-{wanted}", "discarded_rows": wanted}
+        writer = TickwheelWriter(sink_config(Options(options, OPTIONS), stream=False), frame.schema)
+        message = writer.write(iter(frame.toArrow().to_batches()))
+        cluster.wait(cluster.client.admin.delete_topic("sink-goes"))
+        for _ in range(2):
+            if wanted == "report":
+                writer.commit([message])
+                continue
+            with pytest.raises(DiscardedRowsError, match="1 of 2 rows were not scheduled"):
+                writer.commit([message])
+    assert cluster.payloads("sink-stays") == Counter({"a": 2})
 
 
 def test_an_empty_frame_is_a_write_too(spark: SparkSession, cluster: RunningCluster) -> None:
@@ -118,7 +150,7 @@ def test_bad_rows_go_aside_with_their_reasons(spark: SparkSession, cluster: Runn
     found = spark.read.parquet(str(tmp_path / "bad-1"))
     reasons = [row.reason.partition(":")[0] for row in found.collect()]
     assert Counter(reasons) == Counter(
-        {"topic": 2, "due": 3, "payload": 2, "tags": 1, "properties": 1, "key, tags and properties": 1}
+        {"topic": 2, "due": 3, "payload": 2, "tags": 1, "properties": 1, "key, tags, properties, message_group": 1}
     )
     assert not list((tmp_path / "bad-1").glob("_*"))
 
@@ -168,6 +200,9 @@ def test_a_wrong_schema_names_the_column(spark: SparkSession, columns: str, said
         ({"timeout_s": "0"}, "option timeout_s"),
         ({"connect_timeout_s": "x"}, "option connect_timeout_s"),
         ({"commit_timeout_s": "0"}, "option commit_timeout_s"),
+        ({"discarded_rows": "ignore"}, "option discarded_rows"),
+        ({"batch_id": "4"}, "option batch_id: '4': needs job_id"),
+        ({"job_memory_ms": "4", "job_id": "x"}, "option job_memory_ms: '4': 60000 to"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], said: str) -> None:

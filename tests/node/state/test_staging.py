@@ -54,10 +54,13 @@ class Bulk(Driver):
             )
         )  # fmt: skip
 
-    def commit(self, *named: tuple[int, int, int, int], run: str = "r", batch: int = 0, job: str = "j") -> Any:
+    def commit(
+        self, *named: tuple[int, int, int, int], run: str = "r", batch: int = 0, job: str = "j", **facts: int
+    ) -> Any:
         """Commit (partition, attempt, blocks, rows)."""
         attempts = [staging_pb2.StagedAttempt(partition=p, attempt=a, blocks=b, rows=r) for p, a, b, r in named]
-        return self.one(commit=staging_pb2.CommitStagedRequest(job_id=job, batch=batch, run_id=run, attempts=attempts))
+        request = staging_pb2.CommitStagedRequest(job_id=job, batch=batch, run_id=run, attempts=attempts, **facts)
+        return self.one(commit=request)
 
     def abort(self, run: str = "r", batch: int = 0, job: str = "j") -> Any:
         """Abort a run."""
@@ -203,6 +206,46 @@ def test_jobs_are_bounded_and_the_oldest_idle_one_goes(bulk: Bulk) -> None:
     bulk.stage(5, job="c")
     assert bulk.state.staging.job("a") is None
     assert bulk.stage(5, job="d").failure.reason == pb.LIMIT_REACHED, "the others hold rows"
+
+
+def test_a_job_with_a_time_of_its_own_is_forgotten_by_age_alone(bulk: Bulk) -> None:
+    """However many others come: 28 hours of writes without a name must not make a named one happen again."""
+    settings = admin_pb2.Settings(staging_jobs_max=3, staging_expiry_ms=60_000, staging_memory_ms=60_000)
+    bulk.apply(admin(settings=settings))
+    bulk.commit(job="named", memory_ms=600_000)
+    for number in range(20):
+        bulk.now_ms += 1
+        assert bulk.commit(job=f"other-{number}").state == STAGED_PUBLISHED
+    assert bulk.commit((0, 9, 1, 1), job="named", memory_ms=600_000).state == STAGED_PUBLISHED
+    bulk.checkpoint()
+    bulk.restart(Random(3))
+    bulk.now_ms = 1_000 + 599_999
+    bulk.one(expire=staging_pb2.ExpireStaged())
+    assert [bulk.state.staging.job(job) is None for job in ("named", "other-19")] == [False, True]
+    for job in ("second", "third"):
+        bulk.commit(job=job, memory_ms=600_000)
+    assert bulk.commit(job="fourth").failure.reason == pb.LIMIT_REACHED, "none of them makes room"
+    bulk.now_ms += 1
+    bulk.one(expire=staging_pb2.ExpireStaged())
+    assert bulk.state.staging.job("named") is None
+    assert bulk.commit(job="fourth").state == STAGED_PUBLISHED
+
+
+def test_other_rows_under_the_same_id_are_refused(bulk: Bulk) -> None:
+    """They would be acknowledged and never scheduled. While the rows are being published, after it and after a
+    restart; without a fingerprint nothing is compared, and a later batch has one of its own."""
+    bulk.stage(5)
+    assert bulk.commit((0, 5, 1, 3), fingerprint=7).state == STAGED_PUBLISHING
+    assert bulk.commit((0, 5, 1, 3), fingerprint=8, run="other").failure.reason == pb.NAME_TAKEN
+    bulk.publish(0)
+    bulk.checkpoint()
+    bulk.restart(Random(3))
+    failure = bulk.commit(fingerprint=8, run="other").failure
+    assert failure.reason == pb.NAME_TAKEN and "job j has been committed with other rows" in failure.message
+    for fingerprint in (7, 0):
+        assert bulk.commit(fingerprint=fingerprint, run="again").state == STAGED_PUBLISHED
+    assert bulk.commit(batch=1, fingerprint=8).state == STAGED_PUBLISHED
+    assert bulk.commit(fingerprint=8).state == STAGED_PUBLISHED, "of an earlier batch it is not kept"
 
 
 def test_rows_of_a_deleted_topic_are_counted_as_discarded(bulk: Bulk) -> None:
