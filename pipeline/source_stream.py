@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import base64
+import logging
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,7 @@ from tickwheel.pipeline.options import TOPIC, Connection, OptionError, Options, 
 from tickwheel.pipeline.source_columns import CONTENT, CONTENT_FIELDS, content_columns, id_column
 from tickwheel.proto.consumer_pb2 import ACK, EARLIEST, LATEST, RETRY, DeliverBatch, PullRequest, SettleBatch
 
-OPTIONS = frozenset({"group", "topic", "start_from", "max_messages", "lease_ms", "wait_ms"})
+OPTIONS = frozenset({"group", "topic", "start_from", "max_messages", "max_bytes", "lease_ms", "wait_ms"})
 SCHEMA = f"id string, topic string, due_ms bigint, attempt int, {CONTENT}"
 _ARROW = pa.schema(
     [
@@ -44,10 +45,17 @@ _ARROW = pa.schema(
 )
 PULL_MESSAGES_MAX = 1_024
 PARTITION_MESSAGES = 4_096
+PARTITION_BYTES = 16 << 20
+MAX_BYTES = 64 << 20
+MAX_BYTES_MAX = 1 << 30
+"""The driver holds a micro-batch several times over while it is planned."""
 ALL_MESSAGES_MAX = 100_000
 """Of a micro-batch that Spark wants without a limit."""
+QUIET_S = 3.0
+"""With `availableNow`: what other consumers of the group may be holding is waited for so long."""
 GIVE_BACK_DELAY_MS = 1
 """At once; 0 would be the group's policy."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,7 @@ class StreamConfig:
     topics: tuple[str, ...]
     latest: bool
     max_messages: int
+    max_bytes: int
     lease_ms: int
     wait_ms: int
 
@@ -78,9 +87,14 @@ def stream_config(options: Options) -> StreamConfig:
         topics,
         options.choice("start_from", "earliest", ("earliest", "latest")) == "latest",
         options.number("max_messages", 10_000, 1, ALL_MESSAGES_MAX),
+        options.number("max_bytes", MAX_BYTES, 1, MAX_BYTES_MAX),
         options.number("lease_ms", 300_000, 1_000, 43_200_000),
         options.number("wait_ms", 200, 0, 20_000),
     )
+
+
+class NothingDeliveredError(RuntimeError):
+    """A group has messages that are due, and gets none of them."""
 
 
 @dataclass
@@ -99,8 +113,10 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._pulled: dict[int, list[DeliverBatch]] = {}
         """By the sequence that their micro-batch ends with."""
         self._settled_through = 0
-        self._until_ms: int | None = None
-        self._came_to_until = False
+        self._until_ms = 0
+        self._topics_left: list[str] | None = None
+        """With `availableNow`: topics of which something that was due when the query began may still come."""
+        self._delivered = False
 
     # -- planning, on the driver
 
@@ -114,7 +130,13 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """This query ends once what is due now has come."""
-        self._until_ms = time.time_ns() // 1_000_000
+        client = self._open()
+        # By the cluster's time: the clock of the driver may be another.
+        self._until_ms = client.wait(client.asynchronous.admin.master_status()).clock_ms
+        groups = client.wait(client.asynchronous.admin.groups())
+        self._topics_left = next(
+            (list(group.topics) for group in groups if group.name == self._config.group), list(self._config.topics)
+        )
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Pull the next micro-batch; `start` itself if there is nothing."""
@@ -123,23 +145,24 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         ready = [seq for seq in self._pulled if seq > start["seq"]]
         if ready:
             return _offset(min(ready), self._pulled[min(ready)])
-        if self._came_to_until:
-            return start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else ALL_MESSAGES_MAX
-        batches = self._pull(most)
+        batches = self._pull(most) if self._topics_left is None else self._pull_available(self._topics_left, most)
         if not batches:
-            self._came_to_until = self._until_ms is not None
             return start
+        self._delivered = True
         seq = start["seq"] + sum(len(batch.ids) // 8 for batch in batches)
         self._pulled[seq] = batches
         return _offset(seq, batches)
 
-    def _pull(self, most: int) -> list[DeliverBatch]:
+    def _pull(self, most: int, topic: str = "") -> list[DeliverBatch]:
+        """So many messages at most, of any topic or of one; as many bytes as are wanted, and up to one pull more."""
         config, client = self._config, self._open()
         found: list[DeliverBatch] = []
-        while most > 0 and not self._came_to_until:
+        room = config.max_bytes
+        while most > 0 and room > 0:
             request = PullRequest(
                 group=config.group,
+                topic=topic,
                 topics=config.topics,
                 messages_max=min(most, PULL_MESSAGES_MAX),
                 wait_ms=0 if found else config.wait_ms,
@@ -151,9 +174,53 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 break
             found.append(batch)
             most -= len(batch.ids) // 8
-            if self._until_ms is not None:
-                self._came_to_until = int(np.frombuffer(batch.due_ms, "<i8").max()) > self._until_ms
+            room -= len(batch.records)
+            if self._topics_left is not None and _due_last(batch) > self._until_ms:
+                break
         return found
+
+    def _pull_available(self, topics: list[str], most: int) -> list[DeliverBatch]:
+        """The next messages of one of the topics that are left; empty: all that was due when the query began has come.
+
+        A topic is done with when a later message comes, or when the cluster has nothing to deliver of it: that a pull
+        brings nothing in its time only says that the node is busy. Raises NothingDeliveredError if the query got none.
+        """
+        quiet_since = time.monotonic()
+        while topics:
+            for topic in list(topics):
+                found = self._pull(most, topic)
+                if found and _due_last(found[-1]) > self._until_ms:
+                    topics.remove(topic)
+                if found:
+                    return found
+            waiting, elsewhere = self._undelivered(topics)
+            topics[:] = [topic for topic in topics if waiting[topic]]
+            total, quiet_s = sum(waiting.values()), time.monotonic() - quiet_since
+            if total <= elsewhere and quiet_s >= QUIET_S:
+                topics.clear()
+            elif total > elsewhere and quiet_s >= self._config.connection.timeout_s:
+                text = (
+                    f"group {self._config.group}: {total} messages of {', '.join(topics)} are due, {elsewhere} "
+                    f"are with other consumers, and none was delivered for {quiet_s:.0f} s: is the group or a topic "
+                    "paused, or does a retry hold up what must come in order?"
+                )
+                if not self._delivered:
+                    raise NothingDeliveredError(text)
+                log.warning("%s", text)
+                topics.clear()
+        return []
+
+    def _undelivered(self, topics: list[str]) -> tuple[dict[str, int], int]:
+        """Messages of each topic that were dispatched and are not settled, and how many of all topics are with
+        consumers."""
+        client = self._open()
+        snapshot, group = client.asynchronous.snapshot, self._config.group
+        groups = client.wait(client.asynchronous.admin.groups())
+        elsewhere = next((int(item.in_flight) for item in groups if item.name == group), 0)
+        pin = client.wait(snapshot.pin_settled(group, reader="master"))
+        client.wait(snapshot.unpin(pin.address, pin.pin_id))
+        waiting = {topic.name: topic.open for topic in pin.topics}
+        return {topic: waiting.get(topic, 0) for topic in topics}, elsewhere
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The micro-batch between two offsets; without rows if another process pulled it (see the module)."""
@@ -166,15 +233,16 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._settled_through = max(self._settled_through, end["seq"])
             return []
         planned: list[InputPartition] = []
-        rows = PARTITION_MESSAGES
+        rows, size = PARTITION_MESSAGES, 0
         for batch in batches:
-            if rows >= PARTITION_MESSAGES:
+            if rows >= PARTITION_MESSAGES or size >= PARTITION_BYTES:
                 planned.append(Delivered([]))
-                rows = 0
+                rows = size = 0
             part = planned[-1]
             assert isinstance(part, Delivered)
             part.batches.append(batch.SerializeToString())
             rows += len(batch.ids) // 8
+            size += len(batch.records)
         return planned
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -212,6 +280,10 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if isinstance(partition, Delivered):
             for data in partition.batches:
                 yield _rows(DeliverBatch.FromString(data))
+
+
+def _due_last(batch: DeliverBatch) -> int:
+    return int(np.frombuffer(batch.due_ms, "<i8").max())
 
 
 def _offset(seq: int, batches: Sequence[DeliverBatch]) -> dict[str, Any]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
 from tests.pipeline.running import RunningCluster
 from tickwheel.node.local_cluster import free_ports
+from tickwheel.pipeline.options import Options
+from tickwheel.pipeline.source_stream import OPTIONS, NothingDeliveredError, TickwheelStreamReader, stream_config
 
 FILES = 2
 ROWS = 200
@@ -68,7 +71,8 @@ def schedule(cluster: RunningCluster, topic: str, count: int) -> None:
     async def go() -> None:
         due_ms = time.time_ns() // 1_000_000
         asked = [
-            cluster.client.schedule(topic, f"m-{n}", due_ms=due_ms, key=f"k-{n}", tags=["a"]) for n in range(count)
+            cluster.client.schedule(topic, f"m-{n}", due_ms=due_ms, key=f"k-{n}", tags=["a"], message_group=f"g-{n}")
+            for n in range(count)
         ]
         await asyncio.gather(*asked)
 
@@ -80,7 +84,7 @@ class Collected:
 
     def __init__(self) -> None:
         self.payloads: list[str] = []
-        self.rows: list[object] = []
+        self.rows: list[Row] = []
         self.fails = False
 
     def take(self, batch: DataFrame, number: int) -> None:
@@ -123,9 +127,70 @@ def test_messages_come_in_limited_micro_batches_and_are_settled(
     got = Collected()
     run_source(spark, cluster, tmp_path, got, "stream-in", max_messages=100)
     assert Counter(got.payloads) == Counter(f"m-{n}" for n in range(250))
+    assert {(bytes(row.payload), row.message_group) for row in got.rows} == {
+        (b"m-%d" % n, f"g-{n}") for n in range(250)
+    }
     offsets = [path for path in (tmp_path / "checkpoint" / "offsets").iterdir() if path.name.isdecimal()]
     assert len(offsets) >= 3
     assert unsettled(cluster, "stream-in") == 0
+
+
+def stream_reader(cluster: RunningCluster, **options: object) -> TickwheelStreamReader:
+    """As Spark has it on the driver."""
+    given = {"endpoints": cluster.endpoints, **{name: str(value) for name, value in options.items()}}
+    return TickwheelStreamReader(stream_config(Options(given, OPTIONS)))
+
+
+def available(reader: TickwheelStreamReader) -> Iterator[list[Row]]:
+    """The micro-batches of a query with `availableNow`, as Spark drives it."""
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+        yield [
+            row for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch.to_pylist()
+        ]
+        start = end
+    reader.commit(start)
+    reader.stop()
+
+
+def test_all_that_is_available_comes_of_every_topic(cluster: RunningCluster) -> None:
+    """Although one topic has later messages all the time, and a pull that does not wait brings nothing at first."""
+    for topic, count in (("stream-old", 900), ("stream-new", 1)):
+        schedule(cluster, topic, count)
+    reader = stream_reader(
+        cluster, group="two", topic="stream-new,stream-old", wait_ms=0, max_messages=100, timeout_s=20
+    )
+    came: Counter[str] = Counter()
+    for rows in available(reader):
+        came.update(row["topic"] for row in rows)
+        schedule(cluster, "stream-new", 5)
+    assert came["stream-old"] == 900 and came["stream-new"] >= 1
+
+
+def test_what_is_available_and_not_delivered_fails_the_query(cluster: RunningCluster) -> None:
+    """It must not end as if there were nothing."""
+    schedule(cluster, "stream-held", 3)
+    cluster.wait(cluster.client.admin.create_group("held", ["stream-held"]))
+    cluster.wait(cluster.client.admin.pause_group("held"))
+    reader = stream_reader(cluster, group="held", wait_ms=0, timeout_s=2)
+    with pytest.raises(NothingDeliveredError, match="3 messages of stream-held are due"):
+        list(available(reader))
+    reader.stop()
+
+
+def test_a_micro_batch_has_a_limit_of_bytes(cluster: RunningCluster) -> None:
+    """Few large messages are as much for the driver as many small ones; one that is larger comes alone."""
+
+    async def go() -> None:
+        due_ms = time.time_ns() // 1_000_000
+        for _ in range(4):
+            await cluster.client.schedule("stream-large", b"x" * (3 << 20), due_ms=due_ms)
+
+    cluster.wait(go())
+    reader = stream_reader(cluster, group="large", topic="stream-large", max_bytes=1 << 20, timeout_s=20)
+    sizes = [[len(row["payload"]) for row in rows] for rows in available(reader)]
+    assert sizes and sum(map(len, sizes)) == 4 and max(map(len, sizes)) <= 2
 
 
 def test_a_micro_batch_that_failed_comes_again(spark: SparkSession, cluster: RunningCluster, tmp_path: Path) -> None:
