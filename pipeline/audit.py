@@ -1,8 +1,10 @@
 """The audit: what became of every message, joined from the events that all nodes noted.
 
-Reports messages that are lost, delivered early or delivered twice under one attempt, lateness by topic and hour, and
-the time without a master. Nodes note the same entries each, so rows are made distinct first; deliveries are noted by
-the master alone. Events that nodes left out (LOST) are counted: with any, what seems lost may only be unknown.
+Reports messages that are lost, delivered early, twice under one attempt, although they were cancelled or although
+nobody scheduled them; lateness by topic and hour, and the time without a master. Nodes note the same entries each, so
+rows are made distinct first; deliveries are noted by the master alone. A rescheduled message gets another id with each
+move: all of them stand for the first one. Events that nodes left out (LOST) are counted: with any, what seems lost may
+only be unknown.
 """
 
 from __future__ import annotations
@@ -11,12 +13,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+
+from tickwheel.storage.events import FROM_NOW_MS, GroupChange
 
 HOUR_MS = 3_600_000
 PERCENTILES = (0.5, 0.9, 0.99, 1.0)
 SAMPLES_MAX = 20
+TITLES = {
+    "lost": "lost",
+    "early": "early",
+    "duplicated": "duplicated",
+    "cancelled": "cancelled yet delivered",
+    "unscheduled": "delivered, never scheduled",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,64 +47,208 @@ class Audit:
     scheduled: int
     delivered: int
     lost: DataFrame
-    """id, topic, due_ms, group: due, not cancelled, and neither delivered to a group that had others of its topic nor
-    settled for it; where no group had any (null), not even dispatched."""
+    """id, topic, due_ms, group: due, not cancelled, and neither delivered to a group that must get it nor settled for
+    it; where the topic has no group (null), not even dispatched. A group must get what is dispatched after it began,
+    and what it began with; if nobody noted how it began, what was dispatched after it first got anything of the
+    topic."""
     early: DataFrame
     """id, topic, group, due_ms, at_ms."""
     duplicated: DataFrame
-    """id, topic, group, attempt, times, of the same unit."""
+    """id, topic, group, attempt, times, terms, of the same unit; more times than terms is a broken promise, since
+    within a term a master knows what it has delivered."""
+    cancelled: DataFrame
+    """id, topic, group, at_ms: delivered although a cancel said CANCELLED."""
+    unscheduled: DataFrame
+    """id, topic, group, at_ms: delivered, and never scheduled. Only of ids that were given out after the first one of
+    their hour that the events still tell of."""
     lateness: DataFrame
     """topic, hour_ms, messages, p50_ms, p90_ms, p99_ms, max_ms: first deliveries by the hour of their due time."""
     without_master: list[tuple[int, int, int]]
     """Term, from and until, milliseconds since 1970: between the last sign of one master and the next one's first."""
     events_left_out: int
+    filtered: list[str]
+    """Groups that had a filter: what they are lost cannot be told, since what a filter skips is not noted."""
+
+    def broken(self) -> dict[str, int]:
+        """How often each promise was broken; only those that were."""
+        counts = {name: getattr(self, name).count() for name in ("lost", "early", "cancelled", "unscheduled")}
+        counts["duplicated"] = self.duplicated.where("times > terms").count()
+        return {name: count for name, count in counts.items() if count}
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """From where on a group must get the messages of a topic."""
+
+    log_index: int
+    """What is dispatched after this entry, and"""
+    due_ms: int
+    """what was due from this time on."""
 
 
 def _kind(events: DataFrame, name: str, *columns: str) -> DataFrame:
     return events.where(F.col("kind") == name).select(*columns)
 
 
+def _roots(events: DataFrame) -> DataFrame:
+    """id, root: of each id that a move made, the id that the message had first."""
+    moves = _kind(events, "MOVED", "id", "new_id").distinct().where("id != new_id")
+    roots = moves.select(F.col("new_id").alias("id"), F.col("id").alias("root")).localCheckpoint()
+    while not roots.isEmpty():
+        further = roots.select(F.col("id").alias("root"), F.col("root").alias("further"))
+        roots = roots.join(further, "root", "left").select("id", F.coalesce("further", "root").alias("root"), "further")
+        roots = roots.localCheckpoint()
+        ended = roots.where("further IS NOT NULL").isEmpty()
+        roots = roots.select("id", "root")
+        if ended:
+            break
+    return roots
+
+
+class _Groups:
+    """What was noted of groups: how they began with topics, and what kind they are."""
+
+    def __init__(self, events: DataFrame) -> None:
+        self.begins: dict[tuple[str, str], _Begin] = {}
+        """By topic and group."""
+        self.resets: list[tuple[str, str, int]] = []
+        """Topic, group and time."""
+        self.filtered: set[str] = set()
+        self.broadcasting: set[str] = set()
+        self.deleted: set[tuple[str, str]] = set()
+        """Topic and group; no group: the topic itself."""
+        self._kept_from_ms = 0
+        changes = _kind(events, "GROUP", "log_index", "detail", "group", "filter", "topic", "due_ms", "at_ms")
+        places = changes.groupBy("log_index", "detail", "group", "filter", "topic", "due_ms").agg(F.min("at_ms"))
+        for row in places.orderBy("log_index", "detail").collect():
+            self._take(*row)
+
+    def _take(self, log_index: int, detail: int, group: str, filter: str, topic: str, due_ms: int, at_ms: int) -> None:
+        pair = (topic, group)
+        if filter:
+            self.filtered.add(group)
+        if detail == GroupChange.RESET:
+            self.resets.append((topic, group, at_ms))
+        if detail == GroupChange.RESET or (detail == GroupChange.SUBSCRIBED and pair not in self.begins):
+            self.begins[pair] = _Begin(log_index, max(due_ms, self._kept_from_ms))
+            self.deleted -= {pair, (topic, "")}
+        elif detail == GroupChange.REMOVED:
+            self._kept_from_ms = max(self._kept_from_ms, due_ms)
+        elif detail == GroupChange.BROADCASTING:
+            self.broadcasting.add(group)
+        elif detail == GroupChange.DELETED:
+            gone = {known for known in self.begins if known == pair or (not group and known[0] == topic)}
+            self.deleted |= {pair, *gone}
+            self.begins = {known: begin for known, begin in self.begins.items() if known not in gone}
+
+    def owed(self, spark: SparkSession, first_ms: dict[tuple[str, str], int]) -> DataFrame:
+        """topic, group, judged, from_due_ms, from_index, from_ms: what each group must get of each topic. `first_ms`:
+        when each got something first."""
+        unjudged = self.filtered | self.broadcasting
+        rows: list[tuple[str, str, bool, int | None, int | None, int | None]] = [
+            (topic, group, group not in unjudged, begin.due_ms, begin.log_index, None)
+            for (topic, group), begin in self.begins.items()
+        ]
+        for (topic, group), at_ms in first_ms.items():
+            if not {(topic, group), (topic, "")} & {*self.begins, *self.deleted}:
+                rows.append((topic, group, group not in unjudged, None, None, at_ms))
+        # A deleted topic has a group that is not judged: nobody misses what was pending in it.
+        rows += [(topic, "", False, None, None, None) for topic, group in self.deleted if not group]
+        schema = "topic string, group string, judged boolean, from_due_ms bigint, from_index bigint, from_ms bigint"
+        return spark.createDataFrame(rows, schema)
+
+    def epoch(self) -> Column:
+        """How often a group had been reset when a delivery was made: attempts begin anew."""
+        is_later = [
+            (F.col("topic") == topic) & (F.col("group") == group) & (F.col("at_ms") >= at_ms)
+            for topic, group, at_ms in self.resets
+        ]
+        return sum((later.cast("int") for later in is_later), F.lit(0))
+
+
 def audit(events: DataFrame, config: AuditConfig) -> Audit:
     """Judge what `export_events` wrote."""
-    scheduled = _kind(events, "SCHEDULED", "id", "due_ms", "topic").distinct()
+    spark = events.sparkSession
+    if "filter" not in events.columns:  # exported by an earlier version
+        events = events.withColumn("filter", F.lit(None).cast("string"))
+    told = _Groups(events)
+    roots = _roots(events)
+    unmoved = roots.isEmpty()
+
+    def rooted(frame: DataFrame) -> DataFrame:
+        """With the first id of each message."""
+        if unmoved:
+            return frame
+        found = frame.join(roots, "id", "left").withColumn("id", F.coalesce("root", "id"))
+        return found.drop("root")
+
+    noted = _kind(events, "SCHEDULED", "id", "due_ms", "topic", "detail").distinct()
+    scheduled = noted.where("detail = 0").drop("detail")
     newest = Window.partitionBy("id").orderBy(F.desc("log_index"))
     moved = (
-        _kind(events, "MOVED", "id", "due_ms", "log_index")
+        rooted(_kind(events, "MOVED", "id", "due_ms", "log_index").distinct())
         .withColumn("place", F.row_number().over(newest))
         .where("place = 1")
         .select("id", F.col("due_ms").alias("moved_due_ms"))
     )
-    cancelled = _kind(events, "CANCELLED", "id").distinct()
-    messages = (
-        scheduled.join(moved, "id", "left")
-        .select("id", "topic", F.coalesce("moved_due_ms", "due_ms").alias("due_ms"))
-        .join(cancelled, "id", "left_anti")
-        .cache()
+    cancelled = rooted(_kind(events, "CANCELLED", "id", "detail").distinct())
+    known = scheduled.join(moved, "id", "left").select(
+        "id", "topic", F.coalesce("moved_due_ms", "due_ms").alias("due_ms")
     )
-    units = _kind(events, "DISPATCHED", "id", "unit").distinct()
-    deliveries = _kind(events, "DELIVERED", "id", "topic", "group", "attempt", "due_ms", "at_ms")
-    settled = _kind(events, "SETTLED", "unit", "topic", "group").distinct().join(units, "unit").select(
-        "id", "topic", "group"
-    )  # fmt: skip
+    messages = known.join(cancelled, "id", "left_anti").cache()
+    dispatches = rooted(_kind(events, "DISPATCHED", "id", "unit", "log_index", "at_ms")).cache()
+    units = dispatches.select("id", "unit").distinct()
+    dispatched = dispatches.groupBy("id").agg(
+        F.min("log_index").alias("dispatched"), F.min("at_ms").alias("entered_ms")
+    )
+    deliveries = rooted(
+        _kind(events, "DELIVERED", "id", "topic", "group", "attempt", "due_ms", "at_ms", "term")
+    ).cache()
+    settlements = _kind(events, "SETTLED", "unit", "topic", "group", "at_ms")
+    settled = settlements.select("unit", "topic", "group").distinct().join(units, "unit").select("id", "topic", "group")
     handled = deliveries.select("id", "topic", "group").union(settled).distinct()
-    groups = handled.select("topic", "group").distinct()
-    due = messages.where(F.col("due_ms") <= config.until_ms)
+    signs = deliveries.select("topic", "group", "at_ms").union(settlements.select("topic", "group", "at_ms"))
+    firsts = signs.groupBy("topic", "group").agg(F.min("at_ms")).collect()
+    groups = told.owed(spark, {(topic, group): at_ms for topic, group, at_ms in firsts})
+    due = messages.where(F.col("due_ms") <= config.until_ms).join(dispatched, "id", "left")
+    owed = (
+        F.col("dispatched").isNull()
+        | (F.col("due_ms") >= F.col("from_due_ms"))
+        | ((F.col("from_due_ms") == FROM_NOW_MS) & (F.col("dispatched") > F.col("from_index")))
+        | (F.col("entered_ms") >= F.col("from_ms"))
+    )
     of_groups = (
-        due.join(groups, "topic")
+        due.join(groups.where("judged"), "topic")
+        .where(owed)
         .join(handled.select("id", "group", F.lit(True).alias("seen")), ["id", "group"], "left")
         .where(F.col("seen").isNull())
     )
-    unheard = due.join(groups, "topic", "left_anti").join(units.select("id"), "id", "left_anti")
+    unheard = due.join(groups, "topic", "left_anti").where("dispatched IS NULL")
     columns = ("id", "topic", "due_ms", "group")
     lost = of_groups.select(*columns).union(unheard.withColumn("group", F.lit(None).cast("string")).select(*columns))
-    early = deliveries.where(F.col("at_ms") + config.early_ms < F.col("due_ms")).select(
-        "id", "topic", "group", "due_ms", "at_ms"
+    wanted = deliveries.join(known.select("id", F.col("due_ms").alias("asked_ms")), "id", "left")
+    early = (
+        wanted.withColumn("due_ms", F.greatest("due_ms", "asked_ms"))
+        .where(F.col("at_ms") + config.early_ms < F.col("due_ms"))
+        .select("id", "topic", "group", "due_ms", "at_ms")
     )
     duplicated = (
-        deliveries.groupBy("id", "topic", "group", "attempt", "due_ms")
-        .agg(F.count("*").alias("times"))
+        deliveries.where(~F.col("group").isin(sorted(told.broadcasting)))
+        .groupBy("id", "topic", "group", "attempt", "due_ms", told.epoch().alias("epoch"))
+        .agg(F.count("*").alias("times"), F.countDistinct("term").alias("terms"))
         .where("times > 1")
-        .drop("due_ms")
+        .drop("due_ms", "epoch")
+    )
+    seen = deliveries.select("id", "topic", "group", "at_ms")
+    surely_cancelled = seen.join(cancelled.where("detail = 0").select("id").distinct(), "id", "left_semi")
+    hour, index = F.shiftrightunsigned("id", 32).alias("hour"), F.col("id").bitwiseAND(0xFFFF_FFFF).alias("index")
+    first_noted = noted.select(hour, index).groupBy("hour").agg(F.min("index").alias("first"))
+    unscheduled = (
+        seen.join(noted, "id", "left_anti")
+        .select("*", hour, index)
+        .join(first_noted, "hour")
+        .where(F.col("index") > F.col("first"))
+        .select("id", "topic", "group", "at_ms")
     )
     first = deliveries.groupBy("id", "topic", "group").agg(F.min(F.struct("at_ms", "due_ms")).alias("f"))
     late: Column = F.col("f.at_ms") - F.col("f.due_ms")
@@ -113,9 +268,12 @@ def audit(events: DataFrame, config: AuditConfig) -> Audit:
         lost=lost.cache(),
         early=early.cache(),
         duplicated=duplicated.cache(),
+        cancelled=surely_cancelled.cache(),
+        unscheduled=unscheduled.cache(),
         lateness=lateness.cache(),
         without_master=_without_master(events),
         events_left_out=int(left_out[0] or 0) if left_out is not None else 0,
+        filtered=sorted(told.filtered),
     )
 
 
@@ -139,17 +297,20 @@ def report(found: Audit, folder: str | Path) -> str:
     import matplotlib as mpl
 
     mpl.use("Agg")
+    from matplotlib import dates
     from matplotlib import pyplot as plt
 
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     lines = [f"{found.scheduled:,} messages scheduled, {found.delivered:,} delivered"]
-    for name in ("lost", "early", "duplicated"):
+    for name in ("lost", "early", "duplicated", "cancelled", "unscheduled"):
         frame: DataFrame = getattr(found, name)
         frame.coalesce(1).write.mode("overwrite").parquet(str(target / name))
         written = frame.sparkSession.read.parquet(str(target / name))
-        lines.append(f"{name}: {written.count():,}")
+        lines.append(f"{TITLES[name]}: {written.count():,}")
         lines += [f"  {row.asDict()}" for row in written.orderBy("id").limit(SAMPLES_MAX).collect()]
+    if found.filtered:
+        lines.append(f"not judged as lost, since they had a filter: {', '.join(found.filtered)}")
     if found.events_left_out:
         lines.append(f"{found.events_left_out:,} events were left out by nodes: what seems lost may only be unknown")
     total_ms = sum(until - begin for _, begin, until in found.without_master)
@@ -164,8 +325,13 @@ def report(found: Audit, folder: str | Path) -> str:
     figure, axes = plt.subplots(figsize=(12, 4), layout="constrained")
     for topic in sorted({row.topic for row in rows}):
         part = [row for row in rows if row.topic == topic]
-        axes.plot([row.hour_ms / HOUR_MS for row in part], [row.p99_ms for row in part], marker="o", label=topic)
-    axes.set_xlabel("hour since 1970")
+        axes.plot([_hour(row.hour_ms) for row in part], [row.p99_ms for row in part], marker="o", label=topic)
+    locator = dates.AutoDateLocator(minticks=3, tz=UTC)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+    if len({row.hour_ms for row in rows}) == 1:
+        axes.set_xlim(_hour(rows[0].hour_ms - HOUR_MS), _hour(rows[0].hour_ms + HOUR_MS))
+    axes.set_xlabel("hour of the due time, UTC")
     axes.set_ylabel("lateness p99, ms")
     if rows:
         axes.legend()
@@ -180,6 +346,11 @@ def report(found: Audit, folder: str | Path) -> str:
         encoding="utf-8",
     )
     return text
+
+
+def _hour(hour_ms: int) -> float:
+    """As an axis of dates counts: days since 1970."""
+    return hour_ms / (24 * HOUR_MS)
 
 
 def _hour_text(hour_ms: int) -> str:

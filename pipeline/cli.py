@@ -390,7 +390,8 @@ def audit(
     master: Master = "local[*]",
     memory: Memory = "2g",
 ) -> None:
-    """Report what was lost, early or delivered twice, and how late messages were, from the events that nodes noted."""
+    """Report from the events of nodes what was lost, early, delivered twice, although cancelled or never scheduled, and
+    how late messages were. Exit code 1 if a promise was broken."""
     from tickwheel.pipeline import audit as judging
     from tickwheel.pipeline.event_export import export_events
 
@@ -412,5 +413,11 @@ def audit(
         export_events(named, events)
     with _spark(master, memory) as spark:
         config = judging.AuditConfig(until_ms or int(time.time() * 1_000) - 10_000, early_ms)
-        print(judging.report(judging.audit(spark.read.parquet(str(events)), config), out))
+        found = judging.audit(spark.read.parquet(str(events)), config)
+        print(judging.report(found, out))
+        broken = found.broken()
     print(out / "audit.html")
+    if broken:
+        said = ", ".join(f"{judging.TITLES[name]} {count:,}" for name, count in broken.items())
+        print(f"a promise was broken: {said}", file=sys.stderr)
+        raise typer.Exit(1)

@@ -38,6 +38,7 @@ SCHEMA = pa.schema(
         ("attempt", pa.int64()),
         ("topic", pa.string()),
         ("group", pa.string()),
+        ("filter", pa.string()),
     ]
 )
 """`count` is 1 but for LOST, whose events are not known one by one. Columns that a kind does not have are null."""
@@ -63,7 +64,7 @@ def table_of(node: str, record: EventRecord) -> pa.Table:
     for name in _NUMBERS:
         values = record.columns.get(name)
         columns.append(pa.nulls(rows, pa.int64()) if values is None else pa.array(values.astype(np.int64)))
-    topic = group = pa.nulls(rows, pa.string())
+    topic = group = filter = pa.nulls(rows, pa.string())
     if record.kind is EventKind.SCHEDULED:
         names = dict(text.split("=", 1) for text in record.texts if "=" in text)
         topic = pa.array([names.get(str(number), "") for number in record.columns["topic_id"].tolist()], pa.string())
@@ -73,7 +74,10 @@ def table_of(node: str, record: EventRecord) -> pa.Table:
             group = pa.repeat(pa.scalar(record.texts[1]), rows)
     elif record.kind is EventKind.LEADS and record.texts:
         group = pa.repeat(pa.scalar(record.texts[0]), rows)
-    return pa.Table.from_arrays([*columns, topic, group], schema=SCHEMA)
+    elif record.kind is EventKind.GROUP:
+        topic = pa.array(record.texts[2:], pa.string())
+        group, filter = (pa.repeat(pa.scalar(text), rows) for text in record.texts[:2])
+    return pa.Table.from_arrays([*columns, topic, group, filter], schema=SCHEMA)
 
 
 def _tables(directories: Mapping[str, Path]) -> Iterator[pa.Table]:

@@ -223,19 +223,24 @@ def plots(found: Forecast, folder: str | Path) -> list[Path]:
     for topic, rows in found.hours.items():
         counts = np.zeros(len(starts))
         counts[np.searchsorted(starts, rows[:, 0])] = rows[:, 1]
-        top.bar(starts.astype("datetime64[ms]"), counts, width=1 / 24, bottom=below, label=topic or "(no topic)")
+        label = topic or "(no topic)"
+        top.bar(starts.astype("datetime64[ms]"), counts, width=1 / 24, align="edge", bottom=below, label=label)
         below += counts
     top.set_title("messages by hour")
     if found.hours:
         top.legend(loc="upper right", fontsize="small")
     seconds = found.seconds
     times = seconds[:, 0].astype("datetime64[ms]")
-    bottom.vlines(times, 0, seconds[:, 1], linewidth=0.6, label="as scheduled")
+    bottom.vlines(times, 0, seconds[:, 1], color="C0", linewidth=0.6, label="as scheduled")
     if found.window_s:
         at, level = spread(seconds, found.window_s)
-        bottom.step(at.astype("datetime64[ms]"), level, where="post", label=f"with {found.window_s} s of jitter")
+        # Lines drawn by vlines do not count in the cycle of colours.
+        jitter = f"with {found.window_s} s of jitter"
+        bottom.step(at.astype("datetime64[ms]"), level, where="post", color="C1", label=jitter)
     bottom.axhline(found.config.capacity, color="red", linestyle="--", label="capacity")
     bottom.set_title("messages by second")
+    for axes in (top, bottom):
+        axes.set_xlabel("due, UTC")
     bottom.legend(loc="upper right", fontsize="small")
     picture, page = target / "forecast.png", target / "forecast.html"
     figure.savefig(picture, dpi=110)

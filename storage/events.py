@@ -65,6 +65,28 @@ class EventKind(enum.IntEnum):
     LOADED = 9
     """hour, first_index, units, clamp_ms of each chunk of a bundle that was taken over, in the order of its rows.
     Texts: the bundle's name, its topics. loaded_events.py makes SCHEDULED records of it."""
+    GROUP = 10
+    """due_ms, one row a topic: `detail` is the GroupChange. Texts: group, its filter, topics. What was dispatched
+    before this entry counts for the group from this due time on: 0 for all that is kept, FROM_NOW_MS for nothing."""
+
+
+class GroupChange(enum.IntEnum):
+    """What a GROUP record tells; it decides which messages a group must get."""
+
+    SUBSCRIBED = 1
+    """Of topics that it has already nothing changes."""
+    RESET = 2
+    FILTERED = 3
+    """No start: it stays."""
+    DELETED = 4
+    """With no group: the topics."""
+    REMOVED = 5
+    """No group, no topic: what was due before this time is kept no more."""
+    BROADCASTING = 6
+    """Each of its consumers gets every message; one that is away misses some."""
+
+
+FROM_NOW_MS = 1 << 62
 
 
 COLUMNS: Mapping[EventKind, tuple[str, ...]] = {
@@ -77,6 +99,7 @@ COLUMNS: Mapping[EventKind, tuple[str, ...]] = {
     EventKind.LEADS: (),
     EventKind.LOST: (),
     EventKind.LOADED: ("hour", "first_index", "units", "clamp_ms"),
+    EventKind.GROUP: ("due_ms",),
 }
 
 Column = NDArray[np.uint64]

@@ -2,9 +2,10 @@
 
 Owns what the records of workload and supervisor mean to the audit; shares no code with the verdict, so that the two
 are two opinions. What the clients know decides: a message is SCHEDULED when its acknowledgement came, with the time
-that was asked for; CANCELLED also when the answer never came, since it may come or not; DELIVERED when a consumer had
-it, with the time before which it must not come. LEADS is what a status of a master that serves says; other rows have
-no term, so the time without a master is that between such statuses. A message keeps its first id, also after a move.
+that was asked for; SCHEDULED and CANCELLED, as uncertain, also when the answer never came; DELIVERED when a consumer
+had it, with the time before which it must not come. LEADS is what a status of a master that serves says; other rows
+have no term, so the time without a master is that between such statuses. A message keeps its first id, also after a
+move.
 Needs pyarrow (extra `spark`).
 """
 
@@ -27,7 +28,7 @@ TOPIC = "chaos"
 SETTLED_MS = 5_000
 """What is due later than this before the end is not judged as lost."""
 UNCERTAIN = 1
-"""`detail` of a CANCELLED whose answer never came."""
+"""`detail` of a SCHEDULED or a CANCELLED whose answer never came."""
 Row = dict[str, Any]
 
 
@@ -140,7 +141,7 @@ def export_history(directory: Path, out: Path, rows_a_file: int = ROWS_A_FILE) -
         reader.read(record)
     files = _Files(out, rows_a_file)
     for order, known in enumerate(reader.messages.values()):
-        if known.acknowledged_ms:
+        if known.id:
             _write_message(files, known, order)
     leading: dict[int, tuple[str, float, float]] = {}
     for record in _histories(directory):
@@ -164,7 +165,9 @@ def export_history(directory: Path, out: Path, rows_a_file: int = ROWS_A_FILE) -
 def _write_message(files: _Files, known: _Known, order: int) -> None:
     surely_moved = known.moved is not None and known.moved[2]
     due_ms = math.floor(known.asked_ms) if surely_moved else known.earliest_ms
-    files.add("SCHEDULED", known.acknowledged_ms, id=known.id, due_ms=due_ms, topic=TOPIC, log_index=order)
+    certainty = 0 if known.acknowledged_ms else UNCERTAIN
+    at_ms = known.acknowledged_ms or known.asked_ms
+    files.add("SCHEDULED", at_ms, id=known.id, due_ms=due_ms, topic=TOPIC, log_index=order, detail=certainty)
     if known.moved is not None and surely_moved:
         files.add("MOVED", known.moved[0], id=known.id, new_id=known.id, due_ms=known.earliest_ms, log_index=order)
     if known.cancel is not None:

@@ -17,25 +17,36 @@ import numpy as np
 
 from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.loads import IngestResult
-from tickwheel.node.state.results import CancelResult, PublishResult, RescheduleResult, SettleResult, SweepResult
+from tickwheel.node.state.results import (
+    AdminResult,
+    CancelResult,
+    PublishResult,
+    RescheduleResult,
+    SettleResult,
+    SweepResult,
+)
 from tickwheel.node.state.staging import StagingResult
 from tickwheel.node.state.targets import origins_of
-from tickwheel.proto.consumer_pb2 import DeliverBatch
-from tickwheel.proto.log_pb2 import Command, Ingest, LogEntry, Publish, SettleColumns
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, ResetGroupRequest
+from tickwheel.proto.consumer_pb2 import LATEST, TIME, DeliverBatch
+from tickwheel.proto.log_pb2 import AdminCommand, Command, Ingest, LogEntry, Publish, SettleColumns
 from tickwheel.proto.scheduler_pb2 import CANCELLED, RESCHEDULED
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.events import (
     COLUMNS,
+    FROM_NOW_MS,
     Column,
     EventKind,
     EventRecord,
     EventWriter,
+    GroupChange,
     newest_index,
     paths,
     read_events,
 )
 from tickwheel.storage.loaded_events import messages_of, note_texts, rows_of
+from tickwheel.storage.unit import HOUR_MS
 from tickwheel.wheel.bundles import Ingested
 from tickwheel.wheel.units import Units, ids_of
 
@@ -47,6 +58,8 @@ WRITE_BYTES = 1 << 20
 WRITE_PERIOD_MS = 100
 """and what there is at the latest after this. Notes become bytes in a worker that shares the interpreter with the loop:
 half a second's notes at once would hold messages up for as long as they take."""
+TOPICS_A_RECORD = 256
+"""Their names find room in its texts."""
 FOUND_MAX = 1_000
 """Events that a trace answers at most."""
 UNITS_MAX = 1_000
@@ -54,6 +67,13 @@ UNITS_MAX = 1_000
 
 Make = Callable[[], EventRecord | None]
 """Makes a record of what was put aside, in a worker."""
+
+
+def _start_ms(request: CreateGroupRequest | ResetGroupRequest) -> int:
+    """From which due time on what was dispatched before counts for a group that starts there."""
+    if request.start_from == LATEST:
+        return FROM_NOW_MS
+    return request.start_ms if request.start_from == TIME else 0
 
 
 def _column(data: bytes, dtype: str) -> Column:
@@ -137,9 +157,50 @@ class Events:
         elif isinstance(result, ColdResult):
             if result.cancelled:
                 self._ids(EventKind.CANCELLED, np.array([command.cold.mark.id], np.uint64), facts)
+        elif isinstance(result, AdminResult):
+            if result.failure is None:
+                self._administered(command.admin, result, facts)
         elif kind == "lead" and command.lead.node_id == self._node_id:
             record = EventRecord(EventKind.LEADS, **facts, texts=(self._node_id,))
             self._put(lambda: record, 128)
+
+    def _administered(self, command: AdminCommand, result: AdminResult, facts: Mapping[str, Any]) -> None:
+        """What decides which messages a group must get."""
+        body, group = command.WhichOneof("body"), result.group
+        if body == "create_group" and group is not None:
+            start, topics = _start_ms(command.create_group), command.create_group.topics
+            self._group(GroupChange.SUBSCRIBED, group.name, group.filter, topics, start, facts)
+            if group.broadcasting:
+                self._group(GroupChange.BROADCASTING, group.name, "", topics, 0, facts)
+        elif body == "reset_group" and group is not None:
+            start, topics = _start_ms(command.reset_group), command.reset_group.topics or group.topics
+            self._group(GroupChange.RESET, group.name, group.filter, topics, start, facts)
+        elif body == "set_group_filter" and group is not None:
+            self._group(GroupChange.FILTERED, group.name, group.filter, group.topics, 0, facts)
+        elif body == "delete_group" and group is not None:
+            self._group(GroupChange.DELETED, group.name, "", group.topics, 0, facts)
+        elif body == "delete_topic":
+            self._group(GroupChange.DELETED, "", "", [command.delete_topic.name], 0, facts)
+        elif body == "remove_hours":
+            self._group(GroupChange.REMOVED, "", "", [""], result.hour_min_kept * HOUR_MS, facts)
+
+    def _group(
+        self,
+        change: GroupChange,
+        group: str,
+        filter: str,
+        topics: Sequence[str],
+        start_ms: int,
+        facts: Mapping[str, Any],
+    ) -> None:
+        for at in range(0, len(topics), TOPICS_A_RECORD):
+            names = topics[at : at + TOPICS_A_RECORD]
+            columns = {"due_ms": np.full(len(names), start_ms, np.uint64)}
+            texts = (group, filter, *names)
+            record = EventRecord(
+                EventKind.GROUP, **facts, detail=change, count=len(names), texts=texts, columns=columns
+            )
+            self._put(lambda record=record: record, 128 * len(names) + 512)  # type: ignore[misc]
 
     def _schedule(self, publish: Publish, result: PublishResult, facts: Mapping[str, Any]) -> None:
         topics = np.unique(np.frombuffer(publish.topic_ids, "<u4")).tolist()

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib import pyplot
+from matplotlib.colors import to_rgba_array
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
@@ -61,7 +66,7 @@ def test_spreading_and_waiting_are_those_of_a_walk_second_by_second(
     assert (window == 0) == (peak <= capacity)
 
 
-def test_a_forecast_counts_what_is_due(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_forecast_counts_what_is_due(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By second, minute, hour and topic; a burst is found, told, and flattened by the window that it names."""
     config = ScheduleConfig(rows=30_000, start_ms=START_MS, seed=3, span_days=20, median_days=1)
     write_schedule(config, tmp_path / "in.parquet")
@@ -82,8 +87,16 @@ def test_a_forecast_counts_what_is_due(spark: SparkSession, tmp_path: Path) -> N
     assert found.window_s and max(spread(found.seconds, found.window_s)[1]) <= 20.0001
     text = tables(found)
     assert f"{found.hot_count:,} seconds" in text and "reminders" in text
+    drawn: list[Figure] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
     for path in plots(found, tmp_path / "plots"):
         assert path.stat().st_size > 500
+    for axes in drawn[0].axes:
+        handles, _ = axes.get_legend_handles_labels()
+        parts: list[Any] = [handle[0] if isinstance(handle, tuple) else handle for handle in handles]
+        colours = [part.get_facecolor() if isinstance(part, Patch) else part.get_color() for part in parts]
+        assert len({str(to_rgba_array(colour)) for colour in colours}) == len(colours) == 3
+    monkeypatch.undo()
     assert "hot" not in tables(forecast(frame, ForecastConfig(START_MS + 100 * 86_400_000)))
 
 
