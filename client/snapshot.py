@@ -6,6 +6,7 @@ parts elsewhere needs no more than address and pin.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,7 +22,7 @@ from tickwheel.proto.snapshot_pb2_grpc import SnapshotStub
 
 A = TypeVar("A")
 READ_TIMEOUT_S = 60.0
-READERS = ("slave", "master")
+GONE = "its node was restarted or cannot be reached, or nobody has read it for ten minutes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class Pin:
     units: tuple[int, ...]
     """How many units each had: about what there is to read. Empty if the node does not tell."""
     topics: dict[int, str]
+
+    @property
+    def handle(self) -> str:
+        """What `held` takes, anywhere."""
+        return f"{self.pin_id}@{self.address}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +103,61 @@ class SnapshotClient:
             )
             return await SnapshotStub(channel).Pin(request, timeout=left_s)
 
-        address, answer = await self._pinned(reader, ask)
-        return Pin(
-            address,
-            answer.pin_id,
-            answer.node_id,
-            answer.applied_index,
-            answer.cursor_due_ms,
-            tuple(np.frombuffer(answer.hours, "<u4").tolist()),
-            tuple(np.frombuffer(answer.units, "<u4").tolist()),
-            dict(answer.topics),
-        )
+        return _pin_of(*await self._pinned(reader, ask))
+
+    async def held(self, handle: str) -> Pin:
+        """A pin that was made before. RequestRefused: its node holds it no more, or cannot be reached."""
+        number, _, address = handle.partition("@")
+        if not (number.isdecimal() and address):
+            raise RequestRefused(f"{handle!r} is no handle of a pin (NUMBER@HOST:PORT)", "INVALID_FIELD")
+        found = await self._holder(int(number), [address])
+        if found is None:
+            raise RequestRefused(f"pin {handle} is gone: {GONE}", "WRONG_STATE")
+        return found
+
+    async def agreed(
+        self, name: str, topics: Sequence[str] = (), *, due_ms_min: int = 0, due_ms_max: int = 0, reader: str = "slave"
+    ) -> Pin:
+        """The pin that all read who read under this name: made by the first of them, as `pin` makes it.
+
+        RequestRefused: the node that holds it does so no more, or cannot be reached; begin anew under another name.
+        """
+        pin_id = await self._agree(name, 0)
+        if not pin_id:
+            own = await self.pin(topics, due_ms_min=due_ms_min, due_ms_max=due_ms_max, reader=reader)
+            pin_id = await self._agree(name, own.pin_id)
+            if pin_id == own.pin_id:
+                return own
+            await self.unpin(own.address, own.pin_id)
+        found = await self._holder(pin_id, list(await self._cluster.statuses()))
+        if found is None:
+            text = f"what is read as {name} is gone: {GONE}; run the query again, or load() anew"
+            raise RequestRefused(text, "WRONG_STATE")
+        return found
+
+    async def _agree(self, name: str, pin_id: int) -> int:
+        request = snapshot_pb2.AgreePinRequest(name=name, pin_id=pin_id)
+
+        async def invoke(channel: grpc.aio.Channel, try_s: float) -> snapshot_pb2.AgreePinResponse:
+            return await SnapshotStub(channel).AgreePin(request, timeout=try_s)
+
+        return int((await self._cluster.call(invoke, self._timeout_s)).pin_id)
+
+    async def _holder(self, pin_id: int, addresses: Sequence[str]) -> Pin | None:
+        """The pin at the one of these nodes that holds it."""
+        request = snapshot_pb2.PinRequest(pin_id=pin_id)
+
+        async def ask(address: str) -> Pin | None:
+            try:
+                answer = await SnapshotStub(self._cluster.channel(address)).Pin(request, timeout=self._timeout_s)
+            except grpc.aio.AioRpcError as error:
+                fault = fault_of_call(error)
+                if fault.elsewhere or fault.later or isinstance(error_of(fault), RequestRefused):
+                    return None
+                raise error_of(fault) from None
+            return _pin_of(address, answer) if answer.pin_id == pin_id else None
+
+        return next((pin for pin in await asyncio.gather(*map(ask, addresses)) if pin is not None), None)
 
     async def pin_settled(self, group: str, *, due_ms_min: int = 0, reader: str = "slave") -> SettledPin:
         """Pin what a group has settled and the cluster still keeps; everything that was acknowledged before this call.
@@ -219,6 +269,19 @@ class SnapshotClient:
             if not page.HasField("next"):
                 return
             request.first = page.next
+
+
+def _pin_of(address: str, answer: snapshot_pb2.PinResponse) -> Pin:
+    return Pin(
+        address,
+        answer.pin_id,
+        answer.node_id,
+        answer.applied_index,
+        answer.cursor_due_ms,
+        tuple(np.frombuffer(answer.hours, "<u4").tolist()),
+        tuple(np.frombuffer(answer.units, "<u4").tolist()),
+        dict(answer.topics),
+    )
 
 
 def _reader(statuses: dict[str, admin_pb2.NodeStatus | Fault], master: str) -> str:

@@ -14,6 +14,10 @@ from typing import TypeVar
 from tickwheel.client import Client
 from tickwheel.client.cluster import TlsFiles
 
+NO_TABLE = (
+    "Spark's catalog keeps the options of a table to itself, so there is no table of messages: CREATE TEMPORARY VIEW "
+    "... USING tickwheel OPTIONS (...) reads, df.write.format('tickwheel').options(...).mode('append').save() writes"
+)
 SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
 """What Spark adds by itself."""
 CONNECTION = frozenset({"endpoints", "ca_file", "cert_file", "key_file", "server_name", "timeout_s"})
@@ -34,8 +38,12 @@ class Options:
     """Typed access to the options that a reader or writer was given."""
 
     def __init__(self, given: Mapping[str, str], known: frozenset[str]) -> None:
-        """Raises OptionError for an unknown one."""
+        """Raises OptionError for an unknown one, and for those of a table of Spark's catalog."""
         self._given = {name.lower(): value for name, value in given.items()}
+        if "provider" in self._given:  # what CREATE TABLE adds
+            raise OptionError("provider", self._given["provider"], NO_TABLE)
+        self.empty = not self._given
+        """As with a table of Spark's catalog."""
         allowed = known | CONNECTION | SPARKS_OWN
         for name in self._given:
             if name not in allowed:
@@ -93,7 +101,8 @@ def connection_of(options: Options, timeout_s: float) -> Connection:
     """endpoints, ca_file, cert_file, key_file, server_name, timeout_s."""
     endpoints = tuple(part.strip() for part in options.text("endpoints").split(",") if part.strip())
     if not endpoints:
-        raise OptionError("endpoints", "", "host:port of one or more nodes, separated by commas")
+        limit = "host:port of one or more nodes, separated by commas"
+        raise OptionError("endpoints", "", f"{limit}. {NO_TABLE}" if options.empty else limit)
     for address in endpoints:
         host, _, port = address.rpartition(":")
         if not (host and port.isdigit() and 0 < int(port) < 65_536):

@@ -111,7 +111,6 @@ def build_session(config: SessionConfig | None = None) -> SparkSession:
     options = [QUICK_JVM] if config.quick else []
     settings = {
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.driver.memory": config.driver_memory,
     }

@@ -33,49 +33,59 @@ class TickwheelSource(DataSource):
 
     Columns: `topic` (string; or the option), `due_ms` (bigint, milliseconds since 1970) or `due_at` (timestamp),
     `payload` (binary or string), and, if wanted, `key` (string), `tags` (array<string>), `properties`
-    (map<string,string>).
+    (map<string,string>), `message_group` (string).
 
     - `topic`: for frames without the column; default: none.
     - `job_id`: what must happen once. Running a job again with the same one, after whatever failure, writes its rows
-      once in all (recognised for `staging_memory_ms`, 30 days); 1 to 64 characters of [A-Za-z0-9_-.]; default: another
-      one for each write. Not for streams: of those query and batch are the job.
+      once in all; with other rows it is refused. 1 to 64 characters of [A-Za-z0-9_-.]; default: another one for each
+      write. Not for streams: of those query and batch are the job.
+    - `job_memory_ms`: how long a job with a `job_id` is recognised after it was published, however many others come;
+      at least `staging_expiry_ms` (6 hours); default 2592000000, 30 days.
+    - `batch_id`: for `foreachBatch`: the number that Spark gives, beside a `job_id` that names the query. Batches are
+      scheduled in rising order, each once, and all of them are one job. Default 0.
     - `rate_limit`: rows a second, of all tasks together (the master gives out the time); default 0, as fast as it goes.
     - `in_flight`: blocks of about 1 MiB that a task has on their way; default 4.
     - `bad_rows`: what becomes of rows that cannot be messages (a null, an illegal name, too large, too far ahead):
       `reject` (default) writes them to `rejected_path`, `fail` fails the write.
+    - `discarded_rows`: what becomes of the write if rows were not scheduled because their topic was deleted after they
+      were staged: `fail` (default) fails it, although the other rows are scheduled; `report` logs a warning.
     - `rejected_path`: folder, as the driver sees it, or a URI; the rows are in `<rejected_path>/<job_id>/*.parquet`
-      with a column `reason`; default `_rejected`.
+      with all their columns and `reason`; default `_rejected`.
     - `connect_timeout_s`: seconds after which a cluster that does not answer fails the write of a batch; default 10.
     - `commit_timeout_s`: seconds the commit may take to schedule all rows; default 3600.
 
     **Reading** what is pending: `spark.read.format("tickwheel").options(...).load()`, by due hours (each a partition
     up to 128 of them, else neighbours share one), all of it as of one applied index, which stands in the column
-    `applied_index`; from a slave, if one serves.
+    `applied_index`; from a slave, if one serves. Each query reads what is pending when it runs.
 
     Columns: `id`, `topic`, `due_ms`, `due_requested_ms`, `scheduled_ms` (bigint), `target_group` (int: the group that a
-    retry goes to; 0: all), `applied_index`; with content also `payload`, `key`, `tags`, `properties`.
+    retry goes to; 0: all), `applied_index`; with content also `payload`, `key`, `tags`, `properties`,
+    `message_group`.
 
     - `topic`: one or more, separated by commas; default: all.
     - `due_ms_min`, `due_ms_max`: milliseconds since 1970, from and below; default 0: no limit.
-    - `content`: `false` leaves payload, key, tags and properties out (and is much faster); default `true`.
+    - `content`: `false` leaves the content out (and is much faster); default `true`.
+    - `asOf`: handle of a pin (`client.snapshot.pin(...)` gives one with `handle`): what was pending then, for all
+      queries, also of other frames, and for `cache()`. Its topics and times are those of the pin, which lasts until it
+      has not been read for ten minutes, or its node is restarted; then the read fails and says so. Default: none.
     - `read_from`: `slave` (default; the master if no slave serves) or `master`.
-    - `pushdown`: `true` also takes filters on `topic` and `due_ms` from the query itself; needs
-      `spark.sql.python.filterPushdown.enabled=true`, without which Spark refuses to read; default `false`.
 
     **Reading** a stream of delivered messages: `spark.readStream.format("tickwheel").options(...).load()`, as a
     consumer group: at least once. What a micro-batch brought is acknowledged after Spark has committed it; one that
     was never finished is given back and comes again later.
 
-    Columns: `id`, `topic`, `due_ms`, `attempt` (int), `payload`, `key`, `tags`, `properties`.
+    Columns: `id`, `topic`, `due_ms`, `attempt` (int), `payload`, `key`, `tags`, `properties`, `message_group`.
 
     - `group`: the consumer group; needed. It is made if there is none.
     - `topic`: one or more, separated by commas; needed if the group is new.
     - `start_from`: where a new group starts: `earliest` (default) or `latest`.
     - `max_messages`: messages a micro-batch; default 10000.
+    - `max_bytes`: bytes of payloads and metas after which a micro-batch takes no more; default 67108864 (64 MiB).
     - `lease_ms`: milliseconds for which a message is this stream's; longer than a micro-batch takes; default 300000.
     - `wait_ms`: milliseconds a micro-batch waits for its first message; default 200.
 
-    With `trigger(availableNow=True)` it ends once what was due when it began has come.
+    With `trigger(availableNow=True)` it ends once what was due when it began has come, of every topic. If none of that
+    is delivered for `timeout_s` (the group is paused, say) it fails.
 
     **Writing** a stream: `df.writeStream.format("tickwheel")`, the same columns and options, exactly once by query and
     micro-batch: keep the checkpoint location.

@@ -1,38 +1,37 @@
 """The batch source: what is pending, by due hours, all of it as of one applied index.
 
-The driver pins on one node (a slave, if one serves) what is pending after one entry of the log, and every task reads
-its hours from there, whatever is scheduled, delivered or cancelled meanwhile. Topics and times are filtered
-by the node.
+A pin on one node (a slave, if one serves) is what is pending after one entry of the log, and every task of a query
+reads its hours from there, whatever is scheduled, delivered or cancelled meanwhile. The first task of a query makes
+the pin, and the replicated log says which one that was: Spark asks for partitions only once for all queries over one
+`load()`, so what the driver pinned would be read for ever. Topics and times are filtered by the node.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import secrets
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from tickwheel.client import Client
+from tickwheel.client.snapshot import Pin
 from tickwheel.pipeline.options import TOPIC, Connection, OptionError, Options, connection_of
 from tickwheel.pipeline.source_columns import CONTENT, CONTENT_FIELDS, content_columns, id_column
 from tickwheel.proto.snapshot_pb2 import PinnedPage
 
-OPTIONS = frozenset({"topic", "due_ms_min", "due_ms_max", "content", "read_from", "pushdown"})
+OPTIONS = frozenset({"topic", "due_ms_min", "due_ms_max", "content", "read_from", "asof", "pushdown"})
 DUE_MS_LIMIT = 1 << 50
 HOURS_AHEAD = 8
 """Hours of a partition whose first pages are asked for together; a page is at most 4 MiB, or one message."""
+EXECUTION_ID = "spark.sql.execution.id"
+PARTITIONS_MIN = 2
+"""More may be pending when the frame is read again."""
 PARTITIONS = 128
 """Up to so many hours are a partition each; of more, neighbours share one, by what there is to read in them."""
 HEAD = (
@@ -58,6 +57,8 @@ class PendingConfig:
     due_ms_max: int
     content: bool
     read_from: str
+    as_of: str
+    """Handle of a pin; empty: each query makes its own."""
 
 
 def _config(options: Options) -> PendingConfig:
@@ -65,6 +66,10 @@ def _config(options: Options) -> PendingConfig:
     for name in topics:
         if TOPIC.fullmatch(name) is None:
             raise OptionError("topic", name, "1 to 127 characters of [A-Za-z0-9_-.%], not starting with a dot")
+    as_of = options.text("asof")
+    for name in ("topic", "due_ms_min", "due_ms_max", "read_from"):
+        if as_of and options.text(name):
+            raise OptionError(name, options.text(name), "not with asOf: the pin has its own")
     return PendingConfig(
         connection_of(options, timeout_s=15.0),
         topics,
@@ -72,6 +77,7 @@ def _config(options: Options) -> PendingConfig:
         options.number("due_ms_max", 0, 0, DUE_MS_LIMIT),
         options.choice("content", "true", ("true", "false")) == "true",
         options.choice("read_from", "slave", ("slave", "master")),
+        as_of,
     )
 
 
@@ -82,21 +88,23 @@ def schema_of(options: Options) -> str:
 
 
 def reader_of(options: Options) -> DataSourceReader:
-    """With filters of the query, if the option asks: defining that method makes every read fail where Spark is not set
-    up for it."""
-    pushdown = options.choice("pushdown", "false", ("true", "false")) == "true"
-    return FilteredPendingReader(_config(options)) if pushdown else PendingReader(_config(options))
+    """Never one with filters of the query: Spark 4.3 keeps what was pushed last for all queries over one `load()`, also
+    for those without a filter, which would then get rows of another query."""
+    if options.choice("pushdown", "false", ("true", "false")) == "true":
+        limit = (
+            "Spark gives what one query pushes to the others over the same load(); say topic, due_ms_min, due_ms_max"
+        )
+        raise OptionError("pushdown", "true", limit)
+    return PendingReader(_config(options))
 
 
 @dataclass
-class PendingHours(InputPartition):
-    """Hours of a pin, rising."""
+class PendingPart(InputPartition):
+    """One of some parts of what is pending; which hours that are, the pin of the query says."""
 
-    address: str
-    pin_id: int
-    applied_index: int
-    hours: tuple[int, ...]
-    topics: dict[int, str]
+    load_id: str
+    number: int
+    parts: int
 
 
 class PendingReader(DataSourceReader):
@@ -105,71 +113,62 @@ class PendingReader(DataSourceReader):
     def __init__(self, config: PendingConfig) -> None:
         self._config = config
 
-    def partitions(self) -> list[PendingHours]:
-        """Pin what is pending. Raises ClusterUnavailable with the addresses."""
-        config = self._config
-        with config.connection.open() as client:
-            pin = client.wait(
-                client.asynchronous.snapshot.pin(
-                    config.topics,
-                    due_ms_min=config.due_ms_min,
-                    due_ms_max=config.due_ms_max,
-                    reader=config.read_from,
-                )
-            )
-        if config.topics and not pin.topics:
-            return []
-        return [
-            PendingHours(pin.address, pin.pin_id, pin.applied_index, hours, pin.topics)
-            for hours in shared_out(pin.hours, pin.units or (0,) * len(pin.hours))
-        ]
+    def partitions(self) -> list[PendingPart]:
+        """As many as there are hours now; what they are to hold is decided when the query runs, since Spark asks once
+        for all queries over one `load()`. Raises ClusterUnavailable with the addresses."""
+        with self._config.connection.open() as client:
+            pin = self._pin(client, "")
+            if not self._config.as_of:
+                client.wait(client.asynchronous.snapshot.unpin(pin.address, pin.pin_id))
+        parts = max(PARTITIONS_MIN, len(_shares(pin)))
+        load_id = secrets.token_hex(12)
+        return [PendingPart(load_id, number, parts) for number in range(parts)]
+
+    def _pin(self, client: Client, name: str) -> Pin:
+        config, snapshot = self._config, client.asynchronous.snapshot
+        if config.as_of:
+            return client.wait(snapshot.held(config.as_of))
+        wanted: dict[str, Any] = {
+            "due_ms_min": config.due_ms_min,
+            "due_ms_max": config.due_ms_max,
+            "reader": config.read_from,
+        }
+        if not name:
+            return client.wait(snapshot.pin(config.topics, **wanted))
+        return client.wait(snapshot.agreed(name, config.topics, **wanted))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task: the pages of its hours. Without any partition Spark reads one that is None."""
-        if not isinstance(partition, PendingHours):
-            return
+        """A task: the pages of its hours. All tasks of a query read one pin, whichever of them comes first."""
+        assert isinstance(partition, PendingPart)
         content = self._config.content
-        with replace(self._config.connection, endpoints=(partition.address,)).open() as client:
+        with self._config.connection.open() as client:
+            pin = self._pin(client, f"{partition.load_id}.{_query()}")
+            if self._config.topics and not pin.topics:
+                return
             snapshot = client.asynchronous.snapshot
-            for first in range(0, len(partition.hours), HOURS_AHEAD):
+            mine = [hour for share in _shares(pin)[partition.number :: partition.parts] for hour in share]
+            for first in range(0, len(mine), HOURS_AHEAD):
                 hours = [
-                    snapshot.pages(partition.address, partition.pin_id, hour, content=content)
-                    for hour in partition.hours[first : first + HOURS_AHEAD]
+                    snapshot.pages(pin.address, pin.pin_id, hour, content=content)
+                    for hour in mine[first : first + HOURS_AHEAD]
                 ]
                 for page, pages in zip(client.wait(_first_of(hours)), hours, strict=True):
                     following: PinnedPage | None = page
                     while following is not None:
                         if following.ids:
-                            yield _batch(following, partition, content)
+                            yield _batch(following, pin, content)
                         following = client.wait(_next(pages))
 
 
-class FilteredPendingReader(PendingReader):
-    """The same, with filters on topic and due_ms taken over from the query."""
+def _query() -> str:
+    """The query that this task belongs to; what Spark runs outside of one (`rdd`, `toLocalIterator`) is one together,
+    since its parts may be jobs of their own."""
+    context = TaskContext.get()
+    return (context.getLocalProperty(EXECUTION_ID) if context is not None else None) or "none"
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Takes what a node can sort out; gives back what Spark must."""
-        low, high = self._config.due_ms_min, self._config.due_ms_max or DUE_MS_LIMIT
-        topics = set(self._config.topics) or None
-        for item in filters:
-            if isinstance(item, EqualTo) and item.attribute == ("topic",):
-                topics = {item.value} if topics is None else topics & {item.value}
-            elif isinstance(item, In) and item.attribute == ("topic",):
-                topics = set(item.value) if topics is None else topics & set(item.value)
-            elif isinstance(item, GreaterThanOrEqual) and item.attribute == ("due_ms",):
-                low = max(low, item.value)
-            elif isinstance(item, GreaterThan) and item.attribute == ("due_ms",):
-                low = max(low, item.value + 1)
-            elif isinstance(item, LessThan) and item.attribute == ("due_ms",):
-                high = min(high, item.value)
-            elif isinstance(item, LessThanOrEqual) and item.attribute == ("due_ms",):
-                high = min(high, item.value + 1)
-            else:
-                yield item
-        # A name that no topic can have stands for "none of them".
-        names = None if topics is None else tuple(sorted(topics)) or (".",)
-        low, high = min(max(low, 0), DUE_MS_LIMIT), min(max(high, 1), DUE_MS_LIMIT)
-        self._config = replace(self._config, topics=names or (), due_ms_min=low, due_ms_max=high)
+
+def _shares(pin: Pin) -> list[tuple[int, ...]]:
+    return shared_out(pin.hours, pin.units or (0,) * len(pin.hours))
 
 
 async def _first_of(hours: Sequence[AsyncIterator[PinnedPage]]) -> list[PinnedPage]:
@@ -195,18 +194,18 @@ def shared_out(hours: Sequence[int], units: Sequence[int]) -> list[tuple[int, ..
     return found if first == len(hours) else [*found, tuple(hours[first:])]
 
 
-def _batch(page: PinnedPage, partition: PendingHours, content: bool) -> pa.RecordBatch:
+def _batch(page: PinnedPage, pin: Pin, content: bool) -> pa.RecordBatch:
     ids = np.frombuffer(page.ids, "<u8")
     count = len(ids)
     topic_ids = np.frombuffer(page.topic_ids, "<u4")
     used, codes = np.unique(topic_ids, return_inverse=True)
-    names = pa.array([partition.topics.get(number, "") for number in used.tolist()], pa.string())
+    names = pa.array([pin.topics.get(number, "") for number in used.tolist()], pa.string())
     columns: list[pa.Array] = [
         id_column(ids),
         names.take(pa.array(codes.reshape(-1))),
         *(pa.array(np.frombuffer(data, "<i8")) for data in (page.due_ms, page.due_requested_ms, page.scheduled_ms)),
         pa.array(np.frombuffer(page.target_groups, "<i4")),
-        pa.array(np.full(count, partition.applied_index, np.int64)),
+        pa.array(np.full(count, pin.applied_index, np.int64)),
     ]
     if not content:
         return pa.record_batch(columns, schema=pa.schema(_HEAD_FIELDS))

@@ -28,11 +28,14 @@ class PinRequest(_message.Message):
     DUE_MS_MIN_FIELD_NUMBER: _builtins.int
     DUE_MS_MAX_FIELD_NUMBER: _builtins.int
     APPLIED_INDEX_MIN_FIELD_NUMBER: _builtins.int
+    PIN_ID_FIELD_NUMBER: _builtins.int
     due_ms_min: _builtins.int
     """due_ms_min <= due_ms < due_ms_max; 0: no limit."""
     due_ms_max: _builtins.int
     applied_index_min: _builtins.int
     """The node answers RECOVERING while it has not applied so much."""
+    pin_id: _builtins.int
+    """Tell of this pin again instead of making one; WRONG_STATE if this node does not hold it. The rest is not looked at."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Empty: all topics."""
@@ -44,14 +47,59 @@ class PinRequest(_message.Message):
         due_ms_min: _builtins.int = ...,
         due_ms_max: _builtins.int = ...,
         applied_index_min: _builtins.int = ...,
+        pin_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index_min", b"applied_index_min", "due_ms_max", b"due_ms_max", "due_ms_min", b"due_ms_min", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index_min", b"applied_index_min", "due_ms_max", b"due_ms_max", "due_ms_min", b"due_ms_min", "pin_id", b"pin_id", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PinRequest: _TypeAlias = PinRequest  # noqa: Y015
+
+@_typing.final
+class AgreePinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PIN_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """1 to 60 characters of [A-Za-z0-9_-.]."""
+    pin_id: _builtins.int
+    """What the caller would read; 0: it only asks."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        pin_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "pin_id", b"pin_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgreePinRequest: _TypeAlias = AgreePinRequest  # noqa: Y015
+
+@_typing.final
+class AgreePinResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PIN_ID_FIELD_NUMBER: _builtins.int
+    pin_id: _builtins.int
+    """What all read; 0: nobody has said so far."""
+    def __init__(
+        self,
+        *,
+        pin_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pin_id", b"pin_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgreePinResponse: _TypeAlias = AgreePinResponse  # noqa: Y015
 
 @_typing.final
 class PinResponse(_message.Message):

@@ -49,6 +49,11 @@ class SnapshotStub:
                 request_serializer=tickwheel_dot_proto_dot_snapshot__pb2.UnpinRequest.SerializeToString,
                 response_deserializer=tickwheel_dot_proto_dot_snapshot__pb2.UnpinResponse.FromString,
                 _registered_method=True)
+        self.AgreePin = channel.unary_unary(
+                '/tickwheel.v1.Snapshot/AgreePin',
+                request_serializer=tickwheel_dot_proto_dot_snapshot__pb2.AgreePinRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_snapshot__pb2.AgreePinResponse.FromString,
+                _registered_method=True)
         self.PinSettled = channel.unary_unary(
                 '/tickwheel.v1.Snapshot/PinSettled',
                 request_serializer=tickwheel_dot_proto_dot_snapshot__pb2.PinSettledRequest.SerializeToString,
@@ -85,6 +90,13 @@ class SnapshotServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AgreePin(self, request, context):
+        """Of all who read under one name, the first says which pin they read; in the log, so it holds under any master.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PinSettled(self, request, context):
         """Remembers what a group has settled by now of what is still kept: a few bits a message of its open windows. Forgotten
         PIN_HOLD_MS after it was last read.
@@ -117,6 +129,11 @@ def add_SnapshotServicer_to_server(servicer, server):
                     servicer.Unpin,
                     request_deserializer=tickwheel_dot_proto_dot_snapshot__pb2.UnpinRequest.FromString,
                     response_serializer=tickwheel_dot_proto_dot_snapshot__pb2.UnpinResponse.SerializeToString,
+            ),
+            'AgreePin': grpc.unary_unary_rpc_method_handler(
+                    servicer.AgreePin,
+                    request_deserializer=tickwheel_dot_proto_dot_snapshot__pb2.AgreePinRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_snapshot__pb2.AgreePinResponse.SerializeToString,
             ),
             'PinSettled': grpc.unary_unary_rpc_method_handler(
                     servicer.PinSettled,
@@ -210,6 +227,33 @@ class Snapshot:
             '/tickwheel.v1.Snapshot/Unpin',
             tickwheel_dot_proto_dot_snapshot__pb2.UnpinRequest.SerializeToString,
             tickwheel_dot_proto_dot_snapshot__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AgreePin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Snapshot/AgreePin',
+            tickwheel_dot_proto_dot_snapshot__pb2.AgreePinRequest.SerializeToString,
+            tickwheel_dot_proto_dot_snapshot__pb2.AgreePinResponse.FromString,
             options,
             channel_credentials,
             insecure,

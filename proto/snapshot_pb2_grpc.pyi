@@ -40,6 +40,8 @@ class SnapshotStub:
     ReadPinned: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.ReadPinnedRequest, _snapshot_pb2.PinnedPage]
     """A page of one hour, in delivery order."""
     Unpin: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.UnpinRequest, _snapshot_pb2.UnpinResponse]
+    AgreePin: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.AgreePinRequest, _snapshot_pb2.AgreePinResponse]
+    """Of all who read under one name, the first says which pin they read; in the log, so it holds under any master."""
     PinSettled: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.PinSettledRequest, _snapshot_pb2.PinSettledResponse]
     """Remembers what a group has settled by now of what is still kept: a few bits a message of its open windows. Forgotten
     PIN_HOLD_MS after it was last read.
@@ -57,6 +59,8 @@ class SnapshotAsyncStub(SnapshotStub):
     ReadPinned: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.ReadPinnedRequest, _snapshot_pb2.PinnedPage]  # type: ignore[assignment]
     """A page of one hour, in delivery order."""
     Unpin: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.UnpinRequest, _snapshot_pb2.UnpinResponse]  # type: ignore[assignment]
+    AgreePin: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.AgreePinRequest, _snapshot_pb2.AgreePinResponse]  # type: ignore[assignment]
+    """Of all who read under one name, the first says which pin they read; in the log, so it holds under any master."""
     PinSettled: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.PinSettledRequest, _snapshot_pb2.PinSettledResponse]  # type: ignore[assignment]
     """Remembers what a group has settled by now of what is still kept: a few bits a message of its open windows. Forgotten
     PIN_HOLD_MS after it was last read.
@@ -89,6 +93,14 @@ class SnapshotServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.UnpinRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.UnpinResponse, _abc.Awaitable[_snapshot_pb2.UnpinResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AgreePin(
+        self,
+        request: _snapshot_pb2.AgreePinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_snapshot_pb2.AgreePinResponse, _abc.Awaitable[_snapshot_pb2.AgreePinResponse]]:
+        """Of all who read under one name, the first says which pin they read; in the log, so it holds under any master."""
 
     @_abc_1.abstractmethod
     def PinSettled(

@@ -277,6 +277,14 @@ class CoreFace:
         """A page of what a pin means."""
         self.core.pins.read(request, done)
 
+    def agree_pin(
+        self,
+        request: snapshot_pb2.AgreePinRequest,
+        done: Callable[[snapshot_pb2.AgreePinResponse | Failure], None],
+    ) -> None:
+        """Which pin is read under a name."""
+        self.core.pins.agree(request, done)
+
     def unpin(self, pin_id: int) -> None:
         """Nobody reads it any more."""
         self.core.pins.unpin(pin_id)

@@ -16,8 +16,19 @@ import numpy as np
 from tickwheel.node.core.failure import Failure, invalid
 from tickwheel.node.core.intake import DUE_MS_LIMIT
 from tickwheel.node.core.work import RemovedError
+from tickwheel.node.state.names import check_producer_id
+from tickwheel.node.state.staging import StagingResult
 from tickwheel.proto import common_pb2
-from tickwheel.proto.snapshot_pb2 import PinnedPage, PinRequest, PinResponse, ReadPinnedRequest
+from tickwheel.proto.log_pb2 import Command
+from tickwheel.proto.snapshot_pb2 import (
+    AgreePinRequest,
+    AgreePinResponse,
+    PinnedPage,
+    PinRequest,
+    PinResponse,
+    ReadPinnedRequest,
+)
+from tickwheel.proto.staging_pb2 import CommitStagedRequest, StagingCommand
 from tickwheel.wheel.pinned import Pinned
 from tickwheel.wheel.queries import ScanJob
 from tickwheel.wheel.units import CursorKey, Units, ids_of
@@ -33,12 +44,15 @@ PAGE_UNITS_MAX = 8_192
 PAGE_BYTES_MAX = 4 << 20
 """Of records; one that is larger makes a page of its own."""
 TOPICS_MAX = 1_000
+NAMED = "pin."
+"""Begins the ids of jobs that stand for what was agreed under a name."""
 RETRY_HINT_MS = 20
 
 
 @dataclass(slots=True)
 class _Pin:
     pinned: Pinned
+    told: PinResponse
     topic_ids: frozenset[int] | None
     due_min: int
     due_max: int
@@ -60,6 +74,12 @@ class PinDesk:
     def pin(self, request: PinRequest, done: Callable[[PinResponse | Failure], None]) -> None:
         """Remember what is pending now."""
         core = self._core
+        if request.pin_id:
+            known = self._pins.get(request.pin_id)
+            if known is not None:
+                known.used_ms = core.steady_ms()
+            done(_unknown(request.pin_id) if known is None else known.told)
+            return
         failure = self._refusal(request)
         if failure is not None:
             done(failure)
@@ -78,18 +98,44 @@ class PinDesk:
             del self._pins[min(self._pins, key=lambda n: self._pins[n].used_ms)]
         # By chance: a number of an earlier life of this node must name nothing.
         pin_id = core.random_bits(63) | 1
-        self._pins[pin_id] = _Pin(pinned, topic_ids, due_min, due_max, now_ms)
-        done(
-            PinResponse(
-                pin_id=pin_id,
-                applied_index=core.applied_index,
-                node_id=core.identity.node_id,
-                cursor_due_ms=pinned.cursor.due_ms,
-                hours=pinned.hours.astype("<u4").tobytes(),
-                units=pinned.bounds.astype("<u4").tobytes(),
-                topics=names if topic_ids is None else {number: names[number] for number in topic_ids},
-            )
+        told = PinResponse(
+            pin_id=pin_id,
+            applied_index=core.applied_index,
+            node_id=core.identity.node_id,
+            cursor_due_ms=pinned.cursor.due_ms,
+            hours=pinned.hours.astype("<u4").tobytes(),
+            units=pinned.bounds.astype("<u4").tobytes(),
+            topics=names if topic_ids is None else {number: names[number] for number in topic_ids},
         )
+        self._pins[pin_id] = _Pin(pinned, told, topic_ids, due_min, due_max, now_ms)
+        done(told)
+
+    def agree(self, request: AgreePinRequest, done: Callable[[AgreePinResponse | Failure], None]) -> None:
+        """Which pin is read under a name: the first that was said.
+
+        A name is a job that happens once (node/state/staging.py), without rows; its fingerprint is the pin.
+        """
+        core, job_id = self._core, f"{NAMED}{request.name}"
+        problem = check_producer_id(job_id) if request.name else "must not be empty"
+        failure = core.refusal() or (invalid("name", request.name, problem).failure if problem else None)
+        if failure is not None:
+            done(failure)
+            return
+
+        def answer(result: object) -> None:
+            job = core.state.staging.job(job_id)
+            if job is None and isinstance(result, StagingResult) and result.failure is not None:
+                done(result.failure)
+            elif isinstance(result, Failure):
+                done(result)
+            else:
+                done(AgreePinResponse(pin_id=job.fingerprint if job is not None else 0))
+
+        if not request.pin_id or core.state.staging.job(job_id) is not None:
+            answer(None)
+            return
+        commit = CommitStagedRequest(job_id=job_id, run_id=NAMED, fingerprint=request.pin_id)
+        core.proposer.submit(Command(staging=StagingCommand(commit=commit)), answer)
 
     def _refusal(self, request: PinRequest) -> Failure | None:
         core = self._core
@@ -116,8 +162,7 @@ class PinDesk:
         core = self._core
         pin = self._pins.get(request.pin_id)
         if pin is None:
-            text = f"pin {request.pin_id} is not known: it was not read for long, or the node was restarted; pin anew"
-            done(Failure(common_pb2.WRONG_STATE, text, {"field": "pin_id", "value": str(request.pin_id)}))
+            done(_unknown(request.pin_id))
             return
         if not 0 <= request.start_due_ms <= DUE_MS_LIMIT:
             done(invalid("start_due_ms", request.start_due_ms, "next_due_ms of the page before, or 0").failure)
@@ -180,6 +225,11 @@ def _page(units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | 
         return units, next_key
     following = units[fit]
     return units[:fit], CursorKey(int(following["due_ms"]), int(following["index"]))
+
+
+def _unknown(pin_id: int) -> Failure:
+    text = f"pin {pin_id} is not known: it was not read for long, or the node was restarted; pin anew"
+    return Failure(common_pb2.WRONG_STATE, text, {"field": "pin_id", "value": str(pin_id)})
 
 
 def _overtaken(hour: int) -> Failure:

@@ -197,6 +197,12 @@ class CorePort(Protocol):
         self, request: snapshot_pb2.ReadPinnedRequest, done: Callable[[snapshot_pb2.PinnedPage | Failure], None]
     ) -> None: ...
 
+    def agree_pin(
+        self,
+        request: snapshot_pb2.AgreePinRequest,
+        done: Callable[[snapshot_pb2.AgreePinResponse | Failure], None],
+    ) -> None: ...
+
     def unpin(self, pin_id: int) -> None: ...
 
     def pin_settled(

@@ -59,6 +59,8 @@ def cluster(caller: Caller, request: Any, state: StateView) -> Failure | None:
 
 
 def _pinned(caller: Caller, request: Any, state: StateView) -> Failure | None:
+    if request.pin_id:  # made before; the service asks for whom
+        return caller.somewhere(RIGHT_READ)
     return caller.topics(RIGHT_READ, request.topics or [""])
 
 
@@ -183,6 +185,7 @@ _OF_SERVICES: dict[str, dict[str, Endpoint]] = {
         "Pin": Endpoint(_pinned),
         "ReadPinned": Endpoint(somewhere(RIGHT_READ)),
         "Unpin": Endpoint(somewhere(RIGHT_READ)),
+        "AgreePin": Endpoint(somewhere(RIGHT_READ)),
         "PinSettled": Endpoint(_settled),
         "ReadSettled": Endpoint(somewhere(RIGHT_READ)),
     },

@@ -53,6 +53,9 @@ class SnapshotService(SnapshotServicer):
 
     async def Pin(self, request: snapshot_pb2.PinRequest, context: Context) -> snapshot_pb2.PinResponse:
         calls = self._calls
+        if request.pin_id:
+            await self._pins.check(request.pin_id, context)
+            return await calls.answer(context, lambda done: calls.core.pin(request, done))
         pinned: snapshot_pb2.PinResponse = await calls.answer(context, lambda done: calls.core.pin(request, done))
         self._pins.take(pinned.pin_id)
         return pinned
@@ -61,6 +64,10 @@ class SnapshotService(SnapshotServicer):
         calls = self._calls
         await self._pins.check(request.pin_id, context)
         return await calls.answer(context, lambda done: calls.core.read_pinned(request, done))
+
+    async def AgreePin(self, request: snapshot_pb2.AgreePinRequest, context: Context) -> snapshot_pb2.AgreePinResponse:
+        calls = self._calls
+        return await calls.answer(context, lambda done: calls.core.agree_pin(request, done))
 
     async def Unpin(self, request: snapshot_pb2.UnpinRequest, context: Context) -> snapshot_pb2.UnpinResponse:
         await self._pins.check(request.pin_id, context)

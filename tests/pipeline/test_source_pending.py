@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 
 from tests.pipeline.running import RunningCluster
 from tickwheel.node.local_cluster import free_ports
-from tickwheel.pipeline.source_pending import PARTITIONS, shared_out
+from tickwheel.pipeline.source_pending import PARTITIONS, PARTITIONS_MIN, shared_out
 
 HOUR_MS = 3_600_000
 FIRST_MS = (time.time_ns() // 1_000_000 // HOUR_MS + 100) * HOUR_MS
@@ -86,7 +86,7 @@ def test_times_are_sorted_out_by_the_node(
     """From and below; hours outside are no partitions."""
     low, high = FIRST_MS + HOUR_MS + 10, FIRST_MS + HOUR_MS + 300
     frame = read(spark, cluster, due_ms_min=low, due_ms_max=high)
-    assert frame.rdd.getNumPartitions() == 1
+    assert frame.rdd.getNumPartitions() == PARTITIONS_MIN
     wanted = {name for name, due_ms in scheduled.items() if low <= due_ms < high}
     # Other tests' messages may be due in the same hour.
     rows = frame.collect()
@@ -97,17 +97,19 @@ def test_times_are_sorted_out_by_the_node(
     assert read_from_master.where(f.col("topic").isin("pending-a", "pending-b")).count() == len(wanted)
 
 
-def test_filters_of_the_query_reach_the_node(
+def test_queries_over_one_load_keep_their_own_filters(
     spark: SparkSession, cluster: RunningCluster, scheduled: dict[str, int]
 ) -> None:
-    """And give what Spark would have kept."""
-    frame = read(spark, cluster, pushdown="true", content="false")
-    low = FIRST_MS + 2 * HOUR_MS
-    kept = frame.where((f.col("topic") == "pending-a") & (f.col("due_ms") >= low) & (f.col("due_ms") <= low + 400))
-    assert kept.rdd.getNumPartitions() == 1
-    wanted = sum(low <= due_ms <= low + 400 and int(name[2:]) % 2 == 1 for name, due_ms in scheduled.items())
-    assert kept.count() == wanted
-    assert frame.where(f.col("topic").isin("pending-a", "nowhere") & (f.col("due_ms") < 0)).count() == 0
+    """Spark would give what one of them pushes down to all of them, so nothing is pushed down."""
+    frame = read(spark, cluster, content="false", due_ms_min=FIRST_MS, due_ms_max=FIRST_MS + 3 * HOUR_MS)
+    odd = frame.where(f.col("topic") == "pending-a")
+    even = frame.where("topic IN ('pending-b', NULL)")
+    assert odd.select("topic").distinct().union(even.select("topic").distinct()).count() == 2
+    counts = Counter(int(name[2:]) % 2 for name in scheduled)
+    assert (odd.count(), even.count()) == (counts[1], counts[0])
+    assert frame.where("topic LIKE 'pending-%'").count() == len(scheduled)
+    with pytest.raises(Exception, match="option pushdown: 'true': Spark gives what one query pushes to the others"):
+        read(spark, cluster, pushdown="true").where("topic = 'pending-a'").count()
 
 
 def test_a_read_sees_everything_that_was_acknowledged_before_it(spark: SparkSession, cluster: RunningCluster) -> None:
@@ -130,9 +132,64 @@ def test_many_hours_share_partitions(units: list[int]) -> None:
         assert len(found) == len(hours)
 
 
+def test_tables_of_the_catalog_are_refused_and_views_work(spark: SparkSession, cluster: RunningCluster) -> None:
+    """Spark hands a table's options to nobody: what reads or fills one says so. `saveAsTable` schedules its rows."""
+    options = f"OPTIONS (endpoints '{cluster.endpoints}', topic 'pending-table', content 'false')"
+    said = "there is no table of messages: CREATE TEMPORARY VIEW"
+    with pytest.raises(Exception, match=said):
+        spark.sql(f"CREATE TABLE pending_t1 USING tickwheel {options}")
+    spark.sql(f"CREATE TABLE pending_t2 (due_ms bigint, payload string) USING tickwheel {options}")
+    rows = spark.createDataFrame([(FIRST_MS, "x")], "due_ms long, payload string")
+    try:
+        for words in ("SELECT * FROM pending_t2", f"INSERT INTO pending_t2 VALUES ({FIRST_MS}, 'x')"):
+            with pytest.raises(Exception, match=said):
+                spark.sql(words).collect()
+        writer = rows.write.format("tickwheel").options(endpoints=cluster.endpoints, topic="pending-table")
+        writer.mode("append").saveAsTable("pending_t3")
+        with pytest.raises(Exception, match=said):
+            spark.sql("SELECT * FROM pending_t3").collect()
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW pending_view USING tickwheel {options}")
+        assert spark.sql("SELECT due_ms FROM pending_view").collect() == [(FIRST_MS,)]
+    finally:
+        for number in (2, 3):
+            spark.sql(f"DROP TABLE IF EXISTS pending_t{number}")
+
+
 def test_an_unknown_topic_is_empty(spark: SparkSession, cluster: RunningCluster) -> None:
     """No error: it may come into being."""
     assert read(spark, cluster, topic="pending-none").count() == 0
+
+
+def test_each_query_reads_what_is_pending_when_it_runs(spark: SparkSession, cluster: RunningCluster) -> None:
+    """Over one `load()`, the very same frame included, which Spark plans once. A pin is read as long as it is held, by
+    any frame, and then not silently anew."""
+    topic = "pending-later"
+
+    def schedule(*hours: int) -> None:
+        for hour in hours:
+            cluster.wait(cluster.client.schedule(topic, "x", due_ms=FIRST_MS + hour * HOUR_MS))
+
+    schedule(0, 1)
+    frame = read(spark, cluster, topic=topic)
+    pin = cluster.wait(cluster.client.snapshot.pin([topic]))
+    counts, rows = [frame.count()], [len(frame.collect())]
+    schedule(1, 2, 3, 4)
+    counts.append(frame.count())
+    found = frame.collect()
+    rows.append(len(found))
+    assert counts == rows == [2, 6]
+    assert len({row.applied_index for row in found}) == 1
+    assert frame.join(frame.withColumnRenamed("id", "other"), f.col("id") == f.col("other")).count() == 6
+    assert len(frame.tail(2)) == 2 and len(list(frame.toLocalIterator())) == 6
+    for _ in range(2):
+        assert {row.applied_index for row in read(spark, cluster, asOf=pin.handle).collect()} == {pin.applied_index}
+    held = read(spark, cluster, asOf=pin.handle)
+    assert held.count() == held.count() == 2
+    cluster.wait(cluster.client.snapshot.unpin(pin.address, pin.pin_id))
+    with pytest.raises(Exception, match=f"pin {pin.handle} is gone"):
+        held.count()
+    with pytest.raises(Exception, match="option topic: 'pending-later': not with asOf"):
+        read(spark, cluster, asOf=pin.handle, topic=topic).count()
 
 
 def test_an_unreachable_cluster_is_named(spark: SparkSession) -> None:

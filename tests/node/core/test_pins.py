@@ -11,7 +11,14 @@ from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core import pins
 from tickwheel.node.core.failure import Failure
 from tickwheel.proto import common_pb2
-from tickwheel.proto.snapshot_pb2 import PinnedPage, PinRequest, PinResponse, ReadPinnedRequest
+from tickwheel.proto.snapshot_pb2 import (
+    AgreePinRequest,
+    AgreePinResponse,
+    PinnedPage,
+    PinRequest,
+    PinResponse,
+    ReadPinnedRequest,
+)
 
 
 def pin(node: Node, **asked: Any) -> PinResponse | Failure:
@@ -122,3 +129,34 @@ def test_an_hour_that_holds_nothing_is_an_empty_page() -> None:
     assert isinstance(found, PinResponse)
     page = read(world, slave, pin_id=found.pin_id, hour=7)
     assert isinstance(page, PinnedPage) and not page.ids and not page.HasField("next_due_ms")
+
+
+def agree(world: World, name: str, pin_id: int = 0) -> AgreePinResponse | Failure:
+    """What the master answers."""
+    answers: list[AgreePinResponse | Failure] = []
+    node = world.elect()
+    assert node.host is not None
+    node.host.face.agree_pin(AgreePinRequest(name=name, pin_id=pin_id), answers.append)
+    node.wake()
+    world.run_until(lambda: bool(answers))
+    return answers[0]
+
+
+def test_all_who_read_under_a_name_read_the_first_pin() -> None:
+    """Whoever asks, and after the loss of the master; a pin is told again as it was, by the node that holds it."""
+    world, _, slave = filled(5)
+    assert agree(world, "q") == AgreePinResponse(pin_id=0)
+    found = pin(slave)
+    assert isinstance(found, PinResponse)
+    assert agree(world, "q", found.pin_id) == agree(world, "q", 77) == AgreePinResponse(pin_id=found.pin_id)
+    assert agree(world, "other", 77) == AgreePinResponse(pin_id=77)
+    master = world.elect()
+    master.kill()
+    world.elect()
+    assert agree(world, "q", 77) == agree(world, "q") == AgreePinResponse(pin_id=found.pin_id)
+    assert pin(slave, pin_id=found.pin_id) == found
+    unknown = pin(slave, pin_id=77)
+    assert isinstance(unknown, Failure) and unknown.reason == common_pb2.WRONG_STATE
+    for name in ("", "a b", "x" * 70):
+        refused = agree(world, name, 77)
+        assert isinstance(refused, Failure) and refused.reason == common_pb2.INVALID_FIELD, name

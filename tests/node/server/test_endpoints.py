@@ -17,7 +17,7 @@ LOOKS = ("Get", "List", "Count", "Watch", "Read", "WhoAmI", "Trace", "Check", "S
 """How methods that change nothing begin."""
 OF_CLIENTS = {
     *("Schedule", "ScheduleStream", "Cancel", "Reschedule", "Consume", "Pull", "Settle", "Extend"),
-    *("Stage", "Commit", "Abort", "OfferBundle", "SendBundle"),
+    *("Stage", "Commit", "Abort", "OfferBundle", "SendBundle", "AgreePin"),
 }
 """Changes that are traffic, not administration: too many for an audit log."""
 
