@@ -170,8 +170,8 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         work_ms=one("work_ms", WORK_MS),
         buffer_bytes=one("buffer_bytes", BUFFER_BYTES),
         preload_ms=one("preload_ms", PRELOAD_MS),
-        # What a sweep has done is looked up message by message at the end: that needs their hours.
-        hours_kept=one("hours_kept", (1,) if one("sweeps", sometimes) else HOURS_KEPT),
+        # What a sweep has done is looked up message by message at the end, and a reset goes back to what lies there.
+        hours_kept=one("hours_kept", (1,) if one("sweeps", sometimes) or one("listeners", sometimes) else HOURS_KEPT),
         checkpoint_ms=one("checkpoint_ms", CHECKPOINT_MS),
         hour_after_ms=one("hour_after_ms", (0,)),
         dispatch_ahead_ms=one("dispatch_ahead_ms", DISPATCH_AHEAD_MS),
