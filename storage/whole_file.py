@@ -8,6 +8,7 @@ A file that fails its check is therefore never the trace of a crash, always dama
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 
 import google_crc32c
 
@@ -16,6 +17,8 @@ from tickwheel.storage.errors import ADVICE, CorruptFileError, UnknownVersionErr
 from tickwheel.storage.paths import parent_of
 
 FORMAT_VERSION = 1
+CHECK_BYTES = 1 << 20
+"""Read at a time for a checksum."""
 ASIDE_SUFFIX = ".new"
 """What an unfinished write leaves behind; the next write of the same file takes it over."""
 
@@ -25,17 +28,39 @@ _HEADER = struct.Struct("<8sIIQ")
 
 def write_whole(disk: Disk, path: str, content: Buffer) -> None:
     """Replace `path` by `content`; durable on return. On any error the old file is still in place."""
-    content = bytes(content)
+    write_pieces(disk, path, [content])
+
+
+def write_pieces(disk: Disk, path: str, pieces: Iterable[Buffer]) -> None:
+    """`write_whole` of the concatenation, which need never be in memory as a whole."""
     aside = path + ASIDE_SUFFIX
     file = disk.open(aside, create=True)
     try:
         file.truncate(0)
-        file.append_many((_HEADER.pack(_MAGIC, FORMAT_VERSION, google_crc32c.value(content), len(content)), content))
+        file.append(bytes(_HEADER.size))
+        crc32c = length = 0
+        for piece in pieces:
+            data = bytes(piece)
+            file.append(data)
+            crc32c, length = google_crc32c.extend(crc32c, data), length + len(data)
+        file.write_at(0, _HEADER.pack(_MAGIC, FORMAT_VERSION, crc32c, length))
         file.sync()
     finally:
         file.close()
     disk.rename(aside, path)
     disk.sync_dir(parent_of(path))
+
+
+def file_crc(disk: Disk, path: str) -> int:
+    """CRC32C of a file as it is, header and all, without reading it as a whole."""
+    file = disk.open(path)
+    try:
+        crc32c = 0
+        for offset in range(0, file.size(), CHECK_BYTES):
+            crc32c = google_crc32c.extend(crc32c, file.read_at(offset, CHECK_BYTES))
+        return crc32c
+    finally:
+        file.close()
 
 
 def read_whole(disk: Disk, path: str, *, advice: str = ADVICE) -> bytes | None:

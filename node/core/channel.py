@@ -103,6 +103,11 @@ class Channel:
         """Messages staged or being read."""
         return self._staged_count
 
+    def idle_at(self, ready_count: int) -> bool:
+        """Nothing is claimed, read, held, or was given out ahead of its dispatch, with so many in the ready queue."""
+        busy = self._fetching or self._staged_count or self._held or self._claimed_again or self._unread
+        return not busy and self.next_position <= ready_count
+
     @property
     def first_unsent(self) -> int:
         """The first position that was not handed out."""
@@ -256,6 +261,8 @@ class Channel:
 
     def forget_settled(self) -> None:
         """Claims and holds below the floor are settled."""
+        if not (self._unread or self._claimed_again or self._held):
+            return
         floor = self.subscription.floor
         self._unread = {p: attempt for p, attempt in self._unread.items() if p >= floor}
         self._claimed_again = {p: attempt for p, attempt in self._claimed_again.items() if p >= floor}

@@ -11,7 +11,7 @@ meanwhile gets the same one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -136,6 +136,8 @@ class Checkpointer:
         self._applied = applied
         self._fatal = fatal
         self._running = False
+        self._capture: tuple[Generator[None, None, StateCheckpoint], int, int] | None = None
+        """Under way, with the index and term that it is of."""
         self._stopped = False
         self._next_ms = 0
         self._not_before_ms = 0
@@ -159,9 +161,17 @@ class Checkpointer:
         """A checkpoint is being written, or what it made superfluous removed."""
         return self._running
 
+    @property
+    def capturing(self) -> bool:
+        """The state is being copied, in turns: nothing may be applied, and the next turn wants to come soon."""
+        return self._capture is not None
+
     def tick(self, now_ms: int) -> None:
         """Begin a checkpoint if somebody asked, the log has grown enough, or the period is over."""
         self._now_ms = now_ms
+        if self._capture is not None:
+            self._go_on(now_ms)
+            return
         if self._next_ms == 0:
             self._next_ms = now_ms + self._config.checkpoint_period_ms
         if self._running or now_ms < self._not_before_ms:
@@ -194,6 +204,8 @@ class Checkpointer:
     def stop(self) -> None:
         """Nothing is begun any more; whoever waits is told. What is being written may still end."""
         self._stopped = True
+        if self._capture is not None:
+            self._capture, self._running = None, False
         self._answer(_stopped())
 
     def copied(self) -> None:
@@ -216,7 +228,20 @@ class Checkpointer:
             return
         self._running = True
         self._next_ms = now_ms + self._config.checkpoint_period_ms
-        checkpoint = self._state.begin_checkpoint()
+        self._capture = (self._state.capture_checkpoint(), index, term)
+        self._go_on(now_ms)
+
+    def _go_on(self, now_ms: int) -> None:
+        """One more turn of capturing the state; the rest is written by a worker."""
+        assert self._capture is not None
+        turns, index, term = self._capture
+        try:
+            next(turns)
+        except StopIteration as complete:
+            self._capture = None
+            self._write(complete.value, index, term, now_ms)
+
+    def _write(self, checkpoint: StateCheckpoint, index: int, term: int, now_ms: int) -> None:
         disk = self._ports.disk
 
         def write() -> Manifest:

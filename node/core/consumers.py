@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tickwheel.node.core.creations import TOPICS_PER_GROUP_MAX
 from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.core.sessions import CREDITS_MAX, Closed, Deliver, Session
 from tickwheel.node.state.names import check_group_name, check_topic_name
 from tickwheel.node.state.results import AdminResult, SettleResult
 from tickwheel.proto import common_pb2, consumer_pb2
-from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
+from tickwheel.proto.admin_pb2 import CreateGroupRequest
 from tickwheel.proto.log_pb2 import AdminCommand
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 PULL_MESSAGES_MAX = 1_024
 PULL_WAIT_MS_MAX = 20_000
 PULLS_MAX = 10_000
-TOPICS_PER_GROUP_MAX = 1_024
 
 
 @dataclass(slots=True, eq=False)
@@ -277,8 +277,12 @@ class ConsumerDesk:
             return
         state = core.state
         group_id = state.group_id(group)
-        known = {state.topic_name(t) for t in state.group_topics(group_id)} if group_id is not None else set()
-        missing = [topic for topic in topics if topic not in known]
+        ids = {topic: state.topic_id(topic) for topic in topics}
+        missing = [
+            topic
+            for topic, topic_id in ids.items()
+            if topic_id is None or group_id is None or state.subscription(group_id, topic_id) is None
+        ]
         if group_id is not None:
             differs = state.filter_refusal(group_id, request.filter)
             if differs is not None or not missing:
@@ -290,7 +294,7 @@ class ConsumerDesk:
         if group_id is None and not topics:
             ready(invalid("topics", "none", "a new group needs at least one topic").failure)
             return
-        create = [topic for topic in missing if state.topic_id(topic) is None]
+        create = [topic for topic in missing if ids[topic] is None]
         if create and not state.settings.topics_auto_create:
             ready(
                 Failure(
@@ -316,8 +320,6 @@ class ConsumerDesk:
                 return
             ready(created_id)
 
-        for topic in create:
-            core.requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=topic), actor=actor), lambda _: None)
         if group_id is not None:
             request.broadcasting = state.group_broadcasting(group_id)
         core.requests.admin(AdminCommand(create_group=request, actor=actor), group_created)

@@ -20,6 +20,7 @@ from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
 from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.consumers import ConsumerDesk
+from tickwheel.node.core.creations import Creations
 from tickwheel.node.core.dead import DeadDesk
 from tickwheel.node.core.deleting import Deleter
 from tickwheel.node.core.delivery import Delivery
@@ -109,7 +110,8 @@ class NodeCore:
         self.cold = ColdDesk(self)
         self.background = Background(ports.executor, self.wheel, self._fatal)
         self.proposer = Proposer(config, identity.wheel_group, self.clock.now_ms)
-        self.publisher = Publisher(config, self.state, self.proposer, self.clock.now_ms)
+        self.creations = Creations(self.state, self.steady_ms)
+        self.publisher = Publisher(config, self.state, self.proposer, self.creations, self.clock.now_ms)
         self.publisher.time_known = lambda: self.clock.known
         self.publisher.arrivals_full = self._arrivals_full
         self.publisher.random_bits = ports.random.getrandbits

@@ -10,6 +10,7 @@ Before anything leaves, the lease of mastership is asked again: a deposed master
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -94,6 +95,8 @@ class Delivery:
         )
         self._hold_until_ms = 0
         self._news = False
+        self._live: dict[int, dict[int, None]] = {}
+        """Groups with consumers to their topics in which something may be to do; made when it is asked for."""
         self._dirty: set[int] = set()
         """Groups whose channels may have something to do."""
 
@@ -106,11 +109,11 @@ class Delivery:
         self.reigning = True
         self.term = term
         self._hold_until_ms = self._wheel.cursor.due_ms - 1
-        self.heard.prune(now_ms, self._floors())
-        epochs = {key: subscription.epoch for key, subscription in self._state.subscriptions()}
+        self._live.clear()
+        self.heard.prune(now_ms, self._floor)
         # No lease is longer, whatever a clock said when it was given out.
         latest_ms = now_ms + self._config.lease_max_ms
-        for lease in self.heard.held(now_ms, epochs):
+        for lease in self.heard.held(now_ms, self._epoch):
             self._inherited.take_over(replace(lease, until_ms=min(lease.until_ms, latest_ms)))
         self.heard.clear()
         self._dirty.update(self.sessions.groups())
@@ -126,6 +129,7 @@ class Delivery:
         self._recent.clear()
         self._leases.clear()
         self._broadcasts.end()
+        self._live.clear()
         self._returns.end()
         self._inherited.clear()
         self.feed.clear()
@@ -145,6 +149,7 @@ class Delivery:
             self._recent_of(topic_id).add(first_position, units)
         for group_id in self.sessions.groups():
             if self._state.subscription(group_id, topic_id) is not None:
+                self._enliven(group_id, topic_id)
                 self._dirty.add(group_id)
                 self._news = True
 
@@ -162,6 +167,7 @@ class Delivery:
             assert channel is not None
             credits = sum(session.credits for session in self.sessions.of_group(group_id, channel.topic))
             if channel.push(first_position, units, credits):
+                self._enliven(group_id, topic_id)
                 self._dirty.add(group_id)
                 self._news = True
 
@@ -176,6 +182,28 @@ class Delivery:
         for channel in self._channels.values():
             channel.recent = self._recent_of(channel.key[1])
             channel.unpush(self._state.ready_count(channel.key[1]))
+
+    def _enliven(self, group_id: int, topic_id: int) -> None:
+        """Something came into a topic of a group that has consumers."""
+        live = self._live.get(group_id)
+        if live is not None:
+            live[topic_id] = None
+
+    def _live_topics(self, group_id: int) -> list[int]:
+        """Topics of a group that has consumers in which something is to settle: the others need not be looked at."""
+        live = self._live.get(group_id)
+        if live is None:
+            topics = self._state.group_topics(group_id)
+            live = self._live[group_id] = {t: None for t in topics if self._open(group_id, t)}
+        return list(live)
+
+    def _open(self, group_id: int, topic_id: int) -> bool:
+        """Whether a group has something to settle in a topic, or was given something of it ahead of its dispatch."""
+        subscription = self._state.subscription(group_id, topic_id)
+        if subscription is not None and subscription.backlog:
+            return True
+        channel = self._channels.get((group_id, topic_id))
+        return channel is not None and not channel.idle_at(self._state.ready_count(topic_id))
 
     def _recent_of(self, topic_id: int) -> RecentUnits:
         recent = self._recent.get(topic_id)
@@ -198,9 +226,15 @@ class Delivery:
         self._dirty.add(group_id)
         self._news = True
 
+    def subscribed(self, group_id: int) -> None:
+        """A group is new or has more topics; nothing else of it was changed."""
+        self._live.pop(group_id, None)
+        self.wake_group(group_id)
+
     def administered(self) -> None:
         """A topic or group was changed by command: channels of what was reset or deleted begin anew, and consumers
         that stated another filter than their group's go."""
+        self._live.clear()
         # Leases of an earlier master are there before anybody consumes here, when there is no channel yet.
         void = {lease.channel for lease in self._leases.open_leases() if self._epoch(lease.channel) != lease.epoch}
         for key, channel in self._channels.items():
@@ -237,6 +271,8 @@ class Delivery:
         """The consumer is gone; with `give_back` what it holds returns to the ready queue at once."""
         if not self.sessions.close(session) or not self.reigning:
             return
+        if not self.sessions.of_group(session.group_id):
+            self._live.pop(session.group_id, None)
         if self._state.group_broadcasting(session.group_id):
             self._leases.close_session(session.session_id)
             self._broadcasts.left(session.session_id)
@@ -278,7 +314,7 @@ class Delivery:
         if self._state.group_broadcasting(group_id):
             return self._broadcasts.channels(group_id)
         channels = []
-        for topic_id in self._state.group_topics(group_id):
+        for topic_id in self._live_topics(group_id):
             channel = self._channel((group_id, topic_id))
             if channel is not None:
                 channels.append(channel)
@@ -363,6 +399,8 @@ class Delivery:
             channel.advance(credits, self._state.ready_count(channel.key[1]))
             self._hand_out(channel, sessions, now_ms)
             waits = waits or channel.staged_count > 0
+            if not self._open(*channel.key):
+                self._live[group_id].pop(channel.key[1], None)
         return waits
 
     def _hand_out(self, channel: Channel, sessions: list[Session], now_ms: int) -> None:
@@ -457,18 +495,21 @@ class Delivery:
 
     # -- upkeep
 
-    def _floors(self) -> dict[ChannelKey, int]:
-        return {key: subscription.floor for key, subscription in self._state.subscriptions()}
+    def _floor(self, key: ChannelKey) -> int:
+        subscription = self._state.subscription(*key)
+        return 0 if subscription is None else subscription.floor
 
     def upkeep(self, now_ms: int) -> None:
         """Every second or so: let go of leases that are settled."""
-        floors = self._floors()
-        self._leases.forget_settled(floors)
-        for channel in self._channels.values():
+        self._leases.forget_settled(self._floor)
+        for key, channel in list(self._channels.items()):
             channel.forget_settled()
+            if not channel.subscription.backlog and channel.idle_at(self._state.ready_count(key[1])):
+                # Everything is settled: one that is made when more comes begins where this one stands.
+                del self._channels[key]
         self._broadcasts.upkeep()
         self._inherited.prune(now_ms)
-        self.heard.prune(now_ms, floors)
+        self.heard.prune(now_ms, self._floor)
 
     def lease_feed_for(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:
         """Ranges for the sync to one slave."""
@@ -495,9 +536,9 @@ class Delivery:
         """Messages out with consumers, about (settled ones leave with their floor)."""
         return self._leases.out()
 
-    def in_flight_of(self, group_id: int) -> int:
-        """Messages out with consumers of one group, about."""
-        return self._leases.out(group_id)
+    def in_flight_by_group(self) -> Counter[int]:
+        """Messages out with consumers by group, about."""
+        return self._leases.out_by_group()
 
     def staged(self) -> int:
         """Messages read and waiting."""

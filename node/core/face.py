@@ -6,7 +6,7 @@ that services need not know when a checkpoint of a peer replaced it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tickwheel.node.core.bulk import BulkDesk
@@ -19,7 +19,7 @@ from tickwheel.node.core.failure import Failure, RequestError
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch, check_sender
 from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.requests import Permitted, Rescheduled, everybody, id_of, message_id_of
-from tickwheel.node.core.status import node_metrics, node_status
+from tickwheel.node.core.status import node_metrics, node_status, node_vitals
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.membership import message_of
 from tickwheel.node.state.producers import Sender
@@ -391,23 +391,44 @@ class CoreFace:
         """Members as applied on this node."""
         return admin_pb2.MemberList(members=[message_of(member) for member in self.core.log.members()])
 
-    def topics(self) -> list[admin_pb2.Topic]:
-        """All topics."""
-        topics = self.core.state.topic_messages()
-        if self.core.topic_pending.wanted:
-            limits = self.core.topic_pending.limits()
-            for topic in topics:
-                if topic.name in limits:
-                    topic.pending, topic.pending_max = limits[topic.name]
-        return topics
+    def topics(self) -> Iterator[admin_pb2.Topic]:
+        """All topics, one at a time: whoever asks lets others have their turn in between."""
+        core = self.core
+        limits = core.topic_pending.limits() if core.topic_pending.wanted else {}
+        for _, name in list(core.state.named_topics()):
+            topic = core.state.topic_message(name)
+            if topic is not None:
+                topic.pending, topic.pending_max = limits.get(name, (0, 0))
+                yield topic
 
-    def groups(self) -> list[admin_pb2.Group]:
-        """All consumer groups, with what this node knows of their consumers."""
-        groups = self.core.state.group_messages()
-        for group in groups:
-            group.consumers = len(self.core.delivery.sessions.of_group(group.group_id))
-            group.in_flight = self.core.delivery.in_flight_of(group.group_id)
-        return groups
+    def topic(self, name: str) -> admin_pb2.Topic | None:
+        """One topic."""
+        core = self.core
+        topic = core.state.topic_message(name)
+        limits = core.topic_pending.limits() if core.topic_pending.wanted else {}
+        if topic is not None and name in limits:
+            topic.pending, topic.pending_max = limits[name]
+        return topic
+
+    def groups(self) -> Iterator[admin_pb2.Group]:
+        """All consumer groups, one at a time, with what this node knows of their consumers."""
+        core = self.core
+        in_flight = core.delivery.in_flight_by_group()
+        for name in core.state.group_names():
+            group = core.state.group_message(name)
+            if group is not None:
+                group.consumers = len(core.delivery.sessions.of_group(group.group_id))
+                group.in_flight = in_flight[group.group_id]
+                yield group
+
+    def group(self, name: str) -> admin_pb2.Group | None:
+        """One consumer group."""
+        core = self.core
+        group = core.state.group_message(name)
+        if group is not None:
+            group.consumers = len(core.delivery.sessions.of_group(group.group_id))
+            group.in_flight = core.delivery.in_flight_by_group()[group.group_id]
+        return group
 
     def settings_message(self) -> admin_pb2.Settings:
         """Replicated settings."""
@@ -416,6 +437,10 @@ class CoreFace:
     def status(self) -> admin_pb2.NodeStatus:
         """What this node knows."""
         return node_status(self.core)
+
+    def vitals(self) -> admin_pb2.NodeStatus:
+        """What the node itself looks at several times a second: the status without topics."""
+        return node_vitals(self.core)
 
     def trace(self, request: admin_pb2.TraceRequest, done: Callable[[admin_pb2.TraceResponse | Failure], None]) -> None:
         """What this node has noted about messages."""

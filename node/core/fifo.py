@@ -93,6 +93,10 @@ class FifoChannel(Channel):
         """What came back stays in its lane."""
         return True
 
+    def idle_at(self, ready_count: int) -> bool:
+        """See Channel."""
+        return not self._lanes and Channel.idle_at(self, ready_count)
+
     def push(self, first_position: int, units: Units, credits: int) -> bool:
         """What is not dispatched yet has no place in its lane."""
         return False

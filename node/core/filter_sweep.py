@@ -65,6 +65,13 @@ class FilterSweep:
         self._waiting = deque(self._state.unchecked())
         self._next_ms = 0
 
+    def subscribed(self, group_id: int) -> None:
+        """A group is new or has more topics."""
+        if self._state.group_filter(group_id):
+            known = {topic_id for of_group, topic_id in self._waiting if of_group == group_id}
+            self._waiting.extend((group_id, t) for t in self._state.group_topics(group_id) if t not in known)
+            self._next_ms = 0
+
     def tick(self, now_ms: int) -> None:
         """Begin steps for who is behind."""
         if not self._waiting or now_ms < self._next_ms:

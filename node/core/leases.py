@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +25,8 @@ Positions = NDArray[np.uint64]
 Attempts = NDArray[np.uint32]
 ChannelKey = tuple[int, int]
 """(group id, topic id)"""
+FloorOf = Callable[[ChannelKey], int]
+"""Below it everything of a channel is settled; 0 if the group has not (any more) that topic."""
 
 EVENTS_MAX = 20_000
 """Lease ranges remembered for slaves that have not acknowledged them; beyond it they get the whole table."""
@@ -142,21 +144,26 @@ class LeaseTable:
         places = lease.positions.tolist()
         return np.fromiter((extended.get((channel, p), until_ms) == until_ms for p in places), bool, len(places))
 
-    def out(self, group_id: int | None = None) -> int:
-        """Messages under open leases, of one group or of all; each once, however often its lease was extended."""
-        leases = [lease for lease in self.open_leases() if group_id is None or lease.channel[0] == group_id]
-        if not self._extended:
-            return sum(len(lease.positions) for lease in leases)
-        return sum(int(np.count_nonzero(self._counting(lease))) for lease in leases)
+    def out(self) -> int:
+        """Messages under open leases; each once, however often its lease was extended."""
+        return self.out_by_group().total()
 
-    def forget_settled(self, floors: dict[ChannelKey, int]) -> None:
+    def out_by_group(self) -> Counter[int]:
+        """The same by group, of those that have some."""
+        counts: Counter[int] = Counter()
+        for lease in self.open_leases():
+            count = int(np.count_nonzero(self._counting(lease))) if self._extended else len(lease.positions)
+            counts[lease.channel[0]] += count
+        return counts
+
+    def forget_settled(self, floor_of: FloorOf) -> None:
         """Drop leases whose positions all lie below their channel's floor: they are settled."""
         for session_id in list(self._sessions):
             leases = self._sessions[session_id]
             while leases:
                 lease = leases[0]
                 if not lease.closed:
-                    if int(lease.positions[-1]) >= floors.get(lease.channel, 0):
+                    if int(lease.positions[-1]) >= floor_of(lease.channel):
                         break
                     lease.closed = True
                     lease.positions = lease.positions[:0]
@@ -169,7 +176,7 @@ class LeaseTable:
                 self._heap = [item for item in self._heap if not item[2].closed]
                 heapq.heapify(self._heap)
         if self._extended:
-            for key in [k for k in self._extended if k[1] < floors.get(k[0], 0)]:
+            for key in [k for k in self._extended if k[1] < floor_of(k[0])]:
                 del self._extended[key]
 
     def open_leases(self) -> Iterator[Lease]:
@@ -305,10 +312,10 @@ class HeardLeases:
             joined = [r for lease in _merged(key, placed, epoch) for r in ranges_of(lease)] if placed else []
             self._ranges[key] = [*joined, *by_ids.values()]
 
-    def prune(self, now_ms: int, floors: dict[ChannelKey, int]) -> None:
+    def prune(self, now_ms: int, floor_of: FloorOf) -> None:
         """Forget what is over or settled."""
         for key in list(self._ranges):
-            floor = floors.get(key, 0)
+            floor = floor_of(key)
             kept = [r for r in self._ranges[key] if r.until_ms > now_ms and r.first_position + r.count > floor]
             if kept:
                 self._ranges[key] = kept
@@ -323,13 +330,13 @@ class HeardLeases:
         """All that is known, as it was told."""
         return itertools.chain.from_iterable(self._ranges.values())
 
-    def held(self, now_ms: int, epochs: dict[ChannelKey, int]) -> list[Lease]:
+    def held(self, now_ms: int, epoch_of: Callable[[ChannelKey], int | None]) -> list[Lease]:
         """The leases that still run, as leases of an earlier master; of overlapping ones the latest end wins.
 
         Those from before a reset of the group are void."""
         leases: list[Lease] = []
         for key, ranges in self._ranges.items():
-            epoch = epochs.get(key, 0)
+            epoch = epoch_of(key) or 0
             running = [r for r in ranges if r.until_ms > now_ms and r.epoch == epoch]
             placed = [r for r in running if not r.ids]
             if placed:

@@ -66,14 +66,20 @@ class CoreListener:
             elif kind == "lead":
                 core.reign.lead_was_applied(command_.lead)
             elif kind == "admin" and isinstance(result, AdminResult):
-                self._administered(result)
+                self._administered(command_.admin.WhichOneof("body") or "", result)
         return results
 
-    def _administered(self, result: AdminResult) -> None:
+    def _administered(self, kind: str, result: AdminResult) -> None:
         core = self._core
         if result.members is not None:
             core.log.set_members(result.members)
-        if core.leading and (result.group is not None or result.topic is not None):
+        if not core.leading or kind == "create_topic" or (result.group is None and result.topic is None):
+            return
+        if kind == "create_group" and result.group is not None:
+            # The most frequent one, since consumers create: it changes nothing of the others.
+            core.filter_sweep.subscribed(result.group.group_id)
+            core.delivery.subscribed(result.group.group_id)
+        else:
             core.filter_sweep.refresh()
             core.delivery.administered()
 
@@ -123,7 +129,7 @@ class CoreListener:
         """See LogListener: arrivals that the disk is too slow to take in wait in the journal, not in memory; and what
         follows a bundle waits until it is here and read as far as it is due."""
         core = self._core
-        if core.mending.holds_log or core.wheel.absorbing:
+        if core.mending.holds_log or core.wheel.absorbing or core.checkpointer.capturing:
             return False
         return core.wheel.buffer_bytes < BUFFERS_APPLIED_MAX * core.config.buffer_bytes_max
 

@@ -85,7 +85,7 @@ class PinDesk:
             done(failure)
             return
         state = core.state
-        names = {topic.topic_id: topic.name for topic in state.topic_messages()}
+        names = dict(state.named_topics())
         topic_ids = None
         if request.topics:
             wanted = set(request.topics)

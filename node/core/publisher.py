@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.creations import Creations
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, no_agreed_time
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch
 from tickwheel.node.core.proposer import Done, Proposer
@@ -30,6 +31,8 @@ from tickwheel.proto.log_pb2 import AdminCommand, Command, Publish, PublishReque
 EMPTY = b""
 REFUSALS_MAX = 256
 """Requests that flow control refuses in one go: a few milliseconds."""
+TOPICS_HINT_MS = 60_000
+"""When a client may try again that needs more topics than there may be: an operator has to act."""
 MERGE_HINT_MS = 500
 """When a client may try again whose messages found the arrival buffer full."""
 
@@ -71,10 +74,18 @@ class _Request:
 class Publisher:
     """One per node; its queue is empty while the node is not master."""
 
-    def __init__(self, config: CoreConfig, state: StateMachine, proposer: Proposer, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        config: CoreConfig,
+        state: StateMachine,
+        proposer: Proposer,
+        creations: Creations,
+        now_ms: Callable[[], int],
+    ) -> None:
         self._config = config
         self._state = state
         self._proposer = proposer
+        self._creations = creations
         self._now_ms = now_ms
         self._queue: deque[_Request] = deque()
         self._queue_bytes = 0
@@ -168,15 +179,21 @@ class Publisher:
         return Command(publish=publish), self._answers(taken), size
 
     def _topics_known(self, batch: IncomingBatch) -> bool:
-        missing = [name for name in batch.topics if self._state.topic_id(name) is None]
-        for name in missing:
-            if name in self._creating:
-                continue
-            if not self._state.settings.topics_auto_create:
-                self._refuse_head(
-                    Failure(pb.UNKNOWN_NAME, f"topic {name} does not exist", {"field": "topic", "value": name})
-                )
-                return False
+        state = self._state
+        missing = [name for name in batch.topics if state.topic_id(name) is None]
+        wanted = [name for name in missing if name not in self._creating]
+        if not wanted:
+            return not missing
+        if not state.settings.topics_auto_create:
+            text = f"topic {wanted[0]} does not exist"
+            self._refuse_head(Failure(pb.UNKNOWN_NAME, text, {"field": "topic", "value": wanted[0]}))
+            return False
+        topics_max = state.settings.topics_max
+        if state.topic_count + len(self._creating) + len(wanted) > topics_max:
+            self._refuse_head(limit_reached("topics_max", topics_max, TOPICS_HINT_MS))
+            return False
+        allowed = self._creations.topics(len(wanted))
+        for name in wanted[:allowed]:
             self._creating.add(name)
             creation = AdminCommand(create_topic=CreateTopicRequest(name=name), actor=batch.actor)
             command = Command(admin=creation)
@@ -187,9 +204,13 @@ class Publisher:
                     self._refuse_topic(name, result.failure)
 
             self._proposer.submit(command, created)
-        return not missing
+        if allowed < len(wanted):
+            # What may be created is, so that a batch of any size gets through in the end.
+            self._refuse_head(self._creations.topics_refused(len(wanted) - allowed))
+        return False
 
     def _refuse_head(self, failure: Failure) -> None:
+        self.cut_short = True  # those behind it do not wait
         request = self._queue.popleft()
         self._queue_bytes -= request.bytes
         request.answer(failure)

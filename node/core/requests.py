@@ -322,6 +322,10 @@ class RequestDesk:
         if command.WhichOneof("body") in KINDS:
             self._core.members.change(command, done)
             return
+        failure = self._core.creations.refusal(command)
+        if failure is not None:
+            done(failure)
+            return
 
         def applied(result: object) -> None:
             if isinstance(result, AdminResult) and result.failure is not None:

@@ -125,9 +125,9 @@ class SettledDesk:
             dead_next=dead.next_number,
             dead_count=dead.count,
         )
-        for (of_group, topic_id), subscription in state.subscriptions():
-            ready = state.ready_log(topic_id)
-            if of_group != group_id or ready is None:
+        for topic_id in state.group_topics(group_id):
+            ready, subscription = state.ready_log(topic_id), state.subscription(group_id, topic_id)
+            if ready is None or subscription is None:
                 continue
             pin.windows[topic_id] = _window_of(subscription)
             pin.ends[topic_id] = ready.count

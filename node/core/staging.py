@@ -130,8 +130,7 @@ class StagingDesk:
             assert isinstance(problem, Failure)
             done(problem)
 
-        command = AdminCommand(create_topic=CreateTopicRequest(name=name))
-        self._core.proposer.submit(Command(admin=command), created)
+        self._core.requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=name)), created)
 
     def _too_far(self, batch: IncomingBatch) -> Failure | None:
         now_ms, limit_ms = self._core.clock.now_ms(), self._core.state.settings.delay_ms_max

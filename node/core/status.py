@@ -176,25 +176,18 @@ def _add_clock(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
 
 
 def _add_topics(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
-    rates = core.topic_rates.per_second()
-    backlogs: dict[int, int] = {}
-    for (_, topic_id), subscription in core.state.subscriptions():
-        backlogs[topic_id] = backlogs.get(topic_id, 0) + subscription.backlog
-    none = (0.0, 0.0, 0.0, 0.0)
-    wanted = {topic_id for topic_id, values in rates.items() if any(values)}
-    wanted |= {topic_id for topic_id, backlog in backlogs.items() if backlog}
-    busiest = sorted(wanted, key=lambda t: (-sum(rates.get(t, none)), -backlogs.get(t, 0), t))
-    for topic_id in busiest[:STATUS_TOPICS_MAX]:
+    backlog = core.state.backlog
+    for topic_id, rates in core.topic_rates.busiest(backlog, STATUS_TOPICS_MAX):
         name = core.state.topic_name(topic_id)
         if name:
-            scheduled, dispatched, delivered, settled = rates.get(topic_id, none)
+            scheduled, dispatched, delivered, settled = rates
             status.topics.add(
                 name=name,
                 schedule_rate=scheduled,
                 dispatch_rate=dispatched,
                 deliver_rate=delivered,
                 settle_rate=settled,
-                backlog=backlogs.get(topic_id, 0),
+                backlog=backlog.by_topic.get(topic_id, 0),
                 paused=core.state.topic_paused(topic_id),
             )
     status.late_p50_ms = core.topic_rates.late_ms(0.5)
@@ -204,6 +197,14 @@ def _add_topics(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
 
 def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
     """What this node knows, as a message."""
+    status = node_vitals(core)
+    status.in_flight = core.delivery.in_flight
+    _add_topics(core, status)
+    return status
+
+
+def node_vitals(core: NodeCore) -> admin_pb2.NodeStatus:
+    """A status without what goes with topics and consumers: for the node itself, which looks several times a second."""
     log = core.log.status()
     state, reason = _state(core, log)
     members = {m.node_id: m for m in core.log.members()}
@@ -233,8 +234,7 @@ def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
         sync_age_ms=0 if leading else core.sync.age_ms(),
         clock_ms=core.clock.now_ms(),
         pending=core.wheel.pending,
-        ready=sum(subscription.backlog for _, subscription in core.state.subscriptions()),
-        in_flight=core.delivery.in_flight,
+        ready=core.state.ready_messages(),
         schedule_rate=scheduled,
         dispatch_rate=dispatched,
         deliver_rate=delivered,
@@ -266,7 +266,6 @@ def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
         )
     status.unreadable_messages, status.unreadable_reason = core.salvage.waiting, core.salvage.reason
     _add_clock(core, status)
-    _add_topics(core, status)
     _add_bulk(core, status)
     return status
 
@@ -329,7 +328,7 @@ def topic_pending_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
 
 def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
     """Values of the metrics that the core owns, by the names of node/metrics.py."""
-    status = node_status(core)
+    status = node_vitals(core)
     counters = core.delivery.counters
     late = HistogramValue(
         bounds=[bound / 1_000 for bound in LATE_BOUNDS_MS],
@@ -368,7 +367,7 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "cold_late_seconds": status.cold.late_ms / 1_000,
         "cold_loaded_late_messages": float(status.cold.loaded_late),
         "cold_loaded_late_seconds_max": status.cold.loaded_late_ms_max / 1_000,
-        "in_flight_messages": float(status.in_flight),
+        "in_flight_messages": float(core.delivery.in_flight),
         "cursor_seconds": status.cursor_due_ms / 1_000,
         "scheduled_messages": float(core.totals.scheduled),
         "dispatched_messages": float(core.totals.dispatched),

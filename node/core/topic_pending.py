@@ -88,10 +88,10 @@ class TopicPending:
         if not limits:
             return {}
         found: dict[str, tuple[int, int]] = {}
-        for topic in self._core.state.topic_messages():
-            limit = limits.get(topic.name) or limits.get(OTHERS)
+        for topic_id, name in self._core.state.named_topics():
+            limit = limits.get(name) or limits.get(OTHERS)
             if limit:
-                found[topic.name] = (self.of(topic.topic_id), limit)
+                found[name] = (self.of(topic_id), limit)
         return found
 
     def end(self) -> None:

@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.counters import LATE_BOUNDS_MS, Counters
+from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.results import PublishResult, SettleResult
 from tickwheel.proto.log_pb2 import Command
 
 WINDOW_MS = 5_000
 SCHEDULED, DISPATCHED, DELIVERED, SETTLED = range(4)
+_NO_RATES = (0.0, 0.0, 0.0, 0.0)
 LATE_ABOVE_MS = 3_600_000
 """Said of what was later than the last bound."""
 
@@ -39,6 +41,8 @@ class TopicRates:
     counts: dict[int, list[int]] = field(default_factory=dict)
     """Scheduled, dispatched, delivered, settled, by topic id, since the last note."""
     _notes: deque[_Note] = field(default_factory=deque)
+    _busiest: list[tuple[int, tuple[float, ...]]] | None = None
+    """Found since the last note; None: not asked for yet."""
 
     def add(self, topic_id: int, what: int, count: int) -> None:
         """So many messages of a topic."""
@@ -65,6 +69,7 @@ class TopicRates:
         """Begin to count anew; once a second."""
         self._notes.append(_Note(now_ms, self.counts, counters.late_counts.copy(), counters.redelivered))
         self.counts = {}
+        self._busiest = None
         while self._notes[0].at_ms < now_ms - WINDOW_MS:
             self._notes.popleft()
 
@@ -79,6 +84,18 @@ class TopicRates:
                 before = sums.get(topic_id)
                 sums[topic_id] = counts if before is None else [a + b for a, b in zip(before, counts, strict=True)]
         return {topic_id: tuple(count / seconds for count in counts) for topic_id, counts in sums.items()}
+
+    def busiest(self, backlog: Backlog, limit: int) -> list[tuple[int, tuple[float, ...]]]:
+        """The topics of which most happens, then those with most messages that wait; with their rates.
+
+        Which ones they are is found out anew after each note, however often somebody asks."""
+        if self._busiest is None:
+            rates = self.per_second()
+            wanted = {topic_id for topic_id, values in rates.items() if any(values)} | set(backlog.fullest(limit))
+            waiting = backlog.by_topic
+            order = sorted(wanted, key=lambda t: (-sum(rates.get(t, _NO_RATES)), -waiting.get(t, 0), t))
+            self._busiest = [(topic_id, rates.get(topic_id, _NO_RATES)) for topic_id in order[:limit]]
+        return self._busiest
 
     def redelivered_per_second(self) -> float:
         """Deliveries that were not the first."""

@@ -14,7 +14,7 @@ def wait_ms(core: NodeCore, now_ms: int, steady_ms: int, may_dispatch: bool) -> 
     """How long none of its parts has anything to do. `now_ms`: cluster time, `steady_ms`: for waiting."""
     steady = (core.consumers.wanted_ms(), core.bulk.wanted_ms(), core.salvage.wanted_ms(), core.mending.wanted_ms())
     wanted = [core.background.wanted_ms(now_ms)]
-    wait = NEVER_MS
+    wait = 0 if core.checkpointer.capturing else NEVER_MS
     if core.leading:
         if core.publisher.cut_short:
             wait = 0

@@ -7,7 +7,8 @@ the admin role, looks the client role.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import google_crc32c
 import grpc
@@ -33,6 +34,23 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 INTERVAL_MS_MIN, INTERVAL_MS_MAX, INTERVAL_MS_DEFAULT = 50, 60_000, 1_000
 CHUNK_BYTES = 1 << 20
+TURN_S = 0.005
+"""A listing goes on for so long before others have their turn."""
+
+T = TypeVar("T")
+
+
+async def in_turns(found: Iterator[T]) -> list[T]:
+    """All of it, without holding the loop for long: heartbeats and deliveries have their turn in between."""
+    loop = asyncio.get_running_loop()
+    gathered: list[T] = []
+    until = loop.time() + TURN_S
+    for one in found:
+        gathered.append(one)
+        if loop.time() >= until:
+            await asyncio.sleep(0)
+            until = loop.time() + TURN_S
+    return gathered
 
 
 def _readable(answer: admin_pb2.TraceResponse, who: Caller) -> admin_pb2.TraceResponse:
@@ -89,7 +107,7 @@ class AdminService(AdminServicer):
             self._watching -= 1
 
     async def ListTopics(self, request: admin_pb2.ListTopicsRequest, context: Context) -> admin_pb2.ListTopicsResponse:
-        topics = self._calls.core.topics()
+        topics = await in_turns(self._calls.core.topics())
         who = caller()
         if not who.free:
             rights = who.rights
@@ -97,7 +115,7 @@ class AdminService(AdminServicer):
         return admin_pb2.ListTopicsResponse(topics=topics)
 
     async def ListGroups(self, request: admin_pb2.ListGroupsRequest, context: Context) -> admin_pb2.ListGroupsResponse:
-        groups = self._calls.core.groups()
+        groups = await in_turns(self._calls.core.groups())
         who = caller()
         if not who.free:
             rights = who.rights
@@ -141,7 +159,7 @@ class AdminService(AdminServicer):
 
     async def CreateTopic(self, request: admin_pb2.CreateTopicRequest, context: Context) -> admin_pb2.Topic:
         await self._change(context, AdminCommand(create_topic=request))
-        found = next((topic for topic in self._calls.core.topics() if topic.name == request.name), None)
+        found = self._calls.core.topic(request.name)
         return found if found is not None else await self._gone(context, "topic", request.name)
 
     async def DeleteTopic(
@@ -156,12 +174,12 @@ class AdminService(AdminServicer):
 
     async def CreateGroup(self, request: admin_pb2.CreateGroupRequest, context: Context) -> admin_pb2.Group:
         await self._change(context, AdminCommand(create_group=request))
-        found = next((group for group in self._calls.core.groups() if group.name == request.name), None)
+        found = self._calls.core.group(request.name)
         return found if found is not None else await self._gone(context, "group", request.name)
 
     async def UpdateGroup(self, request: admin_pb2.UpdateGroupRequest, context: Context) -> admin_pb2.Group:
         await self._change(context, AdminCommand(update_group=request))
-        found = next((group for group in self._calls.core.groups() if group.name == request.name), None)
+        found = self._calls.core.group(request.name)
         return found if found is not None else await self._gone(context, "group", request.name)
 
     async def DeleteGroup(
@@ -184,7 +202,7 @@ class AdminService(AdminServicer):
 
     async def SetTopicPaused(self, request: admin_pb2.SetPausedRequest, context: Context) -> admin_pb2.Topic:
         await self._change(context, AdminCommand(set_topic_paused=request))
-        found = next((topic for topic in self._calls.core.topics() if topic.name == request.name), None)
+        found = self._calls.core.topic(request.name)
         return found if found is not None else await self._gone(context, "topic", request.name)
 
     async def SetGroupPaused(self, request: admin_pb2.SetPausedRequest, context: Context) -> admin_pb2.Group:
@@ -197,7 +215,7 @@ class AdminService(AdminServicer):
 
     async def _group(self, context: Context, name: str) -> admin_pb2.Group:
         """A group as it is now."""
-        found = next((group for group in self._calls.core.groups() if group.name == name), None)
+        found = self._calls.core.group(name)
         if found is None:
             await self._gone(context, "group", name)
             raise AssertionError("an aborted call does not return")

@@ -368,7 +368,7 @@ class NodeProcess:
         watch, cold = ClockWatch(self._config.clock.skew_warn_ms), ColdWatch()
         rights: tuple[bool, int, int] = (False, 0, 0)
         while True:
-            status = host.face.status()
+            status = host.face.vitals()
             await health.update(status)
             # Tokens expire without a change of the state, so open streams are looked at once a minute, too.
             stands = (host.face.settings.rights, host.face.state.access.version, host.face.now_ms() // MINUTE_MS)
@@ -405,7 +405,7 @@ class NodeProcess:
         pools: Mapping[str, ThreadExecutor],
     ) -> Mapping[str, MetricValue]:
         lag = driver.lag
-        status = host.face.status()
+        status = host.face.vitals()
         own: dict[str, MetricValue] = {
             "node": {(status.version, status.cluster_id, status.node_id): 1.0},
             "schedule_streams": float(scheduler.open_streams),

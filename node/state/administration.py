@@ -244,7 +244,9 @@ class Administration:
 
     def _subscription(self, group: Group, topic: Topic, request: admin_pb2.CreateGroupRequest) -> Subscription:
         ready = topic.ready
-        subscription = Subscription(group.group_id, topic.topic_id, ready, self._state.settings.window_messages_max)
+        state = self._state
+        window_max = state.settings.window_messages_max
+        subscription = Subscription(group.group_id, topic.topic_id, ready, window_max, state.backlog)
         position, subscription.start_ms = self._start(ready, request.start_from, request.start_ms)
         subscription.begin(position)
         filtering.begin(group, subscription)
@@ -426,8 +428,13 @@ class Administration:
 
         It counts from when messages could be delivered: what was long due when it was scheduled lies in an old hour.
         """
-        since = [topic.ready.first_hour_dispatched_since(hour) for topic in self._state.topics]
-        return min([hour, *(kept for kept in since if kept is not None)])
+        over = hour
+        for topic in self._state.topics:
+            oldest = topic.ready.oldest_hour
+            if oldest is not None and oldest < over:
+                kept = topic.ready.first_hour_dispatched_since(hour)
+                over = over if kept is None else min(over, kept)
+        return over
 
     def removable_hours(self) -> int:
         """Hours below this one hold nothing that a group still needs: propose RemoveHours with it.
@@ -437,6 +444,11 @@ class Administration:
         state = self._state
         least = self._wheel.cursor.due_ms // HOUR_MS
         for topic in state.topics:
+            oldest = topic.ready.oldest_hour
+            if oldest is None or oldest >= least:
+                continue  # it holds nothing older than what is known to be needed
+            if topic.topic_id not in state.backlog.by_topic and state.groups.of_topic(topic.topic_id):
+                continue  # everything is settled
             floors = [subscription.floor for subscription in state.groups.of_topic(topic.topic_id)]
             hour = topic.ready.hour_of(min(floors, default=topic.ready.first_retained))
             if hour is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.groups import Group, Groups
 from tickwheel.node.state.loads import Loads
@@ -36,6 +37,7 @@ class ClusterState:
     """Members that were removed; a lost disk has forgotten votes, so an id never comes back."""
     topics: Topics = field(default_factory=Topics)
     groups: Groups = field(default_factory=Groups)
+    backlog: Backlog = field(default_factory=Backlog)
     producers: Producers = field(default_factory=Producers)
     sweeps: Sweeps = field(default_factory=Sweeps)
     loads: Loads = field(default_factory=Loads)

@@ -58,6 +58,7 @@ class Groups:
         self._by_topic: dict[int, list[Subscription]] = {}
         self.last_id = 0
         self._owned: Counter[str] = Counter()
+        self.subscription_count = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -81,6 +82,7 @@ class Groups:
         self._by_name[group.name] = group
         if group.owner:
             self._owned[group.owner] += 1
+        self.subscription_count += len(group.subscriptions)
         for subscription in group.subscriptions.values():
             self._by_topic.setdefault(subscription.topic_id, []).append(subscription)
 
@@ -91,6 +93,7 @@ class Groups:
     def subscribe(self, group: Group, subscription: Subscription) -> None:
         """One more topic for a group that was added."""
         group.subscriptions[subscription.topic_id] = subscription
+        self.subscription_count += 1
         self._by_topic.setdefault(subscription.topic_id, []).append(subscription)
 
     def remove(self, group: Group) -> None:
@@ -101,14 +104,17 @@ class Groups:
             self._owned[group.owner] -= 1
             if not self._owned[group.owner]:
                 del self._owned[group.owner]
+        self.subscription_count -= len(group.subscriptions)
         for subscription in group.subscriptions.values():
+            subscription.forget()
             self._by_topic[subscription.topic_id].remove(subscription)
 
     def forget_topic(self, topic_id: int) -> None:
         """A topic was deleted: nobody has it any more."""
-        self._by_topic.pop(topic_id, None)
-        for group in self:
-            group.subscriptions.pop(topic_id, None)
+        for subscription in self._by_topic.pop(topic_id, ()):
+            subscription.forget()
+            self.subscription_count -= 1
+            del self._by_id[subscription.group_id].subscriptions[topic_id]
 
     def of_topic(self, topic_id: int) -> list[Subscription]:
         """Subscriptions of a topic, in the order they were added."""

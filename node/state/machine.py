@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -216,7 +216,9 @@ class StateMachine(StateView):
         if topic is None:
             return len(units)
         first, targeted = topic.ready.append(units, stamped_ms)
-        for subscription in self._state.groups.of_topic(topic_id):
+        subscriptions = self._state.groups.of_topic(topic_id)
+        self._state.backlog.add(topic_id, len(units) * len(subscriptions))
+        for subscription in subscriptions:
             if subscription.start_ms:
                 subscription.skip_before_start(first, units["due_ms"])
             if targeted:
@@ -356,10 +358,23 @@ class StateMachine(StateView):
 
         One at a time: an earlier one whose `run` raised is abandoned by this; one that still runs must not be.
         """
+        turns = self.capture_checkpoint()
+        while True:
+            try:
+                next(turns)
+            except StopIteration as complete:
+                checkpoint: StateCheckpoint = complete.value
+                return checkpoint
+
+    def capture_checkpoint(self) -> Generator[None, None, StateCheckpoint]:
+        """`begin_checkpoint` in turns of a few milliseconds. Nothing may be applied before it has returned."""
         if self._checkpoint is not None:
             self.abandon_checkpoint(self._checkpoint)
-        self._checkpoint = snapshot.begin(self._state, self.wheel.begin_checkpoint())
-        return self._checkpoint
+        index = self._state.applied_index
+        checkpoint = yield from snapshot.capture(self._state, self.wheel.begin_checkpoint())
+        assert self._state.applied_index == index, "an entry was applied while the state was captured"
+        self._checkpoint = checkpoint
+        return checkpoint
 
     def checkpoint_durable(self, checkpoint: StateCheckpoint) -> None:
         """The manifest of a checkpoint is durable; then run its `remove_old` in a worker, before the next begins."""

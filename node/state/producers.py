@@ -181,9 +181,9 @@ class Producers:
         """
         return ((name, replace(span, first=span.first % SEQUENCES)) for name, span in self._spans.items())
 
-    def batches(self) -> list[tuple[str, int, Batch]]:
-        """(producer id, sequence, batch), oldest first. The list is the caller's; batches never change."""
-        return [(name, sequence, batch) for (name, sequence), batch in self._batches.items()]
+    def batches(self) -> Iterator[tuple[str, int, Batch]]:
+        """(producer id, sequence, batch), oldest first. Batches never change."""
+        return ((name, sequence, batch) for (name, sequence), batch in self._batches.items())
 
     def restore(self, spans: Iterable[tuple[str, Span]], batches: Iterable[tuple[str, int, Batch]]) -> None:
         """Back to what `spans` and `batches` told."""

@@ -126,6 +126,11 @@ class ReadyLog:
         place = bisect_left(self._hours, hour_min)
         return self._hour_positions[place] if place < len(self._hours) else self.count
 
+    @property
+    def oldest_hour(self) -> int | None:
+        """The first retained hour that had messages."""
+        return self._hours[0] if self._hours else None
+
     def first_hour_dispatched_since(self, hour: int) -> int | None:
         """First retained hour of which a message was dispatched in `hour` or later."""
         found = (kept for kept, last in zip(self._hours, self._hour_dispatched, strict=True) if last >= hour)

@@ -1,18 +1,21 @@
 """Checkpoints of the replicated state: what is captured, what a worker writes, and how it is read back.
 
-`begin` (on the loop) copies what may change; `StateCheckpoint.run` (any thread) writes and syncs:
-append-only files up to their captured length, then the windows in a file that is written once and
-named after the applied index. The manifest, written by the caller afterwards, names them all; only
+`capture` (on the loop, in turns) copies what may change, as plain values; nothing is applied before it is complete.
+`StateCheckpoint.run` (any thread) makes messages of it, a piece at a time, so that no second copy of the state is ever
+in memory, writes and syncs: append-only files up to their captured length, then the windows in a file that is written
+once and named after the applied index. The manifest, written by the caller afterwards, names them all; only
 when it is durable may `remove_old` (any thread) remove what earlier ones named. What a crash in between leaves behind,
 `restore` removes.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import google_crc32c
 import numpy as np
 
 from tickwheel.node.core.failure import Failure
@@ -40,10 +43,20 @@ from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING
 from tickwheel.proto.staging_pb2 import StagingSnapshot
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.manifest import FORMAT_VERSION as MANIFEST_VERSION
-from tickwheel.storage.whole_file import read_whole, write_whole
+from tickwheel.storage.whole_file import file_crc, read_whole, write_pieces
 
 FORMAT_VERSION = 3
 """Of the state in the manifest, and of the files that it names."""
+
+TURN_TOPICS = 100
+TURN_SUBSCRIPTIONS = 2_000
+TURN_BATCHES = 20_000
+WINDOW_BYTES_A_SUBSCRIPTION = 10_000
+"""What is captured in one turn of the loop: a few milliseconds of each. So many bytes of a window count as one more."""
+PIECE_BYTES = 1 << 20
+"""The file of windows is written in pieces of about this size."""
+ROW_BYTES = 32
+"""Of a window or batch, beside its columns."""
 
 
 def windows_path(directory: str, applied_index: int) -> str:
@@ -58,8 +71,12 @@ class StateCheckpoint:
     disk: Disk
     directory: str
     snapshot: state_pb2.StateSnapshot
+    """Without the subscriptions of its groups before `run`."""
     wheel: WheelCheckpoint
-    windows: list[state_pb2.SubscriptionWindow]
+    subscriptions: list[list[_Subscribed]]
+    """Of each group of the snapshot."""
+    windows: list[tuple[int, int, bytes]]
+    """(group id, topic id, values) of those that cover something."""
     spans: list[tuple[str, Span]]
     batches: list[tuple[str, int, Batch]]
     flushes: list[tuple[Sequence, Flush]]
@@ -117,27 +134,41 @@ class StateCheckpoint:
             sync.run()
         if self.staged_syncs:
             self.disk.sync_dir(f"{self.directory}/staging")
-        content = state_pb2.StateWindows(
-            staging=self.staging,
-            cold=self.cold.message(),
-            access=self.access,
-            subscriptions=self.windows,
-            producers=[
-                state_pb2.ProducerSpan(producer_id=name, first=span.first, last=span.last, owner=span.owner)
-                for name, span in self.spans
-            ],
-            batches=[
-                state_pb2.ProducerBatch(
-                    producer_id=n, sequence=s, ids=b.ids.tobytes(), due_ms=b.due_ms.tobytes(), checksum=b.checksum
-                )
-                for n, s, b in self.batches
-            ],
-        ).SerializeToString()
+        if not self._files:
+            for group, subscribed in zip(self.snapshot.groups, self.subscriptions, strict=True):
+                for facts in subscribed:
+                    group.subscriptions.add(**facts._asdict())
         path = self.snapshot.windows_path
-        write_whole(self.disk, path, content)
-        self._files = [ManifestFile(path=path, bytes=self.disk.size(path), crc32c=_crc(self.disk, path))]
+        write_pieces(self.disk, path, self._windows_file())
+        self._files = [ManifestFile(path=path, bytes=self.disk.size(path), crc32c=file_crc(self.disk, path))]
         self.wheel.run()
         self.ran = True
+
+    def _windows_file(self) -> Iterator[bytes]:
+        """A StateWindows in pieces: messages that follow each other are read as one."""
+        first_part = state_pb2.StateWindows(staging=self.staging, cold=self.cold.message(), access=self.access)
+        yield first_part.SerializeToString()
+        part, size = state_pb2.StateWindows(), 0
+        for group_id, topic_id, values in self.windows:
+            part.subscriptions.add(group_id=group_id, topic_id=topic_id, values=values)
+            size += len(values) + ROW_BYTES
+            if size >= PIECE_BYTES:
+                yield part.SerializeToString()
+                part, size = state_pb2.StateWindows(), 0
+        for producer_id, span in self.spans:
+            part.producers.add(producer_id=producer_id, first=span.first, last=span.last, owner=span.owner)
+        yield part.SerializeToString()
+        part, size = state_pb2.StateWindows(), 0
+        for producer_id, sequence, batch in self.batches:
+            ids, due_ms = batch.ids.tobytes(), batch.due_ms.tobytes()
+            part.batches.add(
+                producer_id=producer_id, sequence=sequence, ids=ids, due_ms=due_ms, checksum=batch.checksum
+            )
+            size += len(ids) + len(due_ms) + ROW_BYTES
+            if size >= PIECE_BYTES:
+                yield part.SerializeToString()
+                part, size = state_pb2.StateWindows(), 0
+        yield part.SerializeToString()
 
     def remove_old(self) -> None:
         """The manifest is durable: remove what only earlier ones named; any thread. Raises DiskError."""
@@ -167,14 +198,6 @@ class StateCheckpoint:
         )
 
 
-def _crc(disk: Disk, path: str) -> int:
-    file = disk.open(path)
-    try:
-        return int(google_crc32c.value(file.read_at(0, file.size())))
-    finally:
-        file.close()
-
-
 def _topic_message(topic: Topic) -> state_pb2.TopicSnapshot:
     ready = topic.ready
     return state_pb2.TopicSnapshot(
@@ -193,6 +216,24 @@ def _topic_message(topic: Topic) -> state_pb2.TopicSnapshot:
     )
 
 
+class _Subscribed(NamedTuple):
+    """A SubscriptionSnapshot, before it is made: by the hundred thousand these cost less of the loop."""
+
+    topic_id: int
+    floor: int
+    start_ms: int
+    checked: int | None
+    epoch: int
+    pauses: bytes
+    began: int
+    judged_from: int
+
+
+def _subscribed(s: Subscription) -> _Subscribed:
+    pauses = s.pauses_bytes() if s.pauses else b""
+    return _Subscribed(s.topic_id, s.floor, s.start_ms, s.checked, s.epoch, pauses, s.began, s.judged_from)
+
+
 def _group_message(group: Group) -> state_pb2.GroupSnapshot:
     waiting, waiting_limit = group.waiting.content()
     message = state_pb2.GroupSnapshot(
@@ -201,19 +242,6 @@ def _group_message(group: Group) -> state_pb2.GroupSnapshot:
         filter=group.filter,
         broadcasting=group.broadcasting,
         paused=group.paused,
-        subscriptions=[
-            state_pb2.SubscriptionSnapshot(
-                topic_id=s.topic_id,
-                floor=s.floor,
-                start_ms=s.start_ms,
-                checked=s.checked,
-                epoch=s.epoch,
-                pauses=s.pauses_bytes(),
-                began=s.began,
-                judged_from=s.judged_from,
-            )
-            for s in group.subscriptions.values()
-        ],
         retry=group.retry.message(),
         waiting=waiting,
         waiting_limit=waiting_limit,
@@ -223,8 +251,8 @@ def _group_message(group: Group) -> state_pb2.GroupSnapshot:
     return message
 
 
-def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
-    """Capture the state as it is now."""
+def capture(state: ClusterState, wheel: WheelCheckpoint) -> Generator[None, None, StateCheckpoint]:
+    """Capture the state as it is, in turns of a few milliseconds; nothing may be applied in between."""
     path = windows_path(state.directory, state.applied_index)
     snapshot = state_pb2.StateSnapshot(
         format_version=FORMAT_VERSION,
@@ -238,16 +266,41 @@ def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
         removed_ids=sorted(state.removed_ids),
         last_topic_id=state.topics.last_id,
         last_group_id=state.groups.last_id,
-        topics=[_topic_message(topic) for topic in state.topics],
-        groups=[_group_message(group) for group in state.groups],
         hour_min_kept=state.hour_min_kept,
         unsettled_removed=state.unsettled_removed,
         sweeps=state.sweeps.dump(),
         windows_path=path,
         loads=state.loads.messages(),
     )
-    sequences = state.sequences()
-    dropped = [(sequence, paths) for sequence in sequences if (paths := sequence.dropped_paths())]
+    held = _Sequences()
+    for number, topic in enumerate(state.topics, 1):
+        snapshot.topics.append(_topic_message(topic))
+        held.add(topic.ready.sequences())
+        if number % TURN_TOPICS == 0:
+            yield
+    subscriptions: list[list[_Subscribed]] = []
+    windows: list[tuple[int, int, bytes]] = []
+    number = 0
+    for group in state.groups:
+        snapshot.groups.append(_group_message(group))
+        held.add(group.dead.sequences())
+        subscribed: list[_Subscribed] = []
+        subscriptions.append(subscribed)
+        number += TURN_SUBSCRIPTIONS // TURN_TOPICS  # a group costs as much as a topic
+        for s in group.subscriptions.values():
+            subscribed.append(_subscribed(s))
+            if values := s.window_bytes():
+                windows.append((s.group_id, s.topic_id, values))
+                number += len(values) // WINDOW_BYTES_A_SUBSCRIPTION
+            number += 1
+            if number >= TURN_SUBSCRIPTIONS:
+                number = 0
+                yield
+    batches: list[tuple[str, int, Batch]] = []
+    remembered = state.producers.batches()
+    while taken := list(itertools.islice(remembered, TURN_BATCHES)):
+        batches += taken
+        yield
     doomed, state.doomed = state.doomed + state.staging.doomed, []
     state.staging.doomed = []
     return StateCheckpoint(
@@ -255,15 +308,13 @@ def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
         directory=state.directory,
         snapshot=snapshot,
         wheel=wheel,
-        windows=[
-            state_pb2.SubscriptionWindow(group_id=s.group_id, topic_id=s.topic_id, values=s.window_bytes())
-            for s in state.groups.subscriptions()
-        ],
+        subscriptions=subscriptions,
+        windows=windows,
         spans=list(state.producers.spans()),
-        batches=state.producers.batches(),
-        flushes=[(sequence, sequence.begin_flush()) for sequence in sequences if sequence.needs_flush()],
-        sequences=[file for sequence in sequences for file in sequence.files()],
-        dropped=dropped,
+        batches=batches,
+        flushes=held.flushes,
+        sequences=held.files,
+        dropped=held.dropped,
         doomed=doomed,
         staging=state.staging.snapshot(),
         staged=[file.manifest_file() for file in state.staging.files()],
@@ -271,6 +322,24 @@ def begin(state: ClusterState, wheel: WheelCheckpoint) -> StateCheckpoint:
         cold=state.cold.capture(),
         access=state.access.message(),
     )
+
+
+@dataclass(slots=True)
+class _Sequences:
+    """What a checkpoint takes of the append-only lists."""
+
+    flushes: list[tuple[Sequence, Flush]] = field(default_factory=list)
+    files: list[ManifestFile] = field(default_factory=list)
+    dropped: list[tuple[Sequence, list[str]]] = field(default_factory=list)
+
+    def add(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.needs_flush():
+                self.flushes.append((sequence, sequence.begin_flush()))
+            self.files += sequence.files()
+            paths = sequence.dropped_paths()
+            if paths:
+                self.dropped.append((sequence, paths))
 
 
 def finish(state: ClusterState, checkpoint: StateCheckpoint) -> None:
@@ -407,11 +476,12 @@ def _restore_group(
         WaitingRetries(message.waiting, message.waiting_limit),
         owner=message.owner,
     )
+    window_max = state.settings.window_messages_max
     for item in message.subscriptions:
         topic = state.topics.get(item.topic_id)
         if topic is None:
             raise ImpossibleStateError(f"group {message.name} has topic {item.topic_id}, which does not exist")
-        subscription = Subscription(message.group_id, item.topic_id, topic.ready, state.settings.window_messages_max)
+        subscription = Subscription(message.group_id, item.topic_id, topic.ready, window_max, state.backlog)
         subscription.restore(item.floor, item.start_ms, values.get((message.group_id, item.topic_id), b""))
         subscription.checked = item.checked if item.HasField("checked") else None
         subscription.epoch = item.epoch

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.window import CHUNK, Places, Window
@@ -42,12 +43,28 @@ NOT_JUDGED = 1 << 62
 class Subscription:
     """See the module."""
 
-    def __init__(self, group_id: int, topic_id: int, ready: ReadyLog, window_messages_max: int) -> None:
+    __slots__ = (
+        "_ready",
+        "_window",
+        "began",
+        "checked",
+        "epoch",
+        "group_id",
+        "judged_from",
+        "pauses",
+        "start_ms",
+        "topic_id",
+        "window_messages_max",
+    )
+
+    def __init__(
+        self, group_id: int, topic_id: int, ready: ReadyLog, window_messages_max: int, backlog: Backlog
+    ) -> None:
         self.group_id = group_id
         self.topic_id = topic_id
         self._ready = ready
         self.window_messages_max = window_messages_max
-        self._window = Window(group_id, ready)
+        self._window = Window(group_id, topic_id, ready, backlog)
         self.start_ms = 0
         """Messages due before this count as settled; 0 once it no longer matters."""
         self.checked: int | None = None
@@ -127,7 +144,11 @@ class Subscription:
     @property
     def backlog(self) -> int:
         """Messages dispatched and not settled (some that are meant for another group included)."""
-        return max(0, self._ready.count - self.floor) - self.settled_ahead
+        return self._ready.count - self._window.settled
+
+    def forget(self) -> None:
+        """Its group or its topic was deleted."""
+        self._window.forget()
 
     def deliverable(self, first: int, limit: int) -> tuple[Positions, Ids, Attempts]:
         """Up to `limit` unsettled positions from `first` on, rising, with ids and attempts; within the window."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.state.administration import Administration
+from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.control import filter_refusal
@@ -189,11 +190,25 @@ class StateView:
 
     def ready_messages(self) -> int:
         """Dispatched messages that some group has still to settle, once per group."""
-        return sum(subscription.backlog for subscription in self._state.groups.subscriptions())
+        return self._state.backlog.total
+
+    @property
+    def backlog(self) -> Backlog:
+        """What groups have still to settle, by topic; not to be changed."""
+        return self._state.backlog
 
     def topic_messages(self) -> list[admin_pb2.Topic]:
         """All topics."""
         return [topic.message() for topic in self._state.topics]
+
+    def topic_message(self, name: str) -> admin_pb2.Topic | None:
+        """One topic."""
+        topic = self._state.topics.named(name)
+        return None if topic is None else topic.message()
+
+    def named_topics(self) -> Iterator[tuple[int, str]]:
+        """Id and name of each topic."""
+        return ((topic.topic_id, topic.name) for topic in self._state.topics)
 
     def group_id(self, name: str) -> int | None:
         """Id of a group."""
@@ -227,21 +242,37 @@ class StateView:
 
     def unchecked(self) -> list[tuple[int, int]]:
         """Subscriptions (group id, topic id) of groups with a filter."""
-        return [(s.group_id, s.topic_id) for s in self._state.groups.subscriptions() if s.checked is not None]
+        filtered = (group for group in self._state.groups if group.filter)
+        return [(s.group_id, s.topic_id) for group in filtered for s in group.subscriptions.values()]
 
     def group_topics(self, group_id: int) -> list[int]:
         """Ids of its topics."""
         group = self._state.groups.get(group_id)
         return [] if group is None else list(group.subscriptions)
 
-    def group_messages(self) -> list[admin_pb2.Group]:
-        """All groups."""
-        return [self._admin.describe(group) for group in self._state.groups]
+    def group_names(self) -> list[str]:
+        """Of all groups."""
+        return [group.name for group in self._state.groups]
+
+    def group_message(self, name: str) -> admin_pb2.Group | None:
+        """One group."""
+        group = self._state.groups.named(name)
+        return None if group is None else self._admin.describe(group)
 
     def subscription(self, group_id: int, topic_id: int) -> Subscription | None:
         """A group's place in a topic."""
         group = self._state.groups.get(group_id)
         return None if group is None else group.subscriptions.get(topic_id)
+
+    @property
+    def subscription_count(self) -> int:
+        """Topics of all groups together."""
+        return self._state.groups.subscription_count
+
+    @property
+    def topic_count(self) -> int:
+        """Topics that there are."""
+        return len(self._state.topics)
 
     def subscriptions(self) -> Iterator[tuple[tuple[int, int], Subscription]]:
         """All, by (group id, topic id)."""

@@ -4,10 +4,12 @@ Invariants:
 - Everything below `floor` is settled; the message at `floor` is not (or has not been dispatched yet).
 - `_values[p - _base]` of a position in [floor, end): 0 settled, else the number of its attempt.
   From `end` on the attempt is 1 and nothing is settled but positions meant for another group.
-- `returned_count` is how many values are above 1.
+- `returned_count` is how many values are above 1, `settled` how many positions are settled, those below the floor
+  included.
 
-Memory goes with [floor, end), not with the queue. Called by the subscription alone, which says what may be settled;
-this says only what is.
+Memory goes with [floor, end), not with the queue: a window that covers nothing holds no array. Every change of
+`settled` is told to the backlog at once. Called by the subscription alone, which says what may be settled; this says
+only what is.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.ready import ReadyLog
 
 Places = NDArray[np.int64]
@@ -24,30 +27,54 @@ ATTEMPT_MAX = 65_535
 CHUNK = 65_536
 """Positions looked at together."""
 CAPACITY_LEAST = 1_024
+_NOTHING: Values = np.zeros(0, np.uint16)
 
 
 class Window:
     """One group's, in one topic's ready queue."""
 
-    def __init__(self, group_id: int, ready: ReadyLog) -> None:
+    __slots__ = (
+        "_backlog",
+        "_base",
+        "_group_id",
+        "_ready",
+        "_returned_from",
+        "_topic_id",
+        "_values",
+        "end",
+        "floor",
+        "returned_count",
+        "settled",
+    )
+
+    def __init__(self, group_id: int, topic_id: int, ready: ReadyLog, backlog: Backlog) -> None:
         self._group_id = group_id
+        self._topic_id = topic_id
         self._ready = ready
+        self._backlog = backlog
         self.floor = 0
         self.end = 0
+        self.settled = 0
+        """Settled positions, those below the floor included."""
         self.returned_count = 0
         """Unsettled messages with an attempt above 1."""
-        self._values: Values = np.ones(CAPACITY_LEAST, np.uint16)
+        self._values = _NOTHING
         self._base = 0
         """Position of `_values[0]`."""
         self._returned_from = 0
         """Below it none is returned; only saves looking."""
+        backlog.add(topic_id, ready.count)
+
+    def forget(self) -> None:
+        """Group or topic is gone: nothing waits for it any more."""
+        self._backlog.add(self._topic_id, self.settled - self._ready.count)
 
     # -- what is settled
 
     @property
     def settled_ahead(self) -> int:
         """Settled messages above the floor."""
-        return int(np.count_nonzero(self._held() == 0))
+        return self.settled - self.floor
 
     def span(self, first: int, last: int) -> Values:
         """Values of [first, last), which lies above the floor; not to be written to."""
@@ -100,6 +127,7 @@ class Window:
         """Nothing from here on is settled; what lies below is."""
         self.floor = self._base = self.end = self._returned_from = position
         self.returned_count = 0
+        self._note_settled(position - self.settled)
         self._advance()
 
     def settle(self, places: Places) -> None:
@@ -109,6 +137,7 @@ class Window:
         if self.returned_count:
             self.returned_count -= int(np.count_nonzero(self._values[at] > 1))
         self._values[at] = 0
+        self._note_settled(len(places))
         self._advance()
 
     def give_back(self, places: Places) -> None:
@@ -130,6 +159,7 @@ class Window:
         if count:
             self.returned_count -= int(np.count_nonzero(values[settled] > 1))
             values[settled] = 0
+            self._note_settled(count)
             self._advance()
         return count
 
@@ -151,23 +181,28 @@ class Window:
             self.begin_at(position)
         else:
             self.floor = position
+            self._note_settled(unsettled)
             self._advance()
         return unsettled
 
     def as_bytes(self) -> bytes:
         """uint16 of each position from the floor on."""
-        return self._held().astype("<u2").tobytes()
+        return self._held().astype("<u2").tobytes() if self.end > self.floor else b""
 
     def restore(self, floor: int, data: bytes) -> None:
         """Back to what `as_bytes` gave."""
         values = np.frombuffer(data, "<u2")
-        self._values = np.ones(max(CAPACITY_LEAST, 2 * len(values)), np.uint16)
-        self._values[: len(values)] = values
+        self._values = np.array(values, np.uint16)
         self.floor = self._base = self._returned_from = floor
         self.end = floor + len(values)
         self.returned_count = int(np.count_nonzero(values > 1))
+        self._note_settled(floor + int(np.count_nonzero(values == 0)) - self.settled)
 
     # -- inside
+
+    def _note_settled(self, count: int) -> None:
+        self.settled += count
+        self._backlog.add(self._topic_id, -count)
 
     def _held(self) -> Values:
         return self._values[self.floor - self._base : self.end - self._base]
@@ -187,6 +222,7 @@ class Window:
         foreign = self._ready.foreign(self._group_id, self.end, end)
         if len(foreign):
             self._values[foreign - self._base] = 0
+            self._note_settled(len(foreign))
         self.end = end
 
     def _advance(self) -> None:
@@ -207,4 +243,6 @@ class Window:
             at += skipped
             if skipped < CHUNK:
                 break
+        self._note_settled(at - self.end)
         self.floor = self._base = self.end = at
+        self._values = _NOTHING

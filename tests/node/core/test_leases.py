@@ -286,7 +286,7 @@ def test_a_lease_that_was_renewed_often_counts_once() -> None:
     table.give(Lease((1, 1), positions, attempts, 1_000, 5))
     for until_ms in (1_300, 1_600):
         table.extend((1, 1), positions[1:3], attempts[1:3], until_ms, 5, 0)
-    assert table.out() == table.out(1) == 4 and table.out(2) == 0
+    assert table.out() == table.out_by_group()[1] == 4 and table.out_by_group()[2] == 0
     ended = table.close_session(5)
     assert sorted(p for lease in ended for p in lease.positions.tolist()) == [0, 1, 2, 3]
     assert table.out() == 0 and not list(table.expire(5_000))
@@ -305,7 +305,7 @@ def test_ranges_that_make_no_sense_hold_nothing() -> None:
     ]
     heard.hear([*odd, good], complete=True)
     assert heard.size() == 1
-    assert [lease.positions.tolist() for lease in heard.held(0, {(1, 1): 0})] == [[3, 4]]
+    assert [lease.positions.tolist() for lease in heard.held(0, {(1, 1): 0}.get)] == [[3, 4]]
 
 
 def test_what_is_told_again_takes_no_more_room() -> None:

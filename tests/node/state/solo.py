@@ -17,6 +17,7 @@ from tickwheel.node.core.checkpoint import restore
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import AdminResult, SettleResult
+from tickwheel.node.state.subscription import Attempts, Positions
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.consumer_pb2 import EARLIEST
 from tickwheel.proto.log_pb2 import (
@@ -33,7 +34,7 @@ from tickwheel.storage.disk import DiskError
 from tickwheel.storage.manifest import read_manifest, write_manifest
 from tickwheel.storage.simulated import UNLIMITED_BYTES, SimulatedDisk
 from tickwheel.wheel.engine import Wheel
-from tickwheel.wheel.units import HOUR_MS
+from tickwheel.wheel.units import HOUR_MS, Ids
 
 HOUR_0 = 490_000
 
@@ -121,6 +122,11 @@ class Solo:
         if len(ids):
             self.apply(settle_command(kind, ids.tolist(), attempts.tolist(), positions.tolist(), group_id=group_id))
         return len(ids)
+
+    def settle_some(self, group_id: int, ids: Ids, attempts: Attempts, positions: Positions) -> None:
+        """Settle these."""
+        columns = (ids.tolist(), attempts.tolist(), positions.tolist())
+        self.apply(settle_command(SETTLE_ACK, *columns, group_id=group_id))
 
     def bury(self, limit: int) -> int:
         """Settle as dead letters."""

@@ -1,0 +1,129 @@
+"""What a node does all the time costs nothing that grows with topics times groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.node.core.trio import Client, Node, World, digests
+from tickwheel.node.state import snapshot
+from tickwheel.node.state.groups import Groups
+from tickwheel.node.state.topics import Topics
+from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
+from tickwheel.proto.log_pb2 import AdminCommand, Command
+
+TOPICS = 300
+
+
+def create(world: World, command: AdminCommand) -> Node:
+    """Put into the log by the master, and applied."""
+    master = world.elect()
+    assert master.host is not None
+    results: list[object] = []
+    master.host.core.proposer.submit(Command(admin=command), results.append)
+    master.wake()
+    world.run_until(lambda: bool(results))
+    return master
+
+
+def crowded() -> World:
+    """Groups that have many topics each, and a client that uses one of them."""
+    world = World()
+    names = [f"t{n}" for n in range(TOPICS)]
+    for number in range(5):
+        create(world, AdminCommand(create_group=CreateGroupRequest(name=f"g{number}", topics=names)))
+    create(world, AdminCommand(create_group=CreateGroupRequest(name="g", topics=["t", *names])))
+    return world
+
+
+def test_nothing_walks_over_all_subscriptions_or_topics_while_a_node_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ticks, upkeep, status, metrics, schedules, dispatches, deliveries, settlements, and names that are created."""
+    world = crowded()
+    client = Client(world)
+    client.consume()
+    client.schedule([100])
+    world.run_until(lambda: len(client.got) == 1)
+    world.run(2_000)  # once a minute retention looks at each topic
+
+    def walked(_: object) -> Iterator[object]:
+        raise AssertionError("something walks over all of them")
+
+    monkeypatch.setattr(Groups, "subscriptions", walked)
+    monkeypatch.setattr(Topics, "__iter__", walked)
+    client.schedule([20 * n for n in range(100)])
+    create(world, AdminCommand(create_topic=CreateTopicRequest(name="one-more")))
+    create(world, AdminCommand(create_group=CreateGroupRequest(name="one-more", topics=["t1", "t2"])))
+    for _ in range(5):
+        world.run(500)
+        for node in world.nodes.values():
+            assert node.host is not None, node.fatal
+            node.host.face.status()
+            node.host.face.metrics()
+    assert len(client.got) == 101 and not client.repeated()
+
+
+def test_a_consumer_makes_channels_only_for_topics_that_have_something_for_it() -> None:
+    world = crowded()
+    client = Client(world)
+    client.consume()
+    client.schedule([100 + n for n in range(50)])
+    world.run_until(lambda: len(client.got) == 50)
+    master = world.elect()
+    assert master.host is not None
+    delivery = master.host.core.delivery
+    assert len(delivery._channels) <= 1
+    world.run(2_500)
+    assert not delivery._channels  # what is settled needs none
+    client.schedule([100])
+    world.run_until(lambda: len(client.got) == 51)
+    assert not client.repeated()
+
+
+def test_a_new_master_takes_over_without_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = crowded()
+    client = Client(world)
+    client.consume()
+    client.settle = False
+    client.schedule([100])
+    world.run_until(lambda: len(client.got) == 1)
+
+    def walked(_: object) -> Iterator[object]:
+        raise AssertionError("something walks over all of them")
+
+    monkeypatch.setattr(Groups, "subscriptions", walked)
+    before = world.elect()
+    world.cut_off(before.name)
+    world.run_until(lambda: world.master() not in (None, before))
+    client.settle = True
+    world.run(200)
+    client.schedule([100])
+    world.run_until(lambda: len(client.got) == 2)
+
+
+def test_nothing_is_applied_while_a_checkpoint_is_captured_and_the_master_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Hundreds of thousands of subscriptions take longer to copy than a lease lasts: it is done in turns."""
+    monkeypatch.setattr(snapshot, "TURN_TOPICS", 1)
+    monkeypatch.setattr(snapshot, "TURN_SUBSCRIPTIONS", 2)
+    world = crowded()
+    client = Client(world)
+    master = world.elect()
+    assert master.host is not None
+    core = master.host.core
+    changes = core.leader_changes
+    written: list[object] = []
+    core.checkpointer.request(written.append)
+    master.wake()
+    world.run_until(lambda: core.checkpointer.capturing)
+    client.schedule([50])
+    world.run(10)
+    assert core.checkpointer.capturing and not client.acked
+    world.run_until(lambda: bool(client.acked) and bool(written))
+    assert core.leader_changes == changes and core.leading
+    core.checkpointer.copied()
+    before = digests(world)
+    master.kill()
+    master.start()
+    world.run_until(lambda: digests(world) == before or len(digests(world)) == 1)

@@ -1,0 +1,107 @@
+"""The counts of what groups have still to settle agree with the windows, whatever was done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.node.state.driver import admin
+from tests.node.state.solo import HOUR_0, Solo
+from tickwheel.node.state.backlog import Backlog
+from tickwheel.proto import admin_pb2
+from tickwheel.proto.consumer_pb2 import EARLIEST, LATEST
+from tickwheel.proto.log_pb2 import SETTLE_RETURN
+from tickwheel.wheel.units import HOUR_MS
+
+
+def recounted(solo: Solo) -> Counter[int]:
+    """By topic, from the windows themselves."""
+    waiting: Counter[int] = Counter()
+    for (_, topic_id), subscription in solo.state.subscriptions():
+        values = np.frombuffer(subscription.window_bytes(), "<u2")
+        settled = subscription.floor + int(np.count_nonzero(values == 0))
+        assert subscription.backlog == solo.state.ready_count(topic_id) - settled
+        assert subscription.settled_ahead == settled - subscription.floor
+        waiting[topic_id] += subscription.backlog
+    return Counter({topic_id: count for topic_id, count in waiting.items() if count})
+
+
+def check(solo: Solo) -> None:
+    """The counts that are kept are those."""
+    expected = recounted(solo)
+    assert solo.state.backlog.by_topic == dict(expected)
+    assert solo.state.ready_messages() == expected.total()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_counts_agree_with_the_windows_after_everything_that_changes_them(seed: int) -> None:
+    rng = Random(seed)
+    solo = Solo(seed)
+    solo.create("g", "h")
+    for name in ("f", "filtered"):
+        solo.apply(
+            admin(
+                create_group=admin_pb2.CreateGroupRequest(name=name, topics=["t"], start_from=EARLIEST, filter="a||b")
+            )
+        )
+    hour = HOUR_0
+    for step in range(60):
+        what = rng.randrange(9)
+        if what <= 2:
+            due = sorted(solo.now_ms + rng.randrange(3_000) for _ in range(rng.randrange(1, 40)))
+            solo.publish(due, b"x")
+            solo.dispatch(due[-1] + 1)
+        elif what == 3:
+            solo.settle(rng.randrange(1, 5), limit=rng.randrange(1, 30))
+        elif what == 4:
+            subscription = solo.state.subscription(1, 1)
+            if subscription is not None and subscription.backlog > 3:
+                positions, ids, attempts = subscription.deliverable(subscription.floor + 2, 3)
+                solo.settle_some(1, ids, attempts, positions)
+        elif what == 5:
+            solo.retry(rng.randrange(1, 10), 500)
+        elif what == 6:
+            solo.settle(2, SETTLE_RETURN, limit=5)
+        elif what == 7:
+            start = rng.choice((EARLIEST, LATEST))
+            solo.apply(admin(reset_group=admin_pb2.ResetGroupRequest(name="h", start_from=start)))
+        else:
+            hour += 1
+            solo.dispatch(hour * HOUR_MS)
+            solo.remove(hour - 1)
+        check(solo)
+        if step == 30:
+            solo.checkpoint()
+    solo.crash()
+    check(solo)
+    solo.apply(admin(delete_group=admin_pb2.DeleteGroupRequest(name="g")))
+    check(solo)
+    solo.apply(admin(delete_topic=admin_pb2.DeleteTopicRequest(name="t")))
+    check(solo)
+    assert not solo.state.backlog.by_topic
+
+
+def test_the_fullest_topics_come_first_and_no_more_than_asked_for() -> None:
+    backlog = Backlog()
+    for topic_id in range(1, 50):
+        backlog.add(topic_id, topic_id % 7)
+    found = backlog.fullest(10)
+    assert found == [6, 13, 20, 27, 34, 41, 48, 5, 12, 19]
+
+
+def test_a_window_that_covers_nothing_holds_no_array() -> None:
+    """A subscription of a quiet topic costs hundreds of bytes, not thousands; there may be many."""
+    solo = Solo()
+    solo.create("g")
+    subscription = solo.state.subscription(1, 1)
+    assert subscription is not None and len(subscription._window._values) == 0
+    solo.publish([solo.now_ms + n for n in range(100)], b"x")
+    solo.dispatch(solo.now_ms + 200)
+    positions, ids, attempts = subscription.deliverable(50, 10)
+    solo.settle_some(1, ids, attempts, positions)
+    assert len(subscription._window._values) >= 10
+    solo.settle()
+    assert subscription.floor == 100 and len(subscription._window._values) == 0
