@@ -10,7 +10,9 @@ whatever term the cluster had before: it may have been restored.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,8 @@ from tickwheel.client.lanes import Doubt
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
+_log = logging.getLogger("tickwheel.client")
+
 A = TypeVar("A")
 S = TypeVar("S")
 
@@ -51,6 +55,8 @@ TRY_TIMEOUT_S = 3.0
 ADDRESSES_MAX = 64
 REFUSALS = frozenset({"UNAUTHENTICATED", "RIGHT_REQUIRED", "ROLE_REQUIRED"})
 """Another try, or another node, will not let this caller in."""
+TLS_LOOK_S = 5.0
+"""Between two looks whether the files of certificates were replaced."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -85,6 +91,10 @@ class TlsFiles:
     server_name: str | None = None
     """Name to expect in the nodes' certificates instead of the host that is dialled."""
 
+    def stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Other ones once a file was replaced."""
+        return tuple(_stamp(path) for path in (self.ca_file, self.cert_file, self.key_file))
+
     def credentials(self) -> grpc.ChannelCredentials:
         """What a channel needs. RequestRefused when files are missing, cannot be read, or do not fit each other."""
         self._check()
@@ -118,6 +128,16 @@ class TlsFiles:
 def _refused_file(field: str, value: object, limit: str) -> RequestRefused:
     metadata = {"field": f"tls.{field}", "value": str(value), "limit": limit}
     return RequestRefused(f"tls.{field}: {value or 'absent'}: {limit}", "INVALID_FIELD", metadata)
+
+
+def _stamp(path: str | Path | None) -> tuple[int, int, int] | None:
+    if not path:
+        return None
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def _read(path: str | Path, field: str) -> bytes:
@@ -158,7 +178,12 @@ class Cluster:
         if not addresses:
             raise RequestRefused("addresses: at least one", "INVALID_FIELD", {"field": "addresses", "limit": "1"})
         self._addresses = list(dict.fromkeys(map(_checked, addresses)))
+        self._tls = tls
+        self._stamps = self._seen = tls.stamps() if tls else ()
         self._credentials = tls.credentials() if tls else None
+        self._looked_s = time.monotonic()
+        self._retired: list[grpc.aio.Channel] = []
+        """With credentials of before: what is open there goes on."""
         self._options: tuple[tuple[str, int | str], ...] = CHANNEL_OPTIONS
         if tls and tls.server_name:
             self._options += (("grpc.ssl_target_name_override", tls.server_name),)
@@ -191,6 +216,7 @@ class Cluster:
     def channel(self, address: str) -> grpc.aio.Channel:
         """The channel to a node; made on first use. ClientClosed after `close`."""
         self.check_open()
+        self._renew()
         found = self._channels.get(address)
         if found is None:
             if self._credentials is None:
@@ -201,6 +227,27 @@ class Cluster:
                 found = cast(grpc.aio.Channel, BearerChannel(found, self._token))
             self._channels[address] = found
         return found
+
+    def _renew(self) -> None:
+        """Certificates are replaced while a client lives: what is called from now on shows the new ones."""
+        if self._tls is None or time.monotonic() - self._looked_s < TLS_LOOK_S:
+            return
+        self._looked_s = time.monotonic()
+        before, self._seen = self._seen, self._tls.stamps()
+        # Two looks must have found the same: a certificate and its key are replaced one after the other.
+        if self._seen == self._stamps or self._seen != before:
+            return
+        try:
+            credentials = self._tls.credentials()
+        except RequestRefused as error:
+            self._stamps = self._seen  # until they change again
+            _log.warning("new certificates cannot be used, the old ones stay: %s", error)
+            return
+        _log.info("the certificates were read again")
+        self._stamps, self._credentials = self._seen, credentials
+        self._retired += self._channels.values()
+        self._channels = {}
+        self._stubs.clear()
 
     def stub(self, kind: Callable[[grpc.aio.Channel], S], channel: grpc.aio.Channel) -> S:
         """A service's stub on a channel, made on first use: it makes each of its methods anew, called or not."""
@@ -217,7 +264,8 @@ class Cluster:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        channels, self._channels = list(self._channels.values()), {}
+        channels, self._channels = [*self._channels.values(), *self._retired], {}
+        self._retired = []
         self._stubs.clear()
         await asyncio.gather(*(channel.close(None) for channel in channels))
 

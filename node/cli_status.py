@@ -99,7 +99,7 @@ def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.
         status.node_id,
         f"[bold green]{role}[/]{'*' if status.lease_held else ''}" if master else role,
         _short(admin_pb2.NodeState.Name(status.state)),
-        status.state_reason,
+        "; ".join(reason for reason in (status.state_reason, status.certificate_reason) if reason),
         str(status.term),
         time_text(status.cursor_due_ms)[11:-1] if status.cursor_due_ms else "-",
         str(status.tick),

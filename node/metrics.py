@@ -69,6 +69,12 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("peer_applied_lag_entries", "gauge", "Entries committed here and not yet applied there.", ("peer",)),
     MetricSpec("peer_sync_age_seconds", "gauge", "Time since the peer's last answer to a sync.", ("peer",)),
     MetricSpec("sync_age_seconds", "gauge", "Time since the last sync from the master (slaves)."),
+    MetricSpec(
+        "certificate_end_timestamp_seconds",
+        "gauge",
+        "When a certificate of this node, or the authority of a port, is over: seconds since 1970.",
+        ("port", "what"),
+    ),
     # The cluster clock
     MetricSpec(
         "clock_skew_seconds",

@@ -1,8 +1,9 @@
 """Certificates of a node: what the two ports present and accept, and who a certificate says it is.
 
 Owns the meaning of a certificate: common name = node id or caller's name; organisational unit = role
-(`tickwheel-node`, `tickwheel-client`, `tickwheel-admin`). Files are read once, at start, and checked before a port
-opens: readable, key fits certificate, valid today, and the peer certificate names this node.
+(`tickwheel-node`, `tickwheel-client`, `tickwheel-admin`). Files are checked whenever they are read, at the start and
+when they change (node/server/certificates.py): readable, key fits certificate, valid today, and the peer certificate
+names this node.
 """
 
 from __future__ import annotations
@@ -135,31 +136,11 @@ def _check_port(config: NodeConfig, name: str, files: PortFiles) -> Iterable[Pro
 
 @dataclass(frozen=True, slots=True)
 class NodeTls:
-    """Credentials of both ports; None: that port has no TLS."""
+    """What was read for both ports; None: that port has no TLS."""
 
     client: PortFiles | None
     peer: PortFiles | None
     require_client_cert: bool
-
-    def client_server_credentials(self) -> grpc.ServerCredentials | None:
-        """For the client port."""
-        if self.client is None:
-            return None
-        return grpc.ssl_server_credentials(
-            [(self.client.key, self.client.certificate)],
-            root_certificates=self.client.authority or None,
-            require_client_auth=self.require_client_cert,
-        )
-
-    def peer_server_credentials(self) -> grpc.ServerCredentials | None:
-        """For the peer port: both sides show a certificate."""
-        if self.peer is None:
-            return None
-        return grpc.ssl_server_credentials(
-            [(self.peer.key, self.peer.certificate)],
-            root_certificates=self.peer.authority,
-            require_client_auth=True,
-        )
 
     def peer_channel_credentials(self) -> grpc.ChannelCredentials | None:
         """For dialling peers; combine with `peer_channel_options`."""

@@ -401,6 +401,7 @@ class NodeStatus(_message.Message):
     UNREADABLE_REASON_FIELD_NUMBER: _builtins.int
     COLD_FIELD_NUMBER: _builtins.int
     BULK_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_REASON_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     node_id: _builtins.str
     role: Global___Role.ValueType
@@ -470,6 +471,10 @@ class NodeStatus(_message.Message):
     whether it can; and what about, in words. Master.
     """
     unreadable_reason: _builtins.str
+    certificate_reason: _builtins.str
+    """What is wrong with this node's certificates, in words: one ends within 30 days, or new files were refused and the
+    old ones stay. Empty: nothing.
+    """
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerStatus]: ...
     @_builtins.property
@@ -536,10 +541,11 @@ class NodeStatus(_message.Message):
         unreadable_reason: _builtins.str = ...,
         cold: Global___ColdStatus | None = ...,
         bulk: Global___BulkStatus | None = ...,
+        certificate_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bulk", b"bulk", "cold", b"cold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "bulk", b"bulk", "clock_agreed_age_ms", b"clock_agreed_age_ms", "clock_error_ms", b"clock_error_ms", "clock_ms", b"clock_ms", "clock_offset_ms", b"clock_offset_ms", "clock_rate_ppm", b"clock_rate_ppm", "clock_reason", b"clock_reason", "clock_slew_ms", b"clock_slew_ms", "clock_state", b"clock_state", "cluster_id", b"cluster_id", "cold", b"cold", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_above_mark", b"disk_above_mark", "disk_bytes_free", b"disk_bytes_free", "disk_bytes_total", b"disk_bytes_total", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "late_p50_ms", b"late_p50_ms", "late_p99_ms", b"late_p99_ms", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "redeliver_rate", b"redeliver_rate", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "topics", b"topics", "unreadable_messages", b"unreadable_messages", "unreadable_reason", b"unreadable_reason", "unsettled_removed", b"unsettled_removed", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "bulk", b"bulk", "certificate_reason", b"certificate_reason", "clock_agreed_age_ms", b"clock_agreed_age_ms", "clock_error_ms", b"clock_error_ms", "clock_ms", b"clock_ms", "clock_offset_ms", b"clock_offset_ms", "clock_rate_ppm", b"clock_rate_ppm", "clock_reason", b"clock_reason", "clock_slew_ms", b"clock_slew_ms", "clock_state", b"clock_state", "cluster_id", b"cluster_id", "cold", b"cold", "commit_index", b"commit_index", "cursor_due_ms", b"cursor_due_ms", "cursor_index", b"cursor_index", "deliver_rate", b"deliver_rate", "disk_above_mark", b"disk_above_mark", "disk_bytes_free", b"disk_bytes_free", "disk_bytes_total", b"disk_bytes_total", "dispatch_rate", b"dispatch_rate", "first_index", b"first_index", "in_flight", b"in_flight", "last_index", b"last_index", "late_p50_ms", b"late_p50_ms", "late_p99_ms", b"late_p99_ms", "lease_held", b"lease_held", "local_index", b"local_index", "loop_lag_ms", b"loop_lag_ms", "master_address", b"master_address", "master_id", b"master_id", "node_id", b"node_id", "peers", b"peers", "pending", b"pending", "ready", b"ready", "redeliver_rate", b"redeliver_rate", "role", b"role", "schedule_rate", b"schedule_rate", "settle_rate", b"settle_rate", "slot_ms", b"slot_ms", "state", b"state", "state_reason", b"state_reason", "sync_age_ms", b"sync_age_ms", "synced_local_index", b"synced_local_index", "synced_tick", b"synced_tick", "term", b"term", "tick", b"tick", "topics", b"topics", "unreadable_messages", b"unreadable_messages", "unreadable_reason", b"unreadable_reason", "unsettled_removed", b"unsettled_removed", "uptime_s", b"uptime_s", "version", b"version", "wheel_group", b"wheel_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -129,16 +129,17 @@ class GrpcNetwork:
         disk_uuid: str,
         peer_address: str,
         *,
-        credentials: grpc.ChannelCredentials | None,
+        credentials: Callable[[], grpc.ChannelCredentials | None],
         channel_options: Callable[[str], Sequence[tuple[str, Any]]],
         warn: Callable[[str, str], None],
         unforeseen: Callable[[str, Exception], None],
         refused: Callable[[Refusal], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`warn(peer_id, text)` tells an operator why a peer cannot be reached, `unforeseen(peer_id, error)` when it is
-        for what nobody thought of; `refused(why)` that a peer will never let this node take part as it is;
-        `failed(error)` that the node could not take what was copied."""
+        """`credentials()` is asked before each dial, since certificates are renewed. `warn(peer_id, text)` tells an
+        operator why a peer cannot be reached, `unforeseen(peer_id, error)` when it is for what nobody thought of;
+        `refused(why)` that a peer will never let this node take part as it is; `failed(error)` that the node could
+        not take what was copied."""
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._disk_uuid = disk_uuid
@@ -217,9 +218,10 @@ class GrpcNetwork:
 
     def _channel(self, peer_id: str, address: str) -> grpc.aio.Channel:
         options = [*CHANNEL_OPTIONS, *self._channel_options(peer_id)]
-        if self._credentials is None:
+        credentials = self._credentials()
+        if credentials is None:
             return grpc.aio.insecure_channel(address, options=options)
-        return grpc.aio.secure_channel(address, self._credentials, options=options)
+        return grpc.aio.secure_channel(address, credentials, options=options)
 
     async def _dial(self, peer_id: str, link: _Link) -> None:
         """Keep a stream to one peer open, until another link takes its place."""

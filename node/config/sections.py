@@ -296,6 +296,10 @@ class TlsSection:
     admin_names: tuple[str, ...] = fields.names(
         "Common names of certificates with the admin role, beside those whose organisational unit is `tickwheel-admin`."
     )
+    client_names: tuple[str, ...] = fields.names(
+        "Common names of certificates with the client role, beside those whose organisational unit is "
+        "`tickwheel-client`. `*`: every certificate that the authority has signed, whatever it says."
+    )
     peer_cert_file: str = fields.text(
         "", "This node's certificate on the peer port, both as server and as client.", allowed="a path, or empty"
     )

@@ -398,7 +398,8 @@ class CoreFace:
         for _, name in list(core.state.named_topics()):
             topic = core.state.topic_message(name)
             if topic is not None:
-                topic.pending, topic.pending_max = limits.get(name, (0, 0))
+                if name in limits:
+                    topic.pending, topic.pending_max = limits[name]
                 yield topic
 
     def topic(self, name: str) -> admin_pb2.Topic | None:

@@ -2,7 +2,8 @@
 
 Owns the two roles there: `client` schedules and consumes and looks, `admin` also changes the cluster. Peers have a
 port of their own. Without TLS everybody who reaches the port has both (the port is then on loopback, or the
-operator said --insecure); with TLS the role comes from the certificate.
+operator said --insecure); with TLS the role comes from the certificate, which must state one: an authority may sign for
+much else than this cluster.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from tickwheel.node.core.failure import Failure
-from tickwheel.node.tls import ADMIN_UNIT, NODE_UNIT, CertificateIdentity, identity_of
+from tickwheel.node.tls import ADMIN_UNIT, CLIENT_UNIT, NODE_UNIT, CertificateIdentity, identity_of
 from tickwheel.proto import common_pb2
 
 CACHE_MAX = 1_024
+ANY_NAME = "*"
+"""In tls.client_names: whoever the authority has signed for."""
 
 
 class Permission(enum.Enum):
@@ -34,8 +37,9 @@ class AuthenticatedContext(Protocol):
 class Access:
     """Decides by certificate. One per node."""
 
-    def __init__(self, *, tls: bool, admin_names: Sequence[str]) -> None:
+    def __init__(self, *, tls: bool, admin_names: Sequence[str], client_names: Sequence[str] = ()) -> None:
         self._tls = tls
+        self._client_names = frozenset(client_names)
         self._admin_names = frozenset(admin_names)
         self._known: dict[bytes, CertificateIdentity] = {}
 
@@ -65,13 +69,23 @@ class Access:
                 needed,
                 identity.common_name,
             )
+        if CLIENT_UNIT in identity.units or identity.common_name in self._client_names:
+            return None
         if NODE_UNIT in identity.units:
             return self._refuse(
                 f"{identity.common_name} is a node's certificate, which gives no client role",
                 needed,
                 identity.common_name,
             )
-        return None
+        if ANY_NAME in self._client_names:
+            return None
+        stated = ", ".join(sorted(identity.units)) or "none"
+        return self._refuse(
+            f"the certificate of {identity.common_name or 'a caller without a name'} states no role: it needs the "
+            f"organisational unit {CLIENT_UNIT} or {ADMIN_UNIT} (it has: {stated}), or its name in tls.client_names",
+            needed,
+            identity.common_name,
+        )
 
     def name_of(self, context: AuthenticatedContext) -> str:
         """Common name of the caller's certificate; empty without one."""

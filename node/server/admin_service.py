@@ -7,7 +7,7 @@ the admin role, looks the client role.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import google_crc32c
@@ -69,8 +69,16 @@ def _readable(answer: admin_pb2.TraceResponse, who: Caller) -> admin_pb2.TraceRe
 class AdminService(AdminServicer):
     """See admin.proto."""
 
-    def __init__(self, calls: Calls, status_streams_max: int, disk: Disk, executor: Executor) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        status_streams_max: int,
+        disk: Disk,
+        executor: Executor,
+        certificate_reason: Callable[[], str],
+    ) -> None:
         self._calls = calls
+        self._certificate_reason = certificate_reason
         self._status_streams_max = status_streams_max
         self._disk = disk
         self._executor = executor
@@ -84,7 +92,12 @@ class AdminService(AdminServicer):
     # -- looks
 
     async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Context) -> admin_pb2.NodeStatus:
-        return self._calls.core.status()
+        return self._status()
+
+    def _status(self) -> admin_pb2.NodeStatus:
+        status = self._calls.core.status()
+        status.certificate_reason = self._certificate_reason()
+        return status
 
     async def WatchStatus(  # type: ignore[override]  # writes through the context
         self, request: admin_pb2.WatchStatusRequest, context: Context
@@ -98,7 +111,7 @@ class AdminService(AdminServicer):
         self._watching += 1
         try:
             while not self._stopping.is_set():
-                await context.write(self._calls.core.status())
+                await context.write(self._status())
                 try:
                     await asyncio.wait_for(self._stopping.wait(), interval_ms / 1_000)
                 except TimeoutError:

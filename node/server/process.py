@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -34,7 +34,8 @@ from tickwheel.node.server.admin_service import AdminService
 from tickwheel.node.server.audit import AuditLog
 from tickwheel.node.server.callers import Callers
 from tickwheel.node.server.calls import Calls
-from tickwheel.node.server.clock_watch import ClockWatch
+from tickwheel.node.server.certificates import Certificates
+from tickwheel.node.server.clock_watch import ClockWatch, Line
 from tickwheel.node.server.cold_watch import ColdWatch
 from tickwheel.node.server.consumer_service import ConsumerService
 from tickwheel.node.server.copying import files_to_copy
@@ -52,7 +53,7 @@ from tickwheel.node.server.resolving import resolve
 from tickwheel.node.server.scheduler_service import SchedulerService
 from tickwheel.node.server.services import client_server
 from tickwheel.node.state.results import ImpossibleStateError
-from tickwheel.node.tls import NodeTls, is_member_certificate, read_tls
+from tickwheel.node.tls import is_member_certificate
 from tickwheel.proto import peer_pb2_grpc
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.grpc_network import SERVER_OPTIONS, GrpcNetwork, PeerService
@@ -116,7 +117,7 @@ class NodeProcess:
         config = self._config
         loop = asyncio.get_running_loop()
         try:
-            tls = read_tls(config)
+            tls = Certificates(config)
         except ConfigError as error:
             raise StartError(str(error), EXIT_CONFIG) from None
         disk = self._open_disk()
@@ -137,8 +138,8 @@ class NodeProcess:
             config.cluster.id,
             identity.disk_uuid,
             config.peer_address,
-            credentials=tls.peer_channel_credentials(),
-            channel_options=tls.peer_channel_options,
+            credentials=tls.peer_channel_credentials,
+            channel_options=tls.current.peer_channel_options,
             warn=lambda peer, text: log.warning("peer cannot be reached", peer=peer, reason=text),
             unforeseen=lambda peer, error: log.error("calling a peer failed", peer=peer, exc_info=error),
             refused=self._refused,
@@ -165,7 +166,11 @@ class NodeProcess:
         calls = Calls(host.face, driver.wake)
         audit = AuditLog(disk, reads, self._clock.wall_ms, config.node.id)
         callers = Callers(
-            Access(tls=tls.client is not None, admin_names=config.tls.admin_names),
+            Access(
+                tls=tls.current.client is not None,
+                admin_names=config.tls.admin_names,
+                client_names=config.tls.client_names,
+            ),
             lambda: host.face.state.access,
             lambda: host.face.settings.rights,
             host.face.now_ms,
@@ -173,7 +178,7 @@ class NodeProcess:
         gate = Gate(callers, lambda: host.face.state, audit)
         scheduler = SchedulerService(calls, config.limits.stream_batches_max)
         consumer = ConsumerService(calls, config.core.batch_bytes_max * 4)
-        admin = AdminService(calls, config.limits.status_streams_max, disk, reads)
+        admin = AdminService(calls, config.limits.status_streams_max, disk, reads, tls.reason)
         health = HealthReporter()
         clients = client_server(
             config.limits,
@@ -186,10 +191,10 @@ class NodeProcess:
             gate,
             self._refused_calls,
         )
-        self._bind(clients, "client_bind", config.listen.client_bind, tls.client_server_credentials())
+        self._bind(clients, "client_bind", config.listen.client_bind, tls.server_credentials("client"))
         peers = self._peer_server(tls, host, network, disk, driver.wake)
         metrics = MetricsServer(
-            registry_of(lambda: self._metrics(host, driver, scheduler, consumer, {"read": reads, "sync": syncs}))
+            registry_of(lambda: self._metrics(host, tls, driver, scheduler, consumer, {"read": reads, "sync": syncs}))
         )
         if config.listen.metrics_bind:
             try:
@@ -210,7 +215,10 @@ class NodeProcess:
             peers=config.peer_address,
             data=config.node.data_dir,
         )
-        housekeeping = loop.create_task(self._keep_house(host, health, consumer))
+        if tls.current.client is not None or tls.current.peer is not None:
+            # Without anything to read again the signal means what it always does: the terminal is gone.
+            loop.add_signal_handler(signal.SIGHUP, lambda: _say(tls.reload()))
+        housekeeping = loop.create_task(self._keep_house(host, health, consumer, tls))
         await self._stopping.wait()
         await self._hand_over(host, driver)
         housekeeping.cancel()
@@ -251,7 +259,7 @@ class NodeProcess:
             raise StartError(_cannot_listen(name, address), EXIT_CONFIG) from None
 
     def _peer_server(
-        self, tls: NodeTls, host: NodeHost, network: GrpcNetwork, disk: LocalDisk, wake: Callable[[], None]
+        self, tls: Certificates, host: NodeHost, network: GrpcNetwork, disk: LocalDisk, wake: Callable[[], None]
     ) -> grpc.aio.Server:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *SERVER_OPTIONS])
 
@@ -262,7 +270,7 @@ class NodeProcess:
         def refusal(
             sender_id: str, disk_uuid: str, shown: Introduction, context: grpc.aio.ServicerContext[Any, Any]
         ) -> Refusal | None:
-            if tls.peer is not None and not is_member_certificate(context.auth_context(), sender_id):
+            if tls.current.peer is not None and not is_member_certificate(context.auth_context(), sender_id):
                 return Refusal(f"the certificate is not that of node {sender_id}")
             before = host.core.log.introduced()
             refused = host.core.members.refuses(sender_id, disk_uuid, shown)
@@ -288,7 +296,7 @@ class NodeProcess:
         door = Door(server, self._refused_calls, exact=False)
         door.serve(peer_pb2_grpc.add_PeerServicer_to_server, service)
         door.shut()
-        self._bind(server, "peer_bind", self._config.listen.peer_bind, tls.peer_server_credentials())
+        self._bind(server, "peer_bind", self._config.listen.peer_bind, tls.server_credentials("peer"))
         return server
 
     def _signalled(self, number: int) -> None:
@@ -363,7 +371,9 @@ class NodeProcess:
             log.info("wheel", before=self._phase or "none", now=phase)
             self._phase = phase
 
-    async def _keep_house(self, host: NodeHost, health: HealthReporter, consumer: ConsumerService) -> None:
+    async def _keep_house(
+        self, host: NodeHost, health: HealthReporter, consumer: ConsumerService, tls: Certificates
+    ) -> None:
         """Health, role changes and clocks, a few times a second."""
         watch, cold = ClockWatch(self._config.clock.skew_warn_ms), ColdWatch()
         rights: tuple[bool, int, int] = (False, 0, 0)
@@ -379,8 +389,7 @@ class NodeProcess:
             clock = host.core.clock
             now_ns = self._clock.monotonic_ns()
             lines = watch.look(now_ns, status, clock.jumps_refused, clock.cursors_ahead)
-            for line in [*lines, *cold.look(now_ns, status)]:
-                getattr(log, line.level)(line.event, **line.fields)
+            _say([*lines, *cold.look(now_ns, status), *tls.look(now_ns)])
             core = host.core
             while core.passed_over:
                 log.error(
@@ -399,6 +408,7 @@ class NodeProcess:
     def _metrics(
         self,
         host: NodeHost,
+        tls: Certificates,
         driver: LoopDriver,
         scheduler: SchedulerService,
         consumer: ConsumerService,
@@ -408,6 +418,7 @@ class NodeProcess:
         status = host.face.vitals()
         own: dict[str, MetricValue] = {
             "node": {(status.version, status.cluster_id, status.node_id): 1.0},
+            "certificate_end_timestamp_seconds": tls.ends(),
             "schedule_streams": float(scheduler.open_streams),
             "stream_backlog_bytes": float(consumer.backlog_bytes),
             "loop_lag_seconds": HistogramValue(
@@ -419,6 +430,11 @@ class NodeProcess:
             "suppressed_log_lines": float(_suppressed(self._rate_limit)),
         }
         return {**host.face.metrics(), **own}
+
+
+def _say(lines: Iterable[Line]) -> None:
+    for line in lines:
+        getattr(log, line.level)(line.event, **line.fields)
 
 
 def _report(level: str, event: str, fields: dict[str, object]) -> None:

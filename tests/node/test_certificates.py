@@ -9,6 +9,7 @@ import pytest
 
 from tickwheel.node.certs import make_certificates
 from tickwheel.node.config import ConfigError, NodeConfig, read_config
+from tickwheel.node.server.certificates import Certificates
 from tickwheel.node.tls import ADMIN_UNIT, identity_of, read_tls
 
 
@@ -49,10 +50,10 @@ def test_wrong_files_are_named(directory: Path) -> None:
 @pytest.mark.parametrize(("dialled_as", "works"), [("n1", True), ("n2", False)])
 async def test_the_dialled_peer_must_have_its_members_name(directory: Path, dialled_as: str, works: bool) -> None:
     """A peer reached under n2's address with n1's certificate fails in the handshake."""
-    server_tls = read_tls(configured(directory, "n1", "n1"))
+    server_tls = Certificates(configured(directory, "n1", "n1"))
     dialler_tls = read_tls(configured(directory, "n2", "n2"))
     server = grpc.aio.server()
-    credentials, channel_credentials = server_tls.peer_server_credentials(), dialler_tls.peer_channel_credentials()
+    credentials, channel_credentials = server_tls.server_credentials("peer"), dialler_tls.peer_channel_credentials()
     assert credentials is not None and channel_credentials is not None
     port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()

@@ -71,7 +71,7 @@ def network(
         "c",
         "disk",
         "",
-        credentials=None,
+        credentials=lambda: None,
         channel_options=lambda peer_id: (),
         warn=lambda peer_id, text: None,
         unforeseen=unforeseen,

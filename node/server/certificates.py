@@ -1,0 +1,163 @@
+"""The certificates of a running node: read again when their files change, and watched for their end.
+
+Owns what both ports and calls to peers show and accept at this moment. New files count for every handshake from then
+on; what is connected stays so. They are checked as at the start, all of them together; if anything is wrong with them
+the old ones stay, and the log and the status say what is wrong. Files that change are looked at again until two looks
+have found the same: a certificate and its key are replaced one after the other. A signal (SIGHUP) does not wait.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+
+from tickwheel.node.config import ConfigError, NodeConfig
+from tickwheel.node.server.clock_watch import Line
+from tickwheel.node.tls import NodeTls, PortFiles, read_tls
+
+LOOK_NS = 5_000_000_000
+"""Between two looks at the files: a new one counts after two of them."""
+WARN_DAYS = 30
+REMIND_NS = 24 * 3_600_000_000_000
+PARTS = ("cert", "key", "ca")
+PORTS = ("client", "peer")
+
+_Stamps = tuple[tuple[int, int, int] | None, ...]
+
+
+class Certificates:
+    """One per process. Raises ConfigError when it is made, as `read_tls` does."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._read_at = self._stamps()
+        self.current: NodeTls = read_tls(config)
+        self._seen = self._read_at
+        self._look_ns = 0
+        self._problem = ""
+        self._warned_ns: dict[str, int] = {}
+        self._ends: dict[tuple[str, str], datetime.datetime] = {}
+        self._note_ends()
+        self._given: dict[str, PortFiles] = {}
+
+    # -- what ports and calls show
+
+    def server_credentials(self, port: str) -> grpc.ServerCredentials | None:
+        """For the client or the peer port; asks for the newest files at every handshake. None: no TLS there."""
+        files = self._files(port)
+        if files is None:
+            return None
+        self._given[port] = files
+        # On the peer port both sides show a certificate.
+        required = port == "peer" or self.current.require_client_cert
+        return grpc.dynamic_ssl_server_credentials(_offer(files), lambda: self._newer(port), required)
+
+    def peer_channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """For the next call to a peer."""
+        return self.current.peer_channel_credentials()
+
+    def _newer(self, port: str) -> grpc.ServerCertificateConfiguration | None:
+        """Asked by gRPC, in a thread of its own, before each handshake; None: what it has is the newest."""
+        files = self._files(port)
+        if files is None or files is self._given[port]:
+            return None
+        self._given[port] = files
+        return _offer(files)
+
+    def _files(self, port: str) -> PortFiles | None:
+        return self.current.peer if port == "peer" else self.current.client
+
+    # -- files that change
+
+    def look(self, now_ns: int) -> list[Line]:
+        """A few times a second; what there is to say."""
+        if now_ns < self._look_ns:
+            return []
+        self._look_ns = now_ns + LOOK_NS
+        before, self._seen = self._seen, self._stamps()
+        lines: list[Line] = []
+        if self._seen != self._read_at and self._seen == before:
+            lines += self.reload()
+        return lines + self._endings(now_ns)
+
+    def reload(self) -> list[Line]:
+        """Read the files now; what there is to say."""
+        self._read_at = self._seen = self._stamps()
+        try:
+            read = read_tls(self._config)
+        except ConfigError as error:
+            self._problem = f"new certificates are refused, the old ones stay: {error}"
+            return [Line("error", "new certificates are refused, the old ones stay", {"reason": str(error)})]
+        if (read.client is None) != (self.current.client is None) or (read.peer is None) != (self.current.peer is None):
+            self._problem = "a port cannot be given or deprived of TLS while the node runs: restart it"
+            return [Line("error", self._problem)]
+        self._problem = ""
+        if read == self.current:
+            return [Line("info", "certificates were read again: they are the same")]
+        self.current = read
+        self._note_ends()
+        self._warned_ns.clear()
+        fields: dict[str, object] = {f"{port}_{what}": f"{end:%Y-%m-%d}" for (port, what), end in self._ends.items()}
+        return [Line("info", "certificates were read again and count from now on; they end", fields)]
+
+    def _stamps(self) -> _Stamps:
+        paths = [str(getattr(self._config.tls, f"{port}_{part}_file")) for port in PORTS for part in PARTS]
+        return tuple(_stamp(path) for path in paths)
+
+    # -- their end
+
+    def _note_ends(self) -> None:
+        self._ends = {}
+        for port in PORTS:
+            files = self._files(port)
+            if files is not None:
+                self._ends[port, "certificate"] = x509.load_pem_x509_certificate(files.certificate).not_valid_after_utc
+                if files.authority:
+                    found = x509.load_pem_x509_certificates(files.authority)
+                    self._ends[port, "authority"] = max(one.not_valid_after_utc for one in found)
+
+    def ends(self) -> Mapping[tuple[str, ...], float]:
+        """When each is over, in seconds since 1970, by port and what it is."""
+        return {key: end.timestamp() for key, end in self._ends.items()}
+
+    def reason(self) -> str:
+        """What an operator should know, in words; empty: nothing."""
+        return "; ".join([*([self._problem] if self._problem else []), *self._soon().values()])
+
+    def _soon(self) -> dict[str, str]:
+        now = datetime.datetime.now(datetime.UTC)
+        found: dict[str, str] = {}
+        for (port, what), end in self._ends.items():
+            days = (end - now).total_seconds() / 86_400
+            if days < WARN_DAYS:
+                how = f"ends in {days:.0f} days" if days >= 0 else "has ended"
+                found[f"{port}_{what}"] = f"the {what} of the {port} port {how} ({end:%Y-%m-%d %H:%M} UTC)"
+        return found
+
+    def _endings(self, now_ns: int) -> list[Line]:
+        lines = []
+        for key, text in self._soon().items():
+            told_ns = self._warned_ns.get(key)
+            if told_ns is None or now_ns - told_ns >= REMIND_NS:
+                self._warned_ns[key] = now_ns
+                lines.append(Line("warning", "a certificate ends soon", {"what": text}))
+        return lines
+
+
+def _offer(files: PortFiles) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(files.key, files.certificate)], files.authority or None)
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    """What changes when a file is replaced, also through a link, as a mounted secret is."""
+    if not path:
+        return None
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_mtime_ns, found.st_size, found.st_ino)
