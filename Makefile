@@ -54,8 +54,9 @@ docs: $(DEV_STAMP)  ## Generate the references docs/CONFIG.md and docs/METRICS.m
 dist: $(DEV_STAMP)  ## Build sdist and wheel into dist/
 	@$(BIN)/python -m build --outdir dist .
 
-constraints: $(DEV_STAMP)  ## Write constraints.txt anew from what is installed
+constraints: $(DEV_STAMP)  ## Write constraints.txt, and requirements by hash, anew from what is installed
 	@$(BIN)/python scripts/freeze_constraints.py > constraints.new && mv constraints.new constraints.txt
+	@$(BIN)/python scripts/freeze_requirements.py
 
 install: $(DEV_STAMP) compiled  ## Only install, for development
 

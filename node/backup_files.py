@@ -46,7 +46,7 @@ class BackupWriter:
 
     def __init__(self, directory: Path) -> None:
         _need_empty(directory, "name a new directory for each backup")
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(0o700, parents=True, exist_ok=True)
         self._directory = directory
         self._open: IO[bytes] | None = None
         self._path = ""
@@ -66,7 +66,7 @@ class BackupWriter:
         if chunk.path != self._path or chunk.offset == 0:
             self._close_file()
             target = self._directory / _safe(chunk.path)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(0o700, parents=True, exist_ok=True)
             self._open = target.open("xb")
             self._path, self._crc = chunk.path, 0
         if self._open is None or self._open.tell() != chunk.offset:

@@ -28,6 +28,9 @@ _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _WRITE_PARTS_MAX = 1024
 """IOV_MAX of Linux: how many buffers one pwritev takes."""
 
+FILE_MODE, DIR_MODE = 0o600, 0o700
+"""Payloads are for the user alone that the node runs as."""
+
 
 def _translated(error: OSError, action: str, path: str) -> DiskError:
     kind = DiskFullError if error.errno in _FULL_ERRNOS else DiskError
@@ -195,7 +198,7 @@ class LocalDisk:
         self._lock_descriptor = -1
         self._anchored: set[str] = set()
         try:
-            self._root.mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(DIR_MODE, parents=True, exist_ok=True)
         except OSError as error:
             raise _translated(error, "make the directory", str(root)) from error
 
@@ -206,9 +209,9 @@ class LocalDisk:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             if create:
-                target.parent.mkdir(parents=True, exist_ok=True)
+                target.parent.mkdir(DIR_MODE, parents=True, exist_ok=True)
                 flags |= os.O_CREAT
-            return LocalFile(path, os.open(target, flags, 0o640))
+            return LocalFile(path, os.open(target, flags, FILE_MODE))
         except OSError as error:
             raise _translated(error, "open", path) from error
 
@@ -232,7 +235,7 @@ class LocalDisk:
 
     def make_dir(self, path: str) -> None:
         try:
-            self._below_root(path).mkdir(parents=True, exist_ok=True)
+            self._below_root(path).mkdir(DIR_MODE, parents=True, exist_ok=True)
         except OSError as error:
             raise _translated(error, "make the directory", path) from error
 
@@ -288,7 +291,7 @@ class LocalDisk:
         if self._lock_descriptor >= 0:
             return
         try:
-            descriptor = os.open(self._root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            descriptor = os.open(self._root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             raise _translated(error, "open the lock of", str(self._root)) from error
         try:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PULL_MESSAGES_MAX = 1_024
 PULL_WAIT_MS_MAX = 20_000
 PULLS_MAX = 10_000
+CONSUMER_NAME_LENGTH_MAX = 256
+"""It stands beside each delivery in the notes of what happened."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +96,9 @@ class ConsumerDesk:
         group and topics they are if they have to be made."""
         try:
             self._check_names(request.group, request.topics)
+            if len(request.consumer_name) > CONSUMER_NAME_LENGTH_MAX:
+                name = request.consumer_name
+                raise invalid("consumer_name", name, f"at most {CONSUMER_NAME_LENGTH_MAX} characters")
             if request.credits > CREDITS_MAX:
                 raise invalid("credits", request.credits, f"at most {CREDITS_MAX} outstanding")
         except RequestError as error:

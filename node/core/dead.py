@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tickwheel.node.core.failure import Failure, RequestError, invalid
+from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, meta_of
 from tickwheel.node.state.dead_letters import DeadLetters, Letters
 from tickwheel.node.state.results import DeadResult
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 PAGE_DEFAULT = 100
 PAGE_MAX = 1_000
 NUMBERS_MAX = 1_000
+GONE_MAX = 1_000_000
+"""Letters of a group replayed or purged by number while an older one stays: each is remembered, 8 bytes in a
+checkpoint and 60 in memory. Replay or purge all, or the oldest."""
+GONE_HINT_MS = 60_000
 """That a request names."""
 COMMANDS_MAX = 16
 """Of one request that is for all; then the caller hears how far it came."""
@@ -87,7 +91,7 @@ class DeadDesk:
         """Deliver them again."""
         try:
             group_id, dead = self._letters(request.group)
-            self._check_numbers(request.numbers)
+            self._check_numbers(request.numbers, dead)
         except RequestError as error:
             done(error.failure)
             return
@@ -97,7 +101,7 @@ class DeadDesk:
         """Throw them away."""
         try:
             group_id, dead = self._letters(request.group)
-            self._check_numbers(request.numbers)
+            self._check_numbers(request.numbers, dead)
         except RequestError as error:
             done(error.failure)
             return
@@ -125,9 +129,11 @@ class DeadDesk:
         return group_id, dead
 
     @staticmethod
-    def _check_numbers(numbers: Sequence[int]) -> None:
+    def _check_numbers(numbers: Sequence[int], dead: DeadLetters) -> None:
         if len(numbers) > NUMBERS_MAX:
             raise invalid("numbers", len(numbers), f"at most {NUMBERS_MAX}")
+        if numbers and dead.gone_count + len(numbers) > GONE_MAX:
+            raise RequestError(limit_reached("dead_letters_gone", GONE_MAX, GONE_HINT_MS))
 
     def _describe(self, letter: dead_pb2.DeadLetter, dead: DeadLetters, number: int, row: Letters) -> None:
         origin = int(row["origin"])

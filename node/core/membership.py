@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tickwheel.node.core.failure import Failure, limit_reached, not_master
+from tickwheel.node.core.failure import Failure, invalid, limit_reached, not_master
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Command, PromoteMember
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
 
 WAITING_MAX = 64
+ADDRESS_LENGTH_MAX = 300
+"""Of a member: a host name has 253, a port 5."""
+REMOVED_MAX = 10_000
+"""Members removed in a cluster's life: their ids are remembered for ever, since a lost disk has forgotten votes."""
 
 Done = Callable[[AdminResult | Failure], None]
 
@@ -44,6 +48,11 @@ class MemberDesk:
         if len(self._waiting) >= WAITING_MAX:
             done(limit_reached("member_changes_waiting", WAITING_MAX))
             return
+        for name in ("peer_address", "client_address", "disk_uuid"):
+            value = getattr(command.add_member, name)
+            if len(value) > ADDRESS_LENGTH_MAX:
+                done(invalid(f"member.{name}", value, f"at most {ADDRESS_LENGTH_MAX} characters").failure)
+                return
         self._waiting.append((command, done))
         self._next()
 
@@ -138,6 +147,9 @@ class MemberDesk:
             if command.WhichOneof("body") == "remove_member" and self._is_last_task(command.remove_member.node_id):
                 self._hand_over(done)
                 return
+            if command.WhichOneof("body") == "remove_member" and core.state.removed_count >= REMOVED_MAX:
+                done(limit_reached("members_removed", REMOVED_MAX))
+                continue
             made = core.state.members_after(command)
             if isinstance(made, Failure):
                 done(made)

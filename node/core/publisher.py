@@ -210,8 +210,8 @@ class Publisher:
         return False
 
     def _refuse_head(self, failure: Failure) -> None:
-        self.cut_short = True  # those behind it do not wait
         request = self._queue.popleft()
+        self.cut_short = bool(self._queue)  # those behind it do not wait
         self._queue_bytes -= request.bytes
         request.answer(failure)
 

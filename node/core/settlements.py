@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.counters import Counters
-from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.core.leases import Attempts, ChannelKey, Lease, LeaseFeed, LeaseTable, Positions
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.retries import Leaving, RetryQueue
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import SettleResult
+from tickwheel.node.state.subscription import Subscription
+from tickwheel.node.state.window import CAPACITY_LEAST
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.log_pb2 import (
     DECLARED_DEAD,
@@ -33,6 +35,7 @@ from tickwheel.proto.log_pb2 import (
     Settle,
     SettleColumns,
 )
+from tickwheel.wheel.units import Ids
 
 SETTLE_KINDS = {
     consumer_pb2.ACK: SETTLE_ACK,
@@ -40,6 +43,10 @@ SETTLE_KINDS = {
     consumer_pb2.DEAD: SETTLE_DEAD,
     consumer_pb2.SKIP: SETTLE_SKIP,
 }
+WINDOW_VALUES_MAX = 1 << 28
+"""Values of two bytes in all windows together, half a gigabyte. Above it no window grows but by the smallest step:
+whoever settles far ahead of a message that nobody settles is told to come again."""
+WINDOW_HINT_MS = 1_000
 SETTLE_MESSAGES_MAX = 100_000
 REASON_MAX = 1_024
 EXPIRED_TEXT = "its lease ran out"
@@ -91,6 +98,10 @@ class Settlements:
         ids, attempts, positions = subscription.as_logged(
             np.frombuffer(batch.ids, "<u8"), given, np.frombuffer(batch.positions, "<u8") if batch.positions else None
         )
+        refusal = self._too_far_ahead(subscription, ids, positions)
+        if refusal is not None:
+            done(refusal)
+            return
         if kind in (SETTLE_RETRY, SETTLE_DEAD):
             dies = kind == SETTLE_DEAD
             due_ms = None if dies else self._due_ms(now_ms, self._pauses_ms(group_id, batch, given))
@@ -110,6 +121,15 @@ class Settlements:
             epoch=batch.epoch if batch.HasField("epoch") else None,
         )
         self.propose(columns, done)
+
+    def _too_far_ahead(self, subscription: Subscription, ids: Ids, positions: Positions | None) -> Failure | None:
+        """Why a settlement would take more memory than windows may have; None: it would not."""
+        if self._state.backlog.window_values < WINDOW_VALUES_MAX:
+            return None
+        places, known = subscription.locate(ids, positions)
+        if known.any() and subscription.growth(int(places[known].max())) > CAPACITY_LEAST:
+            return limit_reached("window_values", WINDOW_VALUES_MAX, WINDOW_HINT_MS)
+        return None
 
     def _pauses_ms(self, group_id: int, batch: consumer_pb2.SettleBatch, deliveries: Attempts) -> NDArray[np.int64]:
         """How long nacked messages wait: as the nack names it, else by the group's policy. Raises RequestError."""

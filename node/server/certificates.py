@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc
 from cryptography import x509
@@ -54,7 +55,8 @@ class Certificates:
         self._given[port] = files
         # On the peer port both sides show a certificate.
         required = port == "peer" or self.current.require_client_cert
-        return grpc.dynamic_ssl_server_credentials(_offer(files), lambda: self._newer(port), required)
+        newer: Any = lambda: self._newer(port)  # noqa: E731  # the stubs do not know that it may return None
+        return grpc.dynamic_ssl_server_credentials(_offer(files), newer, required)
 
     def peer_channel_credentials(self) -> grpc.ChannelCredentials | None:
         """For the next call to a peer."""

@@ -240,7 +240,7 @@ class NodeProcess:
     def _open_disk(self) -> LocalDisk:
         path = self._config.data_path
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(0o700, parents=True, exist_ok=True)
             disk = LocalDisk(str(path), space_reserve=self._config.storage.space_reserve_bytes)
             disk.lock()
         except (OSError, DiskError) as error:
@@ -458,6 +458,7 @@ def run_node(config: NodeConfig, clock: Clock | None = None) -> int:
     """Run a node until it is told to stop; the exit code. Prints why it cannot start.
 
     `clock`: only for who wants to see a node under a wrong one; nothing in a configuration leads there."""
+    os.umask(0o077)  # what messages carry is for this user alone, whoever starts the node
     sys.setswitchinterval(0.001)
     # What is loaded by now stays: the collector need not walk it again and again while messages wait.
     gc.collect()

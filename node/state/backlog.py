@@ -1,6 +1,7 @@
 """How many dispatched messages groups have not settled yet: in all, and by topic.
 
 Counted once per group, and kept as it changes, so that asking costs nothing that grows with topics or groups.
+Beside it, how much memory all their windows take together.
 Invariant: `by_topic` has the topics whose count is not 0, and `total` is their sum.
 
 Changed by the windows of subscriptions (window.py) and by what enters a ready queue; no part of the replicated state,
@@ -15,10 +16,12 @@ import heapq
 class Backlog:
     """One per state machine."""
 
-    __slots__ = ("by_topic", "total")
+    __slots__ = ("by_topic", "total", "window_values")
 
     def __init__(self) -> None:
         self.total = 0
+        self.window_values = 0
+        """What the arrays of all windows hold, two bytes each."""
         self.by_topic: dict[int, int] = {}
 
     def add(self, topic_id: int, count: int) -> None:

@@ -80,6 +80,11 @@ class DeadLetters:
         return self.rows.count - self.rows.first - len(self._gone)
 
     @property
+    def gone_count(self) -> int:
+        """Letters that are gone out of turn: remembered until all before them are gone, too."""
+        return len(self._gone)
+
+    @property
     def oldest_died_ms(self) -> int | None:
         """When the oldest letter that is kept died; None: there is none."""
         first = self.rows.first

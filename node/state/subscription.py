@@ -283,6 +283,10 @@ class Subscription:
         rows = acts[np.sort(first)]
         return rows, places[rows]
 
+    def growth(self, last: int) -> int:
+        """By how many values of two bytes its window would grow if a position were settled."""
+        return self._window.growth(last)
+
     def settle(
         self,
         kind: int,

@@ -130,6 +130,11 @@ class StateView:
         """Whether a member of this id was removed: it never comes back."""
         return node_id in self._state.removed_ids
 
+    @property
+    def removed_count(self) -> int:
+        """Members that were removed."""
+        return len(self._state.removed_ids)
+
     def members_after(self, command: AdminCommand) -> Members | Failure:
         """What this command about members would make of them now."""
         return after(command, self._state.members, self._state.removed_ids)

@@ -67,6 +67,7 @@ class Window:
 
     def forget(self) -> None:
         """Group or topic is gone: nothing waits for it any more."""
+        self._hold(_NOTHING)
         self._backlog.add(self._topic_id, self.settled - self._ready.count)
 
     # -- what is settled
@@ -120,6 +121,13 @@ class Window:
             missing -= len(parts[-1])
             at = end
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def growth(self, last: int) -> int:
+        """By how many values its array would grow if a position were settled or given back; 0: not at all."""
+        end = last + 1
+        if end - self._base <= len(self._values):
+            return 0
+        return max(CAPACITY_LEAST, 2 * (end - self.floor)) - len(self._values)
 
     # -- what changes it
 
@@ -192,13 +200,17 @@ class Window:
     def restore(self, floor: int, data: bytes) -> None:
         """Back to what `as_bytes` gave."""
         values = np.frombuffer(data, "<u2")
-        self._values = np.array(values, np.uint16)
+        self._hold(np.array(values, np.uint16))
         self.floor = self._base = self._returned_from = floor
         self.end = floor + len(values)
         self.returned_count = int(np.count_nonzero(values > 1))
         self._note_settled(floor + int(np.count_nonzero(values == 0)) - self.settled)
 
     # -- inside
+
+    def _hold(self, values: Values) -> None:
+        self._backlog.window_values += len(values) - len(self._values)
+        self._values = values
 
     def _note_settled(self, count: int) -> None:
         self.settled += count
@@ -216,7 +228,8 @@ class Window:
             capacity = max(CAPACITY_LEAST, 2 * (end - self.floor))
             values = np.ones(capacity, np.uint16)
             values[: len(used)] = used
-            self._values, self._base = values, self.floor
+            self._hold(values)
+            self._base = self.floor
         start = self.end - self._base
         self._values[start : end - self._base] = 1
         foreign = self._ready.foreign(self._group_id, self.end, end)
@@ -245,4 +258,5 @@ class Window:
                 break
         self._note_settled(at - self.end)
         self.floor = self._base = self.end = at
-        self._values = _NOTHING
+        if len(self._values):
+            self._hold(_NOTHING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import pytest
 
 from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, SyncFailedError
 from tickwheel.storage.local import LocalDisk
+from tickwheel.storage.paths import LOCK_NAME
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +127,18 @@ def test_reserve_is_not_offered(tmp_path: Path) -> None:
     free = LocalDisk(tmp_path).space_left()
     assert LocalDisk(tmp_path, space_reserve=1 << 20).space_left() <= free
     assert LocalDisk(tmp_path, space_reserve=1 << 60).space_left() == 0
+
+
+def test_files_and_directories_are_for_their_user_alone(tmp_path: Path) -> None:
+    """They hold payloads; whoever starts a node may have any umask."""
+    before = os.umask(0)
+    try:
+        disk = LocalDisk(tmp_path / "data")
+        disk.lock()
+        disk.make_dir("a")
+        disk.open("b/c", create=True).close()
+    finally:
+        os.umask(before)
+    made = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in made}
+    assert modes == {"data": 0o700, "a": 0o700, "b": 0o700, "c": 0o600, LOCK_NAME: 0o600}

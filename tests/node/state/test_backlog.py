@@ -105,3 +105,30 @@ def test_a_window_that_covers_nothing_holds_no_array() -> None:
     assert len(subscription._window._values) >= 10
     solo.settle()
     assert subscription.floor == 100 and len(subscription._window._values) == 0
+
+
+def test_what_windows_hold_is_counted() -> None:
+    """It is what bounds them together (node/core/settlements.py)."""
+    solo = Solo()
+    solo.create("g", "h")
+
+    def held() -> int:
+        return sum(len(s._window._values) for _, s in solo.state.subscriptions())
+
+    solo.publish([solo.now_ms + n for n in range(5_000)], b"x")
+    solo.dispatch(solo.now_ms + 6_000)
+    for group_id, first in ((1, 4_900), (2, 3_000), (1, 10)):
+        subscription = solo.state.subscription(group_id, 1)
+        assert subscription is not None
+        positions, ids, attempts = subscription.deliverable(first, 10)
+        growth, before = subscription.growth(int(positions[-1])), held()
+        solo.settle_some(group_id, ids, attempts, positions)
+        assert held() - before == growth
+        assert solo.state.backlog.window_values == held() > 0
+    solo.checkpoint()
+    solo.crash()
+    assert solo.state.backlog.window_values == held() > 0
+    solo.settle(1)
+    assert solo.state.backlog.window_values == held()
+    solo.apply(admin(delete_topic=admin_pb2.DeleteTopicRequest(name="t")))
+    assert solo.state.backlog.window_values == 0

@@ -1,0 +1,78 @@
+"""Writes requirements.txt: what a node needs, nothing for development, with the hashes of files that may be installed.
+
+`pip install --require-hashes -r requirements.txt` then takes nothing else, whatever an index answers. Versions are
+those of constraints.txt; hashes are what pip finds for them for the interpreters and machines below. What comes as
+source is built with what requirements-build.txt names, likewise by hash. Run by `make constraints`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from freeze_constraints import closure  # type: ignore[import-not-found]  # beside this script
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHONS = ("3.11", "3.12", "3.13")
+MACHINES = ("x86_64", "aarch64")
+LIBCS = ("manylinux2014", "manylinux_2_28", "manylinux_2_27", "manylinux_2_26", "manylinux_2_24", "manylinux_2_17")
+BUILD = ("setuptools",)
+HEADER = "# Exact files for a node, by hash; written by `make constraints`. {use}\n"
+
+
+def report(pins: list[str], *options: str) -> dict[str, tuple[str, str]]:
+    """By pin: URL and hash of the file that pip would install here, or for what the options say."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "report.json"
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+        command += ["--dry-run", "--ignore-installed", "--no-deps", "--report", str(path), *options, *pins]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        installs = json.loads(path.read_text(encoding="utf-8"))["install"]
+    found = {}
+    for item in installs:
+        name, version = item["metadata"]["name"].lower().replace("_", "-"), item["metadata"]["version"]
+        archive = item["download_info"]
+        found[f"{name}=={version}"] = (archive["url"], archive["archive_info"]["hashes"]["sha256"])
+    return found
+
+
+def hashes(pins: list[str]) -> dict[str, set[str]]:
+    """Of every file that may be installed for one of the pins."""
+    here = report(pins)
+    found = {pin: {here[pin][1]} for pin in pins}
+    wheels = [pin for pin in pins if here[pin][0].endswith(".whl")]
+    everywhere = {pin for pin in wheels if here[pin][0].endswith("-none-any.whl")}
+    special = [pin for pin in wheels if pin not in everywhere]
+    for python in PYTHONS:
+        for machine in MACHINES:
+            options = ["--only-binary=:all:", "--python-version", python, "--target", "unused"]
+            for libc in LIBCS:
+                options += ["--platform", f"{libc}_{machine}"]
+            if special:
+                for pin, (_, digest) in report(special, *options).items():
+                    found[pin].add(digest)
+    return found
+
+
+def write(name: str, pins: list[str], use: str) -> None:
+    """One file."""
+    lines = [HEADER.format(use=use)]
+    for pin, digests in sorted(hashes(pins).items()):
+        lines.append(" \\\n    ".join([pin, *(f"--hash=sha256:{digest}" for digest in sorted(digests))]) + "\n")
+    (ROOT / name).write_text("".join(lines), encoding="utf-8")
+
+
+def main() -> None:
+    """Write both files."""
+    everything = closure("tickwheel", {"", "demo", "bench", "spark", "dev"})
+    build = [f"{name}=={everything[name]}" for name in BUILD]
+    runtime = [f"{name}=={version}" for name, version in closure("tickwheel", {""}).items()]
+    write("requirements-build.txt", build, "For what comes as source.")
+    write("requirements.txt", runtime, "See docs/DEPLOY.md.")
+
+
+if __name__ == "__main__":
+    main()
