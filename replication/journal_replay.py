@@ -6,6 +6,7 @@ Invariants:
 - On return the end is durably cut: behind it there are only zeros, on stable storage too, so that
   what is written next can never mix with what was there.
 - On return all that was read is on stable storage, even what a killed process had not synced.
+- Of a segment no more than PIECE_BYTES, or one record, is in memory at once: what is kept are the commands alone.
 
 Called by `journal.py`; `entries_cut` by who restores a checkpoint.
 """
@@ -13,16 +14,19 @@ Called by `journal.py`; `entries_cut` by who restores a checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from tickwheel.replication.journal_segment import (
     FLAG_RESET,
     FORMAT_VERSION,
+    PIECE_BYTES,
     RECORD_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,
     CorruptJournalError,
     RecordHeader,
     Segment,
     SegmentHeader,
+    SegmentReader,
     may_be_torn,
     record_may_be_torn,
     scan,
@@ -46,30 +50,33 @@ def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecor
     void, found = _split_at_reset(disk, directory, found)
     segments: list[Segment] = []
     synced_position = 0
-    data = b""
     unusable: list[int] = []
-    for place, sequence in enumerate(found):
-        path = segment_path(directory, sequence)
-        next_data = _read_all(disk, path)
-        header = SegmentHeader.unpack(next_data, sequence)
-        if header is not None and header.version > FORMAT_VERSION:
-            raise UnknownVersionError(path, header.version, FORMAT_VERSION)
-        if header is None and not may_be_torn(next_data, 0, SEGMENT_HEADER_BYTES):
-            raise CorruptJournalError(path, 0, "the segment's header fails its check")
-        if header is None or (segments and header.start_position != segments[-1].end_position):
-            unusable = found[place:]
-            break
-        on_segment(header, path)
-        data = next_data
-        end = SEGMENT_HEADER_BYTES
-        synced_position = max(synced_position, header.synced_position)
-        for offset, record, command in scan(data, sequence):
-            on_record(header, path, offset, record, command)
-            synced_position = max(synced_position, record.synced_position)
-            end = offset + RECORD_HEADER_BYTES + record.length
-        segments.append(Segment(header, disk.open(path), end))
-    _judge_end(disk, directory, segments, data, unusable)
-    _repair(disk, directory, segments, void, unusable, synced_position)
+    with ExitStack() as opened:
+        for place, sequence in enumerate(found):
+            path = segment_path(directory, sequence)
+            file = disk.open(path)
+            opened.callback(file.close)
+            reader = SegmentReader(file)
+            header = SegmentHeader.unpack(reader.read(0, SEGMENT_HEADER_BYTES), sequence)
+            if header is not None and header.version > FORMAT_VERSION:
+                raise UnknownVersionError(path, header.version, FORMAT_VERSION)
+            if header is None and not may_be_torn(reader, 0, SEGMENT_HEADER_BYTES):
+                raise CorruptJournalError(path, 0, "the segment's header fails its check")
+            if header is None or (segments and header.start_position != segments[-1].end_position):
+                file.close()
+                unusable = found[place:]
+                break
+            on_segment(header, path)
+            end = SEGMENT_HEADER_BYTES
+            synced_position = max(synced_position, header.synced_position)
+            for offset, record, command in scan(reader, sequence):
+                on_record(header, path, offset, record, command)
+                synced_position = max(synced_position, record.synced_position)
+                end = offset + RECORD_HEADER_BYTES + record.length
+            segments.append(Segment(header, file, end))
+        _judge_end(disk, directory, segments, unusable)
+        _repair(disk, directory, segments, void, unusable, synced_position)
+        opened.pop_all()
     return segments
 
 
@@ -101,7 +108,7 @@ def _split_at_reset(disk: Disk, directory: str, sequences: Sequence[int]) -> tup
     return [], list(sequences)
 
 
-def _judge_end(disk: Disk, directory: str, segments: Sequence[Segment], data: bytes, unusable: Sequence[int]) -> None:
+def _judge_end(disk: Disk, directory: str, segments: Sequence[Segment], unusable: Sequence[int]) -> None:
     """Raise CorruptJournalError unless a crash can have ended the journal where its whole records end."""
     position = 0
     path, offset = (segment_path(directory, unusable[0]), 0) if unusable else (directory, 0)
@@ -109,12 +116,18 @@ def _judge_end(disk: Disk, directory: str, segments: Sequence[Segment], data: by
         last = segments[-1]
         sequence = last.header.sequence
         position, path, offset = last.end_position, last.file.path, last.end
-        if not record_may_be_torn(data, sequence, offset):
+        reader = SegmentReader(last.file)
+        if not record_may_be_torn(reader, sequence, offset):
             raise CorruptJournalError(path, offset, "the record fails its check, and no crash leaves it like this")
-        if synced_beyond(data, sequence, offset, position):
+        if synced_beyond(reader, sequence, offset, position):
             raise CorruptJournalError(path, offset, "the record fails its check, and it had been synced")
     for sequence in unusable:
-        if synced_beyond(_read_all(disk, segment_path(directory, sequence)), sequence, 0, position):
+        file = disk.open(segment_path(directory, sequence))
+        try:
+            beyond = synced_beyond(SegmentReader(file), sequence, 0, position)
+        finally:
+            file.close()
+        if beyond:
             raise CorruptJournalError(
                 path, offset, "what follows here is missing or fails its check, and it had been synced"
             )
@@ -143,15 +156,9 @@ def _repair(
     for segment in segments:
         if segment.end_position > synced_position:
             start = max(0, synced_position - segment.header.start_position)
-            segment.file.write_at(start, segment.file.read_at(start, segment.end - start))
+            for offset in range(start, segment.end, PIECE_BYTES):
+                piece = segment.file.read_at(offset, min(PIECE_BYTES, segment.end - offset))
+                segment.file.write_at(offset, piece)
     for segment in segments:
         segment.file.sync()
     disk.sync_dir(directory)
-
-
-def _read_all(disk: Disk, path: str) -> bytes:
-    file = disk.open(path)
-    try:
-        return file.read_at(0, file.size())
-    finally:
-        file.close()

@@ -31,6 +31,8 @@ from tickwheel.storage.errors import ADVICE, CorruptFileError
 FORMAT_VERSION = 1
 SECTOR_BYTES = 512
 """A disk writes a sector whole or not at all."""
+PIECE_BYTES = 1 << 20
+"""A start reads so much of a segment at once, or one record if that is longer."""
 
 KIND_ENTRY = 1
 KIND_TRUNCATE = 2
@@ -168,48 +170,82 @@ def unpack_record(data: bytes, at: int, sequence: int, offset: int) -> RecordHea
     return RecordHeader(kind, length, command_crc32c, index, term, synced_position)
 
 
-def scan(data: bytes, sequence: int) -> Iterator[tuple[int, RecordHeader, bytes]]:
+class SegmentReader:
+    """The bytes of a segment's file, read in pieces: what is held at once is bounded, however long the segment."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._piece = b""
+        self._piece_start = 0
+        self.size = file.size()
+        """Bytes of the file; it must not change meanwhile."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes (fewer at the end of the file). Cheap for places that rise by less than a piece."""
+        at = offset - self._piece_start
+        wanted = min(size, self.size - offset)
+        if at < 0 or at + wanted > len(self._piece):
+            self._piece = b""  # not held beside the next one
+            self._piece = self._file.read_at(offset, max(size, PIECE_BYTES))
+            self._piece_start = offset
+            at = 0
+        return self._piece[at : at + size]
+
+
+def scan(reader: SegmentReader, sequence: int) -> Iterator[tuple[int, RecordHeader, bytes]]:
     """The whole records of a segment in order: offset, header, command. Ends at the first that is not whole."""
     offset = SEGMENT_HEADER_BYTES
-    while (header := unpack_record(data, offset, sequence, offset)) is not None:
+    while (header := record_header(reader, sequence, offset)) is not None:
         start = offset + RECORD_HEADER_BYTES
-        command = data[start : start + header.length]
-        if len(command) < header.length or google_crc32c.value(command) != header.crc32c:
+        if start + header.length > reader.size:
+            return
+        command = reader.read(start, header.length)
+        if google_crc32c.value(command) != header.crc32c:
             return
         yield offset, header, command
         offset = start + header.length
 
 
-def record_may_be_torn(data: bytes, sequence: int, offset: int) -> bool:
+def record_header(reader: SegmentReader, sequence: int, offset: int) -> RecordHeader | None:
+    """The header at this place; None if there is none that is whole."""
+    return unpack_record(reader.read(offset, RECORD_HEADER_BYTES), 0, sequence, offset)
+
+
+def record_may_be_torn(reader: SegmentReader, sequence: int, offset: int) -> bool:
     """Whether a crash can have left what stands at `offset` instead of a whole record (or nothing)."""
-    header = unpack_record(data, offset, sequence, offset)
+    header = record_header(reader, sequence, offset)
     size = RECORD_HEADER_BYTES + (header.length if header is not None else 0)
-    return may_be_torn(data, offset, offset + size)
+    return may_be_torn(reader, offset, offset + size)
 
 
-def may_be_torn(data: bytes, start: int, end: int) -> bool:
-    """Whether some sector's part of `data[start:end]` is missing or all zeros."""
-    if end > len(data):
+def may_be_torn(reader: SegmentReader, start: int, end: int) -> bool:
+    """Whether some sector's part of these bytes is missing or all zeros."""
+    if end > reader.size:
         return True
     while start < end:
         piece_end = min(end, (start // SECTOR_BYTES + 1) * SECTOR_BYTES)
-        piece = data[start:piece_end]
+        piece = reader.read(start, piece_end - start)
         if piece.count(0) == len(piece):
             return True
         start = piece_end
     return False
 
 
-def synced_beyond(data: bytes, sequence: int, start: int, position: int) -> bool:
+def synced_beyond(reader: SegmentReader, sequence: int, start: int, position: int) -> bool:
     """Whether anything whole at or behind offset `start` says that more than `position` had been synced."""
     if start < SEGMENT_HEADER_BYTES:
-        segment_header = SegmentHeader.unpack(data, sequence)
+        segment_header = SegmentHeader.unpack(reader.read(0, SEGMENT_HEADER_BYTES), sequence)
         if segment_header is not None and segment_header.synced_position > position:
             return True
-    at = data.find(_RECORD_MAGIC, start)
-    while at >= 0:
-        header = unpack_record(data, at, sequence, at)
-        if header is not None and header.synced_position > position:
-            return True
-        at = data.find(_RECORD_MAGIC, at + 1)
+    # The pieces overlap, so that each header that begins in one of them (but the overlap) lies in it whole.
+    overlap = RECORD_HEADER_BYTES - 1
+    while start < reader.size:
+        piece = reader.read(start, PIECE_BYTES)
+        at = piece.find(_RECORD_MAGIC)
+        while at >= 0:
+            header = unpack_record(piece, at, sequence, start + at)
+            if header is not None and header.synced_position > position:
+                return True
+            at = piece.find(_RECORD_MAGIC, at + 1)
+        start += PIECE_BYTES - overlap
     return False
