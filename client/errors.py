@@ -173,6 +173,7 @@ _TYPES: dict[str, type[TickwheelError]] = {
     "SEQUENCE_FORGOTTEN": SequenceError,
     "SEQUENCE_TAKEN": SequenceTaken,
     "OUTCOME_UNKNOWN": OutcomeUnknown,
+    "NODE_FAULT": OutcomeUnknown,
     "NOT_MASTER": ClusterUnavailable,
     "NO_MASTER": ClusterUnavailable,
     "RECOVERING": ClusterUnavailable,

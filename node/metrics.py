@@ -162,6 +162,11 @@ METRICS: tuple[MetricSpec, ...] = (
         "Calls refused before a service saw them, and answers whose callers had gone.",
         ("kind",),
     ),
+    MetricSpec(
+        "request_faults",
+        "counter",
+        "Requests and steps that failed by a mistake of this node (NODE_FAULT). Its log has each under its id.",
+    ),
     MetricSpec("intake_requests", "gauge", "Requests accepted and not yet proposed."),
     MetricSpec("consumers", "gauge", "Consumers open on this node."),
     MetricSpec("schedule_streams", "gauge", "ScheduleStream calls open on this node."),

@@ -64,6 +64,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     FILTER_DIFFERS: _ErrorReason.ValueType  # 20
     """FAILED_PRECONDITION: the group has another filter; value is what was asked for, limit what it has."""
+    NODE_FAULT: _ErrorReason.ValueType  # 22
+    """INTERNAL: the node made a mistake while it served this request; its log has the traceback under the id that the
+    metadata names ("id"). The request may have been carried out. The node goes on.
+    """
     UNAUTHENTICATED: _ErrorReason.ValueType  # 140
     """UNAUTHENTICATED: rights are on, and the caller shows no certificate or token of a user."""
     RIGHT_REQUIRED: _ErrorReason.ValueType  # 141
@@ -115,6 +119,10 @@ retry_after_ms.
 """
 FILTER_DIFFERS: ErrorReason.ValueType  # 20
 """FAILED_PRECONDITION: the group has another filter; value is what was asked for, limit what it has."""
+NODE_FAULT: ErrorReason.ValueType  # 22
+"""INTERNAL: the node made a mistake while it served this request; its log has the traceback under the id that the
+metadata names ("id"). The request may have been carried out. The node goes on.
+"""
 UNAUTHENTICATED: ErrorReason.ValueType  # 140
 """UNAUTHENTICATED: rights are on, and the caller shows no certificate or token of a user."""
 RIGHT_REQUIRED: ErrorReason.ValueType  # 141

@@ -110,7 +110,8 @@ class BulkDesk:
                 self._check(name)
             done(answer)
 
-        self.store.take(name, total_bytes, offset, data, crc32c, self.counts.judging("piece", taken))
+        answer = self._core.serving.bound(self.counts.judging("piece", taken))
+        self.store.take(name, total_bytes, offset, data, crc32c, answer)
 
     def load(self, job_id: str) -> bulk_pb2.LoadState:
         """How far a load has been taken over here."""
@@ -120,7 +121,7 @@ class BulkDesk:
     def take_over(self, request: bulk_pb2.TakeOverRequest, done: LoadAnswer) -> None:
         """Take a bundle of a load over; on the master."""
         core = self._core
-        done = self.counts.judging("take_over", done)
+        done = core.serving.bound(self.counts.judging("take_over", done))
         failure = core.refusal()
         if failure is not None:
             done(failure)
@@ -217,12 +218,18 @@ class BulkDesk:
         voters = self._voters()
         if 2 * (1 + len(current.holders & set(voters))) <= 1 + len(voters):
             return
-        command = self._command(current.request, current.layout)
-        if isinstance(command, Failure):
-            self._end(current, command)
-            return
-        current.proposed = True
-        self._core.proposer.submit_alone(Command(ingest=command), lambda result: self._applied(current, result))
+        layout = current.layout
+
+        def propose() -> None:
+            command = self._command(current.request, layout)
+            if isinstance(command, Failure):
+                self._end(current, command)
+                return
+            current.proposed = True
+            self._core.proposer.submit_alone(Command(ingest=command), lambda result: self._applied(current, result))
+
+        # A peer's word may bring it here: what the request says is still the request's.
+        self._core.serving.run(lambda failure: self._end(current, failure), propose)
 
     def _command(self, request: bulk_pb2.TakeOverRequest, layout: Layout) -> Ingest | Failure:
         state = self._core.state

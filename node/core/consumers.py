@@ -94,6 +94,8 @@ class ConsumerDesk:
     ) -> None:
         """Attach a consumer; `opened` gets the handle or why not, before anything is delivered. `actor`: the user whose
         group and topics they are if they have to be made."""
+        serving = self.core.serving
+        deliver, closed = serving.bound(deliver), serving.bound(closed)
         try:
             self._check_names(request.group, request.topics)
             if len(request.consumer_name) > CONSUMER_NAME_LENGTH_MAX:
@@ -156,6 +158,7 @@ class ConsumerDesk:
         except RequestError as error:
             done(error.failure)
             return
+        done = self.core.serving.bound(done)
         pull = _Pull(request, done, self.core.steady_ms() + request.wait_ms)
         topics = list(request.topics) or ([request.topic] if request.topic else [])
 

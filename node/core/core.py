@@ -45,6 +45,7 @@ from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.retention import Retention
 from tickwheel.node.core.salvage import Salvage
 from tickwheel.node.core.senders import Senders
+from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.settled import SettledDesk
 from tickwheel.node.core.staging import StagingDesk
 from tickwheel.node.core.status import Rates, Totals
@@ -108,8 +109,9 @@ class NodeCore:
         store = BundleStore(ports.disk, ports.executor, self.steady_ms, self._fatal)
         self.bulk = BulkDesk(self, ports.disk, store)
         self.cold = ColdDesk(self)
-        self.background = Background(ports.executor, self.wheel, self._fatal)
-        self.proposer = Proposer(config, identity.wheel_group, self.clock.now_ms)
+        self.serving = Serving(ports.random.getrandbits)
+        self.background = Background(ports.executor, self.wheel, self._fatal, self.serving)
+        self.proposer = Proposer(config, identity.wheel_group, self.clock.now_ms, self.serving)
         self.creations = Creations(self.state, self.steady_ms)
         self.publisher = Publisher(config, self.state, self.proposer, self.creations, self.clock.now_ms)
         self.publisher.time_known = lambda: self.clock.known
@@ -202,7 +204,7 @@ class NodeCore:
         self.pending = PendingDesk(self)
         self.sweeper = Sweeper(self)
         self.deleter = Deleter(self)
-        self.tracer = Tracer(self.events, identity)
+        self.tracer = Tracer(self.events, identity, self.serving)
         self.passed_over: deque[int] = deque(maxlen=PASSED_OVER_MAX)
         """Indexes of entries that nobody can decode, which this process passed over like every node: for the log."""
         self.stamped_ms = 0

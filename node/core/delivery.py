@@ -13,6 +13,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,8 @@ from tickwheel.wheel.units import Units
 
 LEASES_WRITTEN_MAX = 20_000
 """Leases that a master notes for its file: each takes about a microsecond of its loop, every second."""
+FAULT_PAUSE_MS = 1_000
+"""A lease whose return failed by a mistake of ours is returned again after so long."""
 
 
 class Delivery:
@@ -68,6 +71,7 @@ class Delivery:
         self._wheel = wheel
         self._proposer = proposer
         self._background = background
+        self._serving = proposer.serving
         self._may_act = may_act
         self._fatal = fatal
         self.sessions = Sessions(config, self._wanted)
@@ -278,7 +282,15 @@ class Delivery:
             self._broadcasts.left(session.session_id)
         elif give_back:
             for lease in self._leases.close_session(session.session_id):
-                self._returns.give_back(replace(lease, given_back=True), now_ms)
+                self._give_back(replace(lease, given_back=True), now_ms)
+
+    def _give_back(self, lease: Lease, now_ms: int) -> None:
+        """A lease is over. Should its return fail, it holds for a while longer, and is tried again then."""
+
+        def failed(failure: Failure) -> None:
+            self._leases.give(replace(lease, until_ms=now_ms + FAULT_PAUSE_MS, closed=False))
+
+        self._serving.run(failed, lambda: self._returns.give_back(lease, now_ms))
 
     # -- the loop
 
@@ -287,12 +299,23 @@ class Delivery:
         if not self.reigning:
             return
         for lease in self._leases.expire(now_ms):
-            self._returns.give_back(lease, now_ms)
+            self._give_back(lease, now_ms)
         self._news = False
         dirty, self._dirty = self._dirty, set()
         for group_id in sorted(dirty):
-            if self._serve(group_id, now_ms):
-                self._dirty.add(group_id)
+            self._serving.run(partial(self._failed, group_id), partial(self._serve, group_id, now_ms))
+
+    def _failed(self, group_id: int, failure: Failure) -> None:
+        """Serving a group failed half way: its consumers go, its channels begin anew for those that come. What is out
+        stays out until its leases end, so nothing of it is delivered twice, and what was on its way is read again."""
+        for session in list(self.sessions.of_group(group_id)):
+            if self.sessions.close(session):
+                session.closed(failure)
+        for key in [key for key in self._channels if key[0] == group_id]:
+            del self._channels[key]
+        for key in [key for key in self._broadcasts.topics_read() if key[0] == group_id]:
+            self._broadcasts.drop(key)
+            self._leases.drop(key)
 
     @property
     def has_news(self) -> bool:
@@ -327,7 +350,8 @@ class Delivery:
             if channel is None:
                 return None
             for lease in self._leases.open_leases():
-                if lease.session_id == 0 and lease.channel == key:
+                # Of an earlier master; or of consumers that a mistake has closed.
+                if lease.channel == key:
                     channel.hold(lease.positions)
             channel.hold(self._returns.positions(key))
             self._channels[key] = channel
@@ -382,13 +406,14 @@ class Delivery:
         count = self._broadcasts.answered(key, session.session_id, positions)
         return SettleResult(settled=count, stale=len(batch.ids) // 8 - count)
 
-    def _serve(self, group_id: int, now_ms: int) -> bool:
-        """Work for one group; True if something waits for its time or more may be claimed."""
+    def _serve(self, group_id: int, now_ms: int) -> None:
+        """Work for one group; it stays dirty if something waits for its time or more may be claimed."""
         if not self.sessions.of_group(group_id) or self._state.group_paused(group_id):
-            return False
+            return
         if self._state.group_broadcasting(group_id):
-            return self._serve_all(group_id, now_ms)
-        waits = False
+            if self._serve_all(group_id, now_ms):
+                self._dirty.add(group_id)
+            return
         for channel in self._channels_of(group_id):
             if self._state.topic_paused(channel.key[1]):
                 continue
@@ -398,10 +423,10 @@ class Delivery:
             credits = sum(session.credits for session in sessions)
             channel.advance(credits, self._state.ready_count(channel.key[1]))
             self._hand_out(channel, sessions, now_ms)
-            waits = waits or channel.staged_count > 0
+            if channel.staged_count > 0:
+                self._dirty.add(group_id)
             if not self._open(*channel.key):
                 self._live[group_id].pop(channel.key[1], None)
-        return waits
 
     def _hand_out(self, channel: Channel, sessions: list[Session], now_ms: int) -> None:
         if not self._may_act():

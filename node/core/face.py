@@ -19,6 +19,7 @@ from tickwheel.node.core.failure import Failure, RequestError
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch, check_sender
 from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.requests import Permitted, Rescheduled, everybody, id_of, message_id_of
+from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.status import node_metrics, node_status, node_vitals
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.membership import message_of
@@ -96,6 +97,11 @@ class CoreFace:
     def core(self) -> NodeCore:
         """The core that serves now."""
         return self._current()
+
+    @property
+    def serving(self) -> Serving:
+        """Whose request is being served."""
+        return self.core.serving
 
     @property
     def settings(self) -> Settings:

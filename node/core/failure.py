@@ -28,6 +28,7 @@ _CODES = {
     pb.UNAUTHENTICATED: "UNAUTHENTICATED",
     pb.RIGHT_REQUIRED: "PERMISSION_DENIED",
     pb.SEQUENCE_TAKEN: "ALREADY_EXISTS",
+    pb.NODE_FAULT: "INTERNAL",
 }
 
 
@@ -90,6 +91,15 @@ def no_agreed_time() -> Failure:
         "the nodes have not agreed on a time since the master's start, so a delay cannot be resolved; "
         "give a due time, or retry",
         {"retry_after_ms": "500"},
+    )
+
+
+def node_fault(error_id: str) -> Failure:
+    """A mistake of ours while the request was served; the log has it under this id."""
+    return Failure(
+        pb.NODE_FAULT,
+        f"a mistake in the node: the request may have been carried out; the node's log tells more under {error_id}",
+        {"id": error_id},
     )
 
 

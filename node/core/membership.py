@@ -53,7 +53,7 @@ class MemberDesk:
             if len(value) > ADDRESS_LENGTH_MAX:
                 done(invalid(f"member.{name}", value, f"at most {ADDRESS_LENGTH_MAX} characters").failure)
                 return
-        self._waiting.append((command, done))
+        self._waiting.append((command, self._core.serving.bound(done)))
         self._next()
 
     def lose(self, failure: Failure) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from tickwheel.wheel.units import UNIT, CursorKey, Units, ids_of, join_units
 
 if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
+
+A = TypeVar("A")
 
 PAGE_DEFAULT = 100
 PAGE_MAX = 1_000
@@ -196,6 +198,19 @@ class PendingDesk:
             self._calls += 1
         return failure
 
+    def _once(self, done: Callable[[A | Failure], None]) -> Callable[[A | Failure], None]:
+        """The end of a call that `_begin` let in. A failed one may be ended twice, and counts once."""
+        ended = False
+
+        def end(answer: A | Failure) -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                self._calls -= 1
+                done(answer)
+
+        return end
+
     # -- pages
 
     def page(
@@ -217,6 +232,7 @@ class PendingDesk:
         if failure is not None:
             done(failure)
             return
+        end = self._once(done)
         parts: list[Units] = []
         steps = 0
 
@@ -249,11 +265,7 @@ class PendingDesk:
                 ),
             )
 
-        def end(answer: scheduler_pb2.ListPendingResponse | Failure) -> None:
-            self._calls -= 1
-            done(answer)
-
-        self._finder.step(query, start, size, go_on)
+        self._core.serving.run(end, lambda: self._finder.step(query, start, size, go_on))
 
     def describe(
         self,
@@ -324,7 +336,9 @@ class PendingDesk:
         if failure is not None:
             done(failure)
             return
-        _Count(self._core, self._finder, query, bucket_ms, request.partial, self._end_count(done)).go(start)
+        end = self._once(done)
+        count = _Count(self._core, self._finder, query, bucket_ms, request.partial, end)
+        self._core.serving.run(end, lambda: count.go(start))
 
     def count_all(self, query: Query, done: Callable[[int | Failure], None]) -> None:
         """How many messages a query means, over all time."""
@@ -332,34 +346,24 @@ class PendingDesk:
         if failure is not None:
             done(failure)
             return
+        end = self._once(done)
         total = 0
 
         def go_on(answer: scheduler_pb2.CountPendingResponse | Failure) -> None:
             nonlocal total
             if isinstance(answer, Failure):
-                self._calls -= 1
-                done(answer)
+                end(answer)
                 return
             total += answer.total
             if answer.next_page_token:
                 count(key_of_token(answer.next_page_token))
             else:
-                self._calls -= 1
-                done(total)
+                end(total)
 
         def count(start: CursorKey | None) -> None:
             _Count(self._core, self._finder, query, BUCKET_WIDTHS_MS[-1], True, go_on).go(start)
 
-        count(None)
-
-    def _end_count(
-        self, done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None]
-    ) -> Callable[[scheduler_pb2.CountPendingResponse | Failure], None]:
-        def end(answer: scheduler_pb2.CountPendingResponse | Failure) -> None:
-            self._calls -= 1
-            done(answer)
-
-        return end
+        self._core.serving.run(end, lambda: count(None))
 
 
 class _Count:

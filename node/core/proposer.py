@@ -19,6 +19,7 @@ import numpy as np
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, outcome_unknown
+from tickwheel.node.core.serving import Serving
 from tickwheel.node.state.results import Ignored, Refused
 from tickwheel.node.state.schema import ENTRY_SCHEMA, read_entry, unknown_in
 from tickwheel.proto.log_pb2 import Command, LogEntry
@@ -64,7 +65,11 @@ class PublishSource(Protocol):
 class Proposer:
     """One per node; works only while the node is master."""
 
-    def __init__(self, config: CoreConfig, wheel_group: int, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, config: CoreConfig, wheel_group: int, now_ms: Callable[[], int], serving: Serving | None = None
+    ) -> None:
+        """`serving`: callbacks are pieces of the requests that bring them."""
+        self.serving = serving or Serving(lambda bits: 0)
         self._config = config
         self._wheel_group = wheel_group
         self._now_ms = now_ms
@@ -114,6 +119,7 @@ class Proposer:
 
         `may_gather`: it may wait a few milliseconds for others to share an entry with.
         """
+        done = self.serving.bound(done)
         if self.term == 0:
             self._refuse([done], refuse or outcome_unknown())
             return
@@ -131,6 +137,7 @@ class Proposer:
         It overtakes nothing: what a dispatch that waits will bring may have been delivered already (push-first), and
         must not be changed by what is proposed after it. Callers have one under way at a time; none is too many.
         """
+        done = self.serving.bound(done)
         if self.term == 0:
             self._refuse([done], outcome_unknown())
             return
@@ -156,13 +163,15 @@ class Proposer:
         """Answer with a failure, one after the other: a callback that submits again at once, and is refused again, has
         its next answer after it has returned. Who queues thousands of commands would end the stack otherwise."""
         self._refused.extend((done, failure) for done in dones)
-        if self._refusing:
-            return
+        if not self._refusing:
+            self.serving.own(self._answer_refused)
+
+    def _answer_refused(self) -> None:
         self._refusing = True
         try:
             while self._refused:
-                done, why = self._refused.popleft()
-                done(why)
+                done, failure = self._refused.popleft()
+                done(failure)
         finally:
             self._refusing = False
 

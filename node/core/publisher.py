@@ -20,6 +20,7 @@ from tickwheel.node.core.creations import Creations
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, no_agreed_time
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch
 from tickwheel.node.core.proposer import Done, Proposer
+from tickwheel.node.core.serving import Fail
 from tickwheel.node.core.spread import spread
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.producers import Sender
@@ -68,6 +69,7 @@ class _Request:
     batch: IncomingBatch
     answer: Answer
     bytes: int
+    caller: Fail | None
     levels: AppliedLevels | None = None
 
 
@@ -138,7 +140,8 @@ class Publisher:
             answer(limit_reached("intake_requests", config.intake_requests_max))
             return
         size = batch.bytes
-        self._queue.append(_Request(batch, answer, size))
+        serving = self._proposer.serving
+        self._queue.append(_Request(batch, serving.bound(answer), size, serving.caller))
         self._queue_bytes += size
 
     def lose(self, failure: Failure) -> None:
@@ -163,7 +166,7 @@ class Publisher:
                 break
             self._queue.popleft()
             self._queue_bytes -= request.bytes
-            due = self._due(request, now_ms)
+            due = self._due_of(request, now_ms)
             if due is None:
                 refused += 1
                 if refused >= REFUSALS_MAX:
@@ -175,8 +178,27 @@ class Publisher:
             size += request.bytes
         if not taken:
             return None
-        publish = self.publish_of([request.batch for request in taken], dues)
-        return Command(publish=publish), self._answers(taken), size
+        publish = self._publish_of(taken, dues)
+        return None if publish is None else (Command(publish=publish), self._answers(taken), size)
+
+    def _due_of(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
+        """`_due`, as a piece of the request."""
+        due: list[NDArray[np.int64] | None] = []
+        self._proposer.serving.run(request.caller, lambda: due.append(self._due(request, now_ms)))
+        return due[0] if due else None
+
+    def _publish_of(self, taken: list[_Request], dues: list[NDArray[np.int64]]) -> Publish | None:
+        """`publish_of`, as a piece of all of these requests; None: they were told that it failed."""
+        made: list[Publish] = []
+
+        def failed(failure: Failure) -> None:
+            self.cut_short = True  # others may wait behind them
+            self._answers(taken)(failure)
+
+        caller = failed if taken[0].caller is not None else None
+        batches = [request.batch for request in taken]
+        self._proposer.serving.run(caller, lambda: made.append(self.publish_of(batches, dues)))
+        return made[0] if made else None
 
     def _topics_known(self, batch: IncomingBatch) -> bool:
         state = self._state

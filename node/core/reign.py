@@ -128,6 +128,7 @@ class Reign:
         if failure is not None:
             done(failure)
             return
+        done = core.serving.bound(done)
         self.handing_over = True
         self.handed_over_index = core.applied_index
 
@@ -138,9 +139,12 @@ class Reign:
             else:
                 done(Failure(common_pb2.WRONG_STATE, problem, {"retry_after_ms": "1000"}))
 
-        # A settlement left behind would be delivered again by the next master.
-        core.proposer.flush_all()
-        core.log.transfer(target_id or self._furthest(), transferred)
+        def hand_over() -> None:
+            # A settlement left behind would be delivered again by the next master.
+            core.proposer.flush_all()
+            core.log.transfer(target_id or self._furthest(), transferred)
+
+        core.serving.own(hand_over)
 
     def seek_room(self, steady_ms: int) -> None:
         """This node's disk is full, or soon will be: hand over to a member whose disk is not, if there is one."""

@@ -94,9 +94,11 @@ class RetryQueue:
         if self._rows + leaving.left > ROWS_MAX:
             leaving.done(limit_reached("waiting_retries", ROWS_MAX, RETRY_AFTER_MS))
             return
+        serving = self._proposer.serving
+        leaving.done = serving.bound(leaving.done)
         self._rows += leaving.left
         self._waiting.append(leaving)
-        self._propose()
+        serving.own(self._propose)
 
     def _propose(self) -> None:
         if self._proposed or not self._waiting:

@@ -102,6 +102,8 @@ class Returns:
                 if failed:
                     self._leases.give(replace(still_open, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
 
+        # Whoever's request gave the lease back: should this fail, the messages are not lost with it.
+        returned = self._settlements.serving.of(returned, returned)
         if expired:
             self._settlements.expire(lease, positions, attempts, now_ms, returned)
             return

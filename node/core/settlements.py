@@ -78,6 +78,7 @@ class Settlements:
         self._settled = settled
         self._draw = draw
         self.retries = RetryQueue(proposer)
+        self.serving = proposer.serving
 
     def settle(
         self, batch: consumer_pb2.SettleBatch, now_ms: int, done: Callable[[SettleResult | Failure], None]

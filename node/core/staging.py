@@ -59,7 +59,8 @@ Answer = Callable[[StagedJob | Failure], None]
 @dataclass(slots=True)
 class _Waiting:
     command: Command
-    answer: Answer
+    answer: Callable[[object], None]
+    """Gets the result of apply, or a Failure."""
     bytes: int
 
 
@@ -156,29 +157,30 @@ class StagingDesk:
             block=publish.SerializeToString(),
         )
         command = Command(staging=StagingCommand(stage=block))
-        self._queue.append(_Waiting(command, done, len(block.block)))
+        serving = self._core.serving
+        answer = serving.bound(lambda result: self._answer(request.job_id, request.batch, result, done))
+        self._queue.append(_Waiting(command, answer, len(block.block)))
         self._queue_bytes += len(block.block)
-        self._pump()
+        serving.own(self._pump)
 
     def _pump(self) -> None:
         """Into the log, as far as what is under way allows."""
         if self._pumping:
             return  # a proposal was answered at once; the loop below goes on
         self._pumping = True
-        while self._queue and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX:
-            item = self._queue.popleft()
-            self._queue_bytes -= item.bytes
-            self._in_flight_bytes += item.bytes
-            self._submit_block(item)
-        self._pumping = False
+        try:
+            while self._queue and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX:
+                item = self._queue.popleft()
+                self._queue_bytes -= item.bytes
+                self._in_flight_bytes += item.bytes
+                self._submit_block(item)
+        finally:
+            self._pumping = False
 
     def _submit_block(self, item: _Waiting) -> None:
-        stage = item.command.staging.stage
-        job_id, batch = stage.job_id, stage.batch
-
         def applied(result: object) -> None:
             self._in_flight_bytes -= item.bytes
-            self._answer(job_id, batch, result, item.answer)
+            item.answer(result)
             self._pump()
 
         self._core.proposer.submit(item.command, applied, may_gather=True)

@@ -146,7 +146,8 @@ class Sweeper:
             if steady_ms < self._wait_until_ms.get(job.job_id, 0):
                 continue
             self._under_way.add(job.job_id)
-            _Step(self, core, self._finder, job).go()
+            step = _Step(self, core, self._finder, job)
+            core.serving.run(step.failed, step.go)
 
     def lose(self) -> None:
         """Mastership is gone; steps under way find that out by themselves."""
@@ -191,6 +192,10 @@ class _Step:
             self._propose()
             return
         self._finder.step(query, self._start, self._core.config.sweep_step_messages, self._found)
+
+    def failed(self, failure: Failure) -> None:
+        """Something went wrong on the way: it is found anew after a pause."""
+        self._sweeper.ended(self._job_id, failed=True)
 
     def _found(self, found: Found | Failure) -> None:
         if isinstance(found, Failure):

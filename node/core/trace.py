@@ -9,6 +9,7 @@ import numpy as np
 
 from tickwheel.node.core.events import Events, FindJob
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.serving import Serving
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.log_pb2 import SettleKind
 from tickwheel.storage.events import EventKind, EventRecord
@@ -30,7 +31,8 @@ _TEXTS = {
 class Tracer:
     """One per node."""
 
-    def __init__(self, events: Events, identity: NodeIdentity) -> None:
+    def __init__(self, events: Events, identity: NodeIdentity, serving: Serving) -> None:
+        self._serving = serving
         self._events = events
         self._identity = identity
         self._under_way = 0
@@ -63,7 +65,7 @@ class Tracer:
                 )
             )
 
-        self._events.find(ids, found)
+        self._events.find(ids, self._serving.bound(found))
 
     def _event(self, record: EventRecord, row: int, messages: Mapping[int, int]) -> admin_pb2.TraceEvent:
         columns = {name: int(values[row]) for name, values in record.columns.items()}

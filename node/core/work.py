@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from tickwheel.node.core.serving import Serving
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
 from tickwheel.storage.segment import CorruptSegmentError
@@ -54,7 +55,9 @@ class RemovedError(Exception):
 class Background:
     """One per node."""
 
-    def __init__(self, executor: Executor, wheel: Wheel, fatal: Callable[[str], None]) -> None:
+    def __init__(self, executor: Executor, wheel: Wheel, fatal: Callable[[str], None], serving: Serving) -> None:
+        """`serving`: answers are pieces of the requests that ask."""
+        self._serving = serving
         self._executor = executor
         self._wheel = wheel
         self._fatal = fatal
@@ -137,19 +140,24 @@ class Background:
 
     def submit(self, work: Callable[[], T], answer: Answer[T]) -> None:
         """Anything else that only reads."""
-        self._executor.submit(work, answer)
+        self._executor.submit(work, self._serving.bound(answer))
 
     def _read(self, job: Read, answer: Answer[T], value: Callable[[], T]) -> None:
-        if job.done:
-            answer(value(), None)
-            return
-
-        def ended(_: object, error: BaseException | None) -> None:
+        def answered(error: BaseException | None) -> None:
             if error is None:
                 answer(value(), None)
             else:
-                self.damaged(error)
                 answer(None, error)
+
+        if job.done:
+            answered(None)
+            return
+        answered = self._serving.bound(answered)
+
+        def ended(_: object, error: BaseException | None) -> None:
+            if error is not None:
+                self.damaged(error)
+            answered(error)
 
         self._executor.submit(job.run, ended)
 

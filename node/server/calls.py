@@ -22,10 +22,28 @@ A = TypeVar("A")
 class Calls:
     """One per node; handed to every service."""
 
-    def __init__(self, core: CorePort, wake: Callable[[], None]) -> None:
+    def __init__(self, core: CorePort, wake: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+        """`failed` ends the process."""
         self.core = core
         self.wake = wake
         """To be called after anything that was given to the core."""
+        self._failed = failed
+
+    def serve(self, fail: Callable[[Failure], None], piece: Callable[[], None]) -> None:
+        """Have the core do something for a request: an error in it, now or in what follows on it, is told to `fail`."""
+        try:
+            self.core.serving.run(fail, piece)
+        except Exception as error:
+            self._failed(error)
+            raise
+
+    def fault(self, error: Exception) -> Failure:
+        """Report an error of a service; what its caller is told."""
+        try:
+            return self.core.serving.fault(error)
+        except Exception as fatal:
+            self._failed(fatal)
+            raise
 
     async def answer(
         self,
@@ -38,7 +56,7 @@ class Calls:
         def done(result: A | Failure) -> None:
             resolve(future, result)
 
-        start(done)
+        self.serve(done, lambda: start(done))
         self.wake()
         result = await future
         if isinstance(result, Failure):

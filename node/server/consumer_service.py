@@ -72,7 +72,12 @@ class ConsumerStream:
             else:
                 self._session = session
 
-        self._calls.core.open_consumer(first, self._deliver, self._closed, opened, self._who.actor)
+        def failed(failure: Failure) -> None:
+            if not resolve(outcome, failure):
+                self.fail(failure)
+
+        core, actor = self._calls.core, self._who.actor
+        self._calls.serve(failed, lambda: core.open_consumer(first, self._deliver, self._closed, opened, actor))
         self._calls.wake()
         failure = await outcome
         if failure is not None:
@@ -82,10 +87,15 @@ class ConsumerStream:
         """The stream is over. Idempotent."""
         self._closed_by_client = True
         self.outbox.end()
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            self._calls.serve(lambda failure: None, session.close)
             self._calls.wake()
+
+    def fail(self, failure: Failure) -> None:
+        """A mistake of ours: the stream ends with it."""
+        self.failure = self.failure or failure
+        self.outbox.end()
 
     def written(self, response: consumer_pb2.ConsumeResponse) -> None:
         """A response left for the network."""
@@ -101,6 +111,12 @@ class ConsumerStream:
         except RequestError as error:
             self.failure = error.failure
             self.outbox.end()
+            return
+        except grpc.aio.BaseError:  # the connection is gone
+            self.outbox.end()
+            return
+        except Exception as error:  # else the stream would go on, and nobody read from it
+            self.fail(self._calls.fault(error))
             return
         self._half_closed = True
         self._end_if_done()
@@ -119,7 +135,9 @@ class ConsumerStream:
             if refusal is not None:
                 self._settled(settle.sequence, refusal)
                 return
-            session.settle(settle, lambda receipt: self._settled(settle.sequence, receipt))
+            self._calls.serve(
+                self.fail, lambda: session.settle(settle, lambda receipt: self._settled(settle.sequence, receipt))
+            )
             self._calls.wake()
         elif content == "extend":
             extend = request.extend
@@ -128,7 +146,9 @@ class ConsumerStream:
             if refusal is not None:
                 self._extended(extend.sequence, refusal)
                 return
-            session.extend(extend, lambda receipt: self._extended(extend.sequence, receipt))
+            self._calls.serve(
+                self.fail, lambda: session.extend(extend, lambda receipt: self._extended(extend.sequence, receipt))
+            )
             self._calls.wake()
         else:
             raise invalid("content", content or "absent", "after open: credits, settle or extend")

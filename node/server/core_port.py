@@ -15,6 +15,7 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import IncomingBatch
 from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.requests import Permitted
+from tickwheel.node.core.serving import Serving
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.settings import Settings
@@ -90,6 +91,11 @@ class ColdPort(Protocol):
 
 class CorePort(Protocol):
     """The client face of NodeCore."""
+
+    @property
+    def serving(self) -> Serving:
+        """Whose request is being served."""
+        ...
 
     @property
     def settings(self) -> Settings:

@@ -25,6 +25,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from tickwheel.node.core.failure import Failure, RequestError, invalid
 from tickwheel.node.logs import logger
+from tickwheel.node.server.boundary import Fault, contained
 from tickwheel.node.server.errors import abort
 from tickwheel.node.server.gate import Gate
 
@@ -218,11 +219,19 @@ class Door:
     """See the module. `shut` once all services are registered."""
 
     def __init__(
-        self, server: grpc.aio.Server, refusals: Counter[str], gate: Gate | None = None, *, exact: bool = True
+        self,
+        server: grpc.aio.Server,
+        refusals: Counter[str],
+        gate: Gate | None = None,
+        fault: Fault | None = None,
+        *,
+        exact: bool = True,
     ) -> None:
         """`refusals`: counts by kind, shared by the doors of a node. `gate`: asks for rights behind the door; peers
-        have none. Not `exact`: see `read_any_version`."""
+        have none. `fault`: what is told of an error that a service raises (boundary.py); None: gRPC sees to it. Not
+        `exact`: see `read_any_version`."""
         self._server = server
+        self._fault = fault
         self._refusals = refusals
         self._gate = gate
         self._read = read_request if exact else read_any_version
@@ -279,8 +288,11 @@ class Door:
         guard: Any = _guard_stream if handler.request_streaming else _guard_unary
         if inspect.isasyncgenfunction(behave):
             guard = _guard_stream_generator if handler.request_streaming else _guard_unary_generator
+        handle = guard(behave, note)
+        if self._fault is not None:
+            handle = contained(handle, self._fault)
         made: grpc.RpcMethodHandler[Any, Any] = cast(Any, make)(
-            guard(behave, note), request_deserializer=deserialize, response_serializer=handler.response_serializer
+            handle, request_deserializer=deserialize, response_serializer=handler.response_serializer
         )
         return made
 

@@ -32,6 +32,7 @@ from tickwheel.node.server.access import Access
 from tickwheel.node.server.access_service import AccessService
 from tickwheel.node.server.admin_service import AdminService
 from tickwheel.node.server.audit import AuditLog
+from tickwheel.node.server.boundary import FaultLog
 from tickwheel.node.server.callers import Callers
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.certificates import Certificates
@@ -96,6 +97,7 @@ class NodeProcess:
         self._stopping = asyncio.Event()
         self._signals = 0
         self._exit_code = 0
+        self._faults = FaultLog(self._clock)
         self._role = ""
         self._phase = ""
         self._halted = ""
@@ -163,7 +165,7 @@ class NodeProcess:
             raise StartError(str(error), EXIT_CONFIG) from None
         driver = LoopDriver(loop, self._clock, lambda: self._tick(host), self._failed)
         wakers.append(driver.wake)
-        calls = Calls(host.face, driver.wake)
+        calls = Calls(host.face, driver.wake, self._failed)
         audit = AuditLog(disk, reads, self._clock.wall_ms, config.node.id)
         callers = Callers(
             Access(
@@ -180,6 +182,7 @@ class NodeProcess:
         consumer = ConsumerService(calls, config.core.batch_bytes_max * 4)
         admin = AdminService(calls, config.limits.status_streams_max, disk, reads, tls.reason)
         health = HealthReporter()
+        host.core.serving.contain(self._faults)
         clients = client_server(
             config.limits,
             calls,
@@ -319,7 +322,7 @@ class NodeProcess:
         _exit_now(EXIT_REMOVED)
 
     def _fatal(self, reason: str) -> None:
-        log.error("fatal", reason=reason)
+        log.error("fatal", reason=reason, exc_info=sys.exception())
         _exit_now(EXIT_DATA)
 
     def _failed(self, error: BaseException) -> None:
@@ -356,7 +359,9 @@ class NodeProcess:
         stands = (core.term, core.leader_changes, core.phase)
         if stands != self._stood:
             self._stood = stands
-            core.salvage.report = core.mending.report = _report  # after an installed checkpoint it is another core
+            # After an installed checkpoint it is another core.
+            core.salvage.report = core.mending.report = _report
+            core.serving.contain(self._faults)
             self._tell_role(host)
         return wants_ns
 
@@ -426,6 +431,7 @@ class NodeProcess:
             ),
             "loop_stalls": float(driver.stalls),
             "executor_waiting_works": {(name,): float(pool.waiting) for name, pool in pools.items()},
+            "request_faults": float(host.core.serving.faults),
             "refused_calls": {(kind,): float(self._refused_calls[kind]) for kind in REFUSED_KINDS},
             "suppressed_log_lines": float(_suppressed(self._rate_limit)),
         }

@@ -70,7 +70,9 @@ class ReceiptLine:
         return place
 
     def fill(self, place: list[scheduler_pb2.BatchReceipt], receipt: scheduler_pb2.BatchReceipt) -> None:
-        """The receipt of a place is there."""
+        """The receipt of a place is there. Only the first counts."""
+        if place:
+            return
         place.append(receipt)
         if self._places and self._places[0] is place:
             self._changed.set()
@@ -181,7 +183,7 @@ class SchedulerService(SchedulerServicer):
                 receipt = receipt_of(batch, outcome)
             line.fill(place, receipt)
 
-        self._calls.core.schedule(batch, done)
+        self._calls.serve(done, lambda: self._calls.core.schedule(batch, done))
         self._calls.wake()
 
     async def Cancel(self, request: scheduler_pb2.CancelRequest, context: Context) -> scheduler_pb2.CancelResponse:

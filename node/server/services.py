@@ -84,7 +84,7 @@ def client_server(
         ],
         maximum_concurrent_rpcs=limits.calls_max,
     )
-    door = Door(server, refusals, gate)
+    door = Door(server, refusals, gate, calls.fault)
     # Methods are looked for in this order.
     door.serve(scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler)
     door.serve(consumer_pb2_grpc.add_ConsumerServicer_to_server, consumer)
@@ -96,7 +96,7 @@ def client_server(
     door.serve(dead_pb2_grpc.add_DeadLettersServicer_to_server, DeadService(calls))
     door.serve(access_pb2_grpc.add_AccessServicer_to_server, access)
     # Of these two nothing enters the log, and their callers keep to versions of their own.
-    others = Door(server, refusals, gate, exact=False)
+    others = Door(server, refusals, gate, calls.fault, exact=False)
     others.serve(health_pb2_grpc.add_HealthServicer_to_server, health.servicer)
     names = [module.DESCRIPTOR.services_by_name[name].full_name for module, name in SERVICES]
     servicer = ReflectionServicer([*names, reflection.SERVICE_NAME])

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from tickwheel.node.core.failure import Failure, not_master
+from tickwheel.node.core.serving import Serving
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.consumer_service import ConsumerStream
@@ -18,6 +19,11 @@ from tickwheel.node.state.rights import AccessControl
 from tickwheel.proto import consumer_pb2
 
 SERVER = Path(__file__).parents[3] / "node" / "server"
+
+
+def failed(error: BaseException) -> None:
+    """The process would end."""
+    raise AssertionError("the node must go on") from error
 
 
 class Session:
@@ -35,6 +41,7 @@ class Core:
 
     def __init__(self) -> None:
         self.opened: Callable[[Session | Failure], None] | None = None
+        self.serving = Serving(lambda bits: 0)
 
     def open_consumer(
         self, request: object, deliver: object, closed: object, opened: Callable[..., None], actor: str
@@ -50,7 +57,7 @@ async def test_a_caller_that_goes_while_its_group_is_created(answer: Session | F
     It must not raise inside the core, and nobody may be left holding a session.
     """
     core = Core()
-    calls = Calls(cast(Any, core), lambda: None)
+    calls = Calls(cast(Any, core), lambda: None, failed)
     anybody = Caller("", "none", True, AccessControl(), lambda: False)
     stream = ConsumerStream(calls, 1 << 20, anybody, consumer_pb2.OpenConsumer(group="g"))
     opening = asyncio.ensure_future(stream.open(cast(Any, None)))

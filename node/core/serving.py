@@ -1,0 +1,110 @@
+"""Requests of clients that are being served: what one of them raises fails that one, and the node goes on.
+
+A request is served in pieces: at once, when a worker has read something, when its entry of the log is applied. Owns
+whose piece runs now. A callback that is handed on to be called later is `bound`: it is a piece of the same request.
+
+Invariants, once a server has called `contain`:
+- An error in a piece of a request reaches nobody but that request. It is told NODE_FAULT with an id, under which the
+  traceback was reported. What it had begun may be done, half done or undone.
+- Work that belongs to no request raises on and ends the node; done in passing (`own`), as OwnWorkError.
+- Errors of what the node cannot go on without (FATAL) raise on, whosever piece found them.
+
+Without `contain` everything raises on: in the simulation a mistake must not pass for a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec
+
+from tickwheel.node.core.failure import Failure, node_fault
+from tickwheel.node.state.results import ImpossibleStateError
+from tickwheel.replication.guard import ImpossibleMessageError
+from tickwheel.storage.disk import SyncFailedError
+
+
+class OwnWorkError(Exception):
+    """The node's own work failed while it was done in passing for a request; its state may be half changed."""
+
+
+FATAL = (OwnWorkError, SyncFailedError, ImpossibleStateError, ImpossibleMessageError)
+"""The disk lost what was written, or the log or the state cannot be as it is: the node must not go on."""
+
+P = ParamSpec("P")
+Fail = Callable[[Failure], None]
+
+
+class Serving:
+    """One per core."""
+
+    def __init__(self, random_bits: Callable[[int], int]) -> None:
+        """`random_bits`: for ids of errors."""
+        self._random_bits = random_bits
+        self._report: Callable[[str, BaseException], None] | None = None
+        self._current: Fail | None = None
+        """How the request whose piece runs now is told that it failed; None: no request's."""
+        self.faults = 0
+        """Errors that failed a request instead of the node."""
+
+    def contain(self, report: Callable[[str, BaseException], None]) -> None:
+        """From now on errors fail requests. `report` gets each with its id, inside the handler of the error."""
+        self._report = report
+
+    def run(self, fail: Fail | None, piece: Callable[[], None]) -> None:
+        """Run a piece of a request. `fail` may come after its answer, and more than once. None: of no request."""
+        if fail is None or self._report is None:
+            piece()
+            return
+        before, self._current = self._current, fail
+        try:
+            piece()
+        except Exception as error:
+            failure = self.fault(error)
+            try:
+                fail(failure)
+            except Exception as another:  # nobody is left to be told
+                self.fault(another)
+        finally:
+            self._current = before
+
+    @property
+    def caller(self) -> Fail | None:
+        """Whose piece runs now; for `run`."""
+        return self._current
+
+    def bound(self, callback: Callable[P, None]) -> Callable[P, None]:
+        """The callback as a piece of the request whose piece runs now; unchanged if none does."""
+        return self.of(self._current, callback)
+
+    def of(self, fail: Fail | None, callback: Callable[P, None]) -> Callable[P, None]:
+        """The callback as a piece of some request."""
+        if fail is None:
+            return callback
+
+        def piece(*args: P.args, **named: P.kwargs) -> None:
+            self.run(fail, lambda: callback(*args, **named))
+
+        return piece
+
+    def own(self, work: Callable[[], None]) -> None:
+        """Do the node's own work, whoever brought it about."""
+        before, self._current = self._current, None
+        try:
+            work()
+        except FATAL:
+            raise
+        except Exception as error:
+            if before is None:
+                raise
+            raise OwnWorkError(f"the node's own work failed: {error!r}") from error
+        finally:
+            self._current = before
+
+    def fault(self, error: Exception) -> Failure:
+        """Report an error that is to fail a request; returns what to tell it. What is FATAL is raised again."""
+        if isinstance(error, FATAL) or self._report is None:
+            raise error
+        self.faults += 1
+        error_id = f"{self._random_bits(48):012x}"
+        self._report(error_id, error)
+        return node_fault(error_id)

@@ -1,0 +1,388 @@
+"""A mistake in any piece of serving a request fails that request, and its node goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.node.core.test_when import one
+from tests.node.core.trio import Client, Node, World, digests
+from tickwheel.node.core.face import Session
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.intake import from_batch, from_message
+from tickwheel.node.core.requests import message_id_of
+from tickwheel.node.core.serving import FATAL, OwnWorkError, Serving
+from tickwheel.node.state.results import AdminResult
+from tickwheel.proto import (
+    admin_pb2,
+    cold_pb2,
+    common_pb2,
+    consumer_pb2,
+    dead_pb2,
+    scheduler_pb2,
+    staging_pb2,
+)
+from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.storage.disk import SyncFailedError
+
+Done = Callable[[Any], None]
+Start = Callable[[Node, Done], None]
+
+COLUMNS = scheduler_pb2.ColumnBatch(
+    topic="t",
+    due_ms=np.full(2, 1_800_000_100_000, "<i8").tobytes(),
+    payload_sizes=np.ones(2, "<u4").tobytes(),
+    payloads=b"xy",
+)
+JOB: dict[str, Any] = {"job_id": "j", "run_id": "r"}
+IDS: dict[str, Any] = {"ids": np.array([1], "<u8").tobytes(), "attempts": np.array([1], "<u4").tobytes()}
+FIRST = 1_800_003_600_000 // 3_600_000 << 32
+"""Id of the first message of an hour ahead."""
+
+
+class Mistake(Exception):
+    """What nobody thought of."""
+
+
+def face(node: Node) -> Any:
+    """What services call."""
+    assert node.host is not None, node.fatal
+    return node.host.face
+
+
+def contain(world: World) -> dict[str, BaseException]:
+    """As a server does; what was reported, by id."""
+    reported: dict[str, BaseException] = {}
+    for node in world.nodes.values():
+        face(node).serving.contain(reported.__setitem__)
+    return reported
+
+
+def ask(node: Node, start: Start) -> list[Any]:
+    """Have a node serve a request; its answers, and the failures that it was told."""
+    answers: list[Any] = []
+    face(node).serving.run(answers.append, lambda: start(node, answers.append))
+    node.wake()
+    return answers
+
+
+def admin(**command: Any) -> Start:
+    """An administrative command."""
+    return lambda node, done: face(node).admin(AdminCommand(**command), done)
+
+
+def settled(outcome: consumer_pb2.Outcome.ValueType) -> Start:
+    """A settlement of the group g."""
+    batch = consumer_pb2.SettleBatch(group="g", topic="t", outcome=outcome, **IDS)
+    return lambda node, done: face(node).settle(batch, done)
+
+
+def scheduled(node: Node, done: Done) -> None:
+    """One message."""
+    face(node).schedule(from_message(one(due_ms=node.world.now_ms + 60_000), face(node).settings), done)
+
+
+def staged(node: Node, done: Done) -> None:
+    """A block of a bulk writer."""
+    batch = from_batch(scheduler_pb2.ScheduleBatch(columns=COLUMNS), face(node).settings)
+    request = staging_pb2.StageRequest(batch=1, attempt=1, sequence=1, columns=COLUMNS, **JOB)
+    face(node).stage(request, batch, done)
+
+
+def consumed(node: Node, done: Done) -> None:
+    """A consumer that creates its group."""
+    request = consumer_pb2.OpenConsumer(group="new", topics=["new"], credits=1)
+    face(node).open_consumer(request, lambda batch: None, done, done)
+
+
+def pulled(node: Node, done: Done) -> None:
+    """A pull that creates its group."""
+    face(node).pull(consumer_pb2.PullRequest(group="pulling", topics=["t"], messages_max=1, wait_ms=50), done)
+
+
+ID = message_id_of(FIRST, 0)
+SELECTION = scheduler_pb2.Selection(topic="t")
+THROUGH_LOG: dict[str, Start] = {
+    "schedule": scheduled,
+    "create topic": admin(create_topic=admin_pb2.CreateTopicRequest(name="another")),
+    "delete group": admin(delete_group=admin_pb2.DeleteGroupRequest(name="g")),
+    "settings": admin(settings=admin_pb2.Settings(attempts_max=9)),
+    "add member": admin(add_member=admin_pb2.Member(node_id="z", peer_address="p:1", client_address="c:1")),
+    "ack": settled(consumer_pb2.ACK),
+    "nack": settled(consumer_pb2.RETRY),
+    "dead": settled(consumer_pb2.DEAD),
+    "stage": staged,
+    "commit": lambda node, done: face(node).commit_staged(staging_pb2.CommitStagedRequest(batch=1, **JOB), done),
+    "abort": lambda node, done: face(node).abort_staged(staging_pb2.AbortStagedRequest(batch=1, **JOB), done),
+    "sweep": lambda node, done: face(node).begin_sweep(
+        scheduler_pb2.BeginSweepRequest(job_id="s", selection=SELECTION, cancel=True), done
+    ),
+    "stop sweep": lambda node, done: face(node).stop_sweep("s", done),
+    "purge dead": lambda node, done: face(node).purge_dead(dead_pb2.PurgeDeadRequest(group="g"), done),
+    "register cold": lambda node, done: face(node).cold.register(cold_pb2.RegisterColdRequest(), done),
+    "cancel": lambda node, done: face(node).cancel(FIRST, done),
+    "reschedule": lambda node, done: face(node).reschedule(
+        scheduler_pb2.RescheduleRequest(id=ID, delay_ms=90_000), done
+    ),
+    "consume": consumed,
+    "pull": pulled,
+}
+"""Requests whose answer is a piece that runs when their entry is applied."""
+
+THROUGH_WORKERS: dict[str, Start] = {
+    "list": lambda node, done: face(node).list_pending(scheduler_pb2.ListPendingRequest(content=True), done),
+    "count": lambda node, done: face(node).count_pending(scheduler_pb2.CountPendingRequest(bucket_ms=1_000), done),
+    "disk use": lambda node, done: face(node).disk_use(admin_pb2.GetDiskUseRequest(), done),
+    "trace": lambda node, done: face(node).trace(admin_pb2.TraceRequest(ids=[ID]), done),
+}
+"""Requests whose answer is a piece that runs when a worker has read something."""
+
+
+def world_with_messages() -> tuple[World, Node, dict[str, BaseException]]:
+    """A cluster with a group, and a message an hour ahead."""
+    world = World(21)
+    master = world.elect()
+    client = Client(world)
+    client.settle = False
+    client.schedule([3_600_000])
+    world.run(200)
+    created: list[AdminResult | Failure] = []
+    create = admin_pb2.CreateGroupRequest(name="g", topics=["t"])
+    face(master).admin(AdminCommand(create_group=create), created.append)
+    master.wake()
+    world.run(200)
+    assert isinstance(created[0], AdminResult)
+    return world, master, contain(world)
+
+
+def raising(callback: Callable[..., Any], at: list[str]) -> Callable[..., Any]:
+    """In its place, once: a mistake."""
+
+    def piece(*args: Any) -> Any:
+        if at:
+            at.clear()
+            raise Mistake
+        return callback(*args)
+
+    return piece
+
+
+def check_failed(world: World, master: Node, answers: list[Any], reported: dict[str, BaseException]) -> None:
+    """The request was told of its mistake, and the cluster goes on."""
+    assert master.host is not None, master.fatal
+    failures = [answer for answer in answers if isinstance(answer, Failure) and answer.reason == common_pb2.NODE_FAULT]
+    assert len(failures) == 1, answers
+    assert isinstance(reported[failures[0].metadata["id"]], Mistake)
+    after = ask(master, scheduled)
+    world.run(500)
+    assert len(after) == 1 and not isinstance(after[0], Failure)
+    assert len(digests(world)) == 1
+
+
+@pytest.mark.parametrize("kind", THROUGH_LOG)
+def test_a_mistake_in_the_answer_to_what_was_applied(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The callback raises inside the tick that applies the entry: its caller alone is told."""
+    world, master, reported = world_with_messages()
+    assert master.host is not None
+    proposer = master.host.core.proposer
+    at = [kind]
+    if kind == "schedule":
+        publisher = master.host.core.publisher
+        publish = publisher.schedule
+        monkeypatch.setattr(publisher, "schedule", lambda batch, done: publish(batch, raising(done, at)))
+    elif kind in ("nack", "dead"):
+        add = master.host.core.delivery.settlements.retries.add
+
+        def broken(leaving: Any) -> None:
+            leaving.done = raising(leaving.done, at)
+            add(leaving)
+
+        monkeypatch.setattr(master.host.core.delivery.settlements.retries, "add", broken)
+    elif kind == "stage":
+        desk = master.host.core.staging
+        monkeypatch.setattr(desk, "_answer", raising(desk._answer, at))
+    else:
+        submit = proposer.submit
+
+        def submitted(command: Any, done: Done, *args: Any, **named: Any) -> None:
+            wanted = kind not in ("consume", "pull") or command.admin.WhichOneof("body") == "create_group"
+            submit(command, raising(done, at) if wanted and at else done, *args, **named)
+
+        monkeypatch.setattr(proposer, "submit", submitted)
+    answers = ask(master, THROUGH_LOG[kind])
+    world.run(1_000)
+    assert not at, "the mistake was made"
+    monkeypatch.undo()
+    check_failed(world, master, answers, reported)
+
+
+@pytest.mark.parametrize("kind", THROUGH_WORKERS)
+def test_a_mistake_in_the_answer_to_what_was_read(kind: str) -> None:
+    """The callback raises in what follows on a worker's result."""
+    world, master, reported = world_with_messages()
+    assert master.host is not None
+    serving = master.host.core.serving
+    bound = serving.bound
+    at = [kind]
+    serving.bound = lambda callback: bound(raising(callback, at) if serving.caller is not None else callback)  # type: ignore[method-assign]
+    answers = ask(master, THROUGH_WORKERS[kind])
+    world.run(1_000)
+    del serving.bound
+    assert not at, "the mistake was made"
+    check_failed(world, master, answers, reported)
+    again = ask(master, THROUGH_WORKERS[kind])
+    world.run(500)
+    assert len(again) == 1 and not isinstance(again[0], Failure)
+
+
+def test_calls_that_failed_take_no_place() -> None:
+    """ListPending serves so many at a time: one that a mistake ended is not among them."""
+    world, master, _ = world_with_messages()
+    assert master.host is not None
+    core = master.host.core
+    at: list[str] = []
+    core.background.scan = raising(core.background.scan, at)  # type: ignore[method-assign]
+    for _ in range(100):
+        at.append("list")
+        ask(master, THROUGH_WORKERS["list"])
+    answers = ask(master, THROUGH_WORKERS["list"])
+    world.run(500)
+    assert [type(answer) for answer in answers] == [scheduler_pb2.ListPendingResponse]
+
+
+class Stream:
+    """A consumer as its stream is."""
+
+    def __init__(self, master: Node) -> None:
+        self.got: list[bytes] = []
+        self.ended: list[Failure] = []
+        self.session: Session | None = None
+        request = consumer_pb2.OpenConsumer(group="g", topics=["t"], credits=100, lease_ms=1_000)
+        face(master).serving.run(
+            self.ended.append,
+            lambda: face(master).open_consumer(request, self.deliver, self.ended.append, self.opened),
+        )
+        master.wake()
+
+    def opened(self, session: Session | Failure) -> None:
+        assert isinstance(session, Session), session
+        self.session = session
+
+    def deliver(self, batch: consumer_pb2.DeliverBatch) -> None:
+        self.got.append(batch.records)
+
+
+@pytest.mark.parametrize("where", ["_serve", "_send", "deliver"])
+def test_a_mistake_in_a_delivery_ends_the_streams_of_its_group(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half handed out: the consumers are told, another one gets what was due, nothing is lost, nothing is out twice."""
+    world, master, reported = world_with_messages()
+    assert master.host is not None
+    stream = Stream(master)
+    world.run(200)
+    core = master.host.core
+    at = [where]
+    if where == "deliver":
+        session = core.delivery.sessions.of_group(1)[0]
+        session.deliver = core.serving.of(stream.ended.append, raising(stream.deliver, at))
+    else:
+        monkeypatch.setattr(core.delivery, where, raising(getattr(core.delivery, where), at))
+    client = Client(world)
+    client.settle = False
+    client.schedule([300] * 5)
+    if where == "_serve":
+        core.delivery.wake_group(1)
+    world.run(1_000)
+    monkeypatch.undo()
+    assert not at and master.host is not None
+    assert [failure.reason for failure in stream.ended] == [common_pb2.NODE_FAULT]
+    assert isinstance(reported[stream.ended[0].metadata["id"]], Mistake)
+    if stream.session is not None:
+        stream.session.close()
+    other = Stream(master)
+    world.run(4_000)
+    assert b"".join(other.got) == b"m0m1m2m3m4"
+    assert not other.ended and not master.fatal
+
+
+def test_a_lease_whose_return_fails_is_returned_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ran out: the message comes again though the first try went wrong."""
+    world, master, _ = world_with_messages()
+    assert master.host is not None
+    stream = Stream(master)
+    client = Client(world)
+    client.schedule([100])
+    world.run(600)
+    assert len(stream.got) == 1
+    at = ["give_back"]
+    returns = master.host.core.delivery._returns
+    monkeypatch.setattr(returns, "give_back", raising(returns.give_back, at))
+    world.run(30_000)
+    assert not at and master.host is not None, master.fatal
+    assert len(stream.got) == 2
+
+
+def test_a_step_of_a_sweep_is_repeated() -> None:
+    """It failed by a mistake: found anew after a pause, and the job ends."""
+    world, master, reported = world_with_messages()
+    assert master.host is not None
+    core = master.host.core
+    at = ["scan"]
+    core.background.scan = raising(core.background.scan, at)  # type: ignore[method-assign]
+    ask(master, THROUGH_LOG["sweep"])
+    world.run(3_000)
+    assert not at and len(reported) == 1 and core.sweeper.failures == 1
+    job = core.state.sweeps.get("s")
+    assert job is not None and job.state == scheduler_pb2.SWEEP_FINISHED
+
+
+# -- Serving by itself
+
+
+def test_the_own_work_of_a_node_ends_it() -> None:
+    """Whoever's request brought it about: its state may be half changed."""
+    serving = Serving(lambda bits: 1)
+    serving.contain(lambda error_id, error: None)
+    told: list[Failure] = []
+
+    def wrong() -> None:
+        raise Mistake
+
+    with pytest.raises(OwnWorkError):
+        serving.run(told.append, lambda: serving.own(wrong))
+    with pytest.raises(Mistake):
+        serving.own(wrong)
+    with pytest.raises(Mistake):
+        serving.bound(wrong)()
+    assert not told and serving.caller is None
+
+
+@pytest.mark.parametrize("error", [SyncFailedError("x"), OwnWorkError("x")])
+def test_what_is_fatal_passes(error: Exception) -> None:
+    """No request takes it for its own."""
+    assert isinstance(error, FATAL)
+    serving = Serving(lambda bits: 1)
+    serving.contain(lambda error_id, error: None)
+
+    def wrong() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        serving.run(lambda failure: None, wrong)
+
+
+def test_a_callback_belongs_to_whose_piece_handed_it_on() -> None:
+    """Also when another request's piece calls it, and after it nobody's runs."""
+    serving = Serving(lambda bits: 1)
+    serving.contain(lambda error_id, error: None)
+    told: list[str] = []
+    kept: list[Callable[[], None]] = []
+
+    def wrong() -> None:
+        raise Mistake
+
+    serving.run(lambda failure: told.append("one"), lambda: kept.append(serving.bound(wrong)))
+    serving.run(lambda failure: told.append("other"), lambda: kept[0]())
+    assert told == ["one"] and serving.caller is None and serving.faults == 1
