@@ -43,7 +43,7 @@ from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, E
 from tickwheel.replication.roster import Roster
 from tickwheel.replication.stable_storage import StableStorage
 from tickwheel.replication.voters import Voters
-from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
+from tickwheel.storage.disk import DiskError, DiskFullError, NoDescriptorError, SyncFailedError
 
 IDLE_NS_MAX = 1_000 * NS_PER_MS
 TICK_NS_MIN = 100_000
@@ -157,7 +157,7 @@ class RaftLog:
         try:
             work()
         except DiskFullError as error:
-            self._storage.halt(str(error))
+            self._storage.halt(str(error), no_descriptor=isinstance(error, NoDescriptorError))
         except (ImpossibleMessageError, SyncFailedError, DiskError, AssertionError, PickleRefusedError) as error:
             self._fatal(str(error) or repr(error))
 

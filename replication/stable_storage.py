@@ -89,12 +89,14 @@ class StableStorage:
         """When the sync under way counts as hanging; 0: none is."""
         return self._began_ns + (self._config.sync_hang_ms + 1) * NS_PER_MS if self._syncing else 0
 
-    def halt(self, reason: str) -> None:
-        """The disk is full: take no part until there is room."""
+    def halt(self, reason: str, *, no_descriptor: bool = False) -> None:
+        """The disk is full, or no descriptor is left: take no part until there is room."""
         if not self.halted:
             # What goes on failing must not put off the next look for room.
             self._halted_ns = self._clock.monotonic_ns()
         self.halted = f"the disk is full: {reason}; free space in the data directory"
+        if no_descriptor:
+            self.halted = f"no file descriptor is left: {reason}; raise the limit of open files (LimitNOFILE)"
         self._on_halt()
 
     def look_for_room(self, now_ns: int) -> bool:

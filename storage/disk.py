@@ -24,6 +24,10 @@ class DiskFullError(DiskError):
     """No space is left; nothing, or only a part, was written."""
 
 
+class NoDescriptorError(DiskFullError):
+    """The process, or the machine, has no file descriptor left; nothing was done. Like a full disk it may pass."""
+
+
 class SyncFailedError(DiskError):
     """An fdatasync failed. What it covered may be lost even if a later one succeeds: stop the process."""
 

@@ -21,10 +21,12 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, SyncFailedError
+from tickwheel.storage.descriptors import DescriptorReserve
+from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, NoDescriptorError, SyncFailedError
 from tickwheel.storage.paths import LOCK_NAME, parent_of, path_parts
 
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_DESCRIPTOR_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})
 _WRITE_PARTS_MAX = 1024
 """IOV_MAX of Linux: how many buffers one pwritev takes."""
 
@@ -34,14 +36,17 @@ FILE_MODE, DIR_MODE = 0o600, 0o700
 
 def _translated(error: OSError, action: str, path: str) -> DiskError:
     kind = DiskFullError if error.errno in _FULL_ERRNOS else DiskError
+    if error.errno in _NO_DESCRIPTOR_ERRNOS:
+        kind = NoDescriptorError
     return kind(f"cannot {action} {path!r}: {error.strerror or error}")
 
 
 class LocalFile:
     """An open file of a LocalDisk; see `storage.disk.File`."""
 
-    def __init__(self, path: str, descriptor: int) -> None:
+    def __init__(self, path: str, descriptor: int, descriptors: DescriptorReserve) -> None:
         self._path = path
+        self._descriptors = descriptors
         self._descriptor = descriptor
         # Set while space is reserved beyond the end: the file is longer for the system than for us.
         self._reserved_end: int | None = None
@@ -127,7 +132,9 @@ class LocalFile:
         if size == 0:
             return memoryview(b"")
         try:
-            mapped = mmap.mmap(self._open_descriptor(), size, access=mmap.ACCESS_READ)
+            # It keeps a descriptor of its own.
+            descriptor = self._open_descriptor()
+            mapped = self._descriptors.run(lambda: mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
         except OSError as error:
             raise _translated(error, "map", self._path) from error
         view = memoryview(mapped)
@@ -189,11 +196,14 @@ class LocalDisk:
     """A directory of the machine; see `storage.disk.Disk`.
 
     `space_reserve` bytes are left out of `space_left`, so that who heeds it stops while there is
-    still room to stop in order.
+    still room to stop in order. `descriptors` are what files are opened with when no other is left.
     """
 
-    def __init__(self, root: str | Path, *, space_reserve: int = 0) -> None:
+    def __init__(
+        self, root: str | Path, *, space_reserve: int = 0, descriptors: DescriptorReserve | None = None
+    ) -> None:
         self._root = Path(root)
+        self._descriptors = descriptors or DescriptorReserve()
         self._space_reserve_bytes = space_reserve
         self._lock_descriptor = -1
         self._anchored: set[str] = set()
@@ -211,7 +221,8 @@ class LocalDisk:
             if create:
                 target.parent.mkdir(DIR_MODE, parents=True, exist_ok=True)
                 flags |= os.O_CREAT
-            return LocalFile(path, os.open(target, flags, FILE_MODE))
+            descriptor = self._descriptors.run(lambda: os.open(target, flags, FILE_MODE))
+            return LocalFile(path, descriptor, self._descriptors)
         except OSError as error:
             raise _translated(error, "open", path) from error
 
@@ -226,7 +237,7 @@ class LocalDisk:
 
     def list(self, path: str) -> list[str]:
         try:
-            names = sorted(entry.name for entry in self._below_root(path).iterdir())
+            names = self._descriptors.run_briefly(lambda: sorted(os.listdir(self._below_root(path))))
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -246,7 +257,7 @@ class LocalDisk:
         try:
             if target.is_dir() and not target.is_symlink():
                 self._anchored.clear()
-                shutil.rmtree(target)
+                self._descriptors.run_briefly(lambda: shutil.rmtree(target))
             else:
                 target.unlink(missing_ok=True)
         except OSError as error:
@@ -291,7 +302,8 @@ class LocalDisk:
         if self._lock_descriptor >= 0:
             return
         try:
-            descriptor = os.open(self._root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            descriptor = self._descriptors.run(lambda: os.open(self._root / LOCK_NAME, flags, FILE_MODE))
         except OSError as error:
             raise _translated(error, "open the lock of", str(self._root)) from error
         try:
@@ -311,13 +323,18 @@ class LocalDisk:
         return self._root.joinpath(*path_parts(path))
 
     def _sync_one_dir(self, path: str) -> None:
+        target = self._below_root(path)
+
+        def sync() -> None:
+            descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            except OSError as error:
+                raise SyncFailedError(f"fsync of directory {path!r} failed: {error.strerror}") from error
+            finally:
+                os.close(descriptor)
+
         try:
-            descriptor = os.open(self._below_root(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._descriptors.run_briefly(sync)
         except OSError as error:
             raise _translated(error, "open the directory", path) from error
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            raise SyncFailedError(f"fsync of directory {path!r} failed: {error.strerror}") from error
-        finally:
-            os.close(descriptor)

@@ -277,6 +277,22 @@ class LimitsSection:
         32, 1, 4_096, "Batches of one ScheduleStream that are in work; further ones are not read."
     )
     calls_max: int = fields.number(10_000, 16, 1_000_000, "Calls and streams served at once on the client port.")
+    connections_max: int = fields.number(
+        10_000,
+        8,
+        1_000_000,
+        "TCP connections on the client port; fewer while the limit of open files (LimitNOFILE) has no room for so many "
+        "beside what the node itself needs. What is too much is ended: of the address with the most, idle ones first.",
+    )
+    connection_idle_ms: int = fields.number(
+        300_000, 1_000, 86_400_000, "A connection without a call is closed after so long; clients open a new one."
+    )
+    connection_streams_max: int = fields.number(
+        2_048, 16, 1_000_000, "Calls and streams at once on one connection; further ones wait in the client."
+    )
+    caller_calls_max: int = fields.number(
+        5_000, 16, 1_000_000, "Calls and streams at once from one address, over all its connections."
+    )
     status_streams_max: int = fields.number(64, 1, 10_000, "WatchStatus streams at once.")
     stop_ms: int = fields.number(
         10_000, 100, 600_000, "How long a stop may take: handover, open calls, last sync; then it is forced."

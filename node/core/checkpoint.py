@@ -283,7 +283,8 @@ class Checkpointer:
 
         def removed(_: object, problem: BaseException | None) -> None:
             self._running = False
-            if problem is not None:
+            # What could not be removed for want of a descriptor, the next start removes.
+            if problem is not None and not isinstance(problem, DiskFullError):
                 self._fatal(f"files that no checkpoint needs any more could not be removed: {problem}")
 
         self._answer(files)

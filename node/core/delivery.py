@@ -311,6 +311,7 @@ class Delivery:
         for session in list(self.sessions.of_group(group_id)):
             if self.sessions.close(session):
                 session.closed(failure)
+        self._live.pop(group_id, None)
         for key in [key for key in self._channels if key[0] == group_id]:
             del self._channels[key]
         for key in [key for key in self._broadcasts.topics_read() if key[0] == group_id]:
@@ -426,7 +427,7 @@ class Delivery:
             if channel.staged_count > 0:
                 self._dirty.add(group_id)
             if not self._open(*channel.key):
-                self._live[group_id].pop(channel.key[1], None)
+                self._live.get(group_id, {}).pop(channel.key[1], None)  # a pull that was answered may have been the last
 
     def _hand_out(self, channel: Channel, sessions: list[Session], now_ms: int) -> None:
         if not self._may_act():

@@ -19,6 +19,7 @@ from tickwheel.node.state.filtering import runs_of
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import FilteredResult
 from tickwheel.proto.log_pb2 import Command, Filtered
+from tickwheel.storage.disk import DiskFullError
 from tickwheel.wheel.filters import filter_of
 from tickwheel.wheel.units import Units
 
@@ -110,7 +111,9 @@ class FilterSweep:
                 return
             if units is None:
                 self._stepping.discard(key)
-                if not isinstance(error, RemovedError):
+                if isinstance(error, DiskFullError):  # no descriptor is left
+                    self._next_ms += PAUSE_MS
+                elif not isinstance(error, RemovedError):
                     self._fatal(
                         f"a message that is due cannot be read: {error}. Another node will deliver it; "
                         "replace this node's data (docs/DEPLOY.md, replacing a dead node)"

@@ -26,6 +26,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from tickwheel.node.core.failure import Failure, RequestError, invalid
 from tickwheel.node.logs import logger
 from tickwheel.node.server.boundary import Fault, contained
+from tickwheel.node.server.connections import ConnectionGuard
 from tickwheel.node.server.errors import abort
 from tickwheel.node.server.gate import Gate
 
@@ -224,12 +225,14 @@ class Door:
         refusals: Counter[str],
         gate: Gate | None = None,
         fault: Fault | None = None,
+        guard: ConnectionGuard | None = None,
         *,
         exact: bool = True,
     ) -> None:
         """`refusals`: counts by kind, shared by the doors of a node. `gate`: asks for rights behind the door; peers
-        have none. `fault`: what is told of an error that a service raises (boundary.py); None: gRPC sees to it. Not
-        `exact`: see `read_any_version`."""
+        have none. `fault`: what is told of an error that a service raises (boundary.py); None: gRPC sees to it.
+        `guard`: counts calls. Not `exact`: see `read_any_version`."""
+        self._guard = guard
         self._server = server
         self._fault = fault
         self._refusals = refusals
@@ -291,6 +294,8 @@ class Door:
         handle = guard(behave, note)
         if self._fault is not None:
             handle = contained(handle, self._fault)
+        if self._guard is not None:
+            handle = self._guard.counted(handle)
         made: grpc.RpcMethodHandler[Any, Any] = cast(Any, make)(
             handle, request_deserializer=deserialize, response_serializer=handler.response_serializer
         )

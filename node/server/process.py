@@ -38,6 +38,7 @@ from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.certificates import Certificates
 from tickwheel.node.server.clock_watch import ClockWatch, Line
 from tickwheel.node.server.cold_watch import ColdWatch
+from tickwheel.node.server.connections import ConnectionGuard
 from tickwheel.node.server.consumer_service import ConsumerService
 from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.door import GRPC_LOGGER, Door, LostAnswers
@@ -52,7 +53,7 @@ from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
 from tickwheel.node.server.resolving import resolve
 from tickwheel.node.server.scheduler_service import SchedulerService
-from tickwheel.node.server.services import client_server
+from tickwheel.node.server.services import client_server, connection_options
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.tls import is_member_certificate
 from tickwheel.proto import peer_pb2_grpc
@@ -60,6 +61,7 @@ from tickwheel.replication.frames import Refusal
 from tickwheel.replication.grpc_network import SERVER_OPTIONS, GrpcNetwork, PeerService
 from tickwheel.replication.log import Introduction
 from tickwheel.replication.ports import Clock
+from tickwheel.storage.descriptors import DescriptorReserve
 from tickwheel.storage.disk import DiskError, DiskFullError
 from tickwheel.storage.local import LocalDisk
 
@@ -69,6 +71,12 @@ EXIT_DATA = 3
 EXIT_REMOVED = 4
 HOUSEKEEPING_S = 0.2
 MINUTE_MS = 60_000
+CONNECTIONS_S = 1.0
+PEER_IDLE_MS = 300_000
+"""A connection on the peers' port without a stream is closed after so long: no member's is."""
+RESERVED_DESCRIPTORS = 64
+DESCRIPTORS_MIN = 192
+"""What a node needs to run at all: those reserved, its own files and peers, and a few clients."""
 READ_THREADS = 4
 SYNC_THREADS = 2
 GC_ALLOCATIONS = 20_000
@@ -98,6 +106,7 @@ class NodeProcess:
         self._signals = 0
         self._exit_code = 0
         self._faults = FaultLog(self._clock)
+        self._descriptors = DescriptorReserve()
         self._role = ""
         self._phase = ""
         self._halted = ""
@@ -122,6 +131,7 @@ class NodeProcess:
             tls = Certificates(config)
         except ConfigError as error:
             raise StartError(str(error), EXIT_CONFIG) from None
+        self._take_descriptors()
         disk = self._open_disk()
         try:
             identity = open_identity(disk, config.cluster.id, config.node.id, config.node.data_dir)
@@ -163,6 +173,7 @@ class NodeProcess:
             raise StartError(f"the data in {config.node.data_dir} cannot be used: {error}", EXIT_DATA) from None
         except ValueError as error:
             raise StartError(str(error), EXIT_CONFIG) from None
+        guard = ConnectionGuard(self._descriptors, config.limits.connections_max, config.limits.caller_calls_max)
         driver = LoopDriver(loop, self._clock, lambda: self._tick(host), self._failed)
         wakers.append(driver.wake)
         calls = Calls(host.face, driver.wake, self._failed)
@@ -193,11 +204,14 @@ class NodeProcess:
             AccessService(calls, audit),
             gate,
             self._refused_calls,
+            guard,
         )
-        self._bind(clients, "client_bind", config.listen.client_bind, tls.server_credentials("client"))
-        peers = self._peer_server(tls, host, network, disk, driver.wake)
+        client_port = self._bind(clients, "client_bind", config.listen.client_bind, tls.server_credentials("client"))
+        peers, peer_port = self._peer_server(tls, host, network, disk, driver.wake, guard)
+        guard.watch(client_port, peer_port)
+        pools = {"read": reads, "sync": syncs}
         metrics = MetricsServer(
-            registry_of(lambda: self._metrics(host, tls, driver, scheduler, consumer, {"read": reads, "sync": syncs}))
+            registry_of(lambda: self._metrics(host, tls, driver, scheduler, consumer, pools, guard))
         )
         if config.listen.metrics_bind:
             try:
@@ -222,9 +236,13 @@ class NodeProcess:
             # Without anything to read again the signal means what it always does: the terminal is gone.
             loop.add_signal_handler(signal.SIGHUP, lambda: _say(tls.reload()))
         housekeeping = loop.create_task(self._keep_house(host, health, consumer, tls))
+        housekeeping.add_done_callback(self._house_left)
+        guarding = loop.create_task(self._guard_connections(guard))
+        guarding.add_done_callback(self._house_left)
         await self._stopping.wait()
         await self._hand_over(host, driver)
         housekeeping.cancel()
+        guarding.cancel()
         await health.stop()
         admin.stop()
         host.core.stop()
@@ -240,11 +258,19 @@ class NodeProcess:
         log.info("node has stopped")
         return self._exit_code
 
+    def _take_descriptors(self) -> None:
+        reserve = self._descriptors
+        reserve.take(RESERVED_DESCRIPTORS)
+        if reserve.limit + RESERVED_DESCRIPTORS < DESCRIPTORS_MIN:
+            least = f"at least {DESCRIPTORS_MIN}, better 65536 (ulimit -n, or LimitNOFILE of the service)"
+            raise StartError(f"the limit of open files is {reserve.limit + RESERVED_DESCRIPTORS}: {least}", EXIT_CONFIG)
+
     def _open_disk(self) -> LocalDisk:
         path = self._config.data_path
         try:
             path.mkdir(0o700, parents=True, exist_ok=True)
-            disk = LocalDisk(str(path), space_reserve=self._config.storage.space_reserve_bytes)
+            reserve_bytes = self._config.storage.space_reserve_bytes
+            disk = LocalDisk(str(path), space_reserve=reserve_bytes, descriptors=self._descriptors)
             disk.lock()
         except (OSError, DiskError) as error:
             raise StartError(f"node.data_dir: {path}: {error}", EXIT_DATA) from None
@@ -252,19 +278,25 @@ class NodeProcess:
 
     def _bind(
         self, server: grpc.aio.Server, name: str, address: str, credentials: grpc.ServerCredentials | None
-    ) -> None:
+    ) -> int:
         try:
             if credentials is None:
-                server.add_insecure_port(address)
-            else:
-                server.add_secure_port(address, credentials)
+                return server.add_insecure_port(address)
+            return server.add_secure_port(address, credentials)
         except RuntimeError:
             raise StartError(_cannot_listen(name, address), EXIT_CONFIG) from None
 
     def _peer_server(
-        self, tls: Certificates, host: NodeHost, network: GrpcNetwork, disk: LocalDisk, wake: Callable[[], None]
-    ) -> grpc.aio.Server:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *SERVER_OPTIONS])
+        self,
+        tls: Certificates,
+        host: NodeHost,
+        network: GrpcNetwork,
+        disk: LocalDisk,
+        wake: Callable[[], None],
+        guard: ConnectionGuard,
+    ) -> tuple[grpc.aio.Server, int]:
+        options = [*SERVER_OPTIONS, *connection_options(PEER_IDLE_MS)]
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *options])
 
         def greeted(peer_id: str, address: str) -> None:
             if not host.core.log.members():
@@ -296,11 +328,11 @@ class NodeProcess:
             checkpoint=checkpoint,
             copied=host.face.backup_copied,
         )
-        door = Door(server, self._refused_calls, exact=False)
+        door = Door(server, self._refused_calls, guard=guard, exact=False)
         door.serve(peer_pb2_grpc.add_PeerServicer_to_server, service)
         door.shut()
-        self._bind(server, "peer_bind", self._config.listen.peer_bind, tls.server_credentials("peer"))
-        return server
+        port = self._bind(server, "peer_bind", self._config.listen.peer_bind, tls.server_credentials("peer"))
+        return server, port
 
     def _signalled(self, number: int) -> None:
         self._signals += 1
@@ -376,6 +408,26 @@ class NodeProcess:
             log.info("wheel", before=self._phase or "none", now=phase)
             self._phase = phase
 
+    def _house_left(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failed(error)
+
+    async def _guard_connections(self, guard: ConnectionGuard) -> None:
+        while True:
+            await asyncio.sleep(CONNECTIONS_S)
+            ended = guard.look()
+            if ended:
+                log.warning(
+                    "too many connections: some were ended; find out who opens them, or raise limits.connections_max "
+                    "and the limit of open files (LimitNOFILE)",
+                    ended=ended,
+                    open=guard.open,
+                    most=guard.most,
+                    descriptors=guard.descriptors_open,
+                    descriptors_max=self._descriptors.limit,
+                )
+
     async def _keep_house(
         self, host: NodeHost, health: HealthReporter, consumer: ConsumerService, tls: Certificates
     ) -> None:
@@ -418,6 +470,7 @@ class NodeProcess:
         scheduler: SchedulerService,
         consumer: ConsumerService,
         pools: Mapping[str, ThreadExecutor],
+        guard: ConnectionGuard,
     ) -> Mapping[str, MetricValue]:
         lag = driver.lag
         status = host.face.vitals()
@@ -431,6 +484,12 @@ class NodeProcess:
             ),
             "loop_stalls": float(driver.stalls),
             "executor_waiting_works": {(name,): float(pool.waiting) for name, pool in pools.items()},
+            "client_connections": float(guard.open),
+            "client_connections_max": float(guard.most),
+            "connections_shut": float(guard.shut),
+            "descriptors_open": float(guard.descriptors_open),
+            "descriptors_max": float(self._descriptors.limit),
+            "descriptor_reserve_uses": float(self._descriptors.uses),
             "request_faults": float(host.core.serving.faults),
             "refused_calls": {(kind,): float(self._refused_calls[kind]) for kind in REFUSED_KINDS},
             "suppressed_log_lines": float(_suppressed(self._rate_limit)),

@@ -18,6 +18,7 @@ from tickwheel.node.server.admin_service import AdminService
 from tickwheel.node.server.bulk_service import BulkService
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.cold_service import ColdService
+from tickwheel.node.server.connections import ConnectionGuard
 from tickwheel.node.server.consumer_service import ConsumerService
 from tickwheel.node.server.dead_service import DeadService
 from tickwheel.node.server.door import Door
@@ -47,6 +48,24 @@ from tickwheel.proto import (
     staging_pb2_grpc,
 )
 
+HANDSHAKE_MS = 10_000
+"""A connection that has not said by then what it is (TLS, HTTP/2) is closed."""
+ASK_ALIVE_MS = 60_000
+DEAD_MS = 20_000
+"""A connection whose other side was not heard of for ASK_ALIVE_MS is asked, and closed without an answer."""
+
+
+def connection_options(idle_ms: int) -> list[tuple[str, int]]:
+    """Of a server: when it ends connections that nobody uses, or whose other side is gone."""
+    return [
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", idle_ms),
+        ("grpc.keepalive_time_ms", ASK_ALIVE_MS),
+        ("grpc.keepalive_timeout_ms", DEAD_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
 SERVICES = (
     (scheduler_pb2, "Scheduler"),
     (consumer_pb2, "Consumer"),
@@ -71,8 +90,9 @@ def client_server(
     access: AccessService,
     gate: Gate,
     refusals: Counter[str],
+    guard: ConnectionGuard | None = None,
 ) -> grpc.aio.Server:
-    """The server with all services, not yet bound to an address. `refusals`: counts what its door refuses."""
+    """The server with all services, not bound to an address yet. `refusals`: what its door refuses; `guard`: calls."""
     server = grpc.aio.server(
         options=[
             ("grpc.so_reuseport", 0),
@@ -81,10 +101,12 @@ def client_server(
             # Clients ask whether this node is there while they wait for deliveries, as often as they like.
             ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
             ("grpc.http2.max_ping_strikes", 0),
+            *connection_options(limits.connection_idle_ms),
+            ("grpc.max_concurrent_streams", limits.connection_streams_max),
         ],
         maximum_concurrent_rpcs=limits.calls_max,
     )
-    door = Door(server, refusals, gate, calls.fault)
+    door = Door(server, refusals, gate, calls.fault, guard)
     # Methods are looked for in this order.
     door.serve(scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler)
     door.serve(consumer_pb2_grpc.add_ConsumerServicer_to_server, consumer)
@@ -96,7 +118,7 @@ def client_server(
     door.serve(dead_pb2_grpc.add_DeadLettersServicer_to_server, DeadService(calls))
     door.serve(access_pb2_grpc.add_AccessServicer_to_server, access)
     # Of these two nothing enters the log, and their callers keep to versions of their own.
-    others = Door(server, refusals, gate, calls.fault, exact=False)
+    others = Door(server, refusals, gate, calls.fault, guard, exact=False)
     others.serve(health_pb2_grpc.add_HealthServicer_to_server, health.servicer)
     names = [module.DESCRIPTOR.services_by_name[name].full_name for module, name in SERVICES]
     servicer = ReflectionServicer([*names, reflection.SERVICE_NAME])

@@ -1,0 +1,131 @@
+"""More connections than there may be: which go, and that those that work stay."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from typing import Any
+
+import grpc
+import pytest
+
+from tickwheel.client.errors import fault_of_call
+from tickwheel.node.server.connections import Connection, ConnectionGuard, caller_of, too_many
+from tickwheel.node.server.door import Door
+from tickwheel.proto import admin_pb2_grpc
+from tickwheel.storage.descriptors import DescriptorReserve
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+STATUS = "/tickwheel.v1.Admin/GetStatus"
+
+
+def connections(*hosts: str) -> list[Connection]:
+    """One of each host, rising in time."""
+    return [Connection(n, 100 + n, 1, host, f"{host}#{n}") for n, host in enumerate(hosts)]
+
+
+def test_the_address_with_the_most_gives_up_its_newest() -> None:
+    """Nobody else loses one before it has no more than the others."""
+    found = connections("a", "b", "a", "a", "b", "a")
+    assert [c.descriptor for c in too_many(found, Counter(), 5)] == [5]
+    assert [c.descriptor for c in too_many(found, Counter(), 4)] == [5, 3]
+    assert {c.host for c in found if c not in too_many(found, Counter(), 2)} == {"a", "b"}
+    assert too_many(found, Counter(), 6) == []
+    assert len(too_many(found, Counter(), 0)) == 6
+
+
+def test_idle_connections_go_before_those_with_calls() -> None:
+    """However old they are."""
+    found = connections("a", "a", "a")
+    assert [c.descriptor for c in too_many(found, Counter({"a#2": 1}), 1)] == [1, 0]
+
+
+def test_callers_are_named_as_grpc_does() -> None:
+    """Else calls would be counted for nobody's connection."""
+    assert caller_of("1.2.3.4", 5) == caller_of("::ffff:1.2.3.4", 5) == "ipv4:1.2.3.4:5"
+    assert caller_of("::1", 5) == "ipv6:%5B::1%5D:5"
+
+
+class Waiting:
+    """A service whose calls last until they are let go."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.ended = asyncio.Event()
+        self.changed = asyncio.Event()
+
+    async def wait_for(self, count: int) -> None:
+        """Until so many calls have begun."""
+        while self.begun < count:
+            self.changed.clear()
+            await self.changed.wait()
+
+    def __getattr__(self, name: str) -> Any:
+        async def behave(request: object, context: object) -> None:
+            self.begun += 1
+            self.changed.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.ended.set()
+
+        return behave
+
+
+async def serving(guard: ConnectionGuard) -> tuple[grpc.aio.Server, int, Waiting]:
+    """A server behind the guard."""
+    server, service = grpc.aio.server(), Waiting()
+    Door(server, Counter(), guard=guard).serve(admin_pb2_grpc.add_AdminServicer_to_server, service)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    guard.watch(port, 0)
+    return server, port, service
+
+
+async def test_idle_connections_are_shut_and_a_call_goes_on() -> None:
+    """A client with a call keeps its connection, though it came last of all."""
+    guard = ConnectionGuard(DescriptorReserve(), 10, 100)
+    server, port, service = await serving(guard)
+    idle = []
+    for _ in range(30):
+        idle.append(socket.create_connection(("127.0.0.1", port)))
+        idle[-1].sendall(PREFACE)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened, asyncio.timeout(30):
+        channel: Any = opened
+        call = channel.unary_unary(STATUS)(b"")
+        await service.wait_for(1)
+        while guard.open < 31:  # gRPC accepts in a thread of its own
+            guard.look()
+            await asyncio.sleep(0)
+        while guard.open > guard.most:
+            guard.look()
+            await asyncio.sleep(0)
+        assert (guard.most, guard.open) == (10, 10) and guard.shut >= 21
+        assert not call.done(), "the one with a call is not among those that went"
+        call.cancel()
+    for connection in idle:
+        connection.close()
+    await server.stop(None)
+
+
+async def test_one_address_has_no_more_calls_than_allowed() -> None:
+    """The next is refused and told when to try again; when one ends there is room."""
+    guard = ConnectionGuard(DescriptorReserve(), 100, 3)
+    server, port, service = await serving(guard)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened, asyncio.timeout(30):
+        channel: Any = opened
+        calls = [channel.unary_unary(STATUS)(b"") for _ in range(3)]
+        await service.wait_for(3)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await channel.unary_unary(STATUS)(b"")
+        fault = fault_of_call(raised.value)
+        assert (fault.reason, fault.metadata["field"]) == ("LIMIT_REACHED", "limits.caller_calls_max")
+        assert fault.retry_after_s > 0
+        calls[0].cancel()
+        await service.ended.wait()
+        calls.append(channel.unary_unary(STATUS)(b""))
+        await service.wait_for(4)
+        for call in calls:
+            call.cancel()
+    await server.stop(None)
