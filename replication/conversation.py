@@ -38,6 +38,7 @@ from tickwheel.replication.handover import Handover
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.lease import Lease
 from tickwheel.replication.log import LogListener
+from tickwheel.replication.plausible import ImplausibleFrameError, check_echo, check_frame
 from tickwheel.replication.ports import Clock, Network, Random
 from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, Engine, Message
 from tickwheel.replication.stable_storage import StableStorage
@@ -269,7 +270,8 @@ class Conversation:
     # -- what peers say
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
-        """Whether a frame may act at all."""
+        """Whether a frame may act at all. Raises ImplausibleFrameError."""
+        check_frame(frame, self.engine.term)
         if self._envelope.refuses(peer_id, frame):
             return False
         self.peer(peer_id).last_heard_ns = self._clock.monotonic_ns()
@@ -359,15 +361,16 @@ class Conversation:
         if fenced and (frame.term != engine.term or frame.connection_id != peer.connection_id):
             return
         now_ns = self._clock.monotonic_ns()
+        check_echo(result.echo_sent_ns, now_ns)
+        if result.success and result.next_index > self._journal.last_index + 1:
+            raise ImplausibleFrameError(
+                f"it acknowledges up to {result.next_index - 1}, the log ends at {self._journal.last_index}"
+            )
         if peer_id in self._voters.ids:
             self._lease.note(peer_id, result.echo_sent_ns if self._guards.lease_from_sending else now_ns)
         rewinds = result.reset and result.echo_sent_ns > peer.rewound_ns
         if rewinds:
             peer.rewound_ns = now_ns
-        if result.success and result.next_index > self._journal.last_index + 1:
-            raise ImpossibleMessageError(
-                f"{peer_id} acknowledges up to {result.next_index - 1}, the log ends at {self._journal.last_index}"
-            )
         engine.deliver_answer(
             peer_id,
             {
@@ -432,6 +435,8 @@ class Conversation:
 
     def _on_pong(self, peer_id: str, frame: PeerFrame) -> None:
         pong = frame.pong
+        if pong.echo_sent_ns > self._clock.monotonic_ns():
+            return  # of an earlier start of this machine
         behind = (pong.last_log_term, pong.last_log_index) <= (self._journal.last_term, self._journal.last_index)
         self._campaign.answered(peer_id, pong.echo_sent_ns, behind and not pong.hears_master)
 
@@ -475,7 +480,9 @@ class Conversation:
         peer = self.peer(peer_id)
         if engine.state != LEADER or frame.term != engine.term or frame.connection_id != peer.connection_id:
             return
-        peer.synced_ns = self._clock.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
+        check_echo(frame.sync_reply.echo_sent_ns, now_ns)
+        peer.synced_ns = now_ns
         self._listener.sync_reply_in(peer_id, frame)
         if self._handover.parks_proposals:
             self.sync_now()

@@ -27,6 +27,7 @@ from tickwheel.proto.peer_pb2_grpc import PeerServicer, PeerStub
 from tickwheel.replication.frames import FORMAT_VERSION, Refusal
 from tickwheel.replication.introduction import hello_of, shown_in
 from tickwheel.replication.log import NO_INTRODUCTION, Introduction
+from tickwheel.replication.plausible import ImplausibleFrameError
 from tickwheel.storage.disk import Disk, DiskError
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -347,9 +348,12 @@ class PeerService(PeerServicer):
         greeted: Callable[[str, str], None],
         checkpoint: Callable[[], Awaitable[Sequence[CopiedFile] | str]],
         copied: Callable[[], None],
+        warn: Callable[[str, str], None],
     ) -> None:
         """`network_of`: (node id, cluster id). `refusal(sender_id, disk_uuid, shown, context)`: why a peer that shows
-        these members may not speak. `greeted(peer_id, address)`: a peer that may speak has called."""
+        these members may not speak. `greeted(peer_id, address)`: a peer that may speak has called.
+        `warn(peer_id, text)`: why a peer's link was dropped."""
+        self._warn = warn
         self._node_id, self._cluster_id = network_of
         self._inbox = inbox
         self._wake = wake
@@ -388,13 +392,14 @@ class PeerService(PeerServicer):
         peer_id = hello.sender_id
         self._greeted(peer_id, hello.hello.peer_address)
         yield PeerFrame(cluster_id=self._cluster_id, sender_id=self._node_id, hello=Hello())
-        async for message in request_iterator:
-            if message.HasField("bundle"):
-                for frame in message.bundle.frames:
+        try:
+            async for message in request_iterator:
+                for frame in message.bundle.frames if message.HasField("bundle") else (message,):
                     self._inbox.receive(peer_id, frame)
-            else:
-                self._inbox.receive(peer_id, message)
-            self._wake()
+                self._wake()
+        except ImplausibleFrameError as error:
+            self._warn(peer_id, f"its frames cannot be true, its link is dropped: {error}")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{self._node_id} drops this link: {error}")
 
     async def FetchCheckpoint(
         self, request: FetchCheckpointRequest, context: Context

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from tickwheel.proto.peer_pb2 import Hello, MemberShown
 from tickwheel.replication.log import NO_INTRODUCTION, Introduction, Member
+from tickwheel.replication.plausible import INDEX_MAX
 
 MEMBERS_MAX = 64
 """More are none of a cluster's: they are not looked at."""
@@ -29,7 +30,7 @@ def hello_of(peer_address: str, introduction: Introduction) -> Hello:
 
 def shown_in(hello: Hello) -> Introduction:
     """What a caller shows; nothing, if it is of an older version."""
-    if len(hello.members) > MEMBERS_MAX:
+    if len(hello.members) > MEMBERS_MAX or hello.applied_index > INDEX_MAX:
         return NO_INTRODUCTION
     members = tuple(Member(shown.node_id, shown.peer_address, "", shown.disk_uuid) for shown in hello.members)
     return Introduction(hello.applied_index, members)

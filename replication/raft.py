@@ -319,8 +319,10 @@ class RaftLog:
         if not self._running or not self._peers.receive(peer_id, frame):
             return
         self._stirred = True
-        self._guarded(lambda: self._peers.take(peer_id, frame))
-        self._tell_role()
+        try:
+            self._guarded(lambda: self._peers.take(peer_id, frame))
+        finally:
+            self._tell_role()
 
     def send_beside(self, peer_id: str, frame: PeerFrame) -> bool:
         """See ReplicatedLog."""

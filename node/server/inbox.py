@@ -1,7 +1,7 @@
 """What peers say, on its way to the node: an error that nobody foresaw ends the node, not the stream it came by.
 
-It may have left the node's state half changed; a peer would dial again at once and the node would go on with it. Errors
-that were foreseen (a bad frame, a full disk) never come here: the node deals with them itself.
+It may have left the node's state half changed; a peer would dial again at once and the node would go on with it. A full
+disk never comes here: the node deals with it itself. A frame that cannot be true ends the stream alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.grpc_network import Inbox
+from tickwheel.replication.plausible import ImplausibleFrameError
 
 
 class GuardedInbox:
@@ -24,6 +25,8 @@ class GuardedInbox:
         """See Inbox."""
         try:
             self._inbox.receive(peer_id, frame)
+        except ImplausibleFrameError:
+            raise  # nothing was done with it: its link is dropped
         except Exception as error:
             self._failed(error)
 

@@ -327,6 +327,7 @@ class NodeProcess:
             greeted=greeted,
             checkpoint=checkpoint,
             copied=host.face.backup_copied,
+            warn=lambda peer, text: log.error("a peer sends what cannot be true", peer=peer, reason=text),
         )
         door = Door(server, self._refused_calls, guard=guard, exact=False)
         door.serve(peer_pb2_grpc.add_PeerServicer_to_server, service)

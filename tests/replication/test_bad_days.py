@@ -85,8 +85,8 @@ def test_a_handover_is_answered_when_the_node_dies() -> None:
     term = lone.lead()
     ended: list[str | None] = []
     lone.log.transfer("b", ended.append)
-    lone.peers["b"].answer(term, lone.journal.last_index + 100)
-    assert lone.problems and "acknowledges up to" in lone.problems[0]
+    lone.peers["b"].heartbeat(term, 0)
+    assert lone.problems and "and so do we" in lone.problems[0]
     assert ended == ["this node stops"]
 
 

@@ -17,6 +17,7 @@ from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, Fr
 from tickwheel.replication.frames import FORMAT_VERSION
 from tickwheel.replication.grpc_network import GrpcNetwork, Inbox, PeerService
 from tickwheel.replication.log import Introduction, Member
+from tickwheel.replication.plausible import ImplausibleFrameError
 from tickwheel.storage.simulated import SimulatedDisk
 
 
@@ -47,7 +48,11 @@ class Giving(peer_pb2_grpc.PeerServicer):
         yield CheckpointChunk(path="manifest", last=True)
 
 
-def peer_service(inbox: Inbox, refusal: Callable[..., None] = lambda *asked: None) -> PeerService:
+def peer_service(
+    inbox: Inbox,
+    refusal: Callable[..., None] = lambda *asked: None,
+    warn: Callable[[str, str], None] = lambda peer_id, text: pytest.fail(text),
+) -> PeerService:
     """What a node named a, of cluster c, offers to its peers."""
     return PeerService(
         ("a", "c"),
@@ -58,6 +63,7 @@ def peer_service(inbox: Inbox, refusal: Callable[..., None] = lambda *asked: Non
         greeted=lambda peer_id, address: None,
         checkpoint=pytest.fail,
         copied=pytest.fail,
+        warn=warn,
     )
 
 
@@ -132,6 +138,32 @@ async def test_an_error_over_a_connection_ends_the_node(where: str) -> None:
     inbox = GuardedInbox(Faulty(where), failed.set_result)
     (inbox.peer_connected if where == "peer_connected" else inbox.peer_disconnected)("b")
     assert isinstance(failed.result(), KeyError)
+
+
+class Disbelieving:
+    """A node to which a peer says what cannot be true."""
+
+    def receive(self, peer_id: str, frame: PeerFrame) -> None:
+        raise ImplausibleFrameError("term 2^64-1")
+
+    def peer_connected(self, peer_id: str) -> None: ...
+
+    def peer_disconnected(self, peer_id: str) -> None: ...
+
+
+async def test_a_frame_that_cannot_be_true_drops_its_link_alone() -> None:
+    """Loudly; the node goes on."""
+    told: list[tuple[str, str]] = []
+    inbox = GuardedInbox(Disbelieving(), lambda error: pytest.fail(repr(error)))
+    service = peer_service(inbox, warn=lambda peer_id, text: told.append((peer_id, text)))
+    async with serving(service) as address, grpc.aio.insecure_channel(address) as channel, asyncio.timeout(5):
+        call = peer_pb2_grpc.PeerStub(channel).Exchange()  # type: ignore[call-arg]  # written to
+        hello = PeerFrame(cluster_id="c", sender_id="b", receiver_id="a", format_version=FORMAT_VERSION, hello=Hello())
+        await call.write(hello)
+        await call.read()
+        await call.write(PeerFrame(cluster_id="c", sender_id="b", term=(1 << 64) - 1))
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert len(told) == 1 and told[0][0] == "b" and "term 2^64-1" in told[0][1]
 
 
 class Reached:

@@ -1,0 +1,87 @@
+"""What a peer's frame can honestly say: bounds, looked at before anything acts on it.
+
+A frame beyond them is damaged, or its sender is not what it should be. It changes nothing, its link is dropped and its
+receiver goes on: one number near 2^64 must not end elections for ever, fill the memory, or stop whoever reads it. What
+honest nodes can only say when a log has lost something is not judged here: that is guard.py's, and stops the node.
+"""
+
+from __future__ import annotations
+
+from tickwheel.proto.peer_pb2 import AppendEntries, PeerFrame, Sync
+
+TERM_MAX = 1 << 48
+"""No cluster gets there: 900 years of 10,000 elections a second."""
+TERM_JUMP_MAX = 1 << 32
+"""So far behind a node may be that was away. Each term takes an election, 100 ms apart at the least: that is
+13 years of nothing else."""
+INDEX_MAX = 1 << 56
+"""Of entries, positions, and numbers of frames: 2,000 years of a million a second."""
+RANGE_MAX = 1 << 24
+"""Positions of one range of leases: what a group may have open is smaller."""
+RANGES_MAX = 1 << 26
+"""Positions of all ranges of a sync."""
+
+
+class ImplausibleFrameError(Exception):
+    """A frame that no honest node sends; names what of it. Nothing was done with it: drop the link it came by."""
+
+
+def check_frame(frame: PeerFrame, own_term: int) -> None:
+    """Raises ImplausibleFrameError."""
+    if frame.term > min(TERM_MAX, own_term + TERM_JUMP_MAX):
+        raise ImplausibleFrameError(f"term {frame.term}, where this node is in {own_term}")
+    if frame.sequence > INDEX_MAX:
+        raise ImplausibleFrameError(f"it is frame number {frame.sequence}")
+    kind = frame.WhichOneof("body")
+    if kind == "append_entries":
+        _check_append(frame.append_entries, frame.term)
+    elif kind == "sync":
+        _check_sync(frame.sync)
+    elif kind == "append_result":
+        _check_indexes(next_index=frame.append_result.next_index)
+    elif kind == "sync_reply":
+        _check_indexes(number=frame.sync_reply.number, applied_index=frame.sync_reply.applied_index)
+    elif kind == "request_vote":
+        _check_indexes(last_log_index=frame.request_vote.last_log_index)
+    elif kind == "pong":
+        _check_indexes(last_log_index=frame.pong.last_log_index)
+
+
+def check_echo(echo_ns: int, now_ns: int) -> None:
+    """An answer to what this node asked on this connection. Raises ImplausibleFrameError."""
+    if echo_ns > now_ns:
+        raise ImplausibleFrameError("it answers what was not asked yet")
+
+
+def _check_indexes(**indexes: int) -> None:
+    for name, index in indexes.items():
+        if index > INDEX_MAX:
+            raise ImplausibleFrameError(f"{name} {index}")
+
+
+def _check_append(append: AppendEntries, term: int) -> None:
+    _check_indexes(previous_index=append.previous_index, commit_index=append.commit_index)
+    if not append.entries:
+        return
+    if not append.HasField("previous_index"):
+        raise ImplausibleFrameError("entries that follow on nothing")
+    index, before = append.previous_index, append.previous_term
+    for entry in append.entries:
+        index += 1
+        if entry.index != index:
+            raise ImplausibleFrameError(f"entry {entry.index} stands where entry {index} belongs")
+        if not before <= entry.term <= term:
+            raise ImplausibleFrameError(f"entry {index} is of term {entry.term}, after {before} and in term {term}")
+        before = entry.term
+
+
+def _check_sync(sync: Sync) -> None:
+    _check_indexes(number=sync.number, local_index=sync.local_index)
+    left = RANGES_MAX
+    for leases in sync.leases:
+        left -= leases.count
+        if leases.count > RANGE_MAX or left < 0:
+            raise ImplausibleFrameError(f"a lease on {leases.count} messages")
+        _check_indexes(first_position=leases.first_position)
+        if len(leases.attempts) not in (0, 4 * leases.count) or len(leases.ids) not in (0, 8 * leases.count):
+            raise ImplausibleFrameError("a range of leases whose columns do not fit")
