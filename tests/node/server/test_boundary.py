@@ -18,22 +18,30 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.node.server.test_door import MODULES, SERVICES
+from tests.node.server.test_door import MODULES
+from tests.node.server.test_door import SERVICES as KNOWN
 from tickwheel.client.errors import fault_of_call
 from tickwheel.node.config.sections import LimitsSection
 from tickwheel.node.core.failure import Failure, RequestError, invalid
 from tickwheel.node.core.serving import OwnWorkError, Serving
+from tickwheel.node.server import services
 from tickwheel.node.server.access import Access
+from tickwheel.node.server.access_service import AccessService
 from tickwheel.node.server.admin_service import AdminService
 from tickwheel.node.server.boundary import REPEAT_NS, FaultLog
+from tickwheel.node.server.callers import Callers
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.consumer_service import ConsumerService
 from tickwheel.node.server.door import Door
+from tickwheel.node.server.gate import Gate
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.scheduler_service import SchedulerService
 from tickwheel.node.server.services import client_server
+from tickwheel.node.state.rights import AccessControl
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import (
+    access_pb2,
+    access_pb2_grpc,
     admin_pb2,
     bulk_pb2,
     common_pb2,
@@ -43,7 +51,13 @@ from tickwheel.proto import (
 )
 from tickwheel.storage.disk import SyncFailedError
 
+SERVICES = [
+    *KNOWN,
+    *((service, access_pb2_grpc) for service in access_pb2.DESCRIPTOR.services_by_name.values()),
+]
 METHODS = {f"/{service.full_name}/{method.name}": method for service, _ in SERVICES for method in service.methods}
+ASK_NOTHING = {"/tickwheel.v1.Scheduler/ScheduleStream", "/tickwheel.v1.Access/WhoAmI"}
+"""Of the core, to answer; a stream of batches does for each of them."""
 COLUMNS = scheduler_pb2.ColumnBatch(
     topic="t", due_ms=np.ones(1, "<i8").tobytes(), payload_sizes=np.ones(1, "<u4").tobytes(), payloads=b"x"
 )
@@ -113,6 +127,17 @@ async def call(channel: Any, path: str, method: MethodDescriptor) -> None:
         await channel.unary_unary(path)(request)
 
 
+class Audit:
+    """Writes nothing, and cannot be read."""
+
+    async def changed(self, *record: object) -> None:
+        """See AuditLog."""
+
+    async def newest(self, limit: int, before_ms: int) -> None:
+        """See AuditLog."""
+        raise KeyError("audit")
+
+
 class Raising:
     """A service with a bug in every method."""
 
@@ -125,6 +150,8 @@ class Raising:
 
 async def test_a_bug_in_any_handler_ends_its_call() -> None:
     """Behind the door each method of each service is at the boundary, whatever its kind."""
+    served = {module.DESCRIPTOR.services_by_name[name].full_name for module, name in services.SERVICES}
+    assert {service.full_name for service, _ in SERVICES} == served - {"grpc.health.v1.Health"}
     node = Node()
     server = grpc.aio.server()
     door = Door(server, Counter(), fault=node.serving.fault)
@@ -141,8 +168,11 @@ async def test_a_bug_in_any_handler_ends_its_call() -> None:
 async def test_a_bug_in_any_method_of_the_core_ends_its_call() -> None:
     """The real services over a core that raises whatever they ask of it, at once."""
     node = Node()
-    calls = Calls(cast(Any, node), Access(tls=False, admin_names=()), lambda: None, node.ended_by.append)
+    calls = Calls(cast(Any, node), lambda: None, node.ended_by.append)
     limits = LimitsSection()
+    audit = cast(Any, Audit())
+    control = AccessControl()
+    callers = Callers(Access(tls=False, admin_names=()), lambda: control, lambda: False, lambda: 0)
     server = client_server(
         limits,
         calls,
@@ -150,15 +180,18 @@ async def test_a_bug_in_any_method_of_the_core_ends_its_call() -> None:
         ConsumerService(calls, 1 << 20),
         AdminService(calls, limits.status_streams_max, cast(Any, None), cast(Any, None)),
         HealthReporter(),
+        AccessService(calls, audit),
+        Gate(callers, lambda: node.state, audit),
         Counter(),
     )
     async with reached(server) as channel:
         for path, method in METHODS.items():
-            if path == "/tickwheel.v1.Scheduler/ScheduleStream":
-                continue  # below: a batch that fails has its receipt, and the stream goes on
+            if path in ASK_NOTHING:
+                continue
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await call(channel, path, method)
             node.check(raised.value)
+        # A batch that fails has its receipt, and the stream goes on.
         stream = channel.stream_stream("/tickwheel.v1.Scheduler/ScheduleStream")()
         for sequence in (1, 2):
             batch = scheduler_pb2.ScheduleBatch(columns=COLUMNS, producer_id="p", sequence=sequence)
@@ -202,7 +235,7 @@ async def test_a_refusal_is_no_mistake() -> None:
 async def test_what_a_node_cannot_go_on_without_ends_it(error: Exception) -> None:
     """Whose request ran into it does not matter."""
     node = Node()
-    calls = Calls(cast(Any, node), Access(tls=False, admin_names=()), lambda: None, node.ended_by.append)
+    calls = Calls(cast(Any, node), lambda: None, node.ended_by.append)
     await code_of(error, calls.fault)
     assert node.ended_by == [error] and not node.reported
 
