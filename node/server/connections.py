@@ -1,9 +1,9 @@
 """Connections: how many there may be on a port, which go when there are more, and how much one caller may ask at once.
 
 gRPC accepts whoever calls and knows no limit. The guard looks at the process's sockets once a second and shuts those on
-a port that are too many: of the address with the most, idle ones before busy ones, the newest first. In between,
-accepting ends at the limit of descriptors; those above are kept for files (storage/descriptors.py), so a burst costs no
-file its descriptor. Connections that stay idle, or never say a word, gRPC ends itself (services.py).
+a port that are too many: of the address with the most, those that never had a call first, busy ones last, the newest
+first. In between, accepting ends at the limit of descriptors; those above are kept for files (storage/descriptors.py),
+so a burst costs no file its descriptor. Connections that stay idle or silent gRPC ends itself (services.py).
 
 On the loop's thread.
 """
@@ -15,7 +15,7 @@ import inspect
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,10 @@ class Connection:
     """The other side as gRPC names it."""
 
 
-def too_many(connections: Iterable[Connection], calls: Counter[str], most: int) -> list[Connection]:
-    """Which have to go so that `most` are left. Pure."""
+def too_many(connections: Iterable[Connection], worth: Callable[[str], int], most: int) -> list[Connection]:
+    """Which have to go so that `most` are left. `worth` of a caller: those with the least go first. Pure."""
     left: dict[str, list[Connection]] = {}
-    for connection in sorted(connections, key=lambda c: (not calls[c.caller], c.number)):
+    for connection in sorted(connections, key=lambda c: (-worth(c.caller), c.number)):
         left.setdefault(connection.host, []).append(connection)
     surplus = sum(map(len, left.values())) - most
     gone: list[Connection] = []
@@ -84,6 +84,8 @@ class ConnectionGuard:
         """Under way, by connection."""
         self._hosts: Counter[str] = Counter()
         """Under way, by address of the caller."""
+        self._used: set[str] = set()
+        """Connections that had a call; those that are gone leave with the next look."""
         self._others: dict[int, int] = {}
         """Sockets that were accepted on neither port: descriptor to number."""
         self.open = 0
@@ -109,11 +111,15 @@ class ConnectionGuard:
         self.most = max(
             CONNECTIONS_LEAST, min(self._connections_max, self._descriptors.limit - others - SPARE_DESCRIPTORS)
         )
-        victims = too_many(clients, self._calls, self.most) + too_many(peers, self._calls, PEER_CONNECTIONS_MAX)
+        self._used.intersection_update(connection.caller for connection in found)
+        victims = too_many(clients, self._worth, self.most) + too_many(peers, self._worth, PEER_CONNECTIONS_MAX)
         for connection in victims:
             self._shut(connection)
         self.shut += len(victims)
         return len(victims)
+
+    def _worth(self, caller: str) -> int:
+        return 2 if self._calls[caller] else int(caller in self._used)
 
     def _connection(self, descriptor: int) -> Connection | None:
         try:
@@ -175,6 +181,7 @@ class ConnectionGuard:
         if self._hosts[host] >= self._caller_calls_max:
             await abort(context, limit_reached("limits.caller_calls_max", self._caller_calls_max, 1_000))
         self._calls[caller] += 1
+        self._used.add(caller)
         self._hosts[host] += 1
         return caller, host
 

@@ -25,20 +25,26 @@ def connections(*hosts: str) -> list[Connection]:
     return [Connection(n, 100 + n, 1, host, f"{host}#{n}") for n, host in enumerate(hosts)]
 
 
+def alike(caller: str) -> int:
+    """Nobody is worth more than another."""
+    return 0
+
+
 def test_the_address_with_the_most_gives_up_its_newest() -> None:
     """Nobody else loses one before it has no more than the others."""
     found = connections("a", "b", "a", "a", "b", "a")
-    assert [c.descriptor for c in too_many(found, Counter(), 5)] == [5]
-    assert [c.descriptor for c in too_many(found, Counter(), 4)] == [5, 3]
-    assert {c.host for c in found if c not in too_many(found, Counter(), 2)} == {"a", "b"}
-    assert too_many(found, Counter(), 6) == []
-    assert len(too_many(found, Counter(), 0)) == 6
+    assert [c.descriptor for c in too_many(found, alike, 5)] == [5]
+    assert [c.descriptor for c in too_many(found, alike, 4)] == [5, 3]
+    assert {c.host for c in found if c not in too_many(found, alike, 2)} == {"a", "b"}
+    assert too_many(found, alike, 6) == []
+    assert len(too_many(found, alike, 0)) == 6
 
 
 def test_idle_connections_go_before_those_with_calls() -> None:
-    """However old they are."""
+    """However old they are; and before both of them those that never had a call."""
     found = connections("a", "a", "a")
-    assert [c.descriptor for c in too_many(found, Counter({"a#2": 1}), 1)] == [1, 0]
+    worth = {"a#1": 1, "a#2": 2}
+    assert [c.descriptor for c in too_many(found, lambda caller: worth.get(caller, 0), 1)] == [0, 1]
 
 
 def test_callers_are_named_as_grpc_does() -> None:
