@@ -427,7 +427,9 @@ class Delivery:
             if channel.staged_count > 0:
                 self._dirty.add(group_id)
             if not self._open(*channel.key):
-                self._live.get(group_id, {}).pop(channel.key[1], None)  # a pull that was answered may have been the last
+                self._live.get(group_id, {}).pop(
+                    channel.key[1], None
+                )  # a pull that was answered may have been the last
 
     def _hand_out(self, channel: Channel, sessions: list[Session], now_ms: int) -> None:
         if not self._may_act():

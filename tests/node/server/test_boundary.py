@@ -178,7 +178,7 @@ async def test_a_bug_in_any_method_of_the_core_ends_its_call() -> None:
         calls,
         SchedulerService(calls, limits.stream_batches_max),
         ConsumerService(calls, 1 << 20),
-        AdminService(calls, limits.status_streams_max, cast(Any, None), cast(Any, None)),
+        AdminService(calls, limits.status_streams_max, cast(Any, None), cast(Any, None), lambda: ""),
         HealthReporter(),
         AccessService(calls, audit),
         Gate(callers, lambda: node.state, audit),
