@@ -254,9 +254,12 @@ class AdminClient:
         except grpc.aio.AioRpcError as error:
             raise error_of(fault_of_call(error)) from error
 
-    async def backup(self, address: str, timeout_s: float = 3_600.0) -> AsyncIterator[admin_pb2.BackupChunk]:
-        """A consistent copy of one node's state, in chunks."""
-        call = AdminStub(self._cluster.channel(address)).Backup(admin_pb2.BackupRequest(), timeout=timeout_s)
+    async def backup(
+        self, address: str, timeout_s: float = 3_600.0, *, stale: bool = False
+    ) -> AsyncIterator[admin_pb2.BackupChunk]:
+        """A consistent copy of one node's state, in chunks. `stale`: also of a node that takes no part or is behind."""
+        request = admin_pb2.BackupRequest(stale=stale)
+        call = AdminStub(self._cluster.channel(address)).Backup(request, timeout=timeout_s)
         try:
             async for chunk in call:
                 yield chunk

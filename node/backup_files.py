@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 import google_crc32c
 
@@ -27,6 +27,51 @@ BLOCK_BYTES = 1 << 20
 
 class BackupError(Exception):
     """The backup cannot be written or is not whole; the text is for people."""
+
+
+def origin_facts(origin: admin_pb2.BackupOrigin) -> dict[str, str | int]:
+    """What the list says of where a backup comes from; empty if nothing is known."""
+    if not origin.cluster_id:
+        return {}
+    return {
+        "cluster": origin.cluster_id,
+        "node": origin.node_id,
+        "index": origin.applied_index,
+        "made_ms": origin.made_ms,
+        "lag_entries": origin.lag_entries,
+        "stale_reason": origin.stale_reason,
+        "program": origin.version,
+    }
+
+
+def origin_of(source: Path) -> admin_pb2.BackupOrigin:
+    """Where a backup comes from, by its list; empty if that says nothing. Raises BackupError."""
+    facts = _listed(source).get("origin") or {}
+    try:
+        return admin_pb2.BackupOrigin(
+            cluster_id=facts.get("cluster", ""),
+            node_id=facts.get("node", ""),
+            applied_index=facts.get("index", 0),
+            made_ms=facts.get("made_ms", 0),
+            lag_entries=facts.get("lag_entries", 0),
+            stale_reason=facts.get("stale_reason", ""),
+            version=facts.get("program", ""),
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BackupError(f"{source} holds no whole backup: {LIST_NAME}: origin: {error}") from error
+
+
+def _listed(source: Path) -> dict[str, Any]:
+    """The list. Raises BackupError."""
+    try:
+        listed = json.loads((source / LIST_NAME).read_text(encoding="utf-8"))
+        version = listed["version"]
+        listed["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BackupError(f"{source} holds no whole backup: {LIST_NAME}: {error}") from error
+    if version != VERSION:
+        raise BackupError(f"{source} is a backup of version {version}; this program reads {VERSION}")
+    return dict(listed)
 
 
 def _safe(path: str) -> PurePosixPath:
@@ -54,6 +99,8 @@ class BackupWriter:
         self._list: dict[str, dict[str, int]] = {}
         self._complete = False
         self.bytes = 0
+        self.origin = admin_pb2.BackupOrigin()
+        """Where it comes from; empty from a node of a version that does not tell."""
 
     @property
     def files(self) -> int:
@@ -63,6 +110,8 @@ class BackupWriter:
         """One chunk; files come one after the other, each from its beginning."""
         if google_crc32c.value(chunk.data) != chunk.crc32c:
             raise BackupError(f"{chunk.path} arrived damaged at byte {chunk.offset}")
+        if chunk.HasField("origin"):
+            self.origin.CopyFrom(chunk.origin)
         if chunk.path != self._path or chunk.offset == 0:
             self._close_file()
             target = self._directory / _safe(chunk.path)
@@ -92,7 +141,7 @@ class BackupWriter:
         self._close_file()
         if not self._complete:
             raise BackupError("the node ended the copy before its last file; start the backup again")
-        text = json.dumps({"version": VERSION, "files": self._list}, indent=1)
+        text = json.dumps({"version": VERSION, "origin": origin_facts(self.origin), "files": self._list}, indent=1)
         part = self._directory / (LIST_NAME + ".part")
         with part.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -134,14 +183,7 @@ def restore_backup(
             "stop it and move the directory away, or restore on another machine"
         )
     _need_empty(data_dir, "move it away first; what is there is never overwritten")
-    try:
-        listed = json.loads((source / LIST_NAME).read_text(encoding="utf-8"))
-        files: dict[str, dict[str, int]] = listed["files"]
-        version = listed["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BackupError(f"{source} holds no whole backup: {LIST_NAME}: {error}") from error
-    if version != VERSION:
-        raise BackupError(f"{source} is a backup of version {version}; this program reads {VERSION}")
+    files: dict[str, dict[str, int]] = _listed(source)["files"]
     try:
         data_dir.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f"{data_dir.name}.restore-", dir=data_dir.parent))

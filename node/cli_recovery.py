@@ -8,10 +8,12 @@ import dataclasses
 import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import Progress
 
 from tickwheel.node.cli_output import (
@@ -27,6 +29,7 @@ from tickwheel.node.cli_output import (
     use_json,
 )
 from tickwheel.node.config import ConfigError, NodeConfig, read_config
+from tickwheel.proto import admin_pb2
 
 recovery_app = typer.Typer()
 
@@ -40,11 +43,14 @@ ConfigFile = Annotated[
 def backup(
     directory: Annotated[Path, typer.Argument(help="An empty or new directory.")],
     address: Addresses = ADDRESS_DEFAULT,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Also of a node that takes no part or is far behind its master.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy one node's whole state, consistent, while it serves. Ask a slave: the first address is taken."""
     use_json(as_json)
-    from tickwheel.node.backup_files import BackupError, BackupWriter
+    from tickwheel.node.backup_files import BackupError, BackupWriter, origin_facts
 
     started = time.monotonic()
 
@@ -53,7 +59,7 @@ def backup(
         with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as progress:
             task = progress.add_task("backup", total=None)
             async with open_client(address) as client:
-                async for chunk in client.admin.backup(address.split(",")[0]):
+                async for chunk in client.admin.backup(address.split(",")[0], stale=stale):
                     writer.write(chunk)
                     progress.update(task, total=chunk.total_bytes, completed=writer.bytes)
         writer.finish()
@@ -69,9 +75,11 @@ def backup(
         raise typer.Exit(1) from None
     seconds = time.monotonic() - started
     if as_json:
-        print_json({"directory": str(directory), "files": writer.files, "bytes": writer.bytes, "seconds": seconds})
+        facts = {"directory": str(directory), "files": writer.files, "bytes": writer.bytes, "seconds": seconds}
+        print_json({**facts, "origin": origin_facts(writer.origin)})
     else:
-        out.print(f"{writer.files} files, {writer.bytes:,} bytes in {seconds:.1f} s: {directory}")
+        out.print(f"{writer.files} files, {writer.bytes:,} bytes in {seconds:.1f} s: {directory}", soft_wrap=True)
+        _say_origin(writer.origin)
 
 
 @recovery_app.command()
@@ -82,7 +90,7 @@ def restore(
 ) -> None:
     """Check a backup and make it the data of a new cluster of one: the node of the configuration, not yet started."""
     use_json(as_json)
-    from tickwheel.node.backup_files import BackupError, restore_backup
+    from tickwheel.node.backup_files import BackupError, origin_facts, origin_of, restore_backup
     from tickwheel.node.refound import Found, RefoundError, refound
     from tickwheel.node.state.results import ImpossibleStateError
     from tickwheel.storage.disk import DiskError
@@ -98,6 +106,9 @@ def restore(
         disk.unlock()
 
     try:
+        origin = origin_of(source)
+        if not as_json:
+            _say_origin(origin)
         with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as progress:
             task = progress.add_task("restore", total=None)
             files, size = restore_backup(
@@ -110,7 +121,8 @@ def restore(
         fail(f"{source} cannot be used: {error}", "BACKUP", {})
         raise typer.Exit(EXIT_DATA) from None
     if as_json:
-        print_json({"directory": str(node.data_path), "files": files, "bytes": size, **dataclasses.asdict(found[0])})
+        facts = {"directory": str(node.data_path), "files": files, "bytes": size, "origin": origin_facts(origin)}
+        print_json({**facts, **dataclasses.asdict(found[0])})
         return
     out.print(f"{files} files, {size:,} bytes: {node.data_path}")
     _say_next(found[0], node)
@@ -241,6 +253,22 @@ def _warn(cluster_id: str, node_id: str, node: NodeConfig, yes: bool) -> None:
     if typed != node.cluster.id:
         fail("nothing was changed", "NOT_CONFIRMED", {})
         raise typer.Exit(1)
+
+
+def _say_origin(origin: admin_pb2.BackupOrigin) -> None:
+    """Cluster, node, index, time and age of a backup."""
+    if not origin.cluster_id:
+        out.print("where this backup comes from is not known: an earlier version made it")
+        return
+    age = timedelta(seconds=max(0, round(time.time() - origin.made_ms / 1_000)))
+    lag = f", {origin.lag_entries:,} entries behind" if origin.lag_entries else ""
+    out.print(
+        f"cluster {origin.cluster_id}, node {origin.node_id}, up to entry {origin.applied_index:,}{lag}; "
+        f"made {time_text(origin.made_ms)}, {age} ago",
+        soft_wrap=True,
+    )
+    if origin.stale_reason:
+        err.print(f"[bold red]This backup may be old:[/] {escape(origin.stale_reason)}", soft_wrap=True)
 
 
 def _say_next(found: object, node: NodeConfig) -> None:

@@ -62,6 +62,12 @@ class _NodeStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeState.V
     """Handing over."""
     NODE_WITHOUT_TIME: _NodeState.ValueType  # 6
     """Master, and the nodes' clocks do not agree: schedules are accepted, dispatch waits."""
+    NODE_NOT_MEMBER: _NodeState.ValueType  # 7
+    """Takes no part: it is not, or no longer, a member by the log that it holds; it waits to be added."""
+    NODE_ALONE: _NodeState.ValueType  # 8
+    """Takes no part: it has not heard of a master for longer than an election takes to begin, or leads and has not heard
+    from a majority. What it shows may be old.
+    """
 
 class NodeState(_NodeState, metaclass=_NodeStateEnumTypeWrapper): ...
 
@@ -77,6 +83,12 @@ NODE_STOPPING: NodeState.ValueType  # 5
 """Handing over."""
 NODE_WITHOUT_TIME: NodeState.ValueType  # 6
 """Master, and the nodes' clocks do not agree: schedules are accepted, dispatch waits."""
+NODE_NOT_MEMBER: NodeState.ValueType  # 7
+"""Takes no part: it is not, or no longer, a member by the log that it holds; it waits to be added."""
+NODE_ALONE: NodeState.ValueType  # 8
+"""Takes no part: it has not heard of a master for longer than an election takes to begin, or leads and has not heard
+from a majority. What it shows may be old.
+"""
 Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
 
 class _ClockState:
@@ -1790,16 +1802,65 @@ Global___DiskUse: _TypeAlias = DiskUse  # noqa: Y015
 class BackupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    STALE_FIELD_NUMBER: _builtins.int
+    stale: _builtins.bool
+    """Copy also from a node that takes no part, or is far behind: without it such a copy is refused with WRONG_STATE."""
     def __init__(
         self,
+        *,
+        stale: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stale", b"stale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BackupRequest: _TypeAlias = BackupRequest  # noqa: Y015
+
+@_typing.final
+class BackupOrigin(_message.Message):
+    """Where a backup comes from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    APPLIED_INDEX_FIELD_NUMBER: _builtins.int
+    MADE_MS_FIELD_NUMBER: _builtins.int
+    LAG_ENTRIES_FIELD_NUMBER: _builtins.int
+    STALE_REASON_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    node_id: _builtins.str
+    applied_index: _builtins.int
+    """It holds what was applied up to this entry of the log,"""
+    made_ms: _builtins.int
+    """and was begun at this time of the cluster."""
+    lag_entries: _builtins.int
+    """Committed entries that the node knew of and that the copy does not hold."""
+    stale_reason: _builtins.str
+    """Why the copy may be old, in words: see BackupRequest.stale. Empty: it is as new as its time."""
+    version: _builtins.str
+    """Of the node's program."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        node_id: _builtins.str = ...,
+        applied_index: _builtins.int = ...,
+        made_ms: _builtins.int = ...,
+        lag_entries: _builtins.int = ...,
+        stale_reason: _builtins.str = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "cluster_id", b"cluster_id", "lag_entries", b"lag_entries", "made_ms", b"made_ms", "node_id", b"node_id", "stale_reason", b"stale_reason", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackupOrigin: _TypeAlias = BackupOrigin  # noqa: Y015
 
 @_typing.final
 class BackupChunk(_message.Message):
@@ -1812,6 +1873,7 @@ class BackupChunk(_message.Message):
     FILE_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     offset: _builtins.int
     data: _builtins.bytes
@@ -1820,6 +1882,10 @@ class BackupChunk(_message.Message):
     """Size of the whole file."""
     total_bytes: _builtins.int
     last: _builtins.bool
+    @_builtins.property
+    def origin(self) -> Global___BackupOrigin:
+        """With the first chunk."""
+
     def __init__(
         self,
         *,
@@ -1830,10 +1896,11 @@ class BackupChunk(_message.Message):
         file_bytes: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
         last: _builtins.bool = ...,
+        origin: Global___BackupOrigin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["origin", b"origin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "data", b"data", "file_bytes", b"file_bytes", "last", b"last", "offset", b"offset", "path", b"path", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "data", b"data", "file_bytes", b"file_bytes", "last", b"last", "offset", b"offset", "origin", b"origin", "path", b"path", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

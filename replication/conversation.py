@@ -106,6 +106,8 @@ class Conversation:
         self._next_sync_ns = 1
         self.peers: dict[str, Peer] = {}
         self.master_heard_ns = 0
+        self.master_commit_index = 0
+        """As the last one that was heard said."""
         self.started_ns = 0
 
     # -- connections
@@ -324,6 +326,7 @@ class Conversation:
                 connection_id=frame.connection_id,
             )
             return
+        self.master_commit_index = append.commit_index
         if self._storage.halted:
             self.master_heard_ns = self._clock.monotonic_ns()
             engine.deliver(peer_id, {"type": "append_entries", "term": frame.term, "commit_index": engine.commit_index})

@@ -104,6 +104,8 @@ class LogStatus:
     peers: Mapping[str, PeerProgress] = field(default_factory=dict)
     halted: str = ""
     """Why this node takes no part (disk full); empty while it does."""
+    master_commit_index: int = 0
+    """How far the log is committed by the word of the master that was heard last; 0: none was."""
     caught_up: bool = True
     """Since its start this node has applied everything that was committed when it first heard of a master."""
 

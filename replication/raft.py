@@ -507,5 +507,6 @@ class RaftLog:
             lease_held=self.lease_held(),
             peers=peers,
             halted=self._storage.halted,
+            master_commit_index=self._peers.master_commit_index,
             caught_up=self._caught_up.done,
         )

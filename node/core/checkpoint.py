@@ -151,7 +151,9 @@ class Checkpointer:
         """Of the checkpoint that is being copied."""
         self._now_ms = 0
         self.covered_index = covered_index
-        """What the newest durable checkpoint covers."""
+        """What the newest durable checkpoint covers;"""
+        self._covered_ms = 0
+        """and when it was begun, if this process wrote it."""
         self.written = 0
         self.bundle_names = bundle_names
         """Bundles that the newest durable checkpoint needs."""
@@ -165,6 +167,11 @@ class Checkpointer:
     def capturing(self) -> bool:
         """The state is being copied, in turns: nothing may be applied, and the next turn wants to come soon."""
         return self._capture is not None
+
+    @property
+    def covered_age_ms(self) -> int:
+        """How long ago the newest checkpoint that this process wrote was begun."""
+        return self._now_ms - self._covered_ms
 
     def tick(self, now_ms: int) -> None:
         """Begin a checkpoint if somebody asked, the log has grown enough, or the period is over."""
@@ -274,7 +281,7 @@ class Checkpointer:
             return
         self.written += 1
         self._rest_until_ms = self._now_ms + min(REST * (self._now_ms - begun_ms), REST_MS_MAX)
-        self.covered_index = index
+        self.covered_index, self._covered_ms = index, begun_ms
         self.bundle_names = bundles_in(f.path for f in manifest.files)
         self._log.checkpointed(index, term)
         self._state.checkpoint_durable(checkpoint)

@@ -20,7 +20,7 @@ from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, Incomin
 from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.requests import Permitted, Rescheduled, everybody, id_of, message_id_of
 from tickwheel.node.core.serving import Serving
-from tickwheel.node.core.status import node_metrics, node_status, node_vitals
+from tickwheel.node.core.status import backup_origin, node_metrics, node_status, node_vitals
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.membership import message_of
 from tickwheel.node.state.producers import Sender
@@ -466,6 +466,10 @@ class CoreFace:
     def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
         """Write a checkpoint and name what a copy consists of; it stays until `backup_copied`."""
         self.core.checkpointer.request(done)
+
+    def backup_origin(self) -> admin_pb2.BackupOrigin:
+        """Where the files come from that are being copied; before that: its stale_reason as it would be."""
+        return backup_origin(self.core)
 
     def backup_copied(self) -> None:
         """A copy is made or given up: checkpoints go on after the last one."""

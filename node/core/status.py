@@ -111,12 +111,20 @@ class Rates:
 
 
 def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueType, str]:
+    members = {member.node_id for member in core.log.members()}
+    if core.identity.node_id not in members:
+        waits = "its log names other members" if members else "its log names no members yet"
+        return admin_pb2.NODE_NOT_MEMBER, f"{waits}: it waits to be added"
     if core.recovering:
         # First of all: until then the cursor that it shows is an older one (P6).
         replayed = f"replayed {core.applied_index} of {core.recover_to} entries"
         return admin_pb2.NODE_RECOVERING, f"{replayed}; {log.halted}" if log.halted else replayed
     if log.halted:
         return admin_pb2.NODE_READ_ONLY, log.halted
+    if log.master_id is None:
+        return admin_pb2.NODE_ALONE, "it hears no master: what it shows may be old"
+    if core.leading and not log.lease_held:
+        return admin_pb2.NODE_ALONE, "it leads, and has not heard from a majority"
     if core.handing_over:
         return admin_pb2.NODE_STOPPING, "handing the master role over"
     if core.bulk.waiting:
@@ -132,6 +140,36 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
     if core.mending.holds_log:
         return admin_pb2.NODE_RECOVERING, core.mending.reason
     return admin_pb2.NODE_SERVING, core.salvage.reason or core.mending.reason
+
+
+_STALE_STATES = (
+    admin_pb2.NODE_RECOVERING,
+    admin_pb2.NODE_READ_ONLY,
+    admin_pb2.NODE_NOT_MEMBER,
+    admin_pb2.NODE_ALONE,
+)
+BACKUP_LAG_ENTRIES_MAX = 10_000
+"""A slave that keeps up is some hundred entries behind; one that is further says so before it is taken for a backup."""
+
+
+def backup_origin(core: NodeCore) -> admin_pb2.BackupOrigin:
+    """Where a copy of the newest checkpoint comes from, and whether the node that gives it is up to date."""
+    log = core.log.status()
+    committed = max(log.commit_index, log.master_commit_index)
+    state, stale_reason = _state(core, log)
+    if state not in _STALE_STATES:
+        behind = committed - core.applied_index
+        stale_reason = f"it is {behind:,} entries behind its master" if behind > BACKUP_LAG_ENTRIES_MAX else ""
+    covered = core.checkpointer.covered_index
+    return admin_pb2.BackupOrigin(
+        cluster_id=core.identity.cluster_id,
+        node_id=core.identity.node_id,
+        applied_index=covered,
+        made_ms=core.clock.now_ms() - core.checkpointer.covered_age_ms,
+        lag_entries=max(0, committed - covered),
+        stale_reason=stale_reason,
+        version=VERSION,
+    )
 
 
 _CLOCK_STATES = {

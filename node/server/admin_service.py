@@ -249,17 +249,32 @@ class AdminService(AdminServicer):
     async def Backup(  # type: ignore[override]  # writes through the context
         self, request: admin_pb2.BackupRequest, context: Context
     ) -> None:
-        files = await files_to_copy(self._calls.core, self._calls.wake)
+        core = self._calls.core
+        stale_reason = core.backup_origin().stale_reason
+        if stale_reason and not request.stale:
+            text = f"a backup of this node may be old: {stale_reason}. Ask another node, or take it as it is (--stale)"
+            await abort(context, Failure(common_pb2.WRONG_STATE, text, {"field": "stale"}))
+        files = await files_to_copy(core, self._calls.wake)
         if isinstance(files, Failure):
             await abort(context, files)
         try:
+            origin: admin_pb2.BackupOrigin | None = core.backup_origin()
             total_bytes = sum(file.bytes for file in files)
             for number, file in enumerate(files):
-                await self._send_file(context, file, total_bytes, last_file=number == len(files) - 1)
+                await self._send_file(context, file, total_bytes, origin, last_file=number == len(files) - 1)
+                origin = None
         finally:
             self._calls.core.backup_copied()
 
-    async def _send_file(self, context: Context, file: BackupFile, total_bytes: int, *, last_file: bool) -> None:
+    async def _send_file(
+        self,
+        context: Context,
+        file: BackupFile,
+        total_bytes: int,
+        origin: admin_pb2.BackupOrigin | None,
+        *,
+        last_file: bool,
+    ) -> None:
         offset = 0
         while True:
             size = min(CHUNK_BYTES, file.bytes - offset)
@@ -278,6 +293,7 @@ class AdminService(AdminServicer):
                 file_bytes=file.bytes,
                 total_bytes=total_bytes,
                 last=last_file and end >= file.bytes,
+                origin=None if offset else origin,
             )
             await context.write(chunk)
             offset = end

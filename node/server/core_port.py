@@ -298,6 +298,10 @@ class CorePort(Protocol):
         """Write a checkpoint and name what a copy consists of; it stays until `backup_copied`."""
         ...
 
+    def backup_origin(self) -> admin_pb2.BackupOrigin:
+        """Where the files come from that are being copied; before that: its stale_reason as it would be."""
+        ...
+
     def backup_copied(self) -> None:
         """A copy is made or given up: checkpoints go on after the last one."""
         ...

@@ -266,6 +266,12 @@ def test_backup_and_restore(run: Run, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("data.restore-*"))
     restored = run("restore", copy, "--config", config("data"), "--json")
     assert restored.json["bytes"] == done.json["bytes"] and restored.json["pending"] >= 1
+    origin = done.json["origin"]
+    assert origin["cluster"] == "local" and origin["index"] > 0 and not origin["stale_reason"]
+    assert abs(origin["made_ms"] - time.time() * 1_000) < 60_000
+    assert restored.json["origin"] == origin == json.loads((tmp_path / "copy" / "backup.json").read_text())["origin"]
+    told = run("restore", copy, "--config", config("told"))
+    assert f"cluster local, node {origin['node']}, up to entry {origin['index']:,}" in told.out and " ago" in told.out
     over = run("restore", copy, "--config", config("data"))
     assert over.code == 1 and "never overwritten" in " ".join(over.err.split())
     victim = max((path for path in (tmp_path / "copy").rglob("*") if path.name == "manifest"), key=lambda p: p.name)

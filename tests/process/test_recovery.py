@@ -143,6 +143,10 @@ async def test_a_lost_majority_goes_on_from_one_disk(tmp_path: Path) -> None:
                     break
                 await asyncio.sleep(0.05)
         await command("status", "--address", left.client_address, code=3)
+        old = await command("backup", str(tmp_path / "old"), "--address", left.client_address, code=1)
+        assert "hears no master" in old.stderr and "--stale" in old.stderr
+        asked = await command("backup", str(tmp_path / "old"), "--address", left.client_address, "--stale")
+        assert "may be old" in asked.stderr and "cluster local, node n1, up to entry" in asked.stdout
         await cluster.kill_node(left)
         for node in lost:
             shutil.rmtree(node.directory)
