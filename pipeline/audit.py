@@ -116,7 +116,7 @@ class _Groups:
         self.filtered: set[str] = set()
         self.broadcasting: set[str] = set()
         self.deleted: set[tuple[str, str]] = set()
-        """Topic and group; no group: the topic itself."""
+        """Topic and group; no group: the topic itself; no topic: the group with all of its topics."""
         self._kept_from_ms = 0
         changes = _kind(events, "GROUP", "log_index", "detail", "group", "filter", "topic", "due_ms", "at_ms")
         places = changes.groupBy("log_index", "detail", "group", "filter", "topic", "due_ms").agg(F.min("at_ms"))
@@ -137,7 +137,11 @@ class _Groups:
         elif detail == GroupChange.BROADCASTING:
             self.broadcasting.add(group)
         elif detail == GroupChange.DELETED:
-            gone = {known for known in self.begins if known == pair or (not group and known[0] == topic)}
+            gone = {
+                known
+                for known in self.begins
+                if known == pair or (not group and known[0] == topic) or (not topic and known[1] == group)
+            }
             self.deleted |= {pair, *gone}
             self.begins = {known: begin for known, begin in self.begins.items() if known not in gone}
 

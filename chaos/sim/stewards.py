@@ -5,7 +5,7 @@ Nobody is promised what was sent to them: whether nodes bear it, and agree, is j
 
 from __future__ import annotations
 
-from tickwheel.chaos.sim.asking import Asking
+from tickwheel.chaos.sim.asking import Asking, Call
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.history_messages import Row
 from tickwheel.chaos.sim.history_operators import Administered
@@ -62,11 +62,12 @@ class Stewards:
             return
         self._world.after(self._wires.pause_ns(EVERY_NS, self._rng, cheap=True), self._act)
         if self._rng.random() < 0.4:
-            self._ask("settings", AdminCommand(settings=self._rng.choice(SETTINGS)))
+            command = AdminCommand(settings=self._rng.choice(SETTINGS))
+            self._ask("settings", lambda face, answer: face.admin(command, answer))
         else:
             self._found()
 
-    def _ask(self, what: str, command: AdminCommand) -> None:
+    def _ask(self, what: str, request: Call) -> None:
         """Until it is done or refused by name: a repeat of a deletion that was done finds nothing."""
 
         def taken(answer: object) -> bool:
@@ -76,7 +77,7 @@ class Stewards:
             self._wires.history.add(Administered(self._world.now_ns, what, not refused))
             return True
 
-        self._asking.ask(lambda face, answer: face.admin(command, answer), taken)
+        self._asking.ask(request, taken)
 
     def _found(self) -> None:
         """A topic and its group, for a while; one of both goes first."""
@@ -87,12 +88,14 @@ class Stewards:
             for _ in range(self._rng.randint(1, 3)):
                 self._fill(topic)
                 self._world.after(self._rng.randrange(LIVES_NS_MOST), self._pull, topic, group)
-            ends = [
-                ("delete topic", AdminCommand(delete_topic=DeleteTopicRequest(name=topic))),
-                ("delete group", AdminCommand(delete_group=DeleteGroupRequest(name=group))),
+            topic_request = DeleteTopicRequest(name=topic, cancel_pending=True)
+            group_request = DeleteGroupRequest(name=group, discard=True)
+            ends: list[tuple[str, Call]] = [
+                ("delete topic", lambda face, answer: face.delete_topic(topic_request, answer)),
+                ("delete group", lambda face, answer: face.delete_group(group_request, answer)),
             ]
-            for what, command in ends:
-                self._world.after(self._rng.randrange(LIVES_NS_MOST), self._ask, what, command)
+            for what, request in ends:
+                self._world.after(self._rng.randrange(LIVES_NS_MOST), self._ask, what, request)
 
         self._asking.set_up(
             [

@@ -30,7 +30,7 @@ from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, ResetGroupRequest
 from tickwheel.proto.consumer_pb2 import LATEST, TIME, DeliverBatch
 from tickwheel.proto.log_pb2 import AdminCommand, Command, Ingest, LogEntry, Publish, SettleColumns
-from tickwheel.proto.scheduler_pb2 import CANCELLED, RESCHEDULED
+from tickwheel.proto.scheduler_pb2 import CANCELLED, RESCHEDULED, SWEEP_FINISHED, Sweep
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.events import (
@@ -154,6 +154,8 @@ class Events:
                 self._moved(result.ids, result.new_ids, result.due_ms, facts)
             elif len(result.ids):
                 self._ids(EventKind.CANCELLED, result.ids, facts)
+            if result.sweep is not None and command.sweep.WhichOneof("body") == "step" and not result.stale:
+                self._deleted(result.sweep, facts)
         elif isinstance(result, ColdResult):
             if result.cancelled:
                 self._ids(EventKind.CANCELLED, np.array([command.cold.mark.id], np.uint64), facts)
@@ -183,6 +185,13 @@ class Events:
             self._group(GroupChange.DELETED, "", "", [command.delete_topic.name], 0, facts)
         elif body == "remove_hours":
             self._group(GroupChange.REMOVED, "", "", [""], result.hour_min_kept * HOUR_MS, facts)
+
+    def _deleted(self, job: Sweep, facts: Mapping[str, Any]) -> None:
+        """A sweep that deletes has ended: its topic, or its group with all topics, is gone."""
+        if job.state == SWEEP_FINISHED and job.delete_topic:
+            self._group(GroupChange.DELETED, "", "", [job.delete_topic], 0, facts)
+        elif job.state == SWEEP_FINISHED and job.delete_group:
+            self._group(GroupChange.DELETED, job.delete_group, "", [""], 0, facts)
 
     def _group(
         self,

@@ -19,6 +19,7 @@ from tests.node.core.test_pending import ask, face, schedule
 from tests.node.core.trio import World
 from tickwheel.client.pulling import handle_of
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.deleting import finished
 from tickwheel.pipeline import audit as judging
 from tickwheel.pipeline.audit import Audit, AuditConfig, audit, report
 from tickwheel.pipeline.cli import app
@@ -74,6 +75,16 @@ class Lived:
         """Before it is dispatched."""
         assert ask(self.world, lambda done: face(self.world).cancel(id, done)).outcome == scheduler_pb2.CANCELLED
 
+    def delete_topic(self, name: str) -> None:
+        """With all that is in it."""
+        request = DeleteTopicRequest(name=name, cancel_pending=True)
+        assert finished(ask(self.world, lambda done: face(self.world).delete_topic(request, done)))
+
+    def delete_group(self, name: str) -> None:
+        """With all that it is owed."""
+        request = DeleteGroupRequest(name=name, discard=True)
+        assert finished(ask(self.world, lambda done: face(self.world).delete_group(request, done)))
+
     def pull(self, group: str, *outcomes: consumer_pb2.Outcome.ValueType, topic: str = "t") -> None:
         """A batch for each outcome, all of it settled so."""
         for outcome in outcomes or (consumer_pb2.ACK,):
@@ -114,12 +125,12 @@ def test_what_nodes_do_as_promised_is_no_finding(spark: SparkSession, tmp_path: 
     assert again[0] != moved[0]
     lived.cancel(lived.move(moved[2], 700))
     lived.cancel(moved[3])
-    lived.admin(delete_topic=DeleteTopicRequest(name="deleted"))
+    lived.delete_topic("deleted")
     world.run(1_000)
     lived.pull("g")
     lived.pull("choosy")
     lived.admin(create_group=CreateGroupRequest(name="late", topics=["t"], start_from=consumer_pb2.LATEST))
-    lived.admin(delete_group=DeleteGroupRequest(name="gone"))
+    lived.delete_group("gone")
     master = world.elect()
     master.kill()
     world.elect()
