@@ -35,6 +35,8 @@ TICKS_MAX = 100_000
 """Ticks counted at a time; beyond it those counted longest ago are forgotten."""
 TICK_WAIT_MS = 1_000
 PENDING_WAIT_MS = 1_000
+USER_SUM_MS = 100
+"""A user may have thousands of topics: not for each batch."""
 
 CountTick = Callable[[int, Callable[[int | None], None]], None]
 """(tick, answer): how many messages are pending in a tick; None: it cannot be told now."""
@@ -67,6 +69,8 @@ class FlowControl:
         self._clients = Buckets()
         self._user_messages = Buckets()
         self._user_bytes = Buckets()
+        self._user_pending: dict[str, tuple[int, int]] = {}
+        """Of users with a limit: messages pending in their topics, and until when that counts."""
         self._ticks: dict[int, int] = {}
         self._asked: set[int] = set()
         self._to_ask: deque[int] = deque()
@@ -82,6 +86,7 @@ class FlowControl:
         self._clients.clear()
         self._user_messages.clear()
         self._user_bytes.clear()
+        self._user_pending.clear()
         self._ticks.clear()
         self._asked.clear()
         self._to_ask.clear()
@@ -102,7 +107,7 @@ class FlowControl:
             or batch.actor
         ) or (batch.producer_id and self._state.repeated(batch.sender, batch.count) is not None):
             return None
-        full = self._pending_refusal(batch) or self._user_pending_refusal(batch)
+        full = self._pending_refusal(batch) or self._user_pending_refusal(batch, now_ms)
         if full is not None:
             return self._refuse(batch, full)
         rates = self._rates(batch)
@@ -172,22 +177,28 @@ class FlowControl:
         user = self._state.access.user(batch.actor) if batch.actor else None
         return NO_QUOTAS if user is None else user.quotas
 
-    def _user_pending_refusal(self, batch: IncomingBatch) -> Failure | None:
-        """Why a user may not have more pending in the topics that it may schedule to."""
+    def _user_pending_refusal(self, batch: IncomingBatch, now_ms: int) -> Failure | None:
+        """Why a user may not have more pending in the topics that it may schedule to. Summed over these topics once in
+        USER_SUM_MS; what is let in meanwhile is added."""
         limit = self._quotas(batch).pending_max
         user = self._state.access.user(batch.actor)
         if not limit or user is None:
             return None
         rights = self._state.access.rights_of(user)
-        if rights.all_topics(RIGHT_SCHEDULE):
-            there = self._pending() + self._in_all
-        else:
-            names = (name for name in self._state.topic_names() if rights.topic(RIGHT_SCHEDULE, name))
-            there = sum(self._topic_pending(self._state.topic_id(n)) + self._by_topic.get(n, 0) for n in names)
+        until_ms, there = self._user_pending.get(user.name, (0, 0))
+        if now_ms >= until_ms:
+            if rights.all_topics(RIGHT_SCHEDULE):
+                there = self._pending() + self._in_all
+            else:
+                names = (name for name in self._state.topic_names() if rights.topic(RIGHT_SCHEDULE, name))
+                there = sum(self._topic_pending(self._state.topic_id(n)) + self._by_topic.get(n, 0) for n in names)
+            until_ms = now_ms + USER_SUM_MS
         if batch.count > limit:
             # No other day will bring it in.
             return invalid("quotas.pending_max", f"{batch.count} messages", f"at most {limit}").failure
-        if there + batch.count <= limit:
+        fits = there + batch.count <= limit
+        self._user_pending[user.name] = (until_ms, there + batch.count if fits else there)
+        if fits:
             return None
         failure = limit_reached("quotas.pending_max", limit, PENDING_WAIT_MS)
         failure.metadata["value"] = batch.actor

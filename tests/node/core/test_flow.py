@@ -16,7 +16,9 @@ from tickwheel.node.core.intake import from_batch
 from tickwheel.node.core.publisher import REFUSALS_MAX, BatchOutcome
 from tickwheel.node.core.quotas import BUCKETS_MAX, Buckets
 from tickwheel.node.state.quotas import normalised_quotas
+from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
+from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE, AccessCommand, AccessRole, Grant, StoredUser, UserQuotas
 from tickwheel.proto.log_pb2 import AdminCommand
 
 
@@ -124,6 +126,54 @@ def test_quotas(setting: str, text: str, mine: dict[str, str], others: dict[str,
     assert isinstance(schedule(master, batch(1, due_ms, **mine)), BatchOutcome)
     assert master.host is not None
     assert master.host.core.flow.refused == {setting: 1}
+
+
+def as_user(node: Node, name: str, message: scheduler_pb2.ScheduleBatch) -> BatchOutcome | Failure:
+    """Schedule on behalf of a user."""
+    assert node.host is not None
+    incoming = from_batch(message, node.host.core.state.settings)
+    incoming.actor = name
+    answers: list[BatchOutcome | Failure] = []
+    node.host.face.schedule(incoming, answers.append)
+    node.wake()
+    node.world.run_until(lambda: bool(answers))
+    return answers[0]
+
+
+def access(node: Node, **command: object) -> None:
+    """Change users or roles."""
+    assert node.host is not None
+    answers: list[AdminResult | Failure] = []
+    made = AccessCommand(**command)  # type: ignore[arg-type]
+    node.host.face.admin(AdminCommand(access=made), answers.append)
+    node.wake()
+    node.world.run_until(lambda: bool(answers))
+    assert isinstance(answers[0], AdminResult), answers
+
+
+@pytest.mark.parametrize(
+    ("quota", "limit", "size"), [("messages_per_s", 100, 300), ("bytes_per_s", 100, 300), ("pending_max", 50, 50)]
+)
+def test_quotas_of_a_user(quota: str, limit: int, size: int) -> None:
+    """They hold for what the user sends, to any of its topics, until time or room has come; for nobody else."""
+    world = World(69)
+    master = world.elect()
+    quotas = UserQuotas(**{quota: limit})
+    grant = Grant(rights=[RIGHT_SCHEDULE], topics=["mine-*"])
+    access(master, set_role=AccessRole(name="some", grants=[grant]))
+    access(master, set_user=StoredUser(name="root", roles=["administrator"]))
+    access(master, set_user=StoredUser(name="ann", roles=["some"], quotas=quotas))
+    change(master, rights=True)
+    assert isinstance(as_user(master, "root", batch(1_000, tick_of(world), "other")), BatchOutcome)
+    soon_ms = world.now_ms + 1_000
+    assert isinstance(as_user(master, "ann", batch(size, soon_ms, "mine-1")), BatchOutcome)
+    refused = refusal(as_user(master, "ann", batch(1, soon_ms, "mine-2")), f"quotas.{quota}")
+    assert refused.metadata["limit"] == str(limit) and refused.metadata["value"] == "ann"
+    assert isinstance(as_user(master, "root", batch(10, soon_ms, "mine-1")), BatchOutcome)
+    world.run(int(refused.metadata["retry_after_ms"]) + 3_000)
+    assert isinstance(as_user(master, "ann", batch(1, tick_of(world), "mine-2")), BatchOutcome)
+    assert master.host is not None
+    assert master.host.core.flow.refused == {f"quotas.{quota}": 1}
 
 
 def test_a_flood_of_refusals_is_cut_into_slices() -> None:
