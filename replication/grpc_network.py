@@ -347,11 +347,13 @@ class PeerService(PeerServicer):
         refusal: Callable[[str, str, Introduction, Context], Refusal | None],
         greeted: Callable[[str, str], None],
         checkpoint: Callable[[], Awaitable[Sequence[CopiedFile] | str]],
-        copied: Callable[[], None],
+        progressed: Callable[[Sequence[CopiedFile]], bool],
+        copied: Callable[[Sequence[CopiedFile]], None],
         warn: Callable[[str, str], None],
     ) -> None:
         """`network_of`: (node id, cluster id). `refusal(sender_id, disk_uuid, shown, context)`: why a peer that shows
         these members may not speak. `greeted(peer_id, address)`: a peer that may speak has called.
+        `progressed`: whether the files of a copy that gets on are held still.
         `warn(peer_id, text)`: why a peer's link was dropped."""
         self._warn = warn
         self._node_id, self._cluster_id = network_of
@@ -361,6 +363,7 @@ class PeerService(PeerServicer):
         self._refusal = refusal
         self._greeted = greeted
         self._checkpoint = checkpoint
+        self._progressed = progressed
         self._copied = copied
 
     def _refuses(self, hello: PeerFrame, context: Context) -> Refusal | None:
@@ -418,11 +421,14 @@ class PeerService(PeerServicer):
             total_bytes = sum(file.bytes for file in files)
             for number, file in enumerate(files):
                 async for chunk in self._chunks(file, total_bytes, last_file=number == len(files) - 1):
+                    # Asked when it has been read: until then the file was there, unchanged.
+                    if not self._progressed(files):
+                        raise DiskError("the copy stood still for too long: a later checkpoint replaces this one")
                     yield chunk
         except DiskError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         finally:
-            self._copied()
+            self._copied(files)
 
     async def _chunks(self, copied: CopiedFile, total_bytes: int, *, last_file: bool) -> AsyncIterator[CheckpointChunk]:
         offset = 0

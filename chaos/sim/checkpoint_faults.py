@@ -135,7 +135,7 @@ def _slave(scene: Scene, machine: Machine) -> Machine:
 def _ask_for_checkpoint(machine: Machine) -> None:
     if isinstance(machine.process, CoreProcess):
         checkpointer = machine.process.host.core.checkpointer
-        machine.deliver(checkpointer.request, lambda files: checkpointer.copied())
+        machine.deliver(checkpointer.request, checkpointer.copied)
 
 
 class _Behind:

@@ -274,7 +274,7 @@ class CoreProcess:
                 world.after(MS, answer, "the peer refuses")
                 return
             chunks = [_chunk_of(source, copied) for copied in files]
-            process.host.core.checkpointer.copied()
+            process.host.core.checkpointer.copied(files)
             world.after(COPY_NS, arrive, chunks)
 
         def arrive(chunks: list[CheckpointChunk]) -> None:

@@ -45,8 +45,9 @@ REST = 9
 """Before the next one lies so many times what a checkpoint took, so that they take a tenth of the time at most;"""
 REST_MS_MAX = 30_000
 """or this. Who asks for one does not wait for it."""
-COPY_MS_MAX = 600_000
-"""A copy that takes longer loses its hold on the files; it fails and starts again."""
+COPY_STALL_MS = 60_000
+"""A checkpoint is held for its copies as long as one of them gets on in this time, however large it is; then it is
+given up, and copies of it fail. Longer than a receiver waits for the sender (COPY_SILENCE_S)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ class Checkpointer:
     def request(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
         """Write a checkpoint soon, or take the one that others copy now; `done` gets its files.
 
-        They stay until all have said `copied`, or COPY_MS_MAX later.
+        They stay until all have said `copied` of them, or COPY_STALL_MS after the last has said `progressed`.
         """
         if self._stopped:
             done(_stopped())
@@ -215,15 +216,27 @@ class Checkpointer:
             self._capture, self._running = None, False
         self._answer(_stopped())
 
-    def copied(self) -> None:
-        """A copy is made (or given up); after the last one checkpoints go on."""
-        self._copies = max(0, self._copies - 1)
+    def progressed(self, files: object) -> bool:
+        """A copy of these files gets on; are they held still? If not, a later checkpoint replaces them."""
+        if not self._holds(files):
+            return False
+        self._copies_until_ms = self._now_ms + COPY_STALL_MS
+        return True
+
+    def copied(self, files: object) -> None:
+        """A copy of these files is made (or given up); after the last one checkpoints go on."""
+        if self._holds(files):
+            self._copies -= 1
+
+    def _holds(self, files: object) -> bool:
+        # Of a copy that was given up one may hear late: it has no part in the hold of a later one.
+        return self._copies > 0 and files is self._copied_files
 
     def _answer(self, files: list[BackupFile] | Failure) -> None:
         waiting, self._waiting = self._waiting, []
         if waiting and not isinstance(files, Failure):
             self._copies += len(waiting)
-            self._copies_until_ms = self._now_ms + COPY_MS_MAX
+            self._copies_until_ms = self._now_ms + COPY_STALL_MS
             self._copied_files = files
         for done in waiting:
             done(files)

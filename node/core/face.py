@@ -471,9 +471,13 @@ class CoreFace:
         """Where the files come from that are being copied; before that: its stale_reason as it would be."""
         return backup_origin(self.core)
 
-    def backup_copied(self) -> None:
+    def backup_progressed(self, files: object) -> bool:
+        """A copy of these files gets on; tells whether they are held still."""
+        return self.core.checkpointer.progressed(files)
+
+    def backup_copied(self, files: object) -> None:
         """A copy is made or given up: checkpoints go on after the last one."""
-        self.core.checkpointer.copied()
+        self.core.checkpointer.copied(files)
 
     def metrics(self) -> Mapping[str, MetricValue]:
         """Values of the metrics the core owns."""

@@ -260,21 +260,21 @@ class AdminService(AdminServicer):
         try:
             origin: admin_pb2.BackupOrigin | None = core.backup_origin()
             total_bytes = sum(file.bytes for file in files)
-            for number, file in enumerate(files):
-                await self._send_file(context, file, total_bytes, origin, last_file=number == len(files) - 1)
+            for number in range(len(files)):
+                await self._send_file(context, files, number, total_bytes, origin)
                 origin = None
         finally:
-            self._calls.core.backup_copied()
+            self._calls.core.backup_copied(files)
 
     async def _send_file(
         self,
         context: Context,
-        file: BackupFile,
+        files: list[BackupFile],
+        number: int,
         total_bytes: int,
         origin: admin_pb2.BackupOrigin | None,
-        *,
-        last_file: bool,
     ) -> None:
+        file, last_file = files[number], number == len(files) - 1
         offset = 0
         while True:
             size = min(CHUNK_BYTES, file.bytes - offset)
@@ -283,6 +283,12 @@ class AdminService(AdminServicer):
                 await abort(
                     context,
                     Failure(common_pb2.WRONG_STATE, f"{file.path} was removed meanwhile; start the backup again"),
+                )
+            # Asked when it has been read: until then the file was there, unchanged.
+            if not self._calls.core.backup_progressed(files):
+                await abort(
+                    context,
+                    Failure(common_pb2.WRONG_STATE, "the backup stood still for too long; start it again"),
                 )
             end = offset + size
             chunk = admin_pb2.BackupChunk(

@@ -20,16 +20,19 @@ class CheckpointHolder(Protocol):
 
     def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None: ...
 
-    def backup_copied(self) -> None: ...
+    def backup_copied(self, files: object) -> None: ...
 
 
 async def files_to_copy(holder: CheckpointHolder, wake: Callable[[], None]) -> list[BackupFile] | Failure:
-    """The files, which stay until the caller says `backup_copied`; nothing is to be said after a Failure."""
+    """The files. They stay until the caller says `backup_copied` of them, as long as it says `backup_progressed`.
+
+    Nothing is to be said after a Failure.
+    """
     future: asyncio.Future[list[BackupFile] | Failure] = asyncio.get_running_loop().create_future()
 
     def done(files: list[BackupFile] | Failure) -> None:
         if not resolve(future, files) and not isinstance(files, Failure):
-            holder.backup_copied()  # the caller is gone
+            holder.backup_copied(files)  # the caller is gone
 
     holder.backup_files(done)
     wake()
@@ -38,5 +41,5 @@ async def files_to_copy(holder: CheckpointHolder, wake: Callable[[], None]) -> l
     except asyncio.CancelledError:
         # The files may have come just before: `done` took the caller for one who still waits.
         if not future.cancelled() and not isinstance(future.result(), Failure):
-            holder.backup_copied()
+            holder.backup_copied(future.result())
         raise

@@ -302,7 +302,11 @@ class CorePort(Protocol):
         """Where the files come from that are being copied; before that: its stale_reason as it would be."""
         ...
 
-    def backup_copied(self) -> None:
+    def backup_progressed(self, files: object) -> bool:
+        """A copy of these files gets on; tells whether they are held still."""
+        ...
+
+    def backup_copied(self, files: object) -> None:
         """A copy is made or given up: checkpoints go on after the last one."""
         ...
 

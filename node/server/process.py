@@ -326,6 +326,7 @@ class NodeProcess:
             refusal=refusal,
             greeted=greeted,
             checkpoint=checkpoint,
+            progressed=host.face.backup_progressed,
             copied=host.face.backup_copied,
             warn=lambda peer, text: log.error("a peer sends what cannot be true", peer=peer, reason=text),
         )

@@ -36,7 +36,7 @@ def test_a_checkpoint_carries_bundles(world: World) -> None:
         client.schedule([25_000] * 200)
         world.run(50)
     before = checkpointer.written
-    checkpointer.request(lambda _: checkpointer.copied())
+    checkpointer.request(checkpointer.copied)
     world.run_until(lambda: checkpointer.written > before)
     slave.start()
     world.run(3_000)
@@ -124,7 +124,6 @@ def test_a_bundle_stays_until_a_checkpoint_covers_its_end(monkeypatch: pytest.Mo
         assert not node.host.installs
         done: list[object] = []
         node.host.core.checkpointer.request(done.append)
-        node.host.core.checkpointer.copied()
         node.wake()
         world.run_until(lambda done=done: bool(done))  # type: ignore[misc]
     world.run(8_000)
@@ -226,5 +225,5 @@ def test_a_checkpoint_waits_for_what_a_node_lacks(world: World) -> None:
     assert core.wheel.absorbing and not done
     world.run_until(lambda: bool(done))
     assert not core.wheel.absorbing and bundle.bundle_path(name_of(data)) in {file.path for file in done[0]}
-    core.checkpointer.copied()
+    core.checkpointer.copied(done[0])
     settle_down(world)

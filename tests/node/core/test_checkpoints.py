@@ -81,8 +81,7 @@ def test_after_a_long_checkpoint_comes_a_long_rest_but_for_who_asks() -> None:
     world.run(10_000)
     slave.release()
     world.run_until(lambda: bool(files), 1_000)
-    files.clear()
-    checkpointer.copied()
+    checkpointer.copied(files.pop())
     checkpointer.request(files.append)
     world.run_until(lambda: bool(files), 1_000)
 

@@ -116,7 +116,7 @@ def test_a_checkpoint_that_comes_too_late_sets_nobody_back() -> None:
     load(world, late.client, 2)
     assert slave.host is not None
     checkpointer = slave.host.core.checkpointer
-    checkpointer.request(lambda files: checkpointer.copied())
+    checkpointer.request(checkpointer.copied)
     world.run(500)
     applied = slave.host.core.applied_index
     assert slave.host.core.checkpointer.covered_index > 0 and applied > 0

@@ -122,7 +122,7 @@ def test_nothing_is_applied_while_a_checkpoint_is_captured_and_the_master_stays(
     assert core.checkpointer.capturing and not client.acked
     world.run_until(lambda: bool(client.acked) and bool(written))
     assert core.leader_changes == changes and core.leading
-    core.checkpointer.copied()
+    core.checkpointer.copied(written[0])
     before = digests(world)
     master.kill()
     master.start()

@@ -55,7 +55,7 @@ class Alone:
         self.world.run(8_000)  # all is quiet then for a while
         assert {b"m99", b"soon-79", b"past-19"} < self.client.got.keys() and b"soon-80" not in self.client.got
         written = self.core.checkpointer.written
-        self.core.checkpointer.request(lambda _: self.core.checkpointer.copied())
+        self.core.checkpointer.request(self.core.checkpointer.copied)
         self.world.run_until(lambda: self.core.checkpointer.written > written)
         self.applied = self.core.applied_index
         self.before = self.content()

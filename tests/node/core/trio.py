@@ -212,7 +212,7 @@ class Node:
                 file.close()
                 chunk(CheckpointChunk(path=copied.path, offset=0, data=data, crc32c=google_crc32c.value(data)))
             assert source.host is not None
-            source.host.core.checkpointer.copied()
+            source.host.core.checkpointer.copied(files)
             done(None)
             self.wake()
 

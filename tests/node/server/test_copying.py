@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from tests.node.core.trio import Client, World
-from tests.node.server.test_unforeseen import network, serving
+from tests.node.server.test_unforeseen import Faulty, network, serving
+from tickwheel.node.core import checkpoint
+from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.host import NodeHost
 from tickwheel.node.local_cluster import LocalCluster
@@ -17,6 +20,8 @@ from tickwheel.node.server.copying import files_to_copy
 from tickwheel.proto import peer_pb2_grpc
 from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest
 from tickwheel.replication import grpc_network
+from tickwheel.replication.grpc_network import CHUNK_BYTES, PeerService
+from tickwheel.storage.simulated import SimulatedDisk
 
 
 def begun() -> tuple[World, Client, NodeHost, Callable[[], None]]:
@@ -62,13 +67,52 @@ async def test_two_callers_hold_until_both_are_done() -> None:
     goes.cancel()
     await asyncio.sleep(0)
     world.run(200)
-    assert isinstance(await stays, list)
+    files = await stays
+    assert isinstance(files, list)
     written = checkpointer.written
     client.schedule([60_000] * 10)
     world.run(1_500)
     assert checkpointer.written == written
-    host.face.backup_copied()
+    host.face.backup_copied(files)
     world.run(1_500)
+    assert checkpointer.written > written
+
+
+async def test_a_checkpoint_is_held_as_long_as_a_copy_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P10: however large it is. One that stands still is given up, else the journal would grow; when it is heard of
+    late, that neither ends nor prolongs the hold of a later copy."""
+    stall_ms = 3_000
+    monkeypatch.setattr(checkpoint, "COPY_STALL_MS", stall_ms)
+    world, client, host, wake = begun()
+    checkpointer = host.core.checkpointer
+
+    async def copy_begun() -> list[BackupFile]:
+        asked = asyncio.create_task(files_to_copy(host.face, wake))
+        await asyncio.sleep(0)
+        world.run(200)
+        files = await asked
+        assert isinstance(files, list)
+        return files
+
+    first = await copy_begun()
+    written = checkpointer.written
+    client.schedule([3_600_000] * 10)
+    for _ in range(4):
+        world.run(stall_ms * 2 // 3)
+        assert host.face.backup_progressed(first)
+    assert checkpointer.written == written
+    world.run(stall_ms + 2_000)
+    assert checkpointer.written > written
+    assert not host.face.backup_progressed(first)
+    second = await copy_begun()
+    written = checkpointer.written
+    host.face.backup_copied(first)
+    assert not host.face.backup_progressed(first) and host.face.backup_progressed(second)
+    client.schedule([3_600_000] * 10)
+    world.run(2_000)
+    assert checkpointer.written == written
+    host.face.backup_copied(second)
+    world.run(2_000)
     assert checkpointer.written > written
 
 
@@ -109,3 +153,42 @@ async def test_a_peer_that_falls_silent_is_given_up(chunks: int, monkeypatch: py
         assert "nothing came" in str(await ended)
         await ours.stop()
     assert len(got) == chunks
+
+
+async def test_a_sender_ends_a_copy_whose_files_are_not_held_any_more() -> None:
+    """P6: a later checkpoint writes to them; and each chunk that goes tells that the copy gets on."""
+    disk = SimulatedDisk(Random(1))
+    disk.open("wheel/a", create=True).append(bytes(2 * CHUNK_BYTES))
+    files = [BackupFile("wheel/a", 2 * CHUNK_BYTES)]
+    told: list[object] = []
+    given_back: list[object] = []
+
+    def progressed(about: object) -> bool:
+        told.append(about)
+        return len(told) < 2
+
+    async def checkpoint_files() -> list[BackupFile]:
+        return files
+
+    service = PeerService(
+        ("a", "c"),
+        Faulty(""),
+        lambda: None,
+        disk=disk,
+        refusal=lambda *asked: None,
+        greeted=lambda peer_id, address: None,
+        checkpoint=checkpoint_files,
+        progressed=progressed,
+        copied=given_back.append,
+        warn=lambda peer_id, text: None,
+    )
+    ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    ours = network()
+    got: list[CheckpointChunk] = []
+    async with serving(service) as address, asyncio.timeout(5):
+        ours.set_peers({"a": address})
+        ours.fetch("a", got.append, ended.set_result)
+        assert "stood still" in str(await ended)
+        await ours.stop()
+    assert [chunk.offset for chunk in got] == [0]
+    assert told == [files, files] and given_back == [files]
