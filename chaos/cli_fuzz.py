@@ -5,7 +5,6 @@ Owns options, what is printed and the exit codes: 0 all held, 1 something did no
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import tempfile
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tickwheel.chaos.fuzz.run import FuzzConfig, Fuzzer, FuzzReport
-from tickwheel.node.local_cluster import LocalCluster
+from tickwheel.node.local_cluster import LocalCluster, run_to_end
 from tickwheel.node.made_files import LocalClusterError
 
 EXIT_BROKEN, EXIT_VOID = 1, 3
@@ -51,7 +50,7 @@ def fuzz(
         console.print(f"[dim]{time.monotonic() - began_s:7.1f} s[/dim]  {line}", highlight=False, soft_wrap=True)
 
     try:
-        report = asyncio.run(_play(where, nodes, port, config, told))
+        report = run_to_end(_play(where, nodes, port, config, told))
     except LocalClusterError as error:
         console.print(f"[bold red]void[/bold red]: {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_VOID) from None

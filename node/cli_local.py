@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from tickwheel.node.cli_output import AsJson, err, fail, out, print_json, print_table, table, use_json
-from tickwheel.node.local_cluster import LocalCluster, LocalNode
+from tickwheel.node.local_cluster import LocalCluster, LocalNode, run_to_end
 from tickwheel.node.made_files import MadeFiles
 
 local_app = typer.Typer()
@@ -53,7 +53,10 @@ def up(
 
 
 async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool) -> bool:
-    """Run it until a signal comes, or no node is left. Whether a node ended by itself."""
+    """Run it until a signal comes, or no node is left. Whether a node ended by itself.
+
+    Raises typer.Abort if the signal came before it was ready.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -63,10 +66,11 @@ async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool) 
     ended = [False]
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-            _show(cluster, as_json)
-            ended = await asyncio.gather(*(_follow(node, stop, quiet or as_json) for node in cluster.nodes))
+        if not starting.done():
+            raise typer.Abort
+        starting.result()
+        _show(cluster, as_json)
+        ended = await asyncio.gather(*(_follow(node, stop, quiet or as_json) for node in cluster.nodes))
     finally:
         for task in (starting, stopping):
             task.cancel()
@@ -157,7 +161,7 @@ def demo(
     run = Demo(directory, month=month, span_s=seconds, console=err, live=err.is_terminal and not as_json)
     started = time.monotonic()
     try:
-        tally = asyncio.run(run.run())
+        tally = run_to_end(run.run())
     except FlightsMissingError as error:
         fail(str(error), "PACKAGE_MISSING", {})
         raise typer.Exit(2) from None

@@ -17,15 +17,18 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeVar
 
 from tickwheel.client import AsyncClient
 from tickwheel.client.errors import Fault
 from tickwheel.node.made_files import CONFIG_NAME, DATA_NAME, LOG_NAME, LocalClusterError, MadeFiles
 from tickwheel.proto import admin_pb2
+
+T = TypeVar("T")
 
 LOG_BYTES_MAX = 4 << 20
 STOP_S = 20.0
@@ -425,6 +428,33 @@ class LocalCluster:
             if loop.time() > end:
                 raise LocalClusterError(f"no master within {timeout_s:g} s")
             await asyncio.sleep(POLL_S)
+
+
+def run_to_end(main: Coroutine[Any, Any, T]) -> T:
+    """asyncio.run, in which SIGTERM ends `main` as Ctrl-C does: it is cancelled, so that its nodes are stopped.
+
+    Raises KeyboardInterrupt after either.
+    """
+    told = False
+
+    async def go() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def terminated() -> None:
+            nonlocal told
+            told = True
+            task.cancel()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated)
+        return await main
+
+    try:
+        return asyncio.run(go())
+    except asyncio.CancelledError:
+        if told:
+            raise KeyboardInterrupt from None
+        raise
 
 
 def _cut_log(path: Path) -> None:

@@ -69,6 +69,7 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_DATA = 3
 EXIT_REMOVED = 4
+EXIT_INTERRUPTED = 130
 HOUSEKEEPING_S = 0.2
 MINUTE_MS = 60_000
 CONNECTIONS_S = 1.0
@@ -531,6 +532,9 @@ def run_node(config: NodeConfig, clock: Clock | None = None) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
+
+    # Until the node is up (its journal may take long to read) nothing waits to be stopped in order.
+    signal.signal(signal.SIGINT, lambda *_: _exit_now(EXIT_INTERRUPTED))
 
     async def main() -> int:
         return await NodeProcess(config, clock).run()

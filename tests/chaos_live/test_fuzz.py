@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 
@@ -47,3 +49,32 @@ async def test_a_short_run_against_real_nodes(tmp_path: Path) -> None:
     assert not report.findings, "\n".join(report.findings)
     assert report.calls == 500 and report.batches == 2 == len(told)
     assert report.codes["OK"] > 20 and report.codes["INVALID_ARGUMENT"] > 50
+
+
+def test_sigterm_ends_its_nodes(tmp_path: Path) -> None:
+    """A time limit around it leaves no cluster behind."""
+    words = [
+        "chaos",
+        "fuzz",
+        "--nodes",
+        "1",
+        "--batch",
+        "10",
+        "--calls",
+        "1000000",
+        "--idle",
+        "1",
+        "--dir",
+        str(tmp_path),
+    ]
+    command = [sys.executable, "-m", "tickwheel.node.cli", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while "batch 0" not in process.stdout.readline():
+        assert process.poll() is None
+    nodes = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert nodes
+    process.terminate()
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in complaint, complaint
+    assert not [node for node in nodes if Path(f"/proc/{node}").exists()]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -51,3 +56,34 @@ def test_certs_overwrites_nothing_unasked(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert [path.name for path in own.iterdir()] == ["ca.crt"]
     assert (own / "ca.crt").read_text() == "mine"
+
+
+def test_ctrl_c_while_a_node_starts_is_130(tmp_path: Path) -> None:
+    """No traceback, whatever it is busy with: here with a certificate that is long in coming."""
+    made = CliRunner().invoke(node_app, ["certs", "--out", str(tmp_path), "--node", "n1"])
+    assert made.exit_code == 0, made.output
+    slow = tmp_path / "slow.crt"
+    os.mkfifo(slow)
+    file = tmp_path / "node.toml"
+    files = {"cert": slow, "key": tmp_path / "n1.key", "ca": tmp_path / "ca.crt"}
+    tls = "".join(f'client_{part}_file = "{path}"\n' for part, path in files.items())
+    node = f'[node]\nid = "n1"\ndata_dir = "{tmp_path / "data"}"\n'
+    file.write_text(f'[cluster]\nid = "c"\n{node}[listen]\npeer_bind = "127.0.0.1:2"\ninsecure = true\n[tls]\n{tls}')
+    command = [sys.executable, "-m", "tickwheel.node.cli", "node", "--config", str(file)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while (writes := open_if_read(slow)) is None:
+        assert process.poll() is None and time.monotonic() < deadline
+    process.send_signal(signal.SIGINT)
+    said, complaint = process.communicate(timeout=60)
+    os.close(writes)
+    assert process.returncode == 130, complaint
+    assert "Traceback" not in said + complaint
+
+
+def open_if_read(pipe: Path) -> int | None:
+    """The writing end; None while nobody reads."""
+    try:
+        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None

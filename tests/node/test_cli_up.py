@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tickwheel.client import Client
 
 COMMAND = [sys.executable, "-m", "tickwheel.node.cli", "up", "--nodes", "1", "--port", "0", "--json", "--data"]
@@ -91,3 +93,20 @@ def refused(data: Path, *arguments: str) -> str:
 def run_up(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`up` until it ends, which it must."""
     return subprocess.run([*COMMAND, str(data), *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_it_is_ready_ends_it_and_its_nodes(tmp_path: Path, number: signal.Signals) -> None:
+    """Exit code 130, no traceback, no process left."""
+    process = subprocess.Popen([*COMMAND, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "n1" / "node.log"
+    while not log.exists():
+        assert process.poll() is None
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (nodes := children.read_text().split()):
+        assert process.poll() is None
+    process.send_signal(number)
+    said, complaint = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")
+    assert "Traceback" not in complaint and "Traceback" not in log.read_text()
+    assert not [node for node in nodes if Path(f"/proc/{node}").exists()]

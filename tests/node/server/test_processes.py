@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tickwheel.node.local_cluster import LocalCluster, free_ports
+from tickwheel.node.server import process
+from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
 
 
 def start(*settings: str) -> subprocess.CompletedProcess[str]:
@@ -36,3 +40,28 @@ async def test_refusals_at_start_say_what_to_do(tmp_path: Path) -> None:
         assert foreign.returncode == 3 and "cluster" in foreign.stderr, foreign.stderr
         for refused in (used, watched, locked, foreign):
             assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DiskError("manifest is damaged"), process.EXIT_DATA),
+        (SyncFailedError("journal"), process.EXIT_DATA),
+        (DiskFullError("journal"), process.EXIT_FAILED),
+        (RuntimeError("ours"), process.EXIT_FAILED),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_damage_met_while_serving_ends_with_the_code_that_is_not_restarted(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3: a restart would meet the same bytes again, and systemd leaves it."""
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(process, "_exit_now", leave)
+    node = object.__new__(process.NodeProcess)
+    with pytest.raises(SystemExit) as left:
+        node._failed(error)
+    assert left.value.code == code
