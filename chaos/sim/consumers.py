@@ -14,6 +14,7 @@ import numpy as np
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.history_messages import (
+    STREAM_BROKE,
     CreditGiven,
     Delivered,
     SessionClosed,
@@ -122,7 +123,8 @@ class Consumers:
             self._deliver(consumer, machine, number, batch)
 
         def closed(failure: Failure) -> None:
-            self._history.add(SessionClosed(self._world.now_ns, consumer.crowd.group, number, by_node=True))
+            by_node = failure is not STREAM_BROKE
+            self._history.add(SessionClosed(self._world.now_ns, consumer.crowd.group, number, by_node=by_node))
             if consumer.session_number == number:
                 consumer.target = self._wires.redirect(failure, consumer.target)
                 self._session_over(consumer)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tickwheel.chaos.sim.history import Record
+from tickwheel.node.core.failure import Failure
+from tickwheel.proto import common_pb2
 
 # -- producers
 
@@ -226,6 +228,10 @@ class CreditGiven(Record):
     group: str
     session: int
     count: int
+
+
+STREAM_BROKE = Failure(common_pb2.OUTCOME_UNKNOWN, "its stream broke")
+"""A fault ends a session with this, as a consumer does whose connection is lost: its node gives back what it had."""
 
 
 @dataclass(slots=True)

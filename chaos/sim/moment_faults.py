@@ -8,12 +8,10 @@ from tickwheel.chaos.sim.core_process import CoreProcess
 from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene
 from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_machines import CheckpointBegan
-from tickwheel.chaos.sim.history_messages import Delivered, SessionClosed, SettleSent
+from tickwheel.chaos.sim.history_messages import STREAM_BROKE, Delivered, SessionClosed, SettleSent
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.failure import Failure
-from tickwheel.proto import common_pb2
 
 
 def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
@@ -124,7 +122,7 @@ def kill_left(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
         for group_id in sorted(core.delivery.sessions.groups()):
             for session in list(core.delivery.sessions.of_group(group_id)):
                 core.delivery.close_session(session, core.clock.now_ms(), give_back=True)
-                session.closed(Failure(common_pb2.OUTCOME_UNKNOWN, "its stream broke"))
+                session.closed(STREAM_BROKE)
 
     def strike(master: Machine, boot: int) -> None:
         if state["over"] or master.boot != boot or master.process is None:

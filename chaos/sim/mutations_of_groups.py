@@ -29,12 +29,10 @@ from tickwheel.wheel.units import ONE_TAG
 def message_groups_ignored(patches: Patches) -> None:
     numbers = itertools.count()
 
-    class Other:
-        @staticmethod
-        def FromString(data: bytes) -> MessageMeta:
-            return MessageMeta(message_group=str(next(numbers)))
+    def other(data: bytes) -> MessageMeta:
+        return MessageMeta(message_group=str(next(numbers)))
 
-    patches.replace(fifo, "MessageMeta", lambda original: Other)
+    patches.replace(fifo, "meta_of", lambda original: other)
 
 
 @mutation("a retry in a FIFO topic leaves its place, as elsewhere")

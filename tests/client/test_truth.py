@@ -322,6 +322,7 @@ async def test_a_closed_client_refuses_on_every_method() -> None:
             wanted = inspect.signature(method).parameters.values()
             values = {p.name: sample(p.annotation) for p in wanted if p.default is p.empty}
             values |= {"due_ms": 5} if "due_ms" in inspect.signature(method).parameters else {}
+            values |= {"handle": "1@127.0.0.1:7700"} if "handle" in values else {}
             if any(value is None for value in values.values()) or name == "reset_group":
                 continue
             async with asyncio.timeout(SOON_S):
