@@ -13,10 +13,11 @@ from tickwheel.chaos.sim.moments import HOURS_REMOVED
 from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
+from tickwheel.node.core.checkpoint import Checkpointer
 
 STEPS_MOST = 80
 """Of the disk until the power fails: what is applied beside a checkpoint takes some too."""
-CHECKPOINT_WORK = "Checkpointer._begin"
+CHECKPOINT_WORK = Checkpointer._write.__qualname__
 """Function of the work that writes a checkpoint."""
 
 
