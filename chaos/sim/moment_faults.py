@@ -45,7 +45,7 @@ def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng:
         host = getattr(asked.process, "host", None)
         if host is not None:
             checkpointer = host.core.checkpointer
-            asked.deliver(checkpointer.request, lambda files: checkpointer.copied())
+            asked.deliver(checkpointer.request, checkpointer.copied)
         scene.world.after(rng.randrange(100 * MS, 500 * MS), ask)
 
     scene.history.subscribe((CheckpointBegan,), begun)

@@ -8,6 +8,7 @@ thread, which must be the main one; what is asynchronous runs on a loop between 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import time
@@ -103,6 +104,8 @@ class PipelineDemo:
                     if spark is not None and ours:
                         spark.stop()
                     cluster.discard()
+                    with contextlib.suppress(OSError):
+                        (out / "nodes").rmdir()  # it stays if somebody has put something there
         self._console.print(f"\n[bold]Reports[/] after {time.monotonic() - started:.0f} s")
         for path in self._paths:
             self._say(str(path))
