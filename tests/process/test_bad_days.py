@@ -83,7 +83,7 @@ async def test_a_flipped_byte_refuses_to_start_and_says_which_file(tmp_path: Pat
     """In the middle of whatever file a node has: exit code 3, the file, what to do; with none, it has everything."""
     async with LocalCluster(tmp_path, 1, config={"storage": {"journal_segment_bytes": 1 << 20}}) as cluster:
         node = cluster.nodes[0]
-        async with cluster.client() as client:
+        async with AsyncClient(cluster.addresses) as client:
             async with client.producer() as producer:
                 await producer.schedule_many("t", [(now_ms() + 3_600_000, b"%d" % number) for number in range(50)])
                 await producer.schedule_many("now", [(now_ms(), b"now")])
