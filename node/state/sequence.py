@@ -129,9 +129,10 @@ class Sequence:
             if not blocks:
                 continue
             opened = self._disk.open(file.path)
+            step = max(1, PIECE_BYTES // BLOCK_BYTES)
             try:
-                for at in range(0, blocks, PIECE_BYTES // BLOCK_BYTES):
-                    self._layout.check(opened, at, min(blocks, at + PIECE_BYTES // BLOCK_BYTES))
+                for at in range(0, blocks, step):
+                    self._layout.check(opened, at, min(blocks, at + step))
             finally:
                 opened.close()
 
