@@ -121,10 +121,13 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         return admin_pb2.NODE_RECOVERING, f"{replayed}; {log.halted}" if log.halted else replayed
     if log.halted:
         return admin_pb2.NODE_READ_ONLY, log.halted
+    waits_for = core.salvage.reason or core.mending.reason
     if log.master_id is None:
-        return admin_pb2.NODE_ALONE, "it hears no master: what it shows may be old"
+        return admin_pb2.NODE_ALONE, "; ".join(
+            filter(None, ("it hears no master: what it shows may be old", waits_for))
+        )
     if core.leading and not log.lease_held:
-        return admin_pb2.NODE_ALONE, "it leads, and has not heard from a majority"
+        return admin_pb2.NODE_ALONE, "; ".join(filter(None, ("it leads, and has not heard from a majority", waits_for)))
     if core.handing_over:
         return admin_pb2.NODE_STOPPING, "handing the master role over"
     if core.bulk.waiting:
@@ -139,7 +142,7 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
         return admin_pb2.NODE_ALIGNING, "advancing the cursor to the clock"
     if core.mending.holds_log:
         return admin_pb2.NODE_RECOVERING, core.mending.reason
-    return admin_pb2.NODE_SERVING, core.salvage.reason or core.mending.reason
+    return admin_pb2.NODE_SERVING, waits_for
 
 
 _STALE_STATES = (
