@@ -60,6 +60,7 @@ async def test_users_do_what_their_roles_allow_and_nothing_else(
             denied = [one.method for one in records if one.user == "shop" and one.result.startswith("refused")]
             assert "Scheduler/Schedule" in denied and any(one.left_out for one in records)
             assert not any(root_token in one.request for one in records)
+            assert all(not one.request for one in records if one.method.startswith("Scheduler/Schedule"))
         monkeypatch.setenv("TICKWHEEL_TOKEN", root_token)
         lines = (await command("audit", "--address", address, "--json")).stdout.splitlines()
         assert any(json.loads(line)["method"] == "Admin/UpdateSettings" for line in lines)
