@@ -109,7 +109,7 @@ class _ClockStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClockState
     """The same for longer than clock.holdover_ms_max."""
 
 class ClockState(_ClockState, metaclass=_ClockStateEnumTypeWrapper):
-    """Whether the nodes' clocks agree (docs/ARCHITECTURE.md, the cluster clock)."""
+    """Whether the nodes' clocks agree (docs/architecture/clock.md)."""
 
 CLOCK_STATE_UNSPECIFIED: ClockState.ValueType  # 0
 CLOCK_UNAGREED: ClockState.ValueType  # 1

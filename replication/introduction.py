@@ -6,7 +6,7 @@ members by what it has applied itself, and how far that is, or what it was shown
 is shown, and when, is node/core/membership.py's to judge; the log keeps it (ReplicatedLog.introduce) and connects to
 them.
 
-Why this is safe stands in docs/ARCHITECTURE.md (Members that a log does not know yet). Owns the form on the wire.
+docs/architecture/members.md says why this is safe. Owns the form on the wire.
 """
 
 from __future__ import annotations

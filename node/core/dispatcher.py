@@ -1,6 +1,6 @@
 """The master's hand on the wheel: decides when the cursor moves, and how far.
 
-States (a table, drawn in docs/ARCHITECTURE.md):
+States (a table, drawn in docs/STATES.md):
 
     idle      -> aligning   lead{term} was applied here and the lease holds
     aligning  -> running    the cursor has met the clock
