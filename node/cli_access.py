@@ -58,6 +58,7 @@ def user_set(
     topics_max: Annotated[int, typer.Option(min=0, help="Topics that it creates.")] = 0,
     groups_max: Annotated[int, typer.Option(min=0, help="Groups that it creates.")] = 0,
     streams_max: Annotated[int, typer.Option(min=0, help="Calls that it holds open at one node.")] = 0,
+    connections_max: Annotated[int, typer.Option(min=0, help="Connections to one node.")] = 0,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -70,6 +71,7 @@ def user_set(
         topics_max=topics_max,
         groups_max=groups_max,
         streams_max=streams_max,
+        connections_max=connections_max,
     )
     user = ask(address, lambda client: client.access.set_user(name, role or [], quotas))
     if as_json:

@@ -130,6 +130,7 @@ class UserQuotas(_message.Message):
     TOPICS_MAX_FIELD_NUMBER: _builtins.int
     GROUPS_MAX_FIELD_NUMBER: _builtins.int
     STREAMS_MAX_FIELD_NUMBER: _builtins.int
+    CONNECTIONS_MAX_FIELD_NUMBER: _builtins.int
     messages_per_s: _builtins.int
     """By the master, over one second, as client_quotas."""
     bytes_per_s: _builtins.int
@@ -140,6 +141,8 @@ class UserQuotas(_message.Message):
     groups_max: _builtins.int
     streams_max: _builtins.int
     """Calls that stay open (consumers, schedule streams, status streams) at one node."""
+    connections_max: _builtins.int
+    """Connections to one node over which the user has made calls."""
     def __init__(
         self,
         *,
@@ -149,10 +152,11 @@ class UserQuotas(_message.Message):
         topics_max: _builtins.int = ...,
         groups_max: _builtins.int = ...,
         streams_max: _builtins.int = ...,
+        connections_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "groups_max", b"groups_max", "messages_per_s", b"messages_per_s", "pending_max", b"pending_max", "streams_max", b"streams_max", "topics_max", b"topics_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "connections_max", b"connections_max", "groups_max", b"groups_max", "messages_per_s", b"messages_per_s", "pending_max", b"pending_max", "streams_max", b"streams_max", "topics_max", b"topics_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -297,6 +297,9 @@ class StagingCommand(_message.Message):
     PUBLISH_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
     EXPIRE_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """Who stages, commits or aborts, while rights are on: the job's user. Empty: nobody's, or somebody who may do anything."""
     @_builtins.property
     def stage(self) -> Global___StageBlock: ...
     @_builtins.property
@@ -315,10 +318,11 @@ class StagingCommand(_message.Message):
         publish: Global___PublishStaged | None = ...,
         abort: Global___AbortStagedRequest | None = ...,
         expire: Global___ExpireStaged | None = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "body", b"body", "commit", b"commit", "expire", b"expire", "publish", b"publish", "stage", b"stage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "body", b"body", "commit", b"commit", "expire", b"expire", "publish", b"publish", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "body", b"body", "commit", b"commit", "expire", b"expire", "owner", b"owner", "publish", b"publish", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["stage", "commit", "publish", "abort", "expire"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
@@ -458,6 +462,7 @@ class StagedJobSnapshot(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     MEMORY_MS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     batch: _builtins.int
     state: Global___StagedState.ValueType
@@ -477,6 +482,8 @@ class StagedJobSnapshot(_message.Message):
     memory_ms: _builtins.int
     """Of the last commit."""
     fingerprint: _builtins.int
+    owner: _builtins.str
+    """The user whose job it is; empty: nobody's."""
     @_builtins.property
     def dead_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -501,10 +508,11 @@ class StagedJobSnapshot(_message.Message):
         attempts: _abc.Iterable[Global___StagedAttemptSnapshot] | None = ...,
         memory_ms: _builtins.int = ...,
         fingerprint: _builtins.int = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "batch", b"batch", "charged_bytes", b"charged_bytes", "dead_runs", b"dead_runs", "file", b"file", "file_bytes", b"file_bytes", "fingerprint", b"fingerprint", "job_id", b"job_id", "memory_ms", b"memory_ms", "plan", b"plan", "position", b"position", "published_through", b"published_through", "rows", b"rows", "rows_discarded", b"rows_discarded", "rows_published", b"rows_published", "state", b"state", "touched_ms", b"touched_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "batch", b"batch", "charged_bytes", b"charged_bytes", "dead_runs", b"dead_runs", "file", b"file", "file_bytes", b"file_bytes", "fingerprint", b"fingerprint", "job_id", b"job_id", "memory_ms", b"memory_ms", "owner", b"owner", "plan", b"plan", "position", b"position", "published_through", b"published_through", "rows", b"rows", "rows_discarded", b"rows_discarded", "rows_published", b"rows_published", "state", b"state", "touched_ms", b"touched_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,7 +18,7 @@ from tickwheel.proto.log_pb2 import Command
 
 if TYPE_CHECKING:
     from tickwheel.node.core.core import NodeCore
-    from tickwheel.node.core.requests import Rescheduled
+    from tickwheel.node.core.requests import Permitted, Rescheduled
 
 
 class ColdDesk:
@@ -81,8 +81,23 @@ class ColdDesk:
 
     # -- single messages
 
-    def cancel(self, number: int, done: Callable[[scheduler_pb2.CancelOutcome.ValueType | Failure], None]) -> None:
+    def _permission(self, number: int, permitted: Permitted) -> Failure | None:
+        """A message that is not loaded has no topic yet: it needs the right to every topic. One that is loaded is asked
+        for where its topic is known."""
+        place = self._core.state.cold.place(number)
+        return None if place is not None and place.kind == LOADED else permitted("")
+
+    def cancel(
+        self,
+        number: int,
+        done: Callable[[scheduler_pb2.CancelOutcome.ValueType | Failure], None],
+        permitted: Permitted,
+    ) -> None:
         """By a cold id."""
+        refusal = self._permission(number, permitted)
+        if refusal is not None:
+            done(refusal)
+            return
 
         def marked(result: Place | Failure | None) -> None:
             if isinstance(result, Failure):
@@ -90,19 +105,28 @@ class ColdDesk:
             elif result is None:
                 done(scheduler_pb2.NOT_FOUND)
             elif result.kind == LOADED:
-                self._core.requests.cancel(result.loaded_id, done)
+                self._core.requests.cancel(result.loaded_id, done, permitted)
             else:
                 done(scheduler_pb2.CANCELLED)
 
         self._mark(cold_pb2.ColdMark(id=number), marked)
 
     def move(
-        self, number: int, due_ms: int, done: Callable[[Rescheduled | Failure], None], sender: Sender = NOBODY
+        self,
+        number: int,
+        due_ms: int,
+        done: Callable[[Rescheduled | Failure], None],
+        permitted: Permitted,
+        sender: Sender = NOBODY,
     ) -> None:
         """To a time that may not be near: a job must still bring the message."""
         from tickwheel.node.core.requests import Rescheduled
 
         core = self._core
+        refusal = self._permission(number, permitted)
+        if refusal is not None:
+            done(refusal)
+            return
 
         def marked(result: Place | Failure | None) -> None:
             if isinstance(result, Failure):
@@ -110,7 +134,7 @@ class ColdDesk:
             elif result is None:
                 done(Rescheduled(scheduler_pb2.RESCHEDULE_NOT_FOUND, 0, 0))
             elif result.kind == LOADED:
-                core.requests.move(result.loaded_id, due_ms, done, sender=sender)
+                core.requests.move(result.loaded_id, due_ms, done, permitted, sender)
             elif result.kind == CANCELLED:
                 done(Rescheduled(scheduler_pb2.RESCHEDULE_CANCELLED, 0, 0))
             else:
@@ -148,10 +172,16 @@ class ColdDesk:
 
         core.proposer.submit(Command(cold=cold_pb2.ColdCommand(mark=mark)), applied)
 
-    def get(self, number: int, content: bool, done: Callable[[scheduler_pb2.GetResponse | Failure], None]) -> None:
+    def get(
+        self,
+        number: int,
+        content: bool,
+        done: Callable[[scheduler_pb2.GetResponse | Failure], None],
+        permitted: Permitted,
+    ) -> None:
         """State of a message; its content once it is loaded."""
         core = self._core
-        failure = core.refusal()
+        failure = core.refusal() or self._permission(number, permitted)
         if failure is not None:
             done(failure)
             return
@@ -161,7 +191,7 @@ class ColdDesk:
             done(Failure(common_pb2.UNKNOWN_NAME, f"no message {text}", {"field": "id", "value": text}))
             return
         if place.kind == LOADED:
-            core.requests.get(place.loaded_id, content, done)
+            core.requests.get(place.loaded_id, content, done, permitted)
             return
         state = scheduler_pb2.MESSAGE_CANCELLED if place.kind == CANCELLED else scheduler_pb2.COLD
         response = scheduler_pb2.GetResponse(state=state)

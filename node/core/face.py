@@ -221,27 +221,37 @@ class CoreFace:
         request: staging_pb2.StageRequest,
         batch: IncomingBatch,
         done: Callable[[staging_pb2.StagedJob | Failure], None],
+        owner: str = "",
     ) -> None:
         """Keep a checked block of rows until the commit of its job."""
-        self.core.staging.stage(request, batch, done)
+        self.core.staging.stage(request, batch, done, owner)
 
     def commit_staged(
-        self, request: staging_pb2.CommitStagedRequest, done: Callable[[staging_pb2.StagedJob | Failure], None]
+        self,
+        request: staging_pb2.CommitStagedRequest,
+        done: Callable[[staging_pb2.StagedJob | Failure], None],
+        owner: str = "",
     ) -> None:
         """Decide which attempts of a job count."""
-        self.core.staging.commit(request, done)
+        self.core.staging.commit(request, done, owner)
 
     def abort_staged(
-        self, request: staging_pb2.AbortStagedRequest, done: Callable[[staging_pb2.StagedJob | Failure], None]
+        self,
+        request: staging_pb2.AbortStagedRequest,
+        done: Callable[[staging_pb2.StagedJob | Failure], None],
+        owner: str = "",
     ) -> None:
         """Drop what a run has staged."""
-        self.core.staging.abort(request, done)
+        self.core.staging.abort(request, done, owner)
 
     def staged_job(
-        self, request: staging_pb2.GetStagedJobRequest, done: Callable[[staging_pb2.StagedJob | Failure], None]
+        self,
+        request: staging_pb2.GetStagedJobRequest,
+        done: Callable[[staging_pb2.StagedJob | Failure], None],
+        owner: str = "",
     ) -> None:
         """How far a job is."""
-        self.core.staging.job(request, done)
+        self.core.staging.job(request, done, owner)
 
     def delete_topic(
         self, request: admin_pb2.DeleteTopicRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]

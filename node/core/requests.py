@@ -97,8 +97,7 @@ class RequestDesk:
     ) -> None:
         """Cancel by id; the outcome is decided when the command is applied."""
         if is_cold(number):
-            refusal = permitted("")
-            done(refusal) if refusal is not None else self._core.cold.cancel(number, done)
+            self._core.cold.cancel(number, done, permitted)
             return
 
         def found(unit: Found | Failure) -> None:
@@ -151,8 +150,7 @@ class RequestDesk:
             done(error.failure)
             return
         if is_cold(number):
-            refusal = permitted("")
-            done(refusal) if refusal is not None else core.cold.move(number, due_ms, done, sender)
+            core.cold.move(number, due_ms, done, permitted, sender)
             return
         self.move(number, due_ms, done, permitted, sender)
 
@@ -261,8 +259,7 @@ class RequestDesk:
         """State and, with `content`, payload and meta of one message."""
         core = self._core
         if is_cold(number):
-            refusal = permitted("")
-            done(refusal) if refusal is not None else core.cold.get(number, content, done)
+            core.cold.get(number, content, done, permitted)
             return
         retries = core.state.waiting_retries(number)
         asked = {number}

@@ -90,13 +90,16 @@ class StagingDesk:
 
     # -- requests
 
-    def stage(self, request: StageRequest, batch: IncomingBatch, done: Answer) -> None:
-        """Keep a checked block; `done` when it is on stable storage of a majority."""
+    def stage(self, request: StageRequest, batch: IncomingBatch, done: Answer, owner: str = "") -> None:
+        """Keep a checked block; `done` when it is on stable storage of a majority.
+
+        `owner`: the user who stages, while rights are on.
+        """
         failure = (
             self._core.refusal() or _names(request.job_id, request.run_id, request.batch) or _block(request, batch)
         )
         if failure is None:
-            failure = self._too_far(batch)
+            failure = self._too_far(batch) or self._core.state.staging.owner_refusal(request.job_id, owner)
         if failure is not None:
             done(failure)
             return
@@ -116,7 +119,7 @@ class StagingDesk:
             return
         name = batch.topics[0]
         if state.topic_id(name) is not None:
-            self._queue_block(request, batch, done)
+            self._queue_block(request, batch, done, owner)
             return
         if not state.settings.topics_auto_create:
             text = f"topic {name} does not exist"
@@ -125,13 +128,13 @@ class StagingDesk:
 
         def created(result: object) -> None:
             if isinstance(result, AdminResult) and result.failure is None:
-                self._queue_block(request, batch, done)
+                self._queue_block(request, batch, done, owner)
                 return
             problem = result.failure if isinstance(result, AdminResult) else result
             assert isinstance(problem, Failure)
             done(problem)
 
-        self._core.requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=name)), created)
+        self._core.requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=name), actor=owner), created)
 
     def _too_far(self, batch: IncomingBatch) -> Failure | None:
         now_ms, limit_ms = self._core.clock.now_ms(), self._core.state.settings.delay_ms_max
@@ -141,7 +144,7 @@ class StagingDesk:
             return invalid(f"due_ms[{row}]", latest, f"at most {limit_ms} ms ahead of now ({now_ms})").failure
         return None
 
-    def _queue_block(self, request: StageRequest, batch: IncomingBatch, done: Answer) -> None:
+    def _queue_block(self, request: StageRequest, batch: IncomingBatch, done: Answer, owner: str) -> None:
         publish = self._core.publisher.publish_of([batch], [batch.when])
         del publish.requests[:]
         # Nobody is told ids, so it does not matter which row became which unit.
@@ -156,7 +159,7 @@ class StagingDesk:
             rows=batch.count,
             block=publish.SerializeToString(),
         )
-        command = Command(staging=StagingCommand(stage=block))
+        command = Command(staging=StagingCommand(stage=block, owner=owner))
         serving = self._core.serving
         answer = serving.bound(lambda result: self._answer(request.job_id, request.batch, result, done))
         self._queue.append(_Waiting(command, answer, len(block.block)))
@@ -185,19 +188,19 @@ class StagingDesk:
 
         self._core.proposer.submit(item.command, applied, may_gather=True)
 
-    def commit(self, request: CommitStagedRequest, done: Answer) -> None:
+    def commit(self, request: CommitStagedRequest, done: Answer, owner: str = "") -> None:
         """Decide which attempts count; `done` when that is certain, not when they are published."""
         failure = _names(request.job_id, request.run_id, request.batch)
         if failure is None and len(request.attempts) > ATTEMPTS_MAX:
             failure = invalid("attempts", len(request.attempts), f"at most {ATTEMPTS_MAX}").failure
         if failure is None and not 0 <= request.memory_ms <= MEMORY_MS_MAX:
             failure = invalid("memory_ms", request.memory_ms, f"0 to {MEMORY_MS_MAX}").failure
-        self._decide(StagingCommand(commit=request), request.job_id, request.batch, failure, done)
+        self._decide(StagingCommand(commit=request, owner=owner), request.job_id, request.batch, failure, done)
 
-    def abort(self, request: AbortStagedRequest, done: Answer) -> None:
+    def abort(self, request: AbortStagedRequest, done: Answer, owner: str = "") -> None:
         """Drop what a run has staged and fence it."""
         failure = _names(request.job_id, request.run_id, request.batch)
-        self._decide(StagingCommand(abort=request), request.job_id, request.batch, failure, done)
+        self._decide(StagingCommand(abort=request, owner=owner), request.job_id, request.batch, failure, done)
 
     def _decide(self, command: StagingCommand, job_id: str, batch: int, failure: Failure | None, done: Answer) -> None:
         failure = self._core.refusal() or failure
@@ -206,9 +209,10 @@ class StagingDesk:
             return
         self._core.proposer.submit(Command(staging=command), lambda result: self._answer(job_id, batch, result, done))
 
-    def job(self, request: GetStagedJobRequest, done: Answer) -> None:
+    def job(self, request: GetStagedJobRequest, done: Answer, owner: str = "") -> None:
         """How far a job is, as applied here."""
         failure = self._core.refusal() or _names(request.job_id, "any", request.batch)
+        failure = failure or self._core.state.staging.owner_refusal(request.job_id, owner)
         if failure is not None:
             done(failure)
             return

@@ -22,7 +22,7 @@ from typing import Any
 
 import grpc
 
-from tickwheel.node.core.failure import limit_reached
+from tickwheel.node.core.failure import Failure, limit_reached
 from tickwheel.node.server.errors import abort
 from tickwheel.storage.descriptors import DescriptorReserve
 
@@ -86,6 +86,8 @@ class ConnectionGuard:
         """Under way, by address of the caller."""
         self._used: set[str] = set()
         """Connections that had a call; those that are gone leave with the next look."""
+        self._users: dict[str, set[str]] = {}
+        """Connections over which a user has called; those that are gone leave with the next look."""
         self._others: dict[int, int] = {}
         """Sockets that were accepted on neither port: descriptor to number."""
         self.open = 0
@@ -112,11 +114,24 @@ class ConnectionGuard:
             CONNECTIONS_LEAST, min(self._connections_max, self._descriptors.limit - others - SPARE_DESCRIPTORS)
         )
         self._used.intersection_update(connection.caller for connection in found)
+        for name, callers in list(self._users.items()):
+            callers &= self._used
+            if not callers:
+                del self._users[name]
         victims = too_many(clients, self._worth, self.most) + too_many(peers, self._worth, PEER_CONNECTIONS_MAX)
         for connection in victims:
             self._shut(connection)
         self.shut += len(victims)
         return len(victims)
+
+    def admit(self, user: str, caller: str, connections_max: int) -> Failure | None:
+        """A user calls over a connection; the refusal if that is one more than its quota allows."""
+        callers = self._users.setdefault(user, set())
+        if caller not in callers:
+            if len(callers) >= connections_max:
+                return limit_reached("quotas.connections_max", connections_max, 1_000)
+            callers.add(caller)
+        return None
 
     def _worth(self, caller: str) -> int:
         return 2 if self._calls[caller] else int(caller in self._used)

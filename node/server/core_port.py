@@ -164,18 +164,28 @@ class CorePort(Protocol):
         request: staging_pb2.StageRequest,
         batch: IncomingBatch,
         done: Callable[[staging_pb2.StagedJob | Failure], None],
+        owner: str = "",
     ) -> None: ...
 
     def commit_staged(
-        self, request: staging_pb2.CommitStagedRequest, done: Callable[[staging_pb2.StagedJob | Failure], None]
+        self,
+        request: staging_pb2.CommitStagedRequest,
+        done: Callable[[staging_pb2.StagedJob | Failure], None],
+        owner: str = "",
     ) -> None: ...
 
     def abort_staged(
-        self, request: staging_pb2.AbortStagedRequest, done: Callable[[staging_pb2.StagedJob | Failure], None]
+        self,
+        request: staging_pb2.AbortStagedRequest,
+        done: Callable[[staging_pb2.StagedJob | Failure], None],
+        owner: str = "",
     ) -> None: ...
 
     def staged_job(
-        self, request: staging_pb2.GetStagedJobRequest, done: Callable[[staging_pb2.StagedJob | Failure], None]
+        self,
+        request: staging_pb2.GetStagedJobRequest,
+        done: Callable[[staging_pb2.StagedJob | Failure], None],
+        owner: str = "",
     ) -> None: ...
     def delete_topic(
         self, request: admin_pb2.DeleteTopicRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]

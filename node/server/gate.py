@@ -40,10 +40,18 @@ def caller() -> Caller:
 class Gate:
     """One per node."""
 
-    def __init__(self, callers: Callers, state: Callable[[], StateView], audit: AuditLog) -> None:
+    def __init__(
+        self,
+        callers: Callers,
+        state: Callable[[], StateView],
+        audit: AuditLog,
+        connect: Callable[[str, str, int], Failure | None],
+    ) -> None:
+        """`connect`: the refusal of a user's call over a connection, if its quota allows no further one."""
         self._callers = callers
         self._state = state
         self._audit = audit
+        self._connect = connect
         self._open: Counter[str] = Counter()
         """Calls that stay open, by user."""
 
@@ -121,6 +129,10 @@ class Gate:
             refusal = endpoint.check(found, request, self._state())
             if refusal is not None:
                 await self._refuse(method, found.name, found.by, request, context, refusal)
+            connections_max = found.quotas.connections_max
+            full = self._connect(found.name, context.peer(), connections_max) if connections_max else None
+            if full is not None:
+                await abort(context, full)
         _CALLER.set(found)
         return found
 

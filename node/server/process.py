@@ -189,7 +189,7 @@ class NodeProcess:
             lambda: host.face.settings.rights,
             host.face.now_ms,
         )
-        gate = Gate(callers, lambda: host.face.state, audit)
+        gate = Gate(callers, lambda: host.face.state, audit, guard.admit)
         scheduler = SchedulerService(calls, config.limits.stream_batches_max)
         consumer = ConsumerService(calls, config.core.batch_bytes_max * 4)
         admin = AdminService(calls, config.limits.status_streams_max, disk, reads, tls.reason)

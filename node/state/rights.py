@@ -88,6 +88,7 @@ class Quotas:
     topics_max: int = 0
     groups_max: int = 0
     streams_max: int = 0
+    connections_max: int = 0
 
     def message(self) -> access_pb2.UserQuotas:
         """For the wire and for checkpoints."""
@@ -101,6 +102,7 @@ QUOTA_BOUNDS = {
     "topics_max": COUNT_QUOTA_MAX,
     "groups_max": COUNT_QUOTA_MAX,
     "streams_max": COUNT_QUOTA_MAX,
+    "connections_max": COUNT_QUOTA_MAX,
 }
 NO_QUOTAS = Quotas()
 

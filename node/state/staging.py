@@ -12,6 +12,7 @@ Invariants:
 - A position is published by the command that names it and by no other: repeats and late ones do nothing.
 - What expires, and which finished job is forgotten, follows from stamps and settings in the log alone. A job that was
   committed with a time of its own is forgotten by that time and never to make room for others.
+- A job belongs to the user who is named first; what another user sends to it is refused and changes nothing.
 - Blocks are charged CHARGE_BYTES_MIN at least, so `staging_bytes_max` also bounds what is kept in memory of them.
 
 Called by the state machine; `judge` and `publishing` also by the master's staging desk.
@@ -104,6 +105,8 @@ class Job:
     file_number: int = 0
     file: StagedFile | None = None
     charged_bytes: int = 0
+    owner: str = ""
+    """Its user; empty: nobody's."""
 
     def state_of(self, batch: int) -> StagedState.ValueType:
         """What is known of one batch."""
@@ -161,18 +164,42 @@ class Staging:
     ) -> StagingResult:
         """Apply one command of the log."""
         kind = command.WhichOneof("body")
-        if kind == "stage":
-            return self._stage(command.stage, stamped_ms, settings)
+        if kind in ("stage", "commit", "abort"):
+            return self._of_owner(command, stamped_ms, settings)
         if kind == "publish":
             return self._publish(command.publish, stamped_ms, settings, publishing)
-        if kind == "commit":
-            return self._commit(command.commit, stamped_ms, settings)
-        if kind == "abort":
-            return self._abort(command.abort, stamped_ms, settings)
         if kind == "expire":
             self._expire(stamped_ms, settings)
             return StagingResult()
         return StagingResult(Failure(pb.WRONG_STATE, f"staging command {kind or 'without a body'} is not known"))
+
+    def _of_owner(self, command: StagingCommand, stamped_ms: int, settings: Settings) -> StagingResult:
+        kind = command.WhichOneof("body")
+        body = command.stage if kind == "stage" else command.commit if kind == "commit" else command.abort
+        refusal = self.owner_refusal(body.job_id, command.owner)
+        if refusal is not None:
+            return StagingResult(refusal)
+        if kind == "stage":
+            result = self._stage(command.stage, stamped_ms, settings)
+        elif kind == "commit":
+            result = self._commit(command.commit, stamped_ms, settings)
+        else:
+            result = self._abort(command.abort, stamped_ms, settings)
+        job = self._jobs.get(body.job_id)
+        if job is not None and command.owner:
+            job.owner = command.owner
+        return result
+
+    def owner_refusal(self, job_id: str, owner: str) -> Failure | None:
+        """Why a user must not touch a job; None: it is the user's, nobody's, or not known.
+
+        `owner` empty: rights are off, or the caller may do anything.
+        """
+        job = self._jobs.get(job_id)
+        if job is None or not job.owner or not owner or owner == job.owner:
+            return None
+        text = f"job {job_id} belongs to another user: choose a job id of your own"
+        return Failure(pb.NAME_TAKEN, text, {"field": "job_id", "value": job_id})
 
     def judge(self, job_id: str, batch: int, run_id: str, size: int, settings: Settings) -> StagingResult | None:
         """What a block that is staged now would be answered without being kept; None: it would be kept.
@@ -415,7 +442,7 @@ class Staging:
                 item.job_id, item.batch, item.state, item.published_through, list(item.dead_runs),
                 position=item.position, rows=item.rows, rows_published=item.rows_published,
                 rows_discarded=item.rows_discarded, touched_ms=item.touched_ms, charged_bytes=item.charged_bytes,
-                memory_ms=item.memory_ms, fingerprint=item.fingerprint,
+                memory_ms=item.memory_ms, fingerprint=item.fingerprint, owner=item.owner,
             )  # fmt: skip
             job.plan = [Block(*row) for row in _rows(item.plan, 4)]
             for attempt in item.attempts:
@@ -466,6 +493,7 @@ def _snapshot_of(job: Job) -> StagedJobSnapshot:
         charged_bytes=job.charged_bytes,
         memory_ms=job.memory_ms,
         fingerprint=job.fingerprint,
+        owner=job.owner,
         attempts=[
             staging_pb2.StagedAttemptSnapshot(
                 attempt=number,

@@ -11,9 +11,9 @@ import pytest
 
 from tests.process.test_recovery import command
 from tickwheel.client import AsyncClient, Selection
-from tickwheel.client.errors import Fault, PermissionRefused, RequestRefused
+from tickwheel.client.errors import ClusterUnavailable, Fault, PermissionRefused, RequestRefused
 from tickwheel.node.local_cluster import LocalCluster
-from tickwheel.proto import access_pb2, admin_pb2, consumer_pb2
+from tickwheel.proto import access_pb2, admin_pb2, consumer_pb2, staging_pb2
 from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_CONSUME, RIGHT_READ, RIGHT_SCHEDULE
 
 PAYMENTS = access_pb2.Grant(
@@ -33,7 +33,7 @@ async def test_users_do_what_their_roles_allow_and_nothing_else(
             assert not (await before.access.who_am_i()).rights
             await before.access.set_user("root", ["administrator"])
             await before.access.set_role("payments", [PAYMENTS])
-            quotas = access_pb2.UserQuotas(topics_max=2, streams_max=2)
+            quotas = access_pb2.UserQuotas(topics_max=2, streams_max=2, connections_max=3)
             await before.access.set_user("shop", ["payments"], quotas)
             root_token = (await before.access.create_token("root", label="laptop")).secret
             shop_token = (await before.access.create_token("shop")).secret
@@ -49,10 +49,12 @@ async def test_users_do_what_their_roles_allow_and_nothing_else(
         async with AsyncClient(address, token=shop_token) as shop, AsyncClient(address, token=root_token) as root:
             await may_use_its_topics(shop)
             await may_not_use_others(shop, other)
+            await shares_no_staged_job(shop, root)
             assert {topic.name for topic in await shop.admin.topics()} == {"pay-late", "pay-soon"}
             assert {topic.name for topic in await root.admin.topics()} == {"pay-late", "pay-soon", "mail"}
             with pytest.raises(RequestRefused, match=r"quotas\.topics_max"):
                 await shop.schedule("pay-third", b"x", delay_ms=1)
+            await has_so_many_connections(address, shop_token)
             await loses_its_stream(shop, root)
             records = (await root.access.audit(200))[address]
             assert not isinstance(records, Fault)
@@ -85,6 +87,31 @@ async def may_use_its_topics(shop: AsyncClient) -> None:
             assert delivery.payload == b"2"
             await delivery.ack()
             break
+
+
+async def has_so_many_connections(address: str, token: str) -> None:
+    """A fourth client of the user is refused, with the quota's name, while three are open."""
+    async with AsyncClient(address, token=token) as second, AsyncClient(address, token=token) as third:
+        for client in (second, third):
+            assert (await client.access.who_am_i()).name == "shop"
+        async with AsyncClient(address, token=token, timeout_s=1) as fourth:
+            with pytest.raises(ClusterUnavailable, match=r"quotas\.connections_max"):
+                await fourth.access.who_am_i()
+
+
+async def shares_no_staged_job(shop: AsyncClient, root: AsyncClient) -> None:
+    """A job is of the user who named it first, in every call that names it."""
+    await shop.staging.commit("nightly", "run", [])
+    assert (await shop.staging.job("nightly")).state == staging_pb2.STAGED_PUBLISHED
+    calls: list[Awaitable[object]] = [
+        root.staging.commit("nightly", "other", []),
+        root.staging.abort("nightly", "run", 1),
+        root.staging.job("nightly"),
+    ]
+    for call in calls:
+        with pytest.raises(RequestRefused) as caught:
+            await call
+        assert caught.value.reason == "NAME_TAKEN"
 
 
 async def may_not_use_others(shop: AsyncClient, other: str) -> None:

@@ -18,7 +18,7 @@ from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.requests import Rescheduled
+from tickwheel.node.core.requests import Rescheduled, everybody
 from tickwheel.node.state import cold
 from tickwheel.node.state.cold_parts import cold_id
 from tickwheel.proto import admin_pb2, bulk_pb2, cold_pb2, common_pb2, scheduler_pb2
@@ -138,12 +138,12 @@ def moved_bundle(records: list[bytes], due_ms: list[int]) -> bytes:
 
 
 def cancel(world: World, number: int) -> int:
-    outcome: int = insist(world, lambda desk, done: desk.cancel(number, done))
+    outcome: int = insist(world, lambda desk, done: desk.cancel(number, done, everybody))
     return outcome
 
 
 def move(world: World, number: int, due_ms: int) -> Rescheduled:
-    moved: Rescheduled = insist(world, lambda desk, done: desk.move(number, due_ms, done))
+    moved: Rescheduled = insist(world, lambda desk, done: desk.move(number, due_ms, done, everybody))
     return moved
 
 
@@ -185,7 +185,7 @@ def test_after_the_load_a_cold_id_means_the_loaded_message(world: World) -> None
     register(world, [part, far])
 
     def state_of(number: int) -> int:
-        response: scheduler_pb2.GetResponse = insist(world, lambda desk, done: desk.get(number, True, done))
+        response: scheduler_pb2.GetResponse = insist(world, lambda desk, done: desk.get(number, True, done, everybody))
         return response.state
 
     assert state_of(part.id(0)) == scheduler_pb2.COLD
@@ -197,11 +197,24 @@ def test_after_the_load_a_cold_id_means_the_loaded_message(world: World) -> None
     moved = move(world, part.id(3), now_ms + 6_000)
     assert moved.outcome == scheduler_pb2.RESCHEDULED and moved.id != part.id(3)
     assert cancel(world, part.id(10)) == cancel(world, cold_id(77, 0)) == scheduler_pb2.NOT_FOUND
-    failure = ask(world, lambda desk, done: desk.get(cold_id(77, 0), True, done))
+    refusal = Failure(common_pb2.RIGHT_REQUIRED, "not yours")
+    asked: list[str] = []
+
+    def only_ours(topic: str) -> Failure | None:
+        asked.append(topic)
+        return None if topic == "t" else refusal
+
+    assert ask(world, lambda desk, done: desk.cancel(far.id(0), done, only_ours)) is refusal
+    assert ask(world, lambda desk, done: desk.move(far.id(0), now_ms + DAY_MS, done, only_ours)) is refusal
+    assert ask(world, lambda desk, done: desk.get(far.id(0), True, done, only_ours)) is refusal
+    assert asked == [""] * 3, "no topic before the load: the right to every one"
+    assert insist(world, lambda desk, done: desk.cancel(part.id(4), done, only_ours)) == scheduler_pb2.CANCELLED
+    assert asked[3:] == ["t"]
+    failure = ask(world, lambda desk, done: desk.get(cold_id(77, 0), True, done, everybody))
     assert isinstance(failure, Failure) and failure.reason == common_pb2.UNKNOWN_NAME
     client.consume()
     world.run(8_000)
-    assert client.got.keys() == part.due.keys() - {part.records[2]}
+    assert client.got.keys() == part.due.keys() - {part.records[2], part.records[4]}
     assert client.got[part.records[3]][0][0] >= now_ms + 6_000
     settle_down(world)
 
@@ -236,7 +249,7 @@ def test_what_is_loaded_late_comes_at_once_in_order_and_is_counted(world: World)
     register(world, [part], "late")
     late = status()
     assert late.state == admin_pb2.COLD_LATE and late.late_ms >= 4 * HOUR_MS
-    failure = ask(world, lambda desk, done: desk.move(part.id(0), world.now_ms + HOUR_MS, done))
+    failure = ask(world, lambda desk, done: desk.move(part.id(0), world.now_ms + HOUR_MS, done, everybody))
     assert isinstance(failure, Failure) and failure.metadata["field"] == "due_ms"
     cancel(world, part.id(7))
     refused = ColdLoader(world, part.data, cold_pb2.ColdLoad(part=part.number, late=22)).ask(0)
@@ -293,7 +306,7 @@ def test_marks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     register(world, [part])
     for row in range(3):
         move(world, part.id(row), world.now_ms + 9_000)
-    failure = ask(world, lambda desk, done: desk.cancel(part.id(5), done))
+    failure = ask(world, lambda desk, done: desk.cancel(part.id(5), done, everybody))
     assert isinstance(failure, Failure) and failure.reason == common_pb2.LIMIT_REACHED
     assert cancel(world, part.id(0)) == scheduler_pb2.CANCELLED
     load_part(world, part)
@@ -404,10 +417,10 @@ def test_no_answer_is_overtaken_by_a_load(seed: int) -> None:
             return
         desk, log = master.host.core.cold, answers.setdefault(record, [])
         if rng.random() < 0.5:
-            desk.cancel(part.id(row), lambda result: log.append(("cancel", result)))
+            desk.cancel(part.id(row), lambda result: log.append(("cancel", result)), everybody)
         else:
             due_ms = now_ms + 24_000 + rng.randrange(3_000)
-            desk.move(part.id(row), due_ms, lambda result: log.append(("move", result)))
+            desk.move(part.id(row), due_ms, lambda result: log.append(("move", result)), everybody)
         master.wake()
 
     def harm() -> None:

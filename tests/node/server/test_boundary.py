@@ -181,7 +181,7 @@ async def test_a_bug_in_any_method_of_the_core_ends_its_call() -> None:
         AdminService(calls, limits.status_streams_max, cast(Any, None), cast(Any, None), lambda: ""),
         HealthReporter(),
         AccessService(calls, audit),
-        Gate(callers, lambda: node.state, audit),
+        Gate(callers, lambda: node.state, audit, cast(Any, None)),
         Counter(),
     )
     async with reached(server) as channel:

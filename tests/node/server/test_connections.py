@@ -115,6 +115,17 @@ async def test_idle_connections_are_shut_and_a_call_goes_on() -> None:
     await server.stop(None)
 
 
+def test_a_user_has_no_more_connections_than_its_quota() -> None:
+    """Known ones go on, another user is not touched, and what is closed counts no more after the next look."""
+    guard = ConnectionGuard(DescriptorReserve(), 100, 100)
+    assert [guard.admit("ann", f"ipv4:1.2.3.4:{port}", 2) for port in (1, 2, 1, 2)] == [None] * 4
+    refusal = guard.admit("ann", "ipv4:1.2.3.4:3", 2)
+    assert refusal is not None and refusal.metadata["field"] == "quotas.connections_max"
+    assert guard.admit("bob", "ipv4:1.2.3.4:3", 2) is None
+    guard.look()
+    assert guard.admit("ann", "ipv4:1.2.3.4:3", 2) is None
+
+
 async def test_one_address_has_no_more_calls_than_allowed() -> None:
     """The next is refused and told when to try again; when one ends there is room."""
     guard = ConnectionGuard(DescriptorReserve(), 100, 3)

@@ -50,6 +50,6 @@ def test_what_changes_the_cluster_is_audited() -> None:
 
 def test_a_method_without_a_line_is_not_served() -> None:
     """The gate refuses it when it is registered."""
-    gate = Gate(cast(Callers, None), cast(Any, None), cast(AuditLog, None))
+    gate = Gate(cast(Callers, None), cast(Any, None), cast(AuditLog, None), cast(Any, None))
     with pytest.raises(KeyError):
         gate.guarded("/tickwheel.v1.Admin/New", None, generator=False, streams=False)

@@ -33,10 +33,12 @@ class Bulk(Driver):
     """A driver that speaks of jobs, with stamps of its own."""
 
     now_ms = 1_000
+    owner = ""
+    """The user who sends."""
 
     def one(self, **body: Any) -> Any:
         """One staging command in an entry of its own."""
-        command = Command(staging=staging_pb2.StagingCommand(**body))
+        command = Command(staging=staging_pb2.StagingCommand(owner=self.owner, **body))
         entry = LogEntry(format_version=1, term=self.term, stamped_ms=self.now_ms, commands=[command])
         entry = LogEntry.FromString(entry.SerializeToString())
         self.log.append(entry)
@@ -98,6 +100,31 @@ def test_only_the_named_attempts_are_published_and_once(bulk: Bulk) -> None:
     assert bulk.commit((0, 11, 1, 3), run="another").state == STAGED_PUBLISHED
     assert bulk.stage(30, run="another").state == STAGED_PUBLISHED, "a task of a repeated job learns that it may stop"
     assert bulk.state.staging.staged_bytes == 0
+
+
+def test_a_job_is_its_users_alone(bulk: Bulk) -> None:
+    """Another user neither adds rows, nor commits nothing in its name beforehand, nor fences its runs; a restart keeps
+    that, and a caller who may do anything is no other user."""
+    bulk.owner = "shop"
+    assert bulk.stage(5).state == STAGED_OPEN
+    bulk.owner = "thief"
+    attempts = [
+        bulk.stage(5, 1),
+        bulk.stage(6),
+        bulk.stage(5),
+        bulk.abort("r"),
+        bulk.commit(),
+        bulk.commit((0, 5, 1, 3)),
+    ]
+    assert [result.failure.reason for result in attempts] == [pb.NAME_TAKEN] * 6
+    assert bulk.commit(job="mine").state == STAGED_PUBLISHED
+    bulk.restart()
+    bulk.owner = "shop"
+    assert bulk.commit((0, 5, 1, 3)).state == STAGED_PUBLISHING
+    refused = bulk.commit(job="mine")
+    assert refused.failure.reason == pb.NAME_TAKEN, "told, where it was taken for published before"
+    bulk.owner = ""
+    assert bulk.commit(job="mine").state == STAGED_PUBLISHED
 
 
 def test_a_block_that_comes_twice_counts_once_and_order_does_not_matter(bulk: Bulk) -> None:
