@@ -61,6 +61,7 @@ LIMITS: dict[str, tuple[str, ...]] = {
     "Selection.key_prefix": (TEXT,),
     "TopicSnapshot.owner": (NAME,),
     "GroupSnapshot.owner": (NAME,),
+    "StagedJobSnapshot.owner": (NAME,),
     # StateWindows
     "AccessSnapshot.users": ("node.state.rights.USERS_MAX",),
     "AccessSnapshot.roles": ("node.state.rights.ROLES_MAX",),
