@@ -31,7 +31,7 @@ def fuzz(
     batch: Annotated[int, typer.Option(help="Calls between two looks at the nodes.", min=1)] = 500,
     first: Annotated[int, typer.Option("--from", help="The first batch: to play one again.", min=0)] = 0,
     nodes: Annotated[int, typer.Option(help="Nodes of the cluster.", min=1, max=7)] = 3,
-    idle: Annotated[int, typer.Option(help="Streams a node that are opened and left alone.", min=0)] = 100,
+    idle: Annotated[int, typer.Option(help="Streams a node that are opened and left alone.", min=0)] = 1_000,
     port: Annotated[int, typer.Option(help="First client port; 0: any.", min=0)] = 0,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Data and logs of the nodes. Default: a new one.")

@@ -26,10 +26,10 @@ from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2
 
 CONCURRENT = 24
-IDLE_STREAMS = 100
+IDLE_STREAMS = 1_000
 """Streams a node that are opened and left alone during a batch."""
 GARBAGE_CONNECTIONS = 10
-"""Connections a batch that speak something else than gRPC."""
+"""Connections a batch that speak something else than gRPC, to the clients' ports and the peers'."""
 GROWTH_BYTES_MAX = 600 << 20
 """What a node may take beyond what it took at the start: its maps and buffers have bounds, and they are below this."""
 CANARY_TOPIC, CANARY_GROUP = "canary", "canaries"
@@ -144,12 +144,12 @@ class Fuzzer:
             async with gate:
                 return await make(call, self._cluster.nodes[node].client_address, channels[node])
 
-        idle = await self._open_idle(rng)
+        idle = self._open_idle(rng)
         garbage = asyncio.ensure_future(self._speak_garbage(rng))
         ended = await asyncio.gather(*(one(call) for call in calls))
         await garbage
-        for stream in idle:
-            stream.cancel()
+        for channel, _ in idle:
+            await channel.close(grace=None)
         report.calls += len(ended)
         report.codes.update(one.code for one in ended)
         logs = {node.node_id: node.log_file.read_text(errors="replace") for node in self._cluster.nodes}
@@ -162,20 +162,22 @@ class Fuzzer:
                 body = b"|".join(call.bodies)[:SHOWN_BYTES].hex()
                 self._found(number, f"{call.path} answered {one_ended.code}: {one_ended.details[:300]}; body {body}")
 
-    async def _open_idle(self, rng: Random) -> list[Any]:
-        """Streams that are opened and say nothing more."""
-        streams: list[Any] = []
+    def _open_idle(self, rng: Random) -> list[tuple[grpc.aio.Channel, list[Any]]]:
+        """Streams that are opened and say nothing more, by channel; dropping one would cancel it."""
+        opened: list[tuple[grpc.aio.Channel, list[Any]]] = []
         paths = ("Consumer/Consume", "Scheduler/ScheduleStream", "Bulk/SendBundle")
         for node in self._cluster.nodes:
             channel: Any = grpc.aio.insecure_channel(node.client_address, options=OPTIONS)
-            streams += [
-                channel.stream_stream(f"/tickwheel.v1.{rng.choice(paths)}")() for _ in range(self._config.idle_streams)
-            ]
-        return streams
+            open_streams = range(self._config.idle_streams)
+            opened.append(
+                (channel, [channel.stream_stream(f"/tickwheel.v1.{rng.choice(paths)}")() for _ in open_streams])
+            )
+        return opened
 
     async def _speak_garbage(self, rng: Random) -> None:
         for _ in range(GARBAGE_CONNECTIONS):
-            host, _, port = rng.choice(self._cluster.nodes).client_address.rpartition(":")
+            node = rng.choice(self._cluster.nodes)
+            host, _, port = rng.choice((node.client_address, node.peer_address)).rpartition(":")
             preface = rng.choice((b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"))
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection(host, int(port))
