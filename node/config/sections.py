@@ -30,7 +30,7 @@ class ClusterSection:
         "new",
         ("new", "existing"),
         "`new`: found the cluster together with `members`. `existing`: wait until an operator adds this node to a "
-        "running cluster (`tickwheel member add`). Only looked at when the data directory is empty.",
+        "running cluster (`tickwheel member add`). It matters only while the data directory is empty.",
     )
     members: tuple[Member, ...] = fields.members(
         "Members the new cluster starts with, the same list on each of them. Empty: this node alone."
@@ -41,7 +41,7 @@ class ClusterSection:
 class NodeSection:
     """Who this node is and where its data lies."""
 
-    id: str = fields.name("Name of this node in the cluster; never used again for another disk. Required.")
+    id: str = fields.name("Name of this node in the cluster. Never use it again for another disk. Required.")
     data_dir: str = fields.text("", "Directory for journal, segments and checkpoints. Required.", allowed="a path")
 
 
@@ -49,13 +49,17 @@ class NodeSection:
 class ListenSection:
     """Where the node listens, and what it tells others to dial."""
 
-    client_bind: str = fields.address("127.0.0.1:7700", "Address the client and admin services listen on.", port_min=0)
-    client_advertised: str = fields.address(
-        "", "Address under which clients reach this node.", empty="the same as client_bind"
+    client_bind: str = fields.address(
+        "127.0.0.1:7700", "Address on which the client and admin services listen.", port_min=0
     )
-    peer_bind: str = fields.address("127.0.0.1:7701", "Address the other nodes are served on.", port_min=0)
+    client_advertised: str = fields.address(
+        "", "Address at which clients reach this node.", empty="the same as client_bind"
+    )
+    peer_bind: str = fields.address(
+        "127.0.0.1:7701", "Address on which this node listens for the other nodes.", port_min=0
+    )
     peer_advertised: str = fields.address(
-        "", "Address under which the other nodes reach this one.", empty="the same as peer_bind"
+        "", "Address at which the other nodes reach this node.", empty="the same as peer_bind"
     )
     metrics_bind: str = fields.address(
         "127.0.0.1:7702",
@@ -64,7 +68,7 @@ class ListenSection:
         port_min=0,
     )
     insecure: bool = fields.flag(
-        False, "Allow other than loopback addresses without TLS. Anybody who reaches the ports may then do anything."
+        False, "Allow addresses other than loopback without TLS. Anybody who reaches the ports can then do anything."
     )
 
 
@@ -76,23 +80,26 @@ class RaftSection:
         "election_timeout_min_ms",
         100,
         60_000,
-        "Shortest silence of the master after which a slave stands for election.",
+        "Shortest silence of the master before a slave stands for election.",
     )
     election_timeout_max_ms: int = fields.core_number(
-        "election_timeout_max_ms", 101, 120_000, "Longest such silence; each node draws between the two."
+        "election_timeout_max_ms", 101, 120_000, "Longest such silence. Each node draws its timeout between the two."
     )
     lease_ms: int = fields.core_number(
         "lease_ms",
         20,
         60_000,
-        "How long the master may act after a majority was last heard. Below election_timeout_min_ms, so that an "
-        "isolated master has stopped before another one starts.",
+        "How long the master may act after a majority was last heard. It is below "
+        "election_timeout_min_ms, so that an isolated master stops before another one starts.",
     )
     sync_period_ms: int = fields.core_number(
         "sync_period_ms", 10, 1_000, "Pause between syncs of cursor and leases to each slave."
     )
     propose_in_flight_max: int = fields.core_number(
-        "propose_in_flight_max", 1, 4_096, "Log entries proposed and not yet applied; more wait and are merged."
+        "propose_in_flight_max",
+        1,
+        4_096,
+        "Log entries proposed and not yet applied. Further requests wait and are merged.",
     )
     propose_bytes_max: int = fields.core_number(
         "propose_bytes_max", MIB, GIB, "Bytes of log entries proposed and not yet applied."
@@ -101,7 +108,10 @@ class RaftSection:
         "entry_bytes_target", 64 * KIB, 4 * MIB, "Waiting requests are merged into one log entry up to about this size."
     )
     apply_slice_ms: int = fields.core_number(
-        "apply_slice_ms", 1, 50, "How long applying entries may hold the loop before other work gets its turn."
+        "apply_slice_ms",
+        1,
+        50,
+        "How long the application of entries may hold the loop before other work gets its turn.",
     )
 
 
@@ -110,19 +120,23 @@ class DispatchSection:
     """Moving due messages from the wheel to ready queues."""
 
     in_flight_max: int = fields.core_number(
-        "dispatch_in_flight_max", 1, 256, "Dispatch commands on their way at once; 1 is the synchronous mode."
+        "dispatch_in_flight_max", 1, 256, "Dispatch commands in flight at once. 1 is the synchronous mode."
     )
     messages_max: int = fields.core_number(
-        "dispatch_messages_max", 1, 1_000_000, "Messages one dispatch command moves at most."
+        "dispatch_messages_max", 1, 1_000_000, "Messages that one dispatch command moves at most."
     )
     ahead_ms: int = fields.core_number(
         "dispatch_ahead_ms",
         0,
         50,
-        "How long before its due time a dispatch may be proposed in commit-first; its messages are held until due.",
+        "commit-first: how long before its due time a dispatch may be proposed. Its messages are held"
+        " until they are due.",
     )
     period_ms: int = fields.core_number(
-        "dispatch_period_ms", 0, 1_000, "Least pause between dispatches that are not full; bounds the log's growth."
+        "dispatch_period_ms",
+        0,
+        1_000,
+        "Shortest pause between dispatches that are not full. It bounds the growth of the log.",
     )
 
 
@@ -133,20 +147,24 @@ class DeliverySection:
     order: str = fields.choice(
         "commit-first",
         ("commit-first", "push-first"),
-        "`commit-first`: a dispatch is committed before its messages are delivered. `push-first`: they are delivered "
-        "while it is being committed; a failover then repeats what was delivered since the last 50 ms sync.",
+        "`commit-first`: a dispatch is committed before its messages are delivered. `push-first`: the"
+        " messages are delivered while the dispatch is being committed. A failover then repeats what "
+        "was delivered since the last 50 ms sync.",
     )
     push_behind_ms: int = fields.core_number(
         "push_behind_ms",
         1,
         49,
-        "push-first: how long the commit may stay behind; meanwhile nothing more is delivered ahead of it.",
+        "push-first: how long the commit may stay behind. At that limit nothing more is delivered ahead of it.",
     )
     lease_ms: int = fields.core_number(
-        "lease_default_ms", 100, 43_200_000, "How long a delivery may stay unsettled when the consumer does not say."
+        "lease_default_ms", 100, 43_200_000, "How long a delivery may stay unsettled if the consumer names no lease."
     )
     staged_messages_max: int = fields.core_number(
-        "staged_messages_max", 64, 1_000_000, "Messages of one group and topic that are read and wait for credits."
+        "staged_messages_max",
+        64,
+        1_000_000,
+        "Messages of one group and topic that were read ahead and wait for credits.",
     )
     staged_bytes_max: int = fields.core_number(
         "staged_bytes_max", 8 * MIB, 4 * GIB, "Bytes of such messages of one group and topic."
@@ -155,10 +173,13 @@ class DeliverySection:
         "batch_messages_max", 1, 10_000, "Messages in one batch to a consumer."
     )
     batch_bytes_max: int = fields.core_number(
-        "batch_bytes_max", 64 * KIB, 64 * MIB, "Bytes in one batch; a single larger message still goes."
+        "batch_bytes_max",
+        64 * KIB,
+        64 * MIB,
+        "Bytes in one batch to a consumer. A single larger message is still sent.",
     )
     stream_bytes_max: int = fields.number(
-        16 * MIB, 8 * MIB, GIB, "Deliveries that wait for the connection of one slow consumer."
+        16 * MIB, 8 * MIB, GIB, "Bytes of deliveries that wait for the connection of one slow consumer."
     )
     sessions_max: int = fields.core_number("sessions_max", 1, 1_000_000, "Consumers open on this node.")
 
@@ -171,51 +192,56 @@ class ClockSection:
         "clock_tolerance_ms",
         1,
         60_000,
-        "How far apart the clocks of a majority may be and still agree. The closest majority decides; what they differ "
-        "by is part of the error that is shown.",
+        "How far apart the clocks of a majority may be and still agree. The closest majority decides."
+        " Its differences are part of the error that is shown.",
     )
     holdover_ms_max: int = fields.core_number(
         "clock_holdover_ms_max",
         5_000,
         30 * 86_400_000,
-        "When no majority agrees any more, dispatch goes on from the last agreement for so long, then stops.",
+        "How long dispatch continues from the last agreement when no majority agrees any more. Then it stops.",
     )
     skew_warn_ms: int = fields.core_number(
-        "clock_skew_warn_ms", 1, 60_000, "A node whose wall clock is further off the cluster's time is warned of."
+        "clock_skew_warn_ms",
+        1,
+        60_000,
+        "Nodes warn of a node whose wall clock is further off the cluster's time than this.",
     )
     drift_ppm_max: int = fields.core_number(
         "clock_drift_ppm_max",
         1,
         50_000,
-        "How much an oscillator may be off, in millionths: the error grows by it between agreements.",
+        "How much an oscillator may be off, in millionths. The error grows by it between agreements.",
     )
     slew_ppm_max: int = fields.core_number(
         "clock_slew_ppm_max",
         500,
         500_000,
-        "How much faster or slower than it should the cluster's time may go while it is corrected, in millionths. "
-        "Once a master goes by it, it is never set.",
+        "How much too fast or too slow the cluster's time may run while it is corrected, in "
+        "millionths. Once a master goes by the time, it is never set.",
     )
     sample_period_ms: int = fields.core_number(
-        "clock_sample_period_ms", 50, 750, "Pause between two questions of a node for the clock of another."
+        "clock_sample_period_ms", 50, 750, "Pause between two questions to another node for its clock."
     )
     own_until_agreed: bool = fields.core_flag(
         "clock_own_until_agreed",
-        "Let a master dispatch by its own clock as long as the nodes have not agreed on a time since its start. If "
-        "false, schedules with due times are accepted then, dispatch waits.",
+        "Let a master dispatch by its own clock until the nodes have agreed on a time for the first "
+        "time since its start. If false, the master accepts schedules with due times meanwhile, and "
+        "dispatch waits.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class WheelSection:
-    """Memory of the wheel. Neither value shows in any id, order or answer."""
+    """Memory of the wheel. Neither value affects any id, order or answer."""
 
     buffer_bytes_max: int = fields.core_number(
         "buffer_bytes_max",
         8 * MIB,
         64 * GIB,
-        "Arrivals kept in memory before they are merged into hour files. If the disk cannot keep up, a master refuses "
-        "schedules at twice as much, and a node applies no more of its log at three times as much, until it has.",
+        "Arrivals kept in memory before they are merged into hour files. If the disk cannot keep up, "
+        "a master refuses schedules at twice this much. At three times this much a node stops "
+        "applying its log. Both end when the disk has caught up.",
     )
     preload_ms: int = fields.core_number("preload_ms", 1_000, 600_000, "How far ahead of the clock ticks are loaded.")
 
@@ -225,13 +251,18 @@ class StorageSection:
     """Journal, checkpoints, disk space."""
 
     journal_segment_bytes: int = fields.core_number(
-        "segment_bytes", MIB, GIB, "Size of one journal file, preallocated."
+        "segment_bytes", MIB, GIB, "Size of one journal file. It is preallocated."
     )
     checkpoint_log_bytes: int = fields.core_number(
         "checkpoint_log_bytes", MIB, 64 * GIB, "A checkpoint is written once a restart would replay more log than this."
     )
     checkpoint_entries: int = fields.core_number(
-        "checkpoint_entries", 100, 10_000_000, "Or more entries than this: a restart replays 1,000 to 3,000 a second."
+        "checkpoint_entries",
+        100,
+        10_000_000,
+        "A checkpoint is also written once a restart would replay "
+        "more entries than this. A restart replays 1,000 to 3,000 a "
+        "second.",
     )
     checkpoint_period_ms: int = fields.core_number(
         "checkpoint_period_ms", 1_000, 86_400_000, "Longest time between checkpoints while the log grows."
@@ -240,31 +271,33 @@ class StorageSection:
         85,
         0,
         99,
-        "While so much of the disk is used the master refuses new schedules and goes on with all else, until 5 % less "
-        "is used; likewise while half of the members or more say so of theirs. 0: no mark.",
+        "From this share of its disk on, a node is above its high-water mark, until 5 % less is used."
+        " A master above the mark hands over to a member with room. New schedules are refused while "
+        "half of the members or more are above theirs; all else goes on. 0: no mark.",
         core="disk_high_percent",
     )
     events_bytes_max: int = fields.number(
         256 * MIB,
         0,
         1024 * GIB,
-        "Bytes of event files kept for `tickwheel trace` and audits; the oldest go first. 0: none are written, which "
-        "saves up to 3 % of a core (0.03 ms a batch on the loop, 0.15 ms in a worker).",
+        "Bytes of event files kept for `tickwheel trace` and audits. The oldest are removed first. 0:"
+        " none are written, which saves up to 3 % of a core (0.03 ms a batch on the loop, 0.15 ms in "
+        "a worker).",
         core="events_bytes_max",
     )
     space_reserve_bytes: int = fields.number(
         256 * MIB,
         0,
         1024 * GIB,
-        "With less free space than this the node counts as above its "
-        "high-water mark, whatever `high_water_percent` says: as master it hands over to a member with room, and no "
-        "schedule is let in unless a majority of the members has room.",
+        "With less free space than this a node is above its high-water mark, whatever "
+        "`high_water_percent` says. A master then hands over to a member with room. Schedules are "
+        "refused unless a majority of the members has room.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsSection:
-    """Bounds on what connections may ask of this node. At each of them callers get a retryable LIMIT_REACHED."""
+    """Limits of what connections may ask of this node. At each limit callers get a retryable LIMIT_REACHED."""
 
     request_bytes_max: int = fields.number(8 * MIB, 5 * MIB, 64 * MIB, "Size of one gRPC message in either direction.")
     intake_bytes_max: int = fields.core_number(
@@ -274,28 +307,29 @@ class LimitsSection:
         "intake_requests_max", 16, 10_000_000, "Number of requests accepted and not yet proposed."
     )
     stream_batches_max: int = fields.number(
-        32, 1, 4_096, "Batches of one ScheduleStream that are in work; further ones are not read."
+        32, 1, 4_096, "Batches of one ScheduleStream that are being processed. Further batches are not read meanwhile."
     )
     calls_max: int = fields.number(10_000, 16, 1_000_000, "Calls and streams served at once on the client port.")
     connections_max: int = fields.number(
         10_000,
         8,
         1_000_000,
-        "TCP connections on the client port; fewer while the limit of open files (LimitNOFILE) has no room for so many "
-        "beside what the node itself needs. What is too much is ended: of the address with the most, idle ones first.",
+        "TCP connections on the client port. Fewer are allowed if the limit of open files "
+        "(LimitNOFILE) has no room for them beside what the node itself needs. Excess connections are"
+        " ended: those of the address with the most, idle ones first.",
     )
     connection_idle_ms: int = fields.number(
-        300_000, 1_000, 86_400_000, "A connection without a call is closed after so long; clients open a new one."
+        300_000, 1_000, 86_400_000, "A connection without a call is closed after this time. Clients open a new one."
     )
     connection_streams_max: int = fields.number(
-        2_048, 16, 1_000_000, "Calls and streams at once on one connection; further ones wait in the client."
+        2_048, 16, 1_000_000, "Calls and streams at once on one connection. Further ones wait in the client."
     )
     caller_calls_max: int = fields.number(
         5_000, 16, 1_000_000, "Calls and streams at once from one address, over all its connections."
     )
     status_streams_max: int = fields.number(64, 1, 10_000, "WatchStatus streams at once.")
     stop_ms: int = fields.number(
-        10_000, 100, 600_000, "How long a stop may take: handover, open calls, last sync; then it is forced."
+        10_000, 100, 600_000, "How long a stop may take: handover, open calls, last fsync. Then it is forced."
     )
 
 
@@ -304,52 +338,55 @@ class TlsSection:
     """Certificates (PEM files). Each port has TLS once its certificate is named."""
 
     client_cert_file: str = fields.text("", "Server certificate of the client port.", allowed="a path, or empty")
-    client_key_file: str = fields.text("", "Its private key.", allowed="a path, or empty")
-    client_ca_file: str = fields.text("", "Who may sign certificates of clients.", allowed="a path, or empty")
+    client_key_file: str = fields.text("", "Private key of that certificate.", allowed="a path, or empty")
+    client_ca_file: str = fields.text("", "Authority that signs certificates of clients.", allowed="a path, or empty")
     require_client_cert: bool = fields.flag(
-        True, "Refuse clients without a certificate. If false they get the client role, never the admin role."
+        True, "Refuse clients without a certificate. If false, such clients get the client role, never the admin role."
     )
     admin_names: tuple[str, ...] = fields.names(
         "Common names of certificates with the admin role, beside those whose organisational unit is `tickwheel-admin`."
     )
     client_names: tuple[str, ...] = fields.names(
-        "Common names of certificates with the client role, beside those whose organisational unit is "
-        "`tickwheel-client`. `*`: every certificate that the authority has signed, whatever it says."
+        "Common names of certificates with the client role, beside those whose organisational unit is"
+        " `tickwheel-client`. `*` gives the role to every certificate of the authority, whatever the "
+        "certificate says."
     )
     peer_cert_file: str = fields.text(
         "", "This node's certificate on the peer port, both as server and as client.", allowed="a path, or empty"
     )
-    peer_key_file: str = fields.text("", "Its private key.", allowed="a path, or empty")
-    peer_ca_file: str = fields.text("", "Who may sign certificates of nodes.", allowed="a path, or empty")
+    peer_key_file: str = fields.text("", "Private key of that certificate.", allowed="a path, or empty")
+    peer_ca_file: str = fields.text("", "Authority that signs certificates of nodes.", allowed="a path, or empty")
 
 
 @dataclass(frozen=True, slots=True)
 class LogSection:
     """What the process writes to standard error."""
 
-    level: str = fields.choice("info", ("debug", "info", "warning", "error"), "Least level that is written.")
-    format: str = fields.choice("json", ("json", "console"), "One JSON object a line, or text for people.")
+    level: str = fields.choice("info", ("debug", "info", "warning", "error"), "Lowest level that is written.")
+    format: str = fields.choice("json", ("json", "console"), "One JSON object a line, or text for human readers.")
 
 
 @dataclass(frozen=True, slots=True)
 class SeedSection:
-    """First values of the replicated settings of a new cluster; later changes go by `UpdateSettings` only."""
+    """First values of the replicated settings of a new cluster. Only `UpdateSettings` changes them later."""
 
     delay_levels: str | None = fields.text(
         None, "Delay levels, shortest first.", allowed="up to 64 of a number and s, m, h or d, with blanks; or absent"
     )
-    slot_ms: int | None = fields.optional_number(100, 1_000, "Width of a tick, for ever: 1000, 500, 200 or 100.")
+    slot_ms: int | None = fields.optional_number(
+        100, 1_000, "Width of a tick: 1000, 500, 200 or 100. It can never be changed."
+    )
     attempts_max: int | None = fields.optional_number(1, 255, "Deliveries of a message before it is a dead letter.")
     delay_ms_max: int | None = fields.optional_number(1_000, 3_650 * 86_400_000, "How far ahead a message may be due.")
     payload_bytes_max: int | None = fields.optional_number(1, 4 * MIB, "Size of a payload.")
     batch_messages_max: int | None = fields.optional_number(1, 100_000, "Messages in a batch.")
     retention_ms: int | None = fields.optional_number(
-        60_000, 3_650 * 86_400_000, "How long dispatched messages that no group has settled are kept."
+        60_000, 3_650 * 86_400_000, "How long dispatched messages are kept that a group has not settled."
     )
     topics_auto_create: bool | None = fields.optional_flag("Create a topic when it is first scheduled to.")
     groups_auto_create: bool | None = fields.optional_flag("Create a group when it first consumes.")
     window_messages_max: int | None = fields.optional_number(
-        1_000, 100_000_000, "Unsettled messages between a group's floor and its newest delivery."
+        1_000, 100_000_000, "Messages between a group's floor and its newest delivery."
     )
 
 
