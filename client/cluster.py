@@ -33,6 +33,7 @@ from tickwheel.client.errors import (
     fault_of_call,
 )
 from tickwheel.client.lanes import Doubt
+from tickwheel.client.tries import Tries, TryLeftError
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
@@ -75,10 +76,6 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_retries", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
 )
-
-
-class _MovedError(Exception):
-    """Another node became master while a call waited for its answer. Stays in this module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +194,7 @@ class Cluster:
         """Why the node that answered last does not let this client ask for its status."""
         self._watchers: dict[object, Callable[[str], None]] = {}
         self._watch: asyncio.Task[None] | None = None
+        self._tries = Tries(WATCH_PERIOD_S, lambda: self._master, self.watch, self.unwatch)
         self._faults: dict[str, Fault] = {}
         """Of nodes that could not be asked for their status, the last time they were."""
         self._reached = False
@@ -259,6 +257,7 @@ class Cluster:
     async def close(self) -> None:
         """Close all connections. Idempotent."""
         self._closed = True
+        self._tries.close()
         tasks = [task for task in (self._watch, self._finding) if task is not None]
         self._watch = self._finding = None
         for task in tasks:
@@ -446,10 +445,11 @@ class Cluster:
                 raise OutcomeUnknown(str(error), "OUTCOME_UNKNOWN", error.metadata) from error
             doubt.sending()
             try:
-                answer = await self._leaving(invoke, address, max(0.001, min(deadline.left_s, try_timeout_s)))
+                try_s = max(0.001, min(deadline.left_s, try_timeout_s))
+                answer = await self._tries.run(address, invoke(self.channel(address), try_s))
             except grpc.aio.AioRpcError as error:
                 fault = fault_of_call(error)
-            except _MovedError:
+            except TryLeftError:
                 fault = Fault("UNAVAILABLE", f"{address} did not answer, and the master has changed")
             else:
                 doubt.accepted()
@@ -466,25 +466,3 @@ class Cluster:
                 raise error_of(fault)
             if not backoff.follows(fault.master_address):
                 await backoff.pause(deadline, fault.retry_after_s)
-
-    async def _leaving(
-        self, invoke: Callable[[grpc.aio.Channel, float], Awaitable[A]], address: str, try_s: float
-    ) -> A:
-        """One try, which is left when another node becomes master. A call that takes long asks who is."""
-        loop = asyncio.get_running_loop()
-        scope = asyncio.timeout(None)
-        key = object()
-
-        def moved(_address: str) -> None:
-            if not scope.expired():
-                scope.reschedule(loop.time())
-
-        watching = loop.call_later(WATCH_PERIOD_S, self.watch, key, moved)
-        try:
-            async with scope:
-                return await invoke(self.channel(address), try_s)
-        except TimeoutError as error:
-            raise _MovedError from error
-        finally:
-            watching.cancel()
-            self.unwatch(key)

@@ -1,0 +1,111 @@
+"""Tries of unary calls that wait for their answers: one that waits long is left when another node has become master.
+
+One timer looks at all tries of a client. Nearly every try is answered long before anybody need look at it, and a timer
+and a time-out of its own would cost each of them a tenth of what the whole call costs its client.
+
+A node that answers others does not hang: only while none of them is answered is anybody asked who is master.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+A = TypeVar("A")
+
+LOOK_S = 0.05
+"""Between two looks at the tries that wait."""
+
+
+class TryLeftError(Exception):
+    """Another node became master while a try waited for its answer."""
+
+
+class _Try:
+    __slots__ = ("address", "began_s", "cancelling", "left", "task")
+
+    def __init__(self, address: str, began_s: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.address = address
+        self.began_s = began_s
+        self.task = task
+        self.cancelling = task.cancelling()
+        """Times that others had asked its task to end before."""
+        self.left = False
+
+    def leave(self) -> None:
+        if not self.left:
+            self.left = True
+            self.task.cancel()
+
+
+class Tries:
+    """Of one client."""
+
+    def __init__(
+        self,
+        patience_s: float,
+        master: Callable[[], str | None],
+        watch: Callable[[object, Callable[[str], None]], None],
+        unwatch: Callable[[object], None],
+    ) -> None:
+        """`patience_s`: what has waited for less is let alone. `master`: who is known to be it. `watch` has all nodes
+        asked, and calls back with a new master, until `unwatch`."""
+        self._patience_s = patience_s
+        self._master = master
+        self._watch = watch
+        self._unwatch = unwatch
+        self._waiting: dict[_Try, None] = {}
+        """By their age."""
+        self._answered_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self, address: str, work: Awaitable[A]) -> A:
+        """The answer of a try at this node. Raises TryLeftError."""
+        loop = asyncio.get_running_loop()
+        attempt = _Try(address, loop.time())
+        self._waiting[attempt] = None
+        if self._timer is None:
+            self._timer = loop.call_later(LOOK_S, self._look, loop)
+        try:
+            answer = await work
+        except asyncio.CancelledError:
+            if attempt.left and attempt.task.cancelling() - 1 <= attempt.cancelling:
+                raise TryLeftError from None
+            raise
+        finally:
+            del self._waiting[attempt]
+            if attempt.left:
+                attempt.task.uncancel()
+        self._answered_s = loop.time()
+        return answer
+
+    def close(self) -> None:
+        """Nobody looks any more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        now = loop.time()
+        self._leave(self._master(), now)
+        oldest = next(iter(self._waiting), None)
+        if oldest is None:
+            self._unwatch(self)
+            return
+        self._timer = loop.call_later(LOOK_S, self._look, loop)
+        if now - max(oldest.began_s, self._answered_s) >= self._patience_s:
+            self._watch(self, lambda master: self._leave(master, loop.time()))
+        else:
+            self._unwatch(self)
+
+    def _leave(self, master: str | None, now: float) -> None:
+        """Tries at other nodes than this one are left, if they have waited for long."""
+        for attempt in self._waiting:
+            if now - attempt.began_s < self._patience_s:
+                return
+            if master is not None and attempt.address != master:
+                attempt.leave()
