@@ -15,6 +15,9 @@ from tickwheel.storage.segment import SegmentLengths
 HOURS_SPAN_MAX = 1 << 20
 """Hours between the first and the last that is used: 119 years. Memory is touched only where hours are used."""
 
+HOURS_A_LOOK = 256
+"""Numpy keeps the interpreter to itself for arrays below 500."""
+
 _COLUMNS = ("next_index", "next_offset", "rows", "log_bytes", "heads_bytes")
 
 
@@ -99,11 +102,11 @@ class HourTable:
         """First hour from hour_min on that has units."""
         low = max(self._low, hour_min)
         while low < self._high:
-            high = min(low + 512, self._high)
-            used = self.next_index[low - self.base : high - self.base] > 0
-            at = int(used.argmax())
-            if used[at]:
-                return low + at
+            high = min(low + HOURS_A_LOOK, self._high)
+            # Asked with every tick: `argmax` lets other threads have the interpreter, however short the array is.
+            used = self.next_index[low - self.base : high - self.base].nonzero()[0]
+            if len(used):
+                return low + int(used[0])
             low = high
         return None
 
