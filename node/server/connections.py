@@ -17,7 +17,6 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -32,7 +31,8 @@ CONNECTIONS_LEAST = 8
 """Allowed on the client port however few descriptors there are."""
 PEER_CONNECTIONS_MAX = 64
 """On the peers' port: each member has one, and a second while it copies a checkpoint."""
-_DIRECTORY = Path("/proc/self/fd")
+_DIRECTORY = "/proc/self/fd"
+"""Read without pathlib, which takes three times as long for each of thousands of descriptors."""
 _MAPPED = "::ffff:"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -104,7 +104,7 @@ class ConnectionGuard:
 
     def look(self) -> int:
         """Shut what is too much; returns how many that were."""
-        names = self._descriptors.run_briefly(lambda: [path.name for path in _DIRECTORY.iterdir()])
+        names = self._descriptors.run_briefly(lambda: os.listdir(_DIRECTORY))  # noqa: PTH208
         found = [connection for name in names if (connection := self._connection(int(name))) is not None]
         clients = [connection for connection in found if connection.port == self._client_port]
         peers = [connection for connection in found if connection.port == self._peer_port]
@@ -138,7 +138,7 @@ class ConnectionGuard:
 
     def _connection(self, descriptor: int) -> Connection | None:
         try:
-            kind, _, number = str((_DIRECTORY / str(descriptor)).readlink()).partition(":[")
+            kind, _, number = os.readlink(f"{_DIRECTORY}/{descriptor}").partition(":[")  # noqa: PTH115
         except OSError:
             return None
         if kind != "socket":

@@ -98,6 +98,17 @@ def _shape_of(descriptor: Descriptor) -> _Shape:
     return shape
 
 
+_shapes_by_type: dict[type, _Shape | None] = {}
+
+
+def _shape_of_type(kind: type[Message]) -> _Shape | None:
+    """None: no enum can stand in messages of this type."""
+    if kind not in _shapes_by_type:
+        shape = _shape_of(cast(Descriptor, kind.DESCRIPTOR))
+        _shapes_by_type[kind] = shape if shape.enums or shape.messages else None
+    return _shapes_by_type[kind]
+
+
 def _values(message: Message, field: FieldDescriptor, path: str) -> list[tuple[str, object]]:
     """What stands in a field, each with its path; a message that is not there is none."""
     value = getattr(message, field.name)
@@ -134,7 +145,8 @@ def unknown_content(message: Message) -> Failure | None:
     message.DiscardUnknownFields()
     if message.ByteSize() != before:
         return invalid("request", "fields of a newer version", "only fields that this version knows").failure
-    wrong = _shape_of(cast(Descriptor, message.DESCRIPTOR)).unknown_value(message)
+    shape = _shape_of_type(type(message))
+    wrong = shape.unknown_value(message) if shape is not None else None
     if wrong is None:
         return None
     place, value, known = wrong
