@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
+import numpy.ma  # noqa: F401  # np.unique imports it when it is first called: the first message would wait for it
 import uvloop
 
 from tickwheel.node.config import ConfigError, NodeConfig
