@@ -272,7 +272,7 @@ def cursor_from_sync(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def applied(self: Reign, lead: Any) -> None:
             core = self._core
-            heard = core.sync.heard
+            heard = self._sync.heard
             if self.elected and lead.node_id == core.identity.node_id and heard.at_ns:
                 core.wheel.cursor = CursorKey(heard.tick * core.wheel._slot_ms, 0)
             original(self, lead)

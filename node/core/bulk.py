@@ -13,23 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import google_crc32c
 import numpy as np
 
 from tickwheel.node.core.bundle_store import BundleStore, Held
+from tickwheel.node.core.cold import ColdDesk
+from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.state.loads import IngestResult, problem_of
 from tickwheel.proto import bulk_pb2, common_pb2
 from tickwheel.proto.log_pb2 import Command, Ingest
 from tickwheel.proto.peer_pb2 import BundleAsk, BundlePiece, PeerFrame
 from tickwheel.storage import bundle as bundles
 from tickwheel.storage.bundle import BadBundleError, Layout
-from tickwheel.storage.disk import Disk, DiskError
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
+from tickwheel.storage.disk import DiskError
 
 ASK_MS = 3_000
 """How long peers are asked whether they hold a bundle."""
@@ -81,9 +80,23 @@ class _Fetch:
 class BulkDesk:
     """One per node. See the module."""
 
-    def __init__(self, core: NodeCore, disk: Disk, store: BundleStore) -> None:
+    def __init__(
+        self,
+        core: Kernel,
+        store: BundleStore,
+        disk_room: DiskRoom,
+        cold: ColdDesk,
+        checkpoint_bundles: Callable[[], set[str]],
+        checkpoint_needed: Callable[[str], None],
+    ) -> None:
+        """`checkpoint_bundles`: those that the newest durable checkpoint needs. `checkpoint_needed`: this node is to
+        begin anew from the checkpoint of this peer."""
         self._core = core
-        self._disk = disk
+        self._disk = core.disk
+        self._disk_room = disk_room
+        self._cold = cold
+        self._checkpoint_bundles = checkpoint_bundles
+        self._checkpoint_needed = checkpoint_needed
         self.store = store
         self._checked: dict[str, Layout] = {}
         self._checking: set[str] = set()
@@ -95,7 +108,7 @@ class BulkDesk:
 
     def offer(self, name: str, total_bytes: int) -> Held | Failure:
         """See BundleStore. New ones only while this node's disk is below its high-water mark."""
-        refusal = self._core.disk_room.own_refusal()
+        refusal = self._disk_room.own_refusal()
         if refusal is not None and not self.store.held(name):
             return self.counts.judged("offer", refusal)
         return self.counts.judged("offer", self.store.offer(name, total_bytes))
@@ -128,7 +141,7 @@ class BulkDesk:
             return
         cold = request.HasField("cold")
         known = None if cold else core.state.load(request.job_id)
-        if cold and not core.cold.wants(request, done):
+        if cold and not self._cold.wants(request, done):
             return
         if (
             known is not None
@@ -140,7 +153,7 @@ class BulkDesk:
         if not bundles.is_name(request.name):
             done(invalid("name", request.name, "64 digits of [0-9a-f]").failure)
             return
-        failure = core.disk_room.refusal()
+        failure = self._disk_room.refusal()
         if failure is not None:
             done(failure)
             return
@@ -350,7 +363,7 @@ class BulkDesk:
         self.store.tick(now_ms, self._claimed, lambda: core.applied_index >= core.log.status().last_index)
 
     def _claimed(self) -> set[str]:
-        return self._core.wheel.bundle_names() | self._core.checkpointer.bundle_names
+        return self._core.wheel.bundle_names() | self._checkpoint_bundles()
 
     def _fetch_lacking(self, now_ms: int) -> None:
         lacking = self._core.wheel.lacking if self._core.wheel.absorbing else None
@@ -381,7 +394,7 @@ class BulkDesk:
         progress = status.peers.get(past)
         if progress is not None and progress.match_index >= status.last_index:
             log.step_down()
-        self._core.checkpoint_needed(past)
+        self._checkpoint_needed(past)
 
     def _ask(self, fetch: _Fetch) -> None:
         peers = self._reachable()

@@ -7,25 +7,23 @@ and the request goes on there under the id that it has there; once loaded it sta
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from tickwheel.node.core.failure import Failure, invalid, no_agreed_time
+from tickwheel.node.core.disk_room import DiskRoom
+from tickwheel.node.core.failure import Failure, Permitted, invalid, no_agreed_time
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.publisher import Rescheduled
 from tickwheel.node.state.cold import ColdResult, Place
 from tickwheel.node.state.cold_marks import CANCELLED, LOADED, MOVED
-from tickwheel.node.state.producers import NOBODY, Sender
 from tickwheel.proto import admin_pb2, bulk_pb2, cold_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.log_pb2 import Command
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
-    from tickwheel.node.core.requests import Permitted, Rescheduled
 
 
 class ColdDesk:
     """One per node."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel, disk_room: DiskRoom) -> None:
         self._core = core
+        self._disk_room = disk_room
 
     # -- jobs
 
@@ -33,7 +31,7 @@ class ColdDesk:
         self, request: cold_pb2.RegisterColdRequest, done: Callable[[cold_pb2.ColdJob | Failure], None]
     ) -> None:
         """Make the parts of a job known."""
-        failure = self._core.refusal() or self._core.disk_room.refusal()
+        failure = self._core.refusal() or self._disk_room.refusal()
         if failure is not None:
             done(failure)
             return
@@ -92,8 +90,9 @@ class ColdDesk:
         number: int,
         done: Callable[[scheduler_pb2.CancelOutcome.ValueType | Failure], None],
         permitted: Permitted,
+        loaded: Callable[[int], None],
     ) -> None:
-        """By a cold id."""
+        """By a cold id. `loaded`, instead of `done`: the message is in the wheel, under this id."""
         refusal = self._permission(number, permitted)
         if refusal is not None:
             done(refusal)
@@ -105,7 +104,7 @@ class ColdDesk:
             elif result is None:
                 done(scheduler_pb2.NOT_FOUND)
             elif result.kind == LOADED:
-                self._core.requests.cancel(result.loaded_id, done, permitted)
+                loaded(result.loaded_id)
             else:
                 done(scheduler_pb2.CANCELLED)
 
@@ -117,11 +116,9 @@ class ColdDesk:
         due_ms: int,
         done: Callable[[Rescheduled | Failure], None],
         permitted: Permitted,
-        sender: Sender = NOBODY,
+        loaded: Callable[[int], None],
     ) -> None:
-        """To a time that may not be near: a job must still bring the message."""
-        from tickwheel.node.core.requests import Rescheduled
-
+        """To a time that may not be near: a job must still bring the message. `loaded` as in `cancel`."""
         core = self._core
         refusal = self._permission(number, permitted)
         if refusal is not None:
@@ -134,7 +131,7 @@ class ColdDesk:
             elif result is None:
                 done(Rescheduled(scheduler_pb2.RESCHEDULE_NOT_FOUND, 0, 0))
             elif result.kind == LOADED:
-                core.requests.move(result.loaded_id, due_ms, done, permitted, sender)
+                loaded(result.loaded_id)
             elif result.kind == CANCELLED:
                 done(Rescheduled(scheduler_pb2.RESCHEDULE_CANCELLED, 0, 0))
             else:
@@ -175,11 +172,11 @@ class ColdDesk:
     def get(
         self,
         number: int,
-        content: bool,
         done: Callable[[scheduler_pb2.GetResponse | Failure], None],
         permitted: Permitted,
+        loaded: Callable[[int], None],
     ) -> None:
-        """State of a message; its content once it is loaded."""
+        """State of a message. `loaded` as in `cancel`: then the wheel has its content."""
         core = self._core
         failure = core.refusal() or self._permission(number, permitted)
         if failure is not None:
@@ -191,7 +188,7 @@ class ColdDesk:
             done(Failure(common_pb2.UNKNOWN_NAME, f"no message {text}", {"field": "id", "value": text}))
             return
         if place.kind == LOADED:
-            core.requests.get(place.loaded_id, content, done, permitted)
+            loaded(place.loaded_id)
             return
         state = scheduler_pb2.MESSAGE_CANCELLED if place.kind == CANCELLED else scheduler_pb2.COLD
         response = scheduler_pb2.GetResponse(state=state)

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tickwheel.node.core.creations import TOPICS_PER_GROUP_MAX
+from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.sessions import CREDITS_MAX, Closed, Deliver, Session
 from tickwheel.node.state.names import check_group_name, check_topic_name
 from tickwheel.node.state.results import AdminResult, SettleResult
 from tickwheel.proto import common_pb2, consumer_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest
 from tickwheel.proto.log_pb2 import AdminCommand
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 PULL_MESSAGES_MAX = 1_024
 PULL_WAIT_MS_MAX = 20_000
@@ -40,7 +39,7 @@ class ConsumerHandle:
     def credit(self, credits: int) -> Failure | None:
         """Take so many messages more."""
         try:
-            self.desk.core.delivery.sessions.credit(self.session, credits)
+            self.desk.delivery.sessions.credit(self.session, credits)
         except RequestError as error:
             return error.failure
         return None
@@ -52,7 +51,7 @@ class ConsumerHandle:
             self.desk.settle(batch, done)
             return
         try:
-            done(core.refusal() or core.delivery.answered_by(self.session, batch))
+            done(core.refusal() or self.desk.delivery.answered_by(self.session, batch))
         except RequestError as error:
             done(error.failure)
 
@@ -64,8 +63,7 @@ class ConsumerHandle:
 
     def close(self) -> None:
         """The consumer is gone: what it holds is delivered to others at once. Idempotent."""
-        core = self.desk.core
-        core.delivery.close_session(self.session, core.clock.now_ms(), give_back=True)
+        self.desk.delivery.close_session(self.session, self.desk.core.clock.now_ms(), give_back=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -80,8 +78,10 @@ class _Pull:
 class ConsumerDesk:
     """One per node."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel, delivery: Delivery, requests: RequestDesk) -> None:
         self.core = core
+        self.delivery = delivery
+        self._requests = requests
         self._pulls: list[_Pull] = []
 
     def open(
@@ -113,7 +113,7 @@ class ConsumerDesk:
                 return
             core = self.core
             try:
-                session = core.delivery.sessions.open(
+                session = self.delivery.sessions.open(
                     request.group,
                     group_id,
                     lease_ms=request.lease_ms,
@@ -128,7 +128,7 @@ class ConsumerDesk:
                 return
             session.name = request.consumer_name
             # Opened before anything is delivered; a delivery never comes from inside `credit`.
-            core.delivery.sessions.credit(session, request.credits)
+            self.delivery.sessions.credit(session, request.credits)
             opened(ConsumerHandle(self, session, core.term))
 
         create = CreateGroupRequest(
@@ -171,7 +171,7 @@ class ConsumerDesk:
                 done(invalid("group", request.group, limit).failure)
                 return
             try:
-                pull.session = self.core.delivery.sessions.open(
+                pull.session = self.delivery.sessions.open(
                     request.group,
                     group_id,
                     lease_ms=request.lease_ms,
@@ -183,7 +183,7 @@ class ConsumerDesk:
                     filter=request.filter,
                 )
                 self._pulls.append(pull)
-                self.core.delivery.sessions.credit(pull.session, request.messages_max)
+                self.delivery.sessions.credit(pull.session, request.messages_max)
             except RequestError as error:
                 done(error.failure)
 
@@ -204,7 +204,7 @@ class ConsumerDesk:
             self._pulls.remove(pull)
         if pull.session is not None:
             pull.session.credits = 0
-            self.core.delivery.close_session(pull.session, self.core.clock.now_ms(), give_back=False)
+            self.delivery.close_session(pull.session, self.core.clock.now_ms(), give_back=False)
         pull.done(outcome)
 
     def tick(self, steady_ms: int) -> None:
@@ -236,7 +236,7 @@ class ConsumerDesk:
             )
             return
         try:
-            self.core.delivery.settlements.settle(batch, self.core.clock.now_ms(), done)
+            self.delivery.settlements.settle(batch, self.core.clock.now_ms(), done)
         except RequestError as error:
             done(error.failure)
 
@@ -252,9 +252,7 @@ class ConsumerDesk:
             done(failure)
             return
         try:
-            extended, refused, until_ms = self.core.delivery.settlements.extend(
-                session_id, batch, self.core.clock.now_ms()
-            )
+            extended, refused, until_ms = self.delivery.settlements.extend(session_id, batch, self.core.clock.now_ms())
         except RequestError as error:
             done(error.failure)
             return
@@ -330,4 +328,4 @@ class ConsumerDesk:
 
         if group_id is not None:
             request.broadcasting = state.group_broadcasting(group_id)
-        core.requests.admin(AdminCommand(create_group=request, actor=actor), group_created)
+        self._requests.admin(AdminCommand(create_group=request, actor=actor), group_created)

@@ -13,13 +13,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from tickwheel.node.core import wake
+from tickwheel.node.core.announcements import (
+    Announcements,
+    Delivered,
+    Dispatched,
+    DispatchFailed,
+    PushedAhead,
+    Unreadable,
+)
 from tickwheel.node.core.bulk import BulkDesk
 from tickwheel.node.core.bundle_store import BundleStore
 from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
 from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.consumers import ConsumerDesk
+from tickwheel.node.core.counters import Rates, Totals
 from tickwheel.node.core.creations import Creations
 from tickwheel.node.core.dead import DeadDesk
 from tickwheel.node.core.deleting import Deleter
@@ -31,7 +39,7 @@ from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.filter_sweep import FilterSweep
 from tickwheel.node.core.flow import FlowControl
 from tickwheel.node.core.lease_file import LeaseFile, read_leases
-from tickwheel.node.core.listener import CoreListener
+from tickwheel.node.core.listener import Applied, CoreListener
 from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.mending import Mending
 from tickwheel.node.core.pending import PendingDesk
@@ -48,7 +56,6 @@ from tickwheel.node.core.senders import Senders
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.settled import SettledDesk
 from tickwheel.node.core.staging import StagingDesk
-from tickwheel.node.core.status import Rates, Totals
 from tickwheel.node.core.sweeper import Sweeper
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.synced import SyncedFile, read_synced
@@ -58,27 +65,21 @@ from tickwheel.node.core.trace import Tracer
 from tickwheel.node.core.work import Background
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.proto import admin_pb2, common_pb2
-from tickwheel.proto.consumer_pb2 import DeliverBatch
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
-from tickwheel.replication.log import Member, ReplicatedLog
-from tickwheel.storage.disk import Disk
-from tickwheel.wheel.queries import CountJob, Wanted
+from tickwheel.replication.log import LogListener, Member, ReplicatedLog
 from tickwheel.wheel.units import Units
 
 UPKEEP_PERIOD_MS = 1_000
-BUFFERS_ACCEPTED_MAX = 2
-"""Arrival buffers full of what is not merged, from which on a master refuses schedules."""
-PASSED_OVER_MAX = 1_000
 IDLE_MS_MAX = 1_000
 SLOT_MS_DEFAULT = 1_000
+NEVER_MS = 1 << 62
 
-
-MakeLog = Callable[["NodeCore", Restored], ReplicatedLog]
+MakeLog = Callable[[LogListener, Restored], ReplicatedLog]
 
 
 class NodeCore:
-    """One wheel group on one node."""
+    """One wheel group on one node; to its parts it is a `Kernel`."""
 
     def __init__(
         self,
@@ -91,48 +92,56 @@ class NodeCore:
         on_fatal: Callable[[str], None],
         on_checkpoint_needed: Callable[[str], None],
     ) -> None:
+        """`on_checkpoint_needed`: this node is to begin anew from the checkpoint of this peer."""
+        self.mending: Mending
+        self.sync: SyncState
+        self.checkpointer: Checkpointer
+        self.log: ReplicatedLog
         self.config = config
         self.identity = identity
         self._ports = ports
+        self.disk = ports.disk
+        self.executor = ports.executor
+        self.random_bits = ports.random.getrandbits
         self._first_settings = first_command
         self._first_members = list(members)
         self._on_fatal = on_fatal
-        self._on_checkpoint_needed = on_checkpoint_needed
+        self._started_ns = ports.clock.monotonic_ns()
+        self._next_upkeep_ms = 0
+        self._stopped = False
+        self.recover_to = 0
+        self._recovered = False
+
+        # What every part uses.
+        self.announcements = Announcements()
         self.clock = ClusterClock(ports.clock, identity.node_id, config.clock)
         slot_ms = (first_command.slot_ms if first_command is not None else 0) or SLOT_MS_DEFAULT
-        self._restored = restore(ports.disk, config, slot_ms, identity.wheel_group)
-        self.state = self._restored.state
-        self.wheel = self._restored.wheel
-        self.applied_index = self._restored.applied_index
-        self.applied_term = self._restored.applied_term
-        self.executor = ports.executor
-        store = BundleStore(ports.disk, ports.executor, self.steady_ms, self._fatal)
-        self.bulk = BulkDesk(self, ports.disk, store)
-        self.cold = ColdDesk(self)
-        self.serving = Serving(ports.random.getrandbits)
-        self.background = Background(ports.executor, self.wheel, self._fatal, self.serving)
-        self.proposer = Proposer(config, identity.wheel_group, self.clock.now_ms, self.serving)
+        restored = restore(ports.disk, config, slot_ms, identity.wheel_group, self._dispatched)
+        self._restored_members = restored.members
+        self.state, self.wheel = restored.state, restored.wheel
+        self._applied = Applied(restored.applied_index, restored.applied_term)
+        bundle_store = BundleStore(ports.disk, ports.executor, self.steady_ms, self.fatal)
+        self.serving = Serving(self.random_bits)
+        self.background = Background(
+            ports.executor, self.wheel, self.fatal, self.serving, lambda error: self.mending.damaged(error)
+        )
+        self.proposer = Proposer(
+            config,
+            identity.wheel_group,
+            self.clock.now_ms,
+            self.serving,
+            lambda: self.state.sweeps.stamp_floor_ms,
+        )
+
+        # What lets schedules in.
         self.creations = Creations(self.state, self.steady_ms)
-        self.publisher = Publisher(config, self.state, self.proposer, self.creations, self.clock.now_ms)
-        self.publisher.time_known = lambda: self.clock.known
-        self.publisher.arrivals_full = self._arrivals_full
-        self.publisher.random_bits = ports.random.getrandbits
         self.topic_pending = TopicPending(self)
         self.senders = Senders(
             self.state,
             lambda: self.leading and self.log.lease_held(),
             lambda level: self.sync.all_understand(level, self._peer_ids()),
         )
-        self.publisher.stated = self.senders.stated
-        self.flow = FlowControl(
-            self.state,
-            lambda: self.wheel.pending,
-            self.topic_pending.of,
-            lambda: self.wheel.cursor.due_ms,
-            self._count_tick,
-            ports.random.getrandbits,
-        )
-        self.publisher.admit, self.publisher.answered = self.flow.admit, self.flow.answered
+        self.flow = FlowControl(self, self.topic_pending)
         self.disk_room = DiskRoom(
             ports.disk,
             config.disk_high_percent,
@@ -140,55 +149,14 @@ class NodeCore:
             lambda: self.sync.full_peers(self._member_ids()),
             lambda: self.sync.roomy_peers(self._member_ids()),
         )
-        self.publisher.disk_refusal = self.disk_room.refusal
-        self.dispatcher = Dispatcher(config, self.wheel, self.proposer)
-        self.delivery = Delivery(
-            config,
-            self.state,
-            self.wheel,
-            self.proposer,
-            self.background,
-            self.may_act,
-            self._fatal,
-            ports.random.random,
-        )
-        self.events = Events(ports.disk, ports.executor, self.state, identity.node_id, config.events_bytes_max)
-        self.topic_rates = TopicRates()
-        self.state.on_dispatched = self._on_dispatched
-        self.delivery.on_delivered = self._on_delivered
-        if config.delivery_order is DeliveryOrder.PUSH_FIRST:
-            push = PushAhead(config, self.state, self.wheel, self.proposer, self.delivery.on_pushed)
-            self.dispatcher.push = self.delivery.push = push
-            self.dispatcher.unpush = self.delivery.unpush
+        self.publisher = Publisher(self, self.creations, self.senders, self.flow, self.disk_room)
+
+        # What dispatches and delivers.
+        push = PushAhead(self) if config.delivery_order is DeliveryOrder.PUSH_FIRST else None
+        self.dispatcher = Dispatcher(self, push)
+        self.delivery = Delivery(self, ports.random.random, push)
         self.filter_sweep = FilterSweep(
-            self.state, self.proposer, self.background, self.delivery.wake_group, self._fatal
-        )
-        self.dispatcher.fatal = self._fatal
-        self.sync = SyncState(
-            self.wheel,
-            self.delivery,
-            self._agreed_ms,
-            self.clock.wall_ms,
-            ports.clock.monotonic_ns,
-            lambda: self.applied_index,
-        )
-        synced = read_synced(ports.disk)
-        self.sync.remember(synced)
-        self.synced_file = SyncedFile(ports.disk, ports.executor, synced)
-        self.delivery.heard.hear(read_leases(ports.disk), complete=True)
-        self.lease_file = LeaseFile(ports.disk, ports.executor)
-        self.listener = CoreListener(self)
-        self.log = make_log(self, self._restored)
-        self.proposer.attach(self.log, self.publisher)
-        self.checkpointer = Checkpointer(
-            config,
-            ports,
-            self.state,
-            self.log,
-            lambda: (self.applied_index, self.applied_term),
-            self._fatal,
-            self._restored.applied_index,
-            self._restored.bundle_names,
+            self.state, self.proposer, self.background, self.delivery.wake_group, self.fatal
         )
         self.retention = Retention(
             self.state,
@@ -197,43 +165,102 @@ class NodeCore:
             config.retention_period_ms,
             config.hours_kept,
         )
+
+        # What is noted, counted, and told to the other members.
+        self.events = Events(ports.disk, ports.executor, self.state, identity.node_id, config.events_bytes_max)
+        self.tracer = Tracer(self.events, identity, self.serving)
+        self.topic_rates = TopicRates()
         self.rates = Rates()
         self.totals = Totals()
-        self._started_ns = ports.clock.monotonic_ns()
-        self.requests = RequestDesk(self)
-        self.pending = PendingDesk(self)
-        self.sweeper = Sweeper(self)
-        self.deleter = Deleter(self)
-        self.tracer = Tracer(self.events, identity, self.serving)
-        self.passed_over: deque[int] = deque(maxlen=PASSED_OVER_MAX)
-        """Indexes of entries that nobody can decode, which this process passed over like every node: for the log."""
-        self.stamped_ms = 0
-        """Latest stamp of an entry that this process applied."""
-        self.proposer.stamp_floor_ms = lambda: self.state.sweeps.stamp_floor_ms
-        self.dead = DeadDesk(self)
-        self.members = MemberDesk(self)
-        self.staging = StagingDesk(self)
-        self.pins = PinDesk(self)
-        self.salvage = Salvage(self)
+        self.sync = SyncState(self, self.delivery)
+        synced = read_synced(ports.disk)
+        self.sync.remember(synced)
+        self.synced_file = SyncedFile(ports.disk, ports.executor, synced)
+        self.delivery.heard.hear(read_leases(ports.disk), complete=True)
+        self.lease_file = LeaseFile(ports.disk, ports.executor)
+
+        # What is damaged, and what others ask for.
+        self.salvage = Salvage(self, self.delivery)
         self.record_answers = RecordAnswers(self)
         self.mending = Mending(self)
-        self.background.damaged = self.mending.damaged
-        self.delivery.fetching.unreadable = self.salvage.add
+
+        # What clients and operators ask for.
+        self.reign = Reign(self, self.sync, self._create_cluster, self._begin_reign, self._end_reign)
+        self.members = MemberDesk(self, self.reign.transfer)
+        self.cold = ColdDesk(self, self.disk_room)
+        self.bulk = BulkDesk(
+            self,
+            bundle_store,
+            self.disk_room,
+            self.cold,
+            lambda: self.checkpointer.bundle_names,
+            on_checkpoint_needed,
+        )
+        self.pending = PendingDesk(self)
+        self.sweeper = Sweeper(self)
+        self.deleter = Deleter(self, self.pending, self.sweeper)
+        self.requests = RequestDesk(
+            self, self.senders, self.publisher, self.creations, self.cold, self.pending, self.members
+        )
+        self.staging = StagingDesk(self, self.publisher, self.disk_room, self.requests)
+        self.consumers = ConsumerDesk(self, self.delivery, self.requests)
+        self.dead = DeadDesk(self)
+        self.pins = PinDesk(self)
         self.settled = SettledDesk(self)
-        self.random_bits = ports.random.getrandbits
-        self.consumers = ConsumerDesk(self)
-        self.reign = Reign(self, self._create_cluster)
-        self._next_upkeep_ms = 0
-        self._stopped = False
-        self.recover_to = 0
-        self._recovered = False
+
+        self._subscribe()
+        self.listener = CoreListener(
+            self,
+            self._applied,
+            self.reign,
+            self.delivery,
+            self.filter_sweep,
+            self.sync,
+            lambda: self.checkpointer,
+            on_checkpoint_needed,
+            self.bulk,
+            self.record_answers,
+            self.salvage,
+            self.mending,
+            self.events,
+            self.totals,
+            self.topic_rates,
+            self.topic_pending,
+        )
+        self.log = make_log(self.listener, restored)
+        self.proposer.attach(self.log, self.publisher)
+        self.checkpointer = Checkpointer(
+            config,
+            ports,
+            self.state,
+            self.log,
+            lambda: (self.applied_index, self.applied_term),
+            self.fatal,
+            restored.applied_index,
+            restored.bundle_names,
+        )
+
+    def _subscribe(self) -> None:
+        """Who hears what, in this order."""
+        hear = self.announcements.subscribe
+        hear(Dispatched, lambda what: self.topic_rates.add(what.topic_id, DISPATCHED, len(what.units)))
+        hear(Dispatched, lambda what: self.topic_pending.dispatched(what.topic_id, len(what.units)))
+        hear(Dispatched, self._note_dispatched)
+        hear(Dispatched, self.delivery.on_dispatched)
+        hear(PushedAhead, self.delivery.on_pushed)
+        if self.delivery.push is not None:
+            hear(DispatchFailed, self.delivery.unpush)
+        hear(Delivered, lambda what: self.topic_rates.add(what.topic_id, DELIVERED, len(what.batch.ids) // 8))
+        if self.events.enabled:
+            hear(Delivered, lambda what: self.events.delivered(what.now_ms, what.consumer, what.batch))
+        hear(Unreadable, self.salvage.add)
 
     # -- life
 
     def start(self) -> None:
         """Replay the journal and take part."""
-        if self._restored.members:
-            self.log.set_members(self._restored.members)
+        if self._restored_members:
+            self.log.set_members(self._restored_members)
         self.recover_to = self.log.status().last_index
         self.events.noted_to = min(self.events.noted_to, self.recover_to)
         self.log.start()
@@ -284,6 +311,32 @@ class NodeCore:
     def _create_cluster(self) -> None:
         self.requests.create_cluster(self._first_settings, self._first_members)
 
+    def _begin_reign(self) -> None:
+        """Align and deliver: this node leads, has applied everything, and knows what time it is."""
+        self.clock.begin_reign()
+        now_ms = self.clock.now_ms()
+        self.retention.begin()
+        self.filter_sweep.begin()
+        self.delivery.begin(self.term, now_ms)
+        self.dispatcher.begin(now_ms)
+
+    def _end_reign(self, failure: Failure) -> None:
+        """Stop the wheel at once, and tell whoever waits."""
+        self.clock.end_reign()
+        self.dispatcher.end()
+        self.proposer.lose(failure)
+        self.publisher.lose(failure)
+        self.flow.end()
+        self.topic_pending.end()
+        self.staging.lose(failure)
+        self.members.lose(failure)
+        self.sweeper.lose()
+        self.deleter.lose(failure)
+        self.bulk.lose(failure)
+        self.delivery.end(failure)
+        self.salvage.end()
+        self.consumers.end(failure)
+
     def tick(self) -> int:
         """Do what is due; returns the monotonic_ns at which the next call is needed at the latest."""
         if self._stopped:
@@ -292,7 +345,7 @@ class NodeCore:
         now_ns = self._ports.clock.monotonic_ns()
         self.clock.tick(now_ns, self._member_ids, self.log.send_beside)
         if self.leading and not self.delivery.reigning and self.clock.known:
-            self.reign.begin()
+            self._begin_reign()
         now_ms, steady_ms = self.clock.at_ms(now_ns), now_ns // 1_000_000
         may_dispatch = self.clock.may_dispatch(now_ns)
         if self.leading:
@@ -324,7 +377,7 @@ class NodeCore:
         self.background.pump(now_ms, self.applied_index)
         if steady_ms >= self._next_upkeep_ms:
             self._next_upkeep_ms = steady_ms + UPKEEP_PERIOD_MS
-            self.rates.note(self, steady_ms)
+            self.rates.note(self.totals, self.delivery.counters.delivered, steady_ms)
             self.topic_rates.note(steady_ms, self.delivery.counters)
             self.disk_room.look()
             self.sync.disk_full = self.disk_room.above
@@ -343,11 +396,30 @@ class NodeCore:
             self.checkpointer.tick(steady_ms)
             if self.checkpointer.running:
                 self.events.flush()  # what it covers is not replayed
-        wait_ms = min(
-            IDLE_MS_MAX, self._next_upkeep_ms - steady_ms, wake.wait_ms(self, now_ms, steady_ms, may_dispatch)
-        )
+        wait_ms = min(IDLE_MS_MAX, self._next_upkeep_ms - steady_ms, self._wait_ms(now_ms, steady_ms, may_dispatch))
         wake_ns = self._ports.clock.monotonic_ns() + max(0, wait_ms) * 1_000_000
         return min(log_wants_ns, wake_ns, self.clock.wanted_ns())
+
+    def _wait_ms(self, now_ms: int, steady_ms: int, may_dispatch: bool) -> int:
+        """How long none of the parts has anything to do. `now_ms`: cluster time, `steady_ms`: for waiting."""
+        steady = (self.consumers.wanted_ms(), self.bulk.wanted_ms(), self.salvage.wanted_ms(), self.mending.wanted_ms())
+        wanted = [self.background.wanted_ms(now_ms)]
+        wait = 0 if self.checkpointer.capturing else NEVER_MS
+        if self.leading:
+            if self.publisher.cut_short:
+                wait = 0
+            wanted.append(self.proposer.wanted_ms())
+            if self.may_act():
+                wanted += [self.delivery.wanted_ms(), self.staging.wanted_ms(), self.filter_sweep.wanted_ms()]
+                if may_dispatch:
+                    wanted.append(self.dispatcher.wanted_ms(now_ms))
+        for until_ms in steady:
+            if until_ms is not None:
+                wait = min(wait, until_ms - steady_ms)
+        for until_ms in wanted:
+            if until_ms is not None:
+                wait = min(wait, until_ms - now_ms)
+        return wait
 
     # -- peers
 
@@ -367,20 +439,33 @@ class NodeCore:
 
     # -- what happens to messages
 
-    def _on_dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
-        self.topic_rates.add(topic_id, DISPATCHED, len(units))
-        self.topic_pending.dispatched(topic_id, len(units))
+    def _dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
+        self.announcements.announce(Dispatched(topic_id, first_position, units))
+
+    def _note_dispatched(self, what: Dispatched) -> None:
         if self.events.enabled and self.applied_index > self.events.noted_to:
-            self.events.dispatched(self.applied_index, self.clock.now_ms(), self.applied_term, topic_id, units)
-        self.delivery.on_dispatched(topic_id, first_position, units)
+            now_ms = self.clock.now_ms()
+            self.events.dispatched(self.applied_index, now_ms, self.applied_term, what.topic_id, what.units)
 
-    def _on_delivered(self, now_ms: int, topic_id: int, consumer: str, batch: DeliverBatch) -> None:
-        self.topic_rates.add(topic_id, DELIVERED, len(batch.ids) // 8)
-        if self.events.enabled:
-            self.events.delivered(now_ms, consumer, batch)
+    @property
+    def applied_index(self) -> int:
+        """Index of the newest entry that was applied."""
+        return self._applied.index
 
-    def _arrivals_full(self) -> bool:
-        return self.wheel.buffer_bytes >= BUFFERS_ACCEPTED_MAX * self.config.buffer_bytes_max
+    @property
+    def applied_term(self) -> int:
+        """The term of that entry."""
+        return self._applied.term
+
+    @property
+    def stamped_ms(self) -> int:
+        """Latest stamp of an entry that this process applied."""
+        return self._applied.stamped_ms
+
+    @property
+    def passed_over(self) -> deque[int]:
+        """See Applied."""
+        return self._applied.passed_over
 
     # -- the end
 
@@ -389,15 +474,8 @@ class NodeCore:
         """It takes no part any more."""
         return self._stopped
 
-    def checkpoint_needed(self, peer_id: str) -> None:
-        """This node is to begin anew from a checkpoint of a peer."""
-        self._on_checkpoint_needed(peer_id)
-
     def fatal(self, reason: str) -> None:
         """An impossible state, or a disk that cannot be relied on: the process must stop."""
-        self._fatal(reason)
-
-    def _fatal(self, reason: str) -> None:
         self.stop()
         self._on_fatal(reason)
 
@@ -441,9 +519,6 @@ class NodeCore:
         """For waiting: passes evenly, whatever becomes of the cluster's time."""
         return self._ports.clock.monotonic_ns() // 1_000_000
 
-    def _agreed_ms(self) -> int:
-        return self.clock.now_ms() if self.clock.known else 0
-
     def _member_ids(self) -> list[str]:
         return [member.node_id for member in self.log.members() if not member.learner]
 
@@ -454,20 +529,6 @@ class NodeCore:
     def uptime_s(self) -> float:
         """Since this core was made."""
         return (self.monotonic_ns() - self._started_ns) / 1e9
-
-    def _count_tick(self, tick: int, answer: Callable[[int | None], None]) -> None:
-        """How many messages are pending in a tick."""
-        slot_ms = self.state.settings.slot_ms
-
-        def counted(job: CountJob | None, error: BaseException | None) -> None:
-            answer(None if job is None or error is not None else sum(count for _, count in job.buckets))
-
-        self.background.count(tick * slot_ms, (tick + 1) * slot_ms, slot_ms, Wanted(), counted)
-
-    @property
-    def disk(self) -> Disk:
-        """The port."""
-        return self._ports.disk
 
     def space_left(self) -> int:
         """Bytes the disk can still take."""

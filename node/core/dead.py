@@ -7,20 +7,17 @@ bounded commands, several to a request; a request over many letters says how far
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, meta_of
 from tickwheel.node.state.dead_letters import DeadLetters, Letters
 from tickwheel.node.state.results import DeadResult
 from tickwheel.node.state.retrying import COPIES_MAX, ERROR_TEXT_MAX
 from tickwheel.proto import common_pb2, dead_pb2
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, Command, PurgeDead, ReplayDead
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 PAGE_DEFAULT = 100
 PAGE_MAX = 1_000
@@ -40,7 +37,7 @@ Changed = Callable[[dead_pb2.ChangeDeadResponse | Failure], None]
 class DeadDesk:
     """One per node."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel) -> None:
         self._core = core
 
     def list(
@@ -155,7 +152,7 @@ class _Replay:
     """One request, command by command."""
 
     def __init__(
-        self, core: NodeCore, group_id: int, dead: DeadLetters, request: dead_pb2.ReplayDeadRequest, done: Changed
+        self, core: Kernel, group_id: int, dead: DeadLetters, request: dead_pb2.ReplayDeadRequest, done: Changed
     ) -> None:
         self._core = core
         self._group_id = group_id

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.pending import deletion_query
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.pending import PendingDesk, deletion_query
+from tickwheel.node.core.sweeper import Sweeper
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import DeleteGroupRequest, DeleteTopicRequest
 from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, Selection, Sweep
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 ANSWER_MS_MAX = 5_000
 """A deletion that takes longer is answered as it stands, and goes on."""
@@ -41,8 +39,10 @@ class _Waiting:
 class Deleter:
     """One per node."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel, pending: PendingDesk, sweeper: Sweeper) -> None:
         self._core = core
+        self._pending = pending
+        self._sweeper = sweeper
         self._waiting: list[_Waiting] = []
 
     def topic(self, request: DeleteTopicRequest, done: Done) -> None:
@@ -102,7 +102,7 @@ class Deleter:
             facts = {word: str(count) for word, count in found.items()}
             done(Failure(common_pb2.WRONG_STATE, text, {"field": what, "value": name, **facts}))
 
-        core.pending.count_all(deletion_query(wanted), counted)
+        self._pending.count_all(deletion_query(wanted), counted)
 
     def _begin(self, wanted: Sweep, done: Done) -> None:
         def begun(job: Sweep | Failure) -> None:
@@ -111,7 +111,7 @@ class Deleter:
             else:
                 self._wait(job.job_id, done)
 
-        self._core.sweeper.begin_deletion(wanted, begun)
+        self._sweeper.begin_deletion(wanted, begun)
 
     def _wait(self, job_id: str, done: Done) -> None:
         self._waiting.append(_Waiting(job_id, self._core.steady_ms() + ANSWER_MS_MAX, done))

@@ -19,23 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core import in_flight
+from tickwheel.node.core.announcements import Delivered, Dispatched, DispatchFailed, PushedAhead
 from tickwheel.node.core.broadcast import Broadcasts
 from tickwheel.node.core.channel import Channel, Staged
-from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.counters import Counters
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.fetching import Fetching
 from tickwheel.node.core.fifo import FifoChannel
 from tickwheel.node.core.inherited import Inherited
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, Positions, ranges_of
-from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.recent import RecentUnits
 from tickwheel.node.core.returns import Returns
 from tickwheel.node.core.sessions import CREDITS_MAX, Session, Sessions
 from tickwheel.node.core.settlements import Settlements
-from tickwheel.node.core.work import Background
-from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto import consumer_pb2
@@ -43,8 +41,6 @@ from tickwheel.proto.log_pb2 import (
     SettleColumns,
 )
 from tickwheel.proto.peer_pb2 import LeaseRange
-from tickwheel.wheel.engine import Wheel
-from tickwheel.wheel.units import Units
 
 LEASES_WRITTEN_MAX = 20_000
 """Leases that a master notes for its file: each takes about a microsecond of its loop, every second."""
@@ -57,32 +53,25 @@ class Delivery:
 
     def __init__(
         self,
-        config: CoreConfig,
-        state: StateMachine,
-        wheel: Wheel,
-        proposer: Proposer,
-        background: Background,
-        may_act: Callable[[], bool],
-        fatal: Callable[[str], None],
+        core: Kernel,
         draw: Callable[[], float],
+        push: PushAhead | None,
     ) -> None:
+        """`draw`: 0 to below 1, for jitter. `push`: in push-first."""
+        config, state, proposer = core.config, core.state, core.proposer
         self._config = config
         self._state = state
-        self._wheel = wheel
-        self._proposer = proposer
-        self._background = background
-        self._serving = proposer.serving
-        self._may_act = may_act
-        self._fatal = fatal
+        self._wheel = core.wheel
+        self._serving = core.serving
+        self._announce = core.announcements.announce
+        self._may_act = core.may_act
+        self._fatal = core.fatal
         self.sessions = Sessions(config, self._wanted)
         self._channels: dict[ChannelKey, Channel] = {}
         self._recent: dict[int, RecentUnits] = {}
         self._leases = LeaseTable()
-        self.push: PushAhead | None = None
-        """Set by the core in push-first."""
-        self.on_delivered: Callable[[int, int, str, consumer_pb2.DeliverBatch], None] | None = None
-        """Set by the core: time, topic id, name of the consumer, batch. Must not raise."""
-        self.fetching = Fetching(state, background, fatal, self._read)
+        self.push = push
+        self.fetching = Fetching(core, self._read)
         self._turn = 0
         self.reigning = False
         self.term = 0
@@ -140,10 +129,11 @@ class Delivery:
         self._dirty.clear()
         self.sessions.close_all(failure)
 
-    def on_dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
-        """Hook of the state machine: units entered a topic's ready queue."""
+    def on_dispatched(self, what: Dispatched) -> None:
+        """Units entered a topic's ready queue."""
         if not self.reigning:
             return
+        topic_id, first_position, units = what.topic_id, what.first_position, what.units
         pushed = self.push.dispatched(topic_id, first_position, units) if self.push is not None else False
         if pushed is None:
             self._fatal(f"topic {topic_id}: other messages were dispatched than had been delivered ahead")
@@ -157,8 +147,9 @@ class Delivery:
                 self._dirty.add(group_id)
                 self._news = True
 
-    def on_pushed(self, topic_id: int, first_position: int, units: Units) -> None:
-        """Hook of push-first: units that a dispatch under way will bring to these positions of a ready queue."""
+    def on_pushed(self, what: PushedAhead) -> None:
+        """Units that a dispatch under way will bring to these positions of a ready queue."""
+        topic_id, first_position, units = what.topic_id, what.first_position, what.units
         self._recent_of(topic_id).add(first_position, units)
         self._inherited.dispatched(topic_id, first_position, units)
         for group_id in self.sessions.groups():
@@ -175,7 +166,7 @@ class Delivery:
                 self._dirty.add(group_id)
                 self._news = True
 
-    def unpush(self) -> None:
+    def unpush(self, _: DispatchFailed) -> None:
         """A dispatch was not applied: what was delivered ahead of it keeps its lease, what is staged is dropped.
 
         When it is dispatched after all it goes out once more: at most what push-first may repeat.
@@ -501,8 +492,7 @@ class Delivery:
         )
         self.counters.note_delivery(now_ms, due_ms, attempts)
         session.deliver(batch)
-        if self.on_delivered is not None:
-            self.on_delivered(now_ms, channel.key[1], session.name, batch)
+        self._announce(Delivered(now_ms, channel.key[1], session.name, batch))
 
     # -- messages that come back
 

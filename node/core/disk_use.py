@@ -6,16 +6,14 @@ Files are measured and indexes read in a worker.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tickwheel.node.core.checkpoint import STATE_DIRECTORY, WHEEL_DIRECTORY
+from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.wheel.usage import UsageJob
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 Answer = Callable[[admin_pb2.DiskUse | Failure], None]
 HOURS = f"{WHEEL_DIRECTORY}/hours"
@@ -59,10 +57,9 @@ def describe(files: dict[str, int]) -> admin_pb2.DiskUse:
     return use
 
 
-def disk_use(core: NodeCore, request: admin_pb2.GetDiskUseRequest, done: Answer) -> None:
+def disk_use(core: Kernel, room: DiskRoom, request: admin_pb2.GetDiskUseRequest, done: Answer) -> None:
     """Answer one question."""
     disk = core.disk
-    room = core.disk_room
     room.look()
     last = request.hour_max or (1 << 32) - 1
     wanted = [hour for hour in core.wheel.hours() if request.hour_min <= hour <= last] if request.by_topic else []
@@ -86,7 +83,7 @@ def disk_use(core: NodeCore, request: admin_pb2.GetDiskUseRequest, done: Answer)
     core.background.submit(work, measured)
 
 
-def add_topics(core: NodeCore, use: admin_pb2.DiskUse, job: UsageJob) -> None:
+def add_topics(core: Kernel, use: admin_pb2.DiskUse, job: UsageJob) -> None:
     """What the job found, by name; topics that were deleted have none."""
     for topic_id, (messages, size) in sorted(job.topics.items(), key=lambda item: -item[1][1]):
         use.topics.add(topic=core.state.topic_name(topic_id), messages=messages, bytes=size)

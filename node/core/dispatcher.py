@@ -21,14 +21,12 @@ third failure on `blocked` says so: the wheel blocks rather than skips.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 
-from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.announcements import DispatchFailed
 from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.push import PushAhead
 from tickwheel.proto.log_pb2 import Command, Dispatch
-from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.units import CursorKey
 
 RETRY_STEP_MS = 100
@@ -48,10 +46,13 @@ class Phase(enum.Enum):
 class Dispatcher:
     """One per node. `tick` runs after every input and when `wanted_ms` comes."""
 
-    def __init__(self, config: CoreConfig, wheel: Wheel, proposer: Proposer) -> None:
-        self._config = config
-        self._wheel = wheel
-        self._proposer = proposer
+    def __init__(self, core: Kernel, push: PushAhead | None) -> None:
+        """`push`: in push-first."""
+        self._core = core
+        self._config = core.config
+        self._wheel = core.wheel
+        self._proposer = core.proposer
+        self._push = push
         self.phase = Phase.IDLE
         self._proposed = CursorKey(0, 0)
         self._in_flight = 0
@@ -62,12 +63,6 @@ class Dispatcher:
         """At the last tick."""
         self._reign = 0
         self.dispatches_proposed = 0
-        self.push: PushAhead | None = None
-        """Set by the core in push-first."""
-        self.unpush: Callable[[], None] = lambda: None
-        """Set by the core in push-first: a dispatch has failed, what was delivered ahead of it counts no more."""
-        self.fatal: Callable[[str], None] = lambda reason: None
-        """Set by the core: an impossible state stops the node."""
 
     @property
     def blocked(self) -> bool:
@@ -87,8 +82,8 @@ class Dispatcher:
         self._failures = 0
         self._now_ms = now_ms
         self._paused_until_ms = 0
-        if self.push is not None:
-            self.push.reset()
+        if self._push is not None:
+            self._push.reset()
         ahead = self._wheel.cursor.due_ms - 1 > now_ms + self._config.dispatch_ahead_ms
         self.phase = Phase.WAITING if ahead else Phase.ALIGNING
 
@@ -97,8 +92,8 @@ class Dispatcher:
         self._reign += 1
         self.phase = Phase.IDLE
         self._in_flight = 0
-        if self.push is not None:
-            self.push.reset()
+        if self._push is not None:
+            self._push.reset()
 
     def tick(self, now_ms: int) -> None:
         """Propose every dispatch that is due and allowed."""
@@ -137,8 +132,8 @@ class Dispatcher:
         self._in_flight += 1
         self.dispatches_proposed += 1
         wheel = self._wheel
-        if self.push is not None:
-            self.push.proposing(max(before, wheel.cursor), target, now_ms)
+        if self._push is not None:
+            self._push.proposing(max(before, wheel.cursor), target, now_ms)
         command = Command(
             dispatch=Dispatch(
                 due_ms=target.due_ms,
@@ -153,7 +148,7 @@ class Dispatcher:
                 return
             self._in_flight -= 1
             if isinstance(result, Failure):
-                self.unpush()
+                self._core.announcements.announce(DispatchFailed())
                 self._proposed = min(self._proposed, before)
                 if self._now_ms >= self._paused_until_ms:
                     # Those in flight beside it fail of the same cause: they are one failure.
@@ -161,8 +156,8 @@ class Dispatcher:
                     self._paused_until_ms = self._now_ms + min(RETRY_STEP_MS * self._failures, RETRY_MS_MAX)
             else:
                 self._failures = 0
-                if self.push is not None and not self.push.applied():
-                    self.fatal("a dispatch did not bring what had been delivered ahead of it")
+                if self._push is not None and not self._push.applied():
+                    self._core.fatal("a dispatch did not bring what had been delivered ahead of it")
 
         self._proposer.submit(command, answered)
 

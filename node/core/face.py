@@ -15,10 +15,10 @@ from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.disk_use import disk_use
-from tickwheel.node.core.failure import Failure, RequestError
+from tickwheel.node.core.failure import Failure, Permitted, RequestError
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch, check_sender
-from tickwheel.node.core.publisher import BatchOutcome
-from tickwheel.node.core.requests import Permitted, Rescheduled, everybody, id_of, message_id_of
+from tickwheel.node.core.publisher import BatchOutcome, Rescheduled
+from tickwheel.node.core.requests import everybody, id_of, message_id_of
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.status import backup_origin, node_metrics, node_status, node_vitals
 from tickwheel.node.metrics import MetricValue
@@ -471,7 +471,7 @@ class CoreFace:
         self, request: admin_pb2.GetDiskUseRequest, done: Callable[[admin_pb2.DiskUse | Failure], None]
     ) -> None:
         """What this node's data directory holds."""
-        disk_use(self.core, request, done)
+        disk_use(self.core, self.core.disk_room, request, done)
 
     def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
         """Write a checkpoint and name what a copy consists of; it stays until `backup_copied`."""

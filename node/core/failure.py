@@ -5,6 +5,7 @@ Every refusal of the core is a `Failure`; the gRPC services turn it into a statu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tickwheel.proto import common_pb2 as pb
@@ -44,6 +45,11 @@ class Failure:
     def grpc_code_name(self) -> str:
         """Name of the gRPC status code that goes with the reason."""
         return _CODES[self.reason]
+
+
+Permitted = Callable[[str], Failure | None]
+"""Asked with the topic of a message that a request names by its id (empty: it has none any more, or it is not known):
+why the caller may not; None: it may."""
 
 
 class RequestError(Exception):

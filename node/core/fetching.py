@@ -1,7 +1,7 @@
 """Reads what channels have claimed: units if they are not at hand, then records; from memory, else by a worker.
 
 What was removed with its hour meanwhile is left out. What the disk does not give back is withheld by its channel and
-handed to who looks after it (salvage.py); anything else that fails is a bug and stops the node. Answers of an earlier
+announced (salvage.py looks after it); anything else that fails is a bug and stops the node. Answers of an earlier
 reign are dropped.
 """
 
@@ -11,19 +11,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tickwheel.node.core.announcements import Unreadable
 from tickwheel.node.core.channel import Channel, Staged
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.sift import Sift, Sifted
-from tickwheel.node.core.work import Background, RemovedError
-from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.core.work import RemovedError
 from tickwheel.storage.disk import DiskError
 from tickwheel.wheel.units import Units
-
-Unreadable = Callable[[Channel, int, int, Units | None, str], None]
-"""Of a channel this position with this id, the unit if it is known, and why."""
-
-
-def _nobody_hears(channel: Channel, position: int, id: int, unit: Units | None, error: str) -> None:
-    raise AssertionError(f"message {id} cannot be read, and nobody is there to look after it: {error}")
 
 
 class Fetching:
@@ -31,19 +25,16 @@ class Fetching:
 
     def __init__(
         self,
-        state: StateMachine,
-        background: Background,
-        fatal: Callable[[str], None],
+        core: Kernel,
         news: Callable[[], None],
     ) -> None:
         """`news`: something that was read may be handed out."""
-        self._state = state
-        self._background = background
-        self._fatal = fatal
+        self._state = core.state
+        self._background = core.background
+        self._announce = core.announcements.announce
+        self._fatal = core.fatal
         self._news = news
         self._reign = 0
-        self.unreadable: Unreadable = _nobody_hears
-        """Set by the core."""
 
     def next_reign(self) -> None:
         """Mastership began or is gone: nobody waits for answers any more."""
@@ -65,7 +56,7 @@ class Fetching:
             channel.withhold(staged, found)
             for row, error in found.failed.items():
                 unit = found.units[row : row + 1] if found.known[row] else None
-                self.unreadable(channel, int(positions[row]), int(ids[row]), unit, str(error))
+                self._announce(Unreadable(channel, int(positions[row]), int(ids[row]), unit, str(error)))
             self._news()
 
         def records_read(records: list[bytes] | None, error: BaseException | None) -> None:

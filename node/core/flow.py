@@ -17,19 +17,21 @@ by a quarter: then the wheel is asked, in a worker. Called by the publisher, for
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.core.intake import IncomingBatch
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.quotas import Buckets
 from tickwheel.node.core.spread import fractions
-from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.core.topic_pending import TopicPending
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.rights import NO_QUOTAS, Quotas
 from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE
+from tickwheel.wheel.queries import CountJob, Wanted
 
 TICKS_MAX = 100_000
 """Ticks counted at a time; beyond it those counted longest ago are forgotten."""
@@ -38,33 +40,25 @@ PENDING_WAIT_MS = 1_000
 USER_SUM_MS = 100
 """A user may have thousands of topics: not for each batch."""
 
-CountTick = Callable[[int, Callable[[int | None], None]], None]
-"""(tick, answer): how many messages are pending in a tick; None: it cannot be told now."""
-
 
 class FlowControl:
     """One per node; works only while the node leads."""
 
     def __init__(
         self,
-        state: StateMachine,
-        pending: Callable[[], int],
-        topic_pending: Callable[[int | None], int],
-        cursor_ms: Callable[[], int],
-        count_tick: CountTick,
-        random_bits: Callable[[int], int],
+        core: Kernel,
+        topic_pending: TopicPending,
     ) -> None:
-        self._state = state
-        self._pending = pending
+        self._state = core.state
+        self._wheel = core.wheel
+        self._background = core.background
+        self._random_bits = core.random_bits
         self._topic_pending = topic_pending
         self._under_way: dict[int, int] = {}
         """Let in and not answered, by identity, while a limit of what is pending is set: how often."""
         self._in_all = 0
         self._by_topic: dict[str, int] = {}
         """Their messages."""
-        self._cursor_ms = cursor_ms
-        self._count_tick = count_tick
-        self._random_bits = random_bits
         self._topics = Buckets()
         self._clients = Buckets()
         self._user_messages = Buckets()
@@ -157,13 +151,13 @@ class FlowControl:
     def _pending_refusal(self, batch: IncomingBatch) -> Failure | None:
         settings = self._state.settings
         limit = settings.pending_max
-        if limit and self._pending() + self._in_all + batch.count > limit:
+        if limit and self._wheel.pending + self._in_all + batch.count > limit:
             return limit_reached("pending_max", limit, PENDING_WAIT_MS)
         limits = parse_quotas(settings.topic_pending_max) or {}
         if limits:
             for name, count in _by_topic(batch):
                 limit = limits.get(name) or limits.get(OTHERS, 0)
-                there = self._topic_pending(self._state.topic_id(name)) + self._by_topic.get(name, 0)
+                there = self._topic_pending.of(self._state.topic_id(name)) + self._by_topic.get(name, 0)
                 if count > limit > 0:
                     # No other day will bring it in.
                     return invalid("topic_pending_max", f"{count} messages for {name}", f"at most {limit}").failure
@@ -188,10 +182,10 @@ class FlowControl:
         until_ms, there = self._user_pending.get(user.name, (0, 0))
         if now_ms >= until_ms:
             if rights.all_topics(RIGHT_SCHEDULE):
-                there = self._pending() + self._in_all
+                there = self._wheel.pending + self._in_all
             else:
                 names = (name for name in self._state.topic_names() if rights.topic(RIGHT_SCHEDULE, name))
-                there = sum(self._topic_pending(self._state.topic_id(n)) + self._by_topic.get(n, 0) for n in names)
+                there = sum(self._topic_pending.of(self._state.topic_id(n)) + self._by_topic.get(n, 0) for n in names)
             until_ms = now_ms + USER_SUM_MS
         if batch.count > limit:
             # No other day will bring it in.
@@ -234,7 +228,7 @@ class FlowControl:
     def _tick_refusal(self, due_ms: NDArray[np.int64], limit: int) -> Failure | None:
         """Judge by the fullest tick that the request touches; count it if it is let in."""
         slot_ms = self._state.settings.slot_ms
-        ticks, counts = np.unique(np.maximum(due_ms, self._cursor_ms()) // slot_ms, return_counts=True)
+        ticks, counts = np.unique(np.maximum(due_ms, self._wheel.cursor.due_ms) // slot_ms, return_counts=True)
         most = int(counts.max())
         if most > 2 * limit:
             # No other day will bring it in.
@@ -269,19 +263,20 @@ class FlowControl:
         self._asking = True
         tick, reign = self._to_ask.popleft(), self._reign
 
-        def counted(count: int | None) -> None:
+        def counted(job: CountJob | None, error: BaseException | None) -> None:
             if reign != self._reign:
                 return
             self._asking = False
-            if count is not None and tick in self._ticks:
-                self._ticks[tick] = max(self._ticks[tick], count)
+            if job is not None and error is None and tick in self._ticks:
+                self._ticks[tick] = max(self._ticks[tick], sum(count for _, count in job.buckets))
             self._ask_next()
 
-        self._count_tick(tick, counted)
+        slot_ms = self._state.settings.slot_ms
+        self._background.count(tick * slot_ms, (tick + 1) * slot_ms, slot_ms, Wanted(), counted)
 
     def prune(self) -> None:
         """Now and then: ticks that have passed count no more."""
-        first = self._cursor_ms() // self._state.settings.slot_ms
+        first = self._wheel.cursor.due_ms // self._state.settings.slot_ms
         for tick in [tick for tick in self._ticks if tick < first]:
             del self._ticks[tick]
         self._asked = {tick for tick in self._asked if tick >= first}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, Restored
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
@@ -23,7 +24,7 @@ from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal import Journal
-from tickwheel.replication.log import Member, ReplicatedLog
+from tickwheel.replication.log import LogListener, Member, ReplicatedLog
 from tickwheel.replication.raft import RaftLog
 from tickwheel.storage.disk import DiskError, DiskFullError
 from tickwheel.storage.errors import ADVICE
@@ -65,7 +66,9 @@ class NodeHost:
         on_fatal: Callable[[str], None],
         source: CheckpointSource | None = None,
         guards: Guards | None = None,
+        report: Callable[[Reported], None] | None = None,
     ) -> None:
+        """`report`: gets what operators should read."""
         self._config = config
         self._raft = raft
         self._identity = identity
@@ -76,6 +79,7 @@ class NodeHost:
         self._on_fatal = on_fatal
         self._source = source
         self._guards = guards or Guards()
+        self._report = report
         self._connected: set[str] = set()
         self._fetching = False
         self._received = False
@@ -89,7 +93,7 @@ class NodeHost:
         self.face = CoreFace(lambda: self.core)
 
     def _build(self) -> NodeCore:
-        return NodeCore(
+        core = NodeCore(
             self._config,
             self._identity,
             self._ports,
@@ -99,8 +103,11 @@ class NodeHost:
             self._fatal,
             self._checkpoint_needed,
         )
+        if self._report is not None:
+            core.announcements.subscribe(Reported, self._report)
+        return core
 
-    def _make_log(self, core: NodeCore, restored: Restored) -> ReplicatedLog:
+    def _make_log(self, listener: LogListener, restored: Restored) -> ReplicatedLog:
         ports = self._ports
         journal = Journal.open(ports.disk, JOURNAL_DIRECTORY, segment_bytes=self._config.segment_bytes)
         if (
@@ -125,7 +132,7 @@ class NodeHost:
             ports.sync_executor,
             ports.network,
             ports.random,
-            core.listener,
+            listener,
             journal,
             members,
             (restored.applied_index, restored.applied_term),

@@ -1,41 +1,102 @@
 """What the replicated log tells a core, and asks of it: entries to apply, its role, the sync, frames beside the log.
 
-Implements LogListener for NodeCore and owns what follows on an applied command outside of the state: counts, notes,
+Implements LogListener for a core and owns what follows on an applied command outside of the state: counts, notes,
 members, and who has to look again. The state itself is changed by the state machine alone. Only the log calls it, on
 the thread that drives the core.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
+from tickwheel.node.core.bulk import BulkDesk
+from tickwheel.node.core.checkpoint import Checkpointer
+from tickwheel.node.core.counters import Totals
+from tickwheel.node.core.delivery import Delivery
+from tickwheel.node.core.events import Events
+from tickwheel.node.core.filter_sweep import FilterSweep
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.mending import Mending
+from tickwheel.node.core.record_answers import RecordAnswers
+from tickwheel.node.core.reign import Reign
+from tickwheel.node.core.salvage import Salvage
+from tickwheel.node.core.sync import SyncState
+from tickwheel.node.core.topic_pending import TopicPending
+from tickwheel.node.core.topic_rates import TopicRates
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.schema import command_problem, read_entry
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.log import ApplyLaterError, LogStatus
 
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
-
 BUFFERS_APPLIED_MAX = 3
 """Arrival buffers full of what is not merged, from which on a node applies no more of its log until the disk has caught
-up; more than what a master stops accepting at (BUFFERS_ACCEPTED_MAX in core.py)."""
+up; more than what a master stops accepting at (publisher.BUFFERS_ACCEPTED_MAX)."""
+
+
+PASSED_OVER_MAX = 1_000
+
+
+@dataclass(slots=True)
+class Applied:
+    """What this process has applied of the log. Changed by the listener only; the kernel shows it."""
+
+    index: int
+    term: int
+    stamped_ms: int = 0
+    """Latest stamp of an entry; cluster time."""
+    passed_over: deque[int] = field(default_factory=lambda: deque(maxlen=PASSED_OVER_MAX))
+    """Indexes of entries that nobody can decode, which this process passed over like every node: for the server."""
 
 
 class CoreListener:
     """One per core."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(
+        self,
+        core: Kernel,
+        applied: Applied,
+        reign: Reign,
+        delivery: Delivery,
+        filter_sweep: FilterSweep,
+        sync: SyncState,
+        checkpointer: Callable[[], Checkpointer],
+        checkpoint_needed: Callable[[str], None],
+        bulk: BulkDesk,
+        record_answers: RecordAnswers,
+        salvage: Salvage,
+        mending: Mending,
+        events: Events,
+        totals: Totals,
+        topic_rates: TopicRates,
+        topic_pending: TopicPending,
+    ) -> None:
+        """`checkpoint_needed`: this node is to begin anew from the checkpoint of this peer."""
         self._core = core
+        self._applied = applied
+        self._reign = reign
+        self._delivery = delivery
+        self._filter_sweep = filter_sweep
+        self._sync = sync
+        self._checkpointer = checkpointer
+        self._checkpoint_needed = checkpoint_needed
+        self._bulk = bulk
+        self._record_answers = record_answers
+        self._salvage = salvage
+        self._mending = mending
+        self._events = events
+        self._totals = totals
+        self._topic_rates = topic_rates
+        self._topic_pending = topic_pending
 
     def apply(self, index: int, term: int, command: bytes) -> object:
         """See LogListener. What does not even begin like an entry is of another format: stop."""
         core = self._core
         if not command:
-            core.applied_index, core.applied_term = index, term
-            core.state.note_applied(index, term)
+            self._nothing(index, term)
             return []
         try:
             entry = read_entry(command)
@@ -43,31 +104,36 @@ class CoreListener:
             core.fatal(f"log entry {index} cannot be read ({error}): was it written by a newer version?")
             return []
         if entry is None:
-            core.passed_over.append(index)
-            core.applied_index, core.applied_term = index, term
-            core.state.note_applied(index, term)
+            self._applied.passed_over.append(index)
+            self._nothing(index, term)
             return []
-        if not core.mending.ready(entry):
+        if not self._mending.ready(entry):
             raise ApplyLaterError(f"entry {index} waits for rows of an index that are lost here")
-        core.applied_index, core.applied_term = index, term
-        core.stamped_ms = max(core.stamped_ms, entry.stamped_ms)
-        noted = core.events.enabled and index > core.events.noted_to
+        applied = self._applied
+        applied.index, applied.term = index, term
+        applied.stamped_ms = max(applied.stamped_ms, entry.stamped_ms)
+        noted = self._events.enabled and index > self._events.noted_to
         now_ms = core.clock.now_ms() if noted else 0
         results = core.state.apply(index, term, entry)
         for command_, result in zip(entry.commands, results, strict=True):
             kind = command_.WhichOneof("body")
-            core.totals.note(result)
-            core.topic_rates.applied(command_, result)
-            core.topic_pending.applied(command_, result)
+            self._totals.note(result)
+            self._topic_rates.applied(command_, result)
+            self._topic_pending.applied(command_, result)
             if noted:
-                core.events.applied(index, now_ms, entry, command_, kind or "", result)
+                self._events.applied(index, now_ms, entry, command_, kind or "", result)
             if kind == "dispatch":
                 core.clock.judge_cursor(command_.dispatch.due_ms)
             elif kind == "lead":
-                core.reign.lead_was_applied(command_.lead)
+                self._reign.lead_was_applied(command_.lead)
             elif kind == "admin" and isinstance(result, AdminResult):
                 self._administered(command_.admin.WhichOneof("body") or "", result)
         return results
+
+    def _nothing(self, index: int, term: int) -> None:
+        """An entry without an effect."""
+        self._applied.index, self._applied.term = index, term
+        self._core.state.note_applied(index, term)
 
     def _administered(self, kind: str, result: AdminResult) -> None:
         core = self._core
@@ -77,11 +143,11 @@ class CoreListener:
             return
         if kind == "create_group" and result.group is not None:
             # The most frequent one, since consumers create: it changes nothing of the others.
-            core.filter_sweep.subscribed(result.group.group_id)
-            core.delivery.subscribed(result.group.group_id)
+            self._filter_sweep.subscribed(result.group.group_id)
+            self._delivery.subscribed(result.group.group_id)
         else:
-            core.filter_sweep.refresh()
-            core.delivery.administered()
+            self._filter_sweep.refresh()
+            self._delivery.administered()
 
     def problem_of(self, entry: bytes, start: int) -> str:
         """See LogListener: what a newer version wrote must not be half understood."""
@@ -90,62 +156,61 @@ class CoreListener:
     def role_changed(self, status: LogStatus) -> None:
         """See LogListener."""
         if not self._core.stopped:
-            self._core.reign.role_changed(status)
+            self._reign.role_changed(status)
 
     def sync_out(self, peer_id: str) -> PeerFrame | None:
         """See LogListener."""
-        return self._core.sync.outgoing(peer_id)
+        return self._sync.outgoing(peer_id)
 
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """See LogListener."""
         self._core.clock.heard_master(frame.sync.clock_ms)
-        return self._core.sync.incoming(frame)
+        return self._sync.incoming(frame)
 
     def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
         """See LogListener: about this machine's clock, bundles, or records."""
         core = self._core
         kind = frame.WhichOneof("body")
         if kind == "bundle_ask":
-            return core.bulk.ask_in(peer_id, frame.bundle_ask)
+            return self._bulk.ask_in(peer_id, frame.bundle_ask)
         if kind == "bundle_piece":
-            core.bulk.piece_in(peer_id, frame.bundle_piece)
+            self._bulk.piece_in(peer_id, frame.bundle_piece)
             return None
         if kind == "record_ask":
-            core.record_answers.ask_in(peer_id, frame.record_ask)
+            self._record_answers.ask_in(peer_id, frame.record_ask)
             return None
         if kind == "record_answer":
             if not frame.record_answer.units_only:
-                core.salvage.answer_in(peer_id, frame.record_answer)
-            core.mending.answer_in(peer_id, frame.record_answer)
+                self._salvage.answer_in(peer_id, frame.record_answer)
+            self._mending.answer_in(peer_id, frame.record_answer)
             return None
         return core.clock.receive(peer_id, frame)
 
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
         """See LogListener."""
-        self._core.sync.reply(peer_id, frame)
+        self._sync.reply(peer_id, frame)
         self._core.clock.sync_answered(peer_id, frame.sync_reply.echo_sent_ns, frame.sync_reply.clock_ms)
 
     def may_apply(self) -> bool:
         """See LogListener: arrivals that the disk is too slow to take in wait in the journal, not in memory; and what
         follows a bundle waits until it is here and read as far as it is due."""
         core = self._core
-        if core.mending.holds_log or core.wheel.absorbing or core.checkpointer.capturing:
+        if self._mending.holds_log or core.wheel.absorbing or self._checkpointer().capturing:
             return False
         return core.wheel.buffer_bytes < BUFFERS_APPLIED_MAX * core.config.buffer_bytes_max
 
     def handover_ready(self, peer_id: str) -> bool:
         """See LogListener: the next master must know what is out with consumers, or it would deliver it again; and must
         have applied what this one had when it was asked, or it would lead and not serve."""
-        core = self._core
         # A master without an agreed time has handed out nothing.
-        if not core.sync.enabled or not core.delivery.reigning:
+        if not self._sync.enabled or not self._delivery.reigning:
             return True
-        applied = core.sync.applied_of(peer_id) >= core.reign.handed_over_index
-        return applied and core.delivery.feed.all_heard(peer_id)
+        applied = self._sync.applied_of(peer_id) >= self._reign.handed_over_index
+        return applied and self._delivery.feed.all_heard(peer_id)
 
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
         """See LogListener."""
-        self._core.checkpoint_needed(peer_id)
+        self._checkpoint_needed(peer_id)
 
     def fatal(self, reason: str) -> None:
         """See LogListener."""

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, not_master
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Command, PromoteMember
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.log import NO_INTRODUCTION, Introduction
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 WAITING_MAX = 64
 ADDRESS_LENGTH_MAX = 300
@@ -29,13 +26,17 @@ REMOVED_MAX = 10_000
 """Members removed in a cluster's life: their ids are remembered for ever, since a lost disk has forgotten votes."""
 
 Done = Callable[[AdminResult | Failure], None]
+Transfer = Callable[[str | None, Callable[[Failure | None], None]], None]
+"""(to whom, None: to the one that is furthest; what became of it)."""
 
 
 class MemberDesk:
     """One per node; `change` and `upkeep` are for the master."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel, transfer: Transfer) -> None:
+        """`transfer`: hands mastership over."""
         self._core = core
+        self._transfer = transfer
         self._waiting: deque[tuple[AdminCommand, Done]] = deque()
         self._changing = False
         self._disks: dict[str, str] = {}
@@ -183,7 +184,7 @@ class MemberDesk:
             self._changing = False
             done(failure or core.refusal() or not_master(None, None))
 
-        core.transfer(None, handed)
+        self._transfer(None, handed)
 
     def _promote(self) -> None:
         core = self._core

@@ -14,13 +14,13 @@ Bounded: HOURS_MAX hours at a time, ASKED_MAX units a question. Goes on from rei
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import google_crc32c
 import numpy as np
 
+from tickwheel.node.core.announcements import Reported
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.record_answers import UNITS_ASKED_MAX
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordFound
@@ -28,9 +28,6 @@ from tickwheel.storage.disk import DiskFullError, SyncFailedError
 from tickwheel.storage.segment import CorruptSegmentError
 from tickwheel.wheel.mending import MendJob, SurveyJob, UnlikeUnitError
 from tickwheel.wheel.units import UNIT, UNIT_BYTES, ids_of
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 HOURS_MAX = 16
 ASK_PERIOD_MS = 100
@@ -41,9 +38,6 @@ TOLD_AFTER_MS = 1_000
 """Status speaks of what has waited for so long."""
 
 REMEDY_ALONE = "stop the node and run `tickwheel rebuild --config ...`, which tells whether the journal holds enough"
-
-Report = Callable[[str, str, dict[str, object]], None]
-"""(level, event, fields): a line for the operator."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,13 +65,11 @@ class _Case:
 class Mending:
     """One per node."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel) -> None:
         self._core = core
         self._cases: dict[int, _Case] = {}
         self._given_up: set[int] = set()
         """Hours that are damaged in another way too."""
-        self.report: Report = lambda level, event, fields: None
-        """Set by the server."""
         self.mended = 0
         """Rows that were written again."""
         self.holds_log = False
@@ -97,6 +89,9 @@ class Mending:
             return ""
         return f"{len(case.lost())} rows of the index of hour {case.hour} are lost, and no member has given them yet"
 
+    def _report(self, level: str, event: str, fields: dict[str, object]) -> None:
+        self._core.announcements.announce(Reported(level, event, fields))
+
     def damaged(self, error: BaseException) -> bool:
         """Something could not be read. True: it is being mended, try again; False: that is another kind of damage."""
         core = self._core
@@ -105,13 +100,13 @@ class Mending:
             return False
         if not self._others():
             facts: dict[str, object] = {"hour": hour, "remedy": REMEDY_ALONE}
-            self.report("error", "an index cannot be read, and there is no other member to ask", facts)
+            self._report("error", "an index cannot be read, and there is no other member to ask", facts)
             return False
         if hour not in self._cases and len(self._cases) < HOURS_MAX:
             now_ms = core.steady_ms()
             self._cases[hour] = _Case(hour, str(error), now_ms, now_ms)
             facts = {"hour": hour, "error": str(error)}
-            self.report("warning", "an index cannot be read here; its rows are asked of the other members", facts)
+            self._report("warning", "an index cannot be read here; its rows are asked of the other members", facts)
         return True
 
     def _mendable(self, hour: int) -> bool:
@@ -203,7 +198,7 @@ class Mending:
             # Whoever needs the hour finds the damage again, and stops the node if it cannot go on without.
             self._given_up.add(case.hour)
             facts: dict[str, object] = {"hour": case.hour, "error": str(error)}
-            self.report("error", "an index cannot be mended", facts)
+            self._report("error", "an index cannot be mended", facts)
             self._over(case)
 
     def _ask(self, case: _Case, lost: list[int]) -> None:
@@ -243,7 +238,7 @@ class Mending:
                 self._failed(case, error)
             else:
                 self.mended += count
-                self.report(
+                self._report(
                     "warning",
                     "rows of an index that were lost here are written again, with what other members had",
                     {"hour": case.hour, "rows": count, "error": case.error},

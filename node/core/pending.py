@@ -12,21 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.core.intake import DUE_MS_LIMIT
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, meta_of
 from tickwheel.node.core.work import RemovedError
 from tickwheel.proto import common_pb2, scheduler_pb2
 from tickwheel.wheel.queries import CountJob, ScanJob, Wanted
 from tickwheel.wheel.tags import key_hash, tag_mask
 from tickwheel.wheel.units import UNIT, CursorKey, Units, ids_of, join_units
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 A = TypeVar("A")
 
@@ -81,7 +79,7 @@ class Found:
 
 
 def make_query(
-    core: NodeCore,
+    core: Kernel,
     selection: scheduler_pb2.Selection,
     stamped_ms_max: int | None = None,
     retries: bool = True,
@@ -131,7 +129,7 @@ def deletion_query(job: scheduler_pb2.Sweep) -> Query:
 class Finder:
     """Single steps of a query; for pages, counts by text, and bulk jobs."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel) -> None:
         self._core = core
 
     def step(self, query: Query, start: CursorKey | None, limit: int, done: Callable[[Found | Failure], None]) -> None:
@@ -185,7 +183,7 @@ class Finder:
 class PendingDesk:
     """One per node."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel) -> None:
         self._core = core
         self._finder = Finder(core)
         self._calls = 0
@@ -371,7 +369,7 @@ class _Count:
 
     def __init__(
         self,
-        core: NodeCore,
+        core: Kernel,
         finder: Finder,
         query: Query,
         bucket_ms: int,

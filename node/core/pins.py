@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tickwheel.node.core.failure import Failure, invalid
 from tickwheel.node.core.intake import DUE_MS_LIMIT
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.work import RemovedError
 from tickwheel.node.state.names import check_producer_id
 from tickwheel.node.state.staging import StagingResult
@@ -32,9 +32,6 @@ from tickwheel.proto.staging_pb2 import CommitStagedRequest, StagingCommand
 from tickwheel.wheel.pinned import Pinned
 from tickwheel.wheel.queries import ScanJob
 from tickwheel.wheel.units import CursorKey, Units, ids_of
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 PINS_MAX = 256
 """Of more the one that was read least recently goes: a reader that pins again and again must not lock others out."""
@@ -62,7 +59,7 @@ class _Pin:
 class PinDesk:
     """One per node."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel) -> None:
         self._core = core
         self._pins: dict[int, _Pin] = {}
 

@@ -66,13 +66,20 @@ class Proposer:
     """One per node; works only while the node is master."""
 
     def __init__(
-        self, config: CoreConfig, wheel_group: int, now_ms: Callable[[], int], serving: Serving | None = None
+        self,
+        config: CoreConfig,
+        wheel_group: int,
+        now_ms: Callable[[], int],
+        serving: Serving | None = None,
+        stamp_floor_ms: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`serving`: callbacks are pieces of the requests that bring them."""
+        """`serving`: callbacks are pieces of the requests that bring them. `stamp_floor_ms`: no entry is stamped
+        earlier than that."""
         self.serving = serving or Serving(lambda bits: 0)
         self._config = config
         self._wheel_group = wheel_group
         self._now_ms = now_ms
+        self._stamp_floor_ms = stamp_floor_ms
         self._log: ReplicatedLog | None = None
         self._source: PublishSource | None = None
         self._waiting: deque[_Waiting] = deque()
@@ -95,9 +102,6 @@ class Proposer:
 
         self.unsound_commands = 0
         """Commands refused because an entry with them could not be read back: bugs, or an attack on one."""
-
-        self.stamp_floor_ms: Callable[[], int] = lambda: 0
-        """Set by the core: no entry is stamped earlier than this."""
 
     def attach(self, log: ReplicatedLog, source: PublishSource) -> None:
         """Connect the log below and the publisher beside."""
@@ -253,7 +257,7 @@ class Proposer:
             format_version=FORMAT_VERSION,
             wheel_group=self._wheel_group,
             term=self.term,
-            stamped_ms=max(now_ms, self.stamp_floor_ms()),
+            stamped_ms=max(now_ms, self._stamp_floor_ms()),
             commands=commands,
             schema=ENTRY_SCHEMA,
         )

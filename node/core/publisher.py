@@ -10,26 +10,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.creations import Creations
+from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, no_agreed_time
+from tickwheel.node.core.flow import FlowControl
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch
-from tickwheel.node.core.proposer import Done, Proposer
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.proposer import Done
+from tickwheel.node.core.senders import Senders
 from tickwheel.node.core.serving import Fail
 from tickwheel.node.core.spread import spread
-from tickwheel.node.state.machine import StateMachine
-from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.results import AdminResult, PublishResult
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.admin_pb2 import CreateTopicRequest
-from tickwheel.proto.log_pb2 import AdminCommand, Command, Publish, PublishRequest
+from tickwheel.proto.log_pb2 import AdminCommand, Command, Publish
+from tickwheel.proto.scheduler_pb2 import RescheduleOutcome
 
 EMPTY = b""
+BUFFERS_ACCEPTED_MAX = 2
+"""Arrival buffers full of what is not merged, from which on a master refuses schedules."""
 REFUSALS_MAX = 256
 """Requests that flow control refuses in one go: a few milliseconds."""
 TOPICS_HINT_MS = 60_000
@@ -57,11 +60,18 @@ class BatchOutcome:
     """If one was asked for and this is the first answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rescheduled:
+    """Outcome of a reschedule."""
+
+    outcome: RescheduleOutcome.ValueType
+    id: int
+    due_ms: int
+    remembered: bool = False
+    """The sender's sequence counts."""
+
+
 Answer = Callable[[BatchOutcome | Failure], None]
-
-
-class Clocked(Protocol):
-    def __call__(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -77,41 +87,23 @@ class Publisher:
     """One per node; its queue is empty while the node is not master."""
 
     def __init__(
-        self,
-        config: CoreConfig,
-        state: StateMachine,
-        proposer: Proposer,
-        creations: Creations,
-        now_ms: Callable[[], int],
+        self, core: Kernel, creations: Creations, senders: Senders, flow: FlowControl, disk_room: DiskRoom
     ) -> None:
-        self._config = config
-        self._state = state
-        self._proposer = proposer
+        self._config = core.config
+        self._state = core.state
+        self._wheel = core.wheel
+        self._clock = core.clock
+        self._proposer = core.proposer
+        self._random_bits = core.random_bits
         self._creations = creations
-        self._now_ms = now_ms
+        self._senders = senders
+        self._flow = flow
+        self._disk_room = disk_room
         self._queue: deque[_Request] = deque()
         self._queue_bytes = 0
         self._creating: set[str] = set()
         self.cut_short = False
         """The last `take` refused so many requests that the rest waits for the next."""
-        self.time_known: Callable[[], bool] = lambda: True
-        """Set by the core: whether there is a time that delays can be resolved by."""
-        self.admit: Callable[[IncomingBatch, NDArray[np.int64], int], Failure | None] = lambda batch, due_ms, now_ms: (
-            None
-        )
-        """Set by the core: flow control, asked once for each request with its due times and the time of now."""
-        self.answered: Callable[[IncomingBatch], None] = lambda batch: None
-        """Set by the core: told of each request that was admitted once it is applied, or cannot be."""
-        self.random_bits: Callable[[int], int] = lambda bits: 0
-        """Set by the core: draws for the jitter window."""
-        self.stated: Callable[[Sender, int], PublishRequest] = lambda sender, count: PublishRequest(
-            producer_id=sender.producer_id, sequence=sender.sequence, count=count
-        )
-        """Set by the core: a request of so many messages as it stands in the log."""
-        self.disk_refusal: Callable[[], Failure | None] = lambda: None
-        """Set by the core: why disks have no room for more schedules."""
-        self.arrivals_full: Callable[[], bool] = lambda: False
-        """Set by the core: whether so much waits to be merged into hour files that no more is accepted."""
 
     @property
     def waiting(self) -> int:
@@ -123,10 +115,14 @@ class Publisher:
         """See PublishSource."""
         return self._queue_bytes
 
+    def arrivals_full(self) -> bool:
+        """Whether so much waits to be merged into hour files that no more is accepted."""
+        return self._wheel.buffer_bytes >= BUFFERS_ACCEPTED_MAX * self._config.buffer_bytes_max
+
     def schedule(self, batch: IncomingBatch, answer: Answer) -> None:
         """Accept a request, or refuse it at once when the queue is full."""
         config = self._config
-        refusal = self.disk_refusal()
+        refusal = self._disk_room.refusal()
         if refusal is not None:
             answer(refusal)
             return
@@ -157,7 +153,7 @@ class Publisher:
         taken: list[_Request] = []
         dues: list[NDArray[np.int64]] = []
         size = 0
-        now_ms = self._now_ms()
+        now_ms = self._clock.now_ms()
         refused = 0
         self.cut_short = False
         while self._queue and (not taken or size + self._queue[0].bytes <= bytes_max):
@@ -247,7 +243,7 @@ class Publisher:
     def _due(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
         """Absolute due times; None if the request was refused because one is too far ahead."""
         batch = request.batch
-        if not self.time_known() and np.any(np.not_equal(batch.kinds, KIND_DUE)):
+        if not self._clock.known and np.any(np.not_equal(batch.kinds, KIND_DUE)):
             request.answer(no_agreed_time())
             return None
         # Relative times count from the next full millisecond, so that none is short by a fraction of one.
@@ -261,8 +257,8 @@ class Publisher:
             error = invalid(f"due_ms[{row}]", latest, f"at most {limit_ms} ms ahead of now ({now_ms})")
             request.answer(error.failure)
             return None
-        due = spread(due, batch.jitter_ms, now_ms + limit_ms, self.random_bits)
-        refusal = self.admit(batch, due, now_ms)
+        due = spread(due, batch.jitter_ms, now_ms + limit_ms, self._random_bits)
+        refusal = self._flow.admit(batch, due, now_ms)
         if refusal is not None:
             request.answer(refusal)
             return None
@@ -274,7 +270,7 @@ class Publisher:
         order: NDArray[np.int64] | None = None
         if len(due) > 1 and (due[1:] < due[:-1]).any():
             order = np.argsort(due, kind="stable")
-        publish = Publish(requests=[self.stated(b.sender, b.count) for b in batches])
+        publish = Publish(requests=[self._senders.stated(b.sender, b.count) for b in batches])
         sizes = _joined([b.sizes for b in batches])
         records = batches[0].records if len(batches) == 1 else b"".join(b.records for b in batches)
         publish.topic_ids = self._topic_column(batches, order)
@@ -308,7 +304,7 @@ class Publisher:
     def _answers(self, taken: list[_Request]) -> Done:
         def answer(result: object) -> None:
             for request in taken:
-                self.answered(request.batch)
+                self._flow.answered(request.batch)
             if isinstance(result, Failure):
                 for request in taken:
                     request.answer(result)

@@ -16,19 +16,13 @@ their ids in the 50 ms sync.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.proposer import Proposer
-from tickwheel.node.state.machine import StateMachine
-from tickwheel.wheel.engine import Wheel
+from tickwheel.node.core.announcements import PushedAhead
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of
-
-Pushed = Callable[[int, int, Units], None]
-"""Topic, first position in its ready queue, units: as StateMachine.on_dispatched will say."""
 
 
 @dataclass(slots=True)
@@ -44,14 +38,12 @@ class _Flight:
 class PushAhead:
     """One per node in push-first; `dispatched` and `answered` follow the dispatches in the order of their proposals."""
 
-    def __init__(
-        self, config: CoreConfig, state: StateMachine, wheel: Wheel, proposer: Proposer, pushed: Pushed
-    ) -> None:
-        self._config = config
-        self._state = state
-        self._wheel = wheel
-        self._proposer = proposer
-        self._pushed = pushed
+    def __init__(self, core: Kernel) -> None:
+        self._config = core.config
+        self._state = core.state
+        self._wheel = core.wheel
+        self._proposer = core.proposer
+        self._announce = core.announcements.announce
         self._flights: deque[_Flight] = deque()
         self.pushed = 0
         """Messages handed to delivery before their dispatch was committed."""
@@ -78,7 +70,7 @@ class PushAhead:
             )
             flight.topics[topic_id] = (first, ids_of(of_topic))
             self.pushed += len(of_topic)
-            self._pushed(topic_id, first, of_topic)
+            self._announce(PushedAhead(topic_id, first, of_topic))
 
     def _expected(self, start: CursorKey, target: CursorKey, now_ms: int) -> Units | None:
         flights = self._flights

@@ -7,16 +7,12 @@ answer, SERVING_MAX questions at a time; who hears nothing asks again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import google_crc32c
 import numpy as np
 
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.sift import Sift, Sifted
 from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordFound
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 ASKED_MAX = 64
 UNITS_ASKED_MAX = 2_048
@@ -28,7 +24,7 @@ SERVING_MAX = 4
 class RecordAnswers:
     """One per node."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel) -> None:
         self._core = core
         self._serving = 0
 

@@ -7,15 +7,13 @@ wheel at once and forgets what it delivered. A planned handover stops proposing 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 from tickwheel.node.core.failure import Failure, not_master
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.sync import SyncState
 from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Command, Lead
 from tickwheel.replication.log import LogStatus, Role
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 SEEK_ROOM_MS = 5_000
 """Between two tries to hand over to a member whose disk has room."""
@@ -24,10 +22,21 @@ SEEK_ROOM_MS = 5_000
 class Reign:
     """One per node."""
 
-    def __init__(self, core: NodeCore, create_cluster: Callable[[], None]) -> None:
-        """`create_cluster`: called by the first master of a new cluster."""
+    def __init__(
+        self,
+        core: Kernel,
+        sync: SyncState,
+        create_cluster: Callable[[], None],
+        begin: Callable[[], None],
+        end: Callable[[Failure], None],
+    ) -> None:
+        """`create_cluster`: called by the first master of a new cluster. `begin`: this node leads, has applied
+        everything, and knows what time it is; `end`: it leads no more, with what whoever waits is told."""
         self._core = core
+        self._sync = sync
         self._create_cluster = create_cluster
+        self._begin = begin
+        self._end = end
         self.term = 0
         self.elected = False
         """Master, by the log."""
@@ -85,17 +94,7 @@ class Reign:
         if not core.state.created:
             self._create_cluster()
         if core.clock.known:
-            self.begin()
-
-    def begin(self) -> None:
-        """Align and deliver: this node leads, has applied everything, and knows what time it is."""
-        core = self._core
-        core.clock.begin_reign()
-        now_ms = core.clock.now_ms()
-        core.retention.begin()
-        core.filter_sweep.begin()
-        core.delivery.begin(self.term, now_ms)
-        core.dispatcher.begin(now_ms)
+            self._begin()
 
     def step_down(self) -> None:
         """Stop the wheel at once and clear the delivery state. Nothing if this node was not elected."""
@@ -103,22 +102,7 @@ class Reign:
             return
         self.elected = False
         self._lead_applied = False
-        core = self._core
-        failure = core.refusal() or not_master(None, None)
-        core.clock.end_reign()
-        core.dispatcher.end()
-        core.proposer.lose(failure)
-        core.publisher.lose(failure)
-        core.flow.end()
-        core.topic_pending.end()
-        core.staging.lose(failure)
-        core.members.lose(failure)
-        core.sweeper.lose()
-        core.deleter.lose(failure)
-        core.bulk.lose(failure)
-        core.delivery.end(failure)
-        core.salvage.end()
-        core.consumers.end(failure)
+        self._end(self._core.refusal() or not_master(None, None))
 
     def transfer(self, target_id: str | None, done: Callable[[Failure | None], None]) -> None:
         """Planned handover: nothing new is proposed, the target catches up, then it is told to lead. Without a target
@@ -151,7 +135,7 @@ class Reign:
         core = self._core
         if self.handing_over or steady_ms < self._next_seek_ms:
             return
-        target = self._furthest(core.sync.roomy_peers([member.node_id for member in core.log.members()]))
+        target = self._furthest(self._sync.roomy_peers([member.node_id for member in core.log.members()]))
         if target is not None:
             self._next_seek_ms = steady_ms + SEEK_ROOM_MS
             self.transfer(target, lambda failure: None)  # if it fails, the next look tries again
@@ -166,6 +150,6 @@ class Reign:
             peer = peers.get(member.node_id)
             wanted = among is None or member.node_id in among
             if wanted and peer is not None and peer.connected and not member.learner:
-                applied_index = core.sync.applied_of(member.node_id)
+                applied_index = self._sync.applied_of(member.node_id)
                 reached[member.node_id] = (min(peer.match_index, applied_index), peer.match_index)
         return max(reached, key=lambda peer_id: (reached[peer_id], peer_id), default=None)

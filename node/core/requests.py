@@ -7,14 +7,19 @@ disk run in a worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 
-from tickwheel.node.core.failure import Failure, RequestError, invalid, no_agreed_time
+from tickwheel.node.core.cold import ColdDesk
+from tickwheel.node.core.creations import Creations
+from tickwheel.node.core.failure import Failure, Permitted, RequestError, invalid, no_agreed_time
 from tickwheel.node.core.intake import DUE_MS_LIMIT, KIND_DUE, IncomingBatch, reschedule_checksum
-from tickwheel.node.core.publisher import BatchOutcome, resolve_when
+from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.membership import MemberDesk
+from tickwheel.node.core.pending import PendingDesk
+from tickwheel.node.core.publisher import BatchOutcome, Publisher, Rescheduled, resolve_when
+from tickwheel.node.core.senders import Senders
 from tickwheel.node.core.work import Found, RemovedError
 from tickwheel.node.state.cold_parts import is_cold
 from tickwheel.node.state.membership import KINDS, message_of
@@ -26,29 +31,10 @@ from tickwheel.proto.log_pb2 import AdminCommand, Cancel, Command, CreateCluster
 from tickwheel.replication.log import Member
 from tickwheel.wheel.units import CursorKey
 
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
-
-
-Permitted = Callable[[str], Failure | None]
-"""Asked with the topic of a message that a request names by its id (empty: it has none any more, or it is not known):
-why the caller may not; None: it may."""
-
 
 def everybody(topic: str) -> Failure | None:
     """Permits every topic."""
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Rescheduled:
-    """Outcome of a reschedule."""
-
-    outcome: scheduler_pb2.RescheduleOutcome.ValueType
-    id: int
-    due_ms: int
-    remembered: bool = False
-    """The sender's sequence counts."""
 
 
 def id_of(message_id: common_pb2.MessageId) -> int:
@@ -69,8 +55,23 @@ def _no_message(number: int) -> Failure:
 class RequestDesk:
     """One per node."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(
+        self,
+        core: Kernel,
+        senders: Senders,
+        publisher: Publisher,
+        creations: Creations,
+        cold: ColdDesk,
+        pending: PendingDesk,
+        members: MemberDesk,
+    ) -> None:
         self._core = core
+        self._senders = senders
+        self._publisher = publisher
+        self._creations = creations
+        self._cold = cold
+        self._pending = pending
+        self._members = members
 
     # -- producers
 
@@ -80,10 +81,9 @@ class RequestDesk:
         if failure is not None:
             done(failure)
             return
-        core = self._core
-        known = core.senders.known(batch.sender, batch.count)
+        known = self._senders.known(batch.sender, batch.count)
         if known is None:
-            core.publisher.schedule(batch, core.senders.follow(batch.sender, done))
+            self._publisher.schedule(batch, self._senders.follow(batch.sender, done))
         elif isinstance(known, Failure):
             done(known)
         else:
@@ -97,7 +97,7 @@ class RequestDesk:
     ) -> None:
         """Cancel by id; the outcome is decided when the command is applied."""
         if is_cold(number):
-            self._core.cold.cancel(number, done, permitted)
+            self._cold.cancel(number, done, permitted, lambda loaded_id: self.cancel(loaded_id, done, permitted))
             return
 
         def found(unit: Found | Failure) -> None:
@@ -136,21 +136,27 @@ class RequestDesk:
             done(failure)
             return
         sender = replace(sender, checksum=reschedule_checksum(number, kind, when))
-        known = core.senders.known(sender, 1)
+        known = self._senders.known(sender, 1)
         if isinstance(known, Failure):
             done(known)
             return
         if known is not None:
             done(Rescheduled(scheduler_pb2.RESCHEDULED, int(known.ids[0]), int(known.due_ms[0]), remembered=True))
             return
-        done = core.senders.follow(sender, done)
+        done = self._senders.follow(sender, done)
         try:
             due_ms = self._one_due(when, kind)
         except RequestError as error:
             done(error.failure)
             return
         if is_cold(number):
-            core.cold.move(number, due_ms, done, permitted, sender)
+            self._cold.move(
+                number,
+                due_ms,
+                done,
+                permitted,
+                lambda loaded_id: self.move(loaded_id, due_ms, done, permitted, sender),
+            )
             return
         self.move(number, due_ms, done, permitted, sender)
 
@@ -198,7 +204,7 @@ class RequestDesk:
                 key_hash=int(unit["key_hash"]),
                 flags=int(unit["flags"]),
             )
-            stated = core.senders.stated(sender, 1)
+            stated = self._senders.stated(sender, 1)
             if stated.HasField("checksum"):
                 command.request.CopyFrom(stated)
             core.proposer.submit(Command(reschedule=command), moved)
@@ -259,7 +265,7 @@ class RequestDesk:
         """State and, with `content`, payload and meta of one message."""
         core = self._core
         if is_cold(number):
-            core.cold.get(number, content, done, permitted)
+            self._cold.get(number, done, permitted, lambda loaded_id: self.get(loaded_id, content, done, permitted))
             return
         retries = core.state.waiting_retries(number)
         asked = {number}
@@ -299,7 +305,7 @@ class RequestDesk:
                         response.message.id.hour, response.message.id.index = number >> 32, number & 0xFFFF_FFFF
                     done(response)
 
-            core.pending.describe(units, content, content, described)
+            self._pending.describe(units, content, content, described)
 
         self._find(number, found, permitted)
 
@@ -317,9 +323,9 @@ class RequestDesk:
                 done(invalid("delay_levels", command.settings.delay_levels, problem).failure)
                 return
         if command.WhichOneof("body") in KINDS:
-            self._core.members.change(command, done)
+            self._members.change(command, done)
             return
-        failure = self._core.creations.refusal(command)
+        failure = self._creations.refusal(command)
         if failure is not None:
             done(failure)
             return

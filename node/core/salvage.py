@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import google_crc32c
 import numpy as np
 
+from tickwheel.node.core.announcements import Reported, Unreadable
 from tickwheel.node.core.channel import Channel
+from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.record_answers import ASKED_MAX
 from tickwheel.node.core.sift import Sift, Sifted
 from tickwheel.node.state.results import SettleResult
@@ -33,9 +34,6 @@ from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, SETTLE_DEAD, SettleColumns
 from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordFound
 from tickwheel.wheel.units import HOUR_MS, UNIT, UNIT_BYTES, Units, ids_of
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 TRIES = 7
 """Failed reads of this node, and of each other member, before a record counts as lost: over six seconds by the pauses
@@ -45,9 +43,6 @@ ROUNDS_TOLD = 3
 ROUND_MAX = ASKED_MAX
 PAUSE_MS = 100
 PAUSE_MS_MAX = 5_000
-
-Report = Callable[[str, str, dict[str, object]], None]
-"""(level, event, fields): a line for the operator."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,15 +67,14 @@ class _Case:
 class Salvage:
     """One per node; has something to do on a master only."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel, delivery: Delivery) -> None:
         self._core = core
+        self._delivery = delivery
         self._cases: dict[tuple[Channel, int], _Case] = {}
         self._by_id: dict[int, list[_Case]] = {}
         self._agenda: list[tuple[int, int, _Case]] = []
         self._order = itertools.count()
         self._reign = 0
-        self.report: Report = lambda level, event, fields: None
-        """Set by the server."""
         self.salvaged = 0
         """Records that came from other members."""
 
@@ -99,13 +93,18 @@ class Salvage:
         waits = f"not heard from {silent} whether it can" if silent else "no other member can either"
         return f"{len(self._cases)} messages cannot be read here; of {self._name(case)} {waits}: {case.error}"
 
-    def add(self, channel: Channel, position: int, id: int, unit: Units | None, error: str) -> None:
+    def _report(self, level: str, event: str, fields: dict[str, object]) -> None:
+        self._core.announcements.announce(Reported(level, event, fields))
+
+    def add(self, unread: Unreadable) -> None:
         """A message of a channel cannot be read; the channel has withheld it."""
+        channel, position, id = unread.channel, unread.position, unread.id
+        unit, error = unread.unit, unread.error
         case = _Case(channel, position, id, unit, error, said={self._core.identity.node_id: 1})
         if (channel, position) in self._cases:
             self._drop(self._cases[channel, position])
         if id not in self._by_id:
-            self.report(
+            self._report(
                 "warning",
                 "a message that is due cannot be read here; the other members are asked",
                 {"message": self._name(case), "topic": channel.topic, "hour": id >> 32, "error": error},
@@ -167,7 +166,7 @@ class Salvage:
                     return False
         self._drop(case)
         channel.forsake(case.position)
-        self._core.delivery.wake_group(channel.key[0])
+        self._delivery.wake_group(channel.key[0])
         return True
 
     # -- looking for it
@@ -230,7 +229,7 @@ class Salvage:
             return
         self._drop(case)
         case.channel.supply(case.position, case.id, case.unit, case.record)
-        self._core.delivery.wake_group(case.channel.key[0])
+        self._delivery.wake_group(case.channel.key[0])
 
     # -- setting it aside
 
@@ -248,7 +247,7 @@ class Salvage:
         """No member can read it."""
         if case.proposed:
             return
-        core, channel, reign = self._core, case.channel, self._reign
+        channel, reign = case.channel, self._reign
         case.proposed = True
         position = np.array([case.position], np.uint64)
         hour = case.id >> 32
@@ -276,7 +275,7 @@ class Salvage:
                 return
             case.proposed = False
             if isinstance(result, SettleResult) and result.settled:
-                self.report(
+                self._report(
                     "error",
                     "no member can read a message: it is set aside among the dead letters of its group",
                     {
@@ -289,7 +288,7 @@ class Salvage:
                 )
             self._look_again(case, 0 if isinstance(result, SettleResult) and result.settled else PAUSE_MS)
 
-        core.delivery.settlements.propose(columns, settled)
+        self._delivery.settlements.propose(columns, settled)
 
     def _name(self, case: _Case) -> str:
         return f"{self._core.identity.wheel_group}-{case.id >> 32}-{case.id & 0xFFFF_FFFF}"

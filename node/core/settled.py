@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.failure import Failure, invalid
 from tickwheel.node.core.intake import DUE_MS_LIMIT
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.work import RemovedError
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.targets import origins_of
@@ -29,9 +29,6 @@ from tickwheel.proto.snapshot_pb2 import (
     SettledTopic,
 )
 from tickwheel.wheel.units import Ids, Units, ids_of
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 PINS_MAX = 16
 """Each is a bit for each message of the group's open windows. Of more the one that was read least recently goes."""
@@ -86,7 +83,7 @@ def _window_of(subscription: Subscription) -> _Window:
 class SettledDesk:
     """One per node."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel) -> None:
         self._core = core
         self._pins: dict[int, _Pin] = {}
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.pace import Paces
+from tickwheel.node.core.publisher import Publisher
+from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.state.names import check_producer_id
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.staging import Job, StagingResult
@@ -32,9 +35,6 @@ from tickwheel.proto.staging_pb2 import (
     StageRequest,
     StagingCommand,
 )
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 QUEUE_BYTES_MAX = 32 << 20
 """Blocks that wait for the log."""
@@ -77,8 +77,11 @@ class _Drive:
 class StagingDesk:
     """One per node; idle while it is not master."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel, publisher: Publisher, disk_room: DiskRoom, requests: RequestDesk) -> None:
         self._core = core
+        self._publisher = publisher
+        self._disk_room = disk_room
+        self._requests = requests
         self._queue: deque[_Waiting] = deque()
         self._queue_bytes = 0
         self._in_flight_bytes = 0
@@ -110,7 +113,7 @@ class StagingDesk:
         if known is not None:
             self._answer(request.job_id, request.batch, known, done)
             return
-        refusal = self._core.publisher.disk_refusal()
+        refusal = self._disk_room.refusal()
         if refusal is not None:
             done(refusal)
             return
@@ -134,7 +137,7 @@ class StagingDesk:
             assert isinstance(problem, Failure)
             done(problem)
 
-        self._core.requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=name), actor=owner), created)
+        self._requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=name), actor=owner), created)
 
     def _too_far(self, batch: IncomingBatch) -> Failure | None:
         now_ms, limit_ms = self._core.clock.now_ms(), self._core.state.settings.delay_ms_max
@@ -145,7 +148,7 @@ class StagingDesk:
         return None
 
     def _queue_block(self, request: StageRequest, batch: IncomingBatch, done: Answer, owner: str) -> None:
-        publish = self._core.publisher.publish_of([batch], [batch.when])
+        publish = self._publisher.publish_of([batch], [batch.when])
         del publish.requests[:]
         # Nobody is told ids, so it does not matter which row became which unit.
         publish.rows = b""
@@ -280,7 +283,7 @@ class StagingDesk:
             # What was under way has been answered, whatever became of it: go on from what is applied.
             drive.next = job.position
         waits = drive.not_before_ms > now_ms and drive.not_before_ms <= now_ms + PAUSE_MS
-        if waits or self._core.publisher.arrivals_full():
+        if waits or self._publisher.arrivals_full():
             self._wants_ms = now_ms + PAUSE_MS // 2
             return
         drive.not_before_ms = 0

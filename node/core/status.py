@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
+from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.counters import LATE_BOUNDS_MS
 from tickwheel.node.core.dispatcher import Phase
 from tickwheel.node.metrics import HistogramValue, MetricValue
-from tickwheel.node.state.cold import ColdResult
-from tickwheel.node.state.loads import IngestResult
-from tickwheel.node.state.results import CancelResult, DispatchResult, PublishResult, SettleResult
-from tickwheel.node.state.staging import StagingResult
 from tickwheel.proto import admin_pb2
-from tickwheel.proto.scheduler_pb2 import CANCELLED
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.cluster_clock_state import TimeState
 from tickwheel.replication.log import LogStatus, PeerProgress, Role
 
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
-
 NEVER_HEARD = PeerProgress(connected=False, match_index=0, sync_age_ms=0)
 
 VERSION = version("tickwheel")
-RATE_WINDOW_MS = 5_000
 STATUS_TOPICS_MAX = 100
 """Busiest topics that a status names."""
 
@@ -37,77 +26,6 @@ _ROLES = {
     Role.MASTER: admin_pb2.MASTER,
     Role.LEARNER: admin_pb2.LEARNER,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Note:
-    at_ms: int
-    scheduled: int
-    dispatched: int
-    delivered: int
-    settled: int
-
-
-@dataclass(slots=True)
-class Totals:
-    """What was applied since the process started."""
-
-    scheduled: int = 0
-    dispatched: int = 0
-    settled: int = 0
-    cancelled: int = 0
-    loaded: int = 0
-    """Of those scheduled, the ones that came in bundles;"""
-    loaded_bundles: int = 0
-    """and in how many."""
-
-    def note(self, result: object) -> None:
-        """Count one result of apply."""
-        if isinstance(result, PublishResult):
-            self.scheduled += sum(len(r.ids) for r in result.requests if not r.repeated)
-        elif isinstance(result, IngestResult):
-            self.scheduled += result.units
-            self.loaded += result.units
-            self.loaded_bundles += result.ingested is not None
-        elif isinstance(result, StagingResult):
-            self.scheduled += result.published
-        elif isinstance(result, DispatchResult):
-            self.dispatched += result.dispatched
-        elif isinstance(result, SettleResult):
-            self.settled += result.settled
-        elif isinstance(result, CancelResult):
-            self.cancelled += result.outcome == CANCELLED
-        elif isinstance(result, ColdResult):
-            self.cancelled += result.cancelled
-
-
-class Rates:
-    """Rates over the last seconds, from totals noted once a second."""
-
-    def __init__(self) -> None:
-        self._notes: deque[_Note] = deque()
-
-    def note(self, core: NodeCore, now_ms: int) -> None:
-        """Remember where the totals stand."""
-        totals = core.totals
-        self._notes.append(
-            _Note(now_ms, totals.scheduled, totals.dispatched, core.delivery.counters.delivered, totals.settled)
-        )
-        while self._notes[0].at_ms < now_ms - RATE_WINDOW_MS:
-            self._notes.popleft()
-
-    def per_second(self) -> tuple[float, float, float, float]:
-        """Scheduled, dispatched, delivered, settled per second."""
-        if len(self._notes) < 2:
-            return (0.0, 0.0, 0.0, 0.0)
-        first, last = self._notes[0], self._notes[-1]
-        seconds = max(1, last.at_ms - first.at_ms) / 1_000
-        return (
-            (last.scheduled - first.scheduled) / seconds,
-            (last.dispatched - first.dispatched) / seconds,
-            (last.delivered - first.delivered) / seconds,
-            (last.settled - first.settled) / seconds,
-        )
 
 
 def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueType, str]:

@@ -8,12 +8,12 @@ because mastership was lost, the next master finds again. Nothing about a job is
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tickwheel.node.core.failure import Failure, RequestError, invalid, no_agreed_time
 from tickwheel.node.core.intake import DUE_MS_LIMIT
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.pending import Finder, Found, Query, deletion_query, make_query
 from tickwheel.node.core.work import RemovedError
 from tickwheel.node.state.results import SweepResult
@@ -21,9 +21,6 @@ from tickwheel.node.state.sweeps import DELETIONS, unknown_sweep
 from tickwheel.proto.log_pb2 import Command, Publish, PublishRequest, SweepCommand, SweepStep
 from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING, BeginSweepRequest, ListSweepsResponse, Sweep
 from tickwheel.wheel.units import HOUR_MS, ONE_TAG, CursorKey, Units, ids_of
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 STEP_HOURS_MAX = 256
 """Hours of one step: each costs apply some 20 us."""
@@ -38,7 +35,7 @@ Done = Callable[[Sweep | Failure], None]
 class Sweeper:
     """One per node."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel) -> None:
         self._core = core
         self._finder = Finder(core)
         self._under_way: set[str] = set()
@@ -166,7 +163,7 @@ class Sweeper:
 class _Step:
     """One step of one job."""
 
-    def __init__(self, sweeper: Sweeper, core: NodeCore, finder: Finder, job: Sweep) -> None:
+    def __init__(self, sweeper: Sweeper, core: Kernel, finder: Finder, job: Sweep) -> None:
         self._sweeper = sweeper
         self._core = core
         self._finder = finder

@@ -6,14 +6,14 @@ start from when it becomes master, and to show; the pair it heard is written to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tickwheel.node.core.delivery import Delivery
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.senders import LOG_LEVEL
 from tickwheel.node.core.synced import Synced
 from tickwheel.proto.peer_pb2 import PeerFrame, Sync, SyncReply
-from tickwheel.wheel.engine import Wheel
 
 ROOM_MS = 2_000
 """So long a slave's word of its disk counts as of now; it is said with each sync."""
@@ -35,19 +35,14 @@ class SyncState:
 
     def __init__(
         self,
-        wheel: Wheel,
+        core: Kernel,
         delivery: Delivery,
-        time_ms: Callable[[], int],
-        wall_ms: Callable[[], int],
-        monotonic_ns: Callable[[], int],
-        applied_index: Callable[[], int],
     ) -> None:
-        self._wheel = wheel
+        self._core = core
+        self._clock = core.clock
+        self._wheel = core.wheel
         self._delivery = delivery
-        self._time_ms = time_ms
-        self._wall_ms = wall_ms
-        self._monotonic_ns = monotonic_ns
-        self._applied_index = applied_index
+        self._monotonic_ns = core.monotonic_ns
         self._number = 0
         self.heard = Heard()
         self._replies: dict[str, tuple[int, int]] = {}
@@ -86,7 +81,7 @@ class SyncState:
                 number=self._number,
                 tick=self._wheel.tick,
                 local_index=self._wheel.local_index,
-                clock_ms=self._time_ms(),
+                clock_ms=self._clock.now_ms() if self._clock.known else 0,
                 sent_ns=self._monotonic_ns(),
                 leases=ranges,
                 complete=complete,
@@ -107,10 +102,10 @@ class SyncState:
         return PeerFrame(
             sync_reply=SyncReply(
                 number=sync.number,
-                applied_index=self._applied_index(),
+                applied_index=self._core.applied_index,
                 cursor_due_ms=cursor.due_ms,
                 cursor_index=cursor.index,
-                clock_ms=self._wall_ms(),
+                clock_ms=self._clock.wall_ms(),
                 echo_sent_ns=sync.sent_ns,
                 disk_above_mark=self.disk_full,
                 log_level=LOG_LEVEL,

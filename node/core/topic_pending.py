@@ -12,20 +12,16 @@ a limit may be overrun by what the new master has not seen yet.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tickwheel.node.core.intake import DUE_MS_LIMIT
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.results import PublishResult, SettleResult
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, Command
 from tickwheel.wheel.pinned import Pinned
 from tickwheel.wheel.queries import ScanJob
 from tickwheel.wheel.units import CursorKey
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.core import NodeCore
 
 PAGE_UNITS_MAX = 65_536
 """Six megabytes of index at a time."""
@@ -53,7 +49,7 @@ class _Count:
 class TopicPending:
     """One per node."""
 
-    def __init__(self, core: NodeCore) -> None:
+    def __init__(self, core: Kernel) -> None:
         self._core = core
         self._known: dict[int, int] | None = None
         self._stale = False

@@ -55,20 +55,27 @@ class RemovedError(Exception):
 class Background:
     """One per node."""
 
-    def __init__(self, executor: Executor, wheel: Wheel, fatal: Callable[[str], None], serving: Serving) -> None:
-        """`serving`: answers are pieces of the requests that ask."""
+    def __init__(
+        self,
+        executor: Executor,
+        wheel: Wheel,
+        fatal: Callable[[str], None],
+        serving: Serving,
+        damaged: Callable[[BaseException], bool],
+    ) -> None:
+        """`serving`: answers are pieces of the requests that ask. `damaged`: told of what could not be read; True if
+        that is being mended (mending.py)."""
         self._serving = serving
         self._executor = executor
         self._wheel = wheel
         self._fatal = fatal
+        self._damaged = damaged
         self._paused_until_ms = 0
         self._now_ms = 0
         self._pumped_index = -1
         self.merges = 0
         self.loads = 0
         self.jobs_running = 0
-        self.damaged: Callable[[BaseException], bool] = lambda error: False
-        """Set by the core: told of what could not be read; True if that is being mended (mending.py)."""
 
     # -- the wheel's own work
 
@@ -109,7 +116,7 @@ class Background:
             self._wheel.abandon(job)
             if not needed:
                 return  # what it read was passed meanwhile, and perhaps removed
-            if self.damaged(error):
+            if self._damaged(error):
                 self._paused_until_ms = self._now_ms + MERGE_RETRY_MS
                 return
             if isinstance(error, SyncFailedError | CorruptSegmentError) or not isinstance(
@@ -156,7 +163,7 @@ class Background:
 
         def ended(_: object, error: BaseException | None) -> None:
             if error is not None:
-                self.damaged(error)
+                self._damaged(error)
             answered(error)
 
         self._executor.submit(job.run, ended)

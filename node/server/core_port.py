@@ -11,10 +11,9 @@ from typing import Protocol
 
 from tickwheel.node.core.bundle_store import Held
 from tickwheel.node.core.checkpoint import BackupFile
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.failure import Failure, Permitted
 from tickwheel.node.core.intake import IncomingBatch
 from tickwheel.node.core.publisher import BatchOutcome
-from tickwheel.node.core.requests import Permitted
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import AdminResult

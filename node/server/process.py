@@ -23,6 +23,7 @@ import numpy.ma  # noqa: F401  # np.unique imports it when it is first called: t
 import uvloop
 
 from tickwheel.node.config import ConfigError, NodeConfig
+from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.host import NodeHost, raft_config
@@ -170,6 +171,7 @@ class NodeProcess:
                 joining=config.cluster.join == "existing",
                 on_fatal=self._fatal,
                 source=network,
+                report=_report,
             )
         except (DiskError, ImpossibleStateError) as error:
             raise StartError(f"the data in {config.node.data_dir} cannot be used: {error}", EXIT_DATA) from None
@@ -396,7 +398,6 @@ class NodeProcess:
         if stands != self._stood:
             self._stood = stands
             # After an installed checkpoint it is another core.
-            core.salvage.report = core.mending.report = _report
             core.serving.contain(self._faults)
             self._tell_role(host)
         return wants_ns
@@ -506,8 +507,8 @@ def _say(lines: Iterable[Line]) -> None:
         getattr(log, line.level)(line.event, **line.fields)
 
 
-def _report(level: str, event: str, fields: dict[str, object]) -> None:
-    getattr(log, level)(event, **fields)
+def _report(line: Reported) -> None:
+    getattr(log, line.level)(line.event, **line.fields)
 
 
 def _suppressed(limit: RateLimit) -> int:

@@ -15,10 +15,9 @@ from typing import Any
 import grpc
 import numpy as np
 
-from tickwheel.node.core.failure import Failure, RequestError
+from tickwheel.node.core.failure import Failure, Permitted, RequestError
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch, from_batch, from_message
 from tickwheel.node.core.publisher import BatchOutcome
-from tickwheel.node.core.requests import Permitted
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls, id64_of, message_id_of, owner_of
 from tickwheel.node.server.door import RefusedRequestError

@@ -96,9 +96,16 @@ class StateMachine(StateView):
     """See the module."""
 
     def __init__(
-        self, disk: Disk, directory: str, wheel: WheelPort, restored: bytes = b"", config: StateConfig | None = None
+        self,
+        disk: Disk,
+        directory: str,
+        wheel: WheelPort,
+        restored: bytes = b"",
+        config: StateConfig | None = None,
+        on_dispatched: OnDispatched | None = None,
     ) -> None:
-        """`restored`: `Manifest.state`; the wheel must be restored from the same manifest."""
+        """`restored`: `Manifest.state`; the wheel must be restored from the same manifest. `on_dispatched`: told of
+        each topic's units that have just become ready; must not raise."""
         self._config = config or StateConfig()
         state = ClusterState(disk, directory)
         if restored:
@@ -113,8 +120,7 @@ class StateMachine(StateView):
         self._checkpoint: StateCheckpoint | None = None
         self.scheduled = self.dispatched = self.settled = self.cancelled = self.filtered = 0
         """Messages since this process started, replayed ones included: for metrics, no part of the state."""
-        self.on_dispatched: OnDispatched | None = None
-        """Set on a master: told of each topic's units that have just become ready. Must not raise."""
+        self._on_dispatched = on_dispatched
 
     # -- the log
 
@@ -227,8 +233,8 @@ class StateMachine(StateView):
                 group = self._state.groups.get(subscription.group_id)
                 assert group is not None, "a subscription belongs to a group"
                 self.filtered += filtering.arrived(group, subscription, first, units)
-        if self.on_dispatched is not None:
-            self.on_dispatched(topic_id, first, units)
+        if self._on_dispatched is not None:
+            self._on_dispatched(topic_id, first, units)
         return 0
 
     def _ingest(self, ingest: Ingest, entry: LogEntry) -> IngestResult | Refused:

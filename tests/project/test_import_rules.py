@@ -141,3 +141,63 @@ def test_all_that_is_imported_is_declared(imports: list[Import]) -> None:
         if not sources & declared:
             wrong.append(f"{item} (of {', '.join(sorted(sources)) or 'nothing installed'})")
     assert not wrong, "\n".join(wrong)
+
+
+CYCLES_LEFT: set[frozenset[str]] = set()
+"""Modules of the core that import each other, by their last names. It may only shrink."""
+
+
+def cycles(arrows: dict[str, set[str]]) -> set[frozenset[str]]:
+    """The sets of nodes of a graph that reach each other (Tarjan's strongly connected components of two or more)."""
+    found: set[frozenset[str]] = set()
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+
+    def visit(node: str) -> None:
+        numbers[node] = lowest[node] = len(numbers)
+        path.append(node)
+        for target in sorted(arrows.get(node, ())):
+            if target not in numbers:
+                visit(target)
+                lowest[node] = min(lowest[node], lowest[target])
+            elif target in path:
+                lowest[node] = min(lowest[node], numbers[target])
+        if lowest[node] == numbers[node]:
+            at = path.index(node)
+            if len(path) - at > 1:
+                found.add(frozenset(path[at:]))
+            del path[at:]
+
+    for node in sorted(arrows):
+        if node not in numbers:
+            visit(node)
+    return found
+
+
+def test_cycles_are_found() -> None:
+    """Two that know each other, a ring of three behind an entrance, and none in a diamond."""
+    assert cycles({"a": {"b"}, "b": {"a"}}) == {frozenset("ab")}
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": {"b", "e"}}) == {frozenset("bcd")}
+    assert cycles({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}}) == set()
+
+
+def test_modules_of_the_core_know_each_other_one_way(imports: list[Import]) -> None:
+    """A part of the core is understood without its users: no import cycle, not even one for types alone."""
+    core = "tickwheel.node.core."
+    arrows: dict[str, set[str]] = {}
+    for item in imports:
+        if item.importer.startswith(core) and item.name.startswith(core):
+            arrows.setdefault(item.importer.removeprefix(core), set()).add(item.name.removeprefix(core).split(".")[0])
+    assert len(arrows) > 40, "the core was not found"
+    assert cycles(arrows) == CYCLES_LEFT
+
+
+def test_parts_do_not_know_the_core(imports: list[Import]) -> None:
+    """Only what builds a core, and what stands before it, names `NodeCore`; its parts know `Kernel`."""
+    knows = {item.importer for item in imports if below(item.name, ("tickwheel.node.core.core",))}
+    assert {name for name in knows if name.startswith("tickwheel.node.core.")} == {
+        "tickwheel.node.core.face",
+        "tickwheel.node.core.host",
+        "tickwheel.node.core.status",
+    }

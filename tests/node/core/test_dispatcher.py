@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tickwheel.node.core.announcements import Announcements
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.failure import limit_reached
@@ -58,7 +61,9 @@ def made(config: CoreConfig, count: int = 100) -> tuple[Dispatcher, Log, Wheel]:
         job.run()
         wheel.finish(job)
     log = Log(wheel)
-    dispatcher = Dispatcher(config, wheel, log)  # type: ignore[arg-type]  # the part of a proposer that it uses
+    # What a dispatcher uses of a kernel; the log is the part of a proposer that it uses.
+    kernel: Any = SimpleNamespace(config=config, wheel=wheel, proposer=log, announcements=Announcements())
+    dispatcher = Dispatcher(kernel, None)
     dispatcher.begin(NOW_MS)
     assert dispatcher.phase is Phase.ALIGNING
     dispatcher.tick(NOW_MS)

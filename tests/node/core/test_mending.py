@@ -10,6 +10,7 @@ import pytest
 from tests.node.core.test_retries import ACK, Picky, verdict
 from tests.node.core.test_salvage import all_up, log_of
 from tests.node.core.trio import Client, Node, World
+from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.status import node_metrics
 from tickwheel.node.rebuild import rebuild
@@ -70,7 +71,7 @@ def test_a_damaged_index_is_recovered_and_all_are_delivered(whose: str) -> None:
     told: list[tuple[str, dict[str, object]]] = []
     for node in victims:
         assert node.host is not None
-        node.host.core.mending.report = lambda level, event, fields: told.append((event, fields))
+        node.host.core.announcements.subscribe(Reported, lambda line: told.append((line.event, line.fields)))
     before = [content(node) for node in victims]
     spoil(victims)
     world.run(DELAY_MS + 10 * COUNT)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.node.core.test_retries import ACK, Picky, Verdict, admin, verdict
 from tests.node.core.trio import Node, World, digests
+from tickwheel.node.core.announcements import Reported, Unreadable
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
@@ -145,7 +146,7 @@ def test_what_nobody_can_read_is_set_aside_and_told() -> None:
     told: list[tuple[str, dict[str, object]]] = []
     assert master.host is not None
     core = master.host.core
-    core.salvage.report = lambda level, event, fields: told.append((level, fields))
+    core.announcements.subscribe(Reported, lambda line: told.append((line.level, line.fields)))
     for node in world.nodes.values():
         damage(node, 5)
     world.run(DELAY_MS + 9_000)
@@ -331,7 +332,8 @@ def test_what_has_lost_its_place_is_not_waited_for() -> None:
     assert master.host is not None
     core = master.host.core
     assert len(client.got) == COUNT
-    core.salvage.add(core.delivery._channels[1, 1], 3, world.now_ms // 3_600_000 << 32 | 999, None, "bad page")
+    number = world.now_ms // 3_600_000 << 32 | 999
+    core.salvage.add(Unreadable(core.delivery._channels[1, 1], 3, number, None, "bad page"))
     master.wake()
     world.run(1_000)
     assert core.salvage.waiting == 0 and not letters(world)

@@ -126,14 +126,15 @@ def test_ids_of_all_producers_together_are_bounded() -> None:
     assert driver.apply(publish_command([("q", 1, [HOUR_0] * 600)]))[0].requests[0].repeated
 
 
-def test_dispatch_splits_by_topic_and_tells(driver: Driver) -> None:
+def test_dispatch_splits_by_topic_and_tells() -> None:
     """Each topic gets its units in order, with its first position; what is of no topic any more is discarded."""
+    told: list[tuple[int, int, list[int]]] = []
+    driver = Driver(on_dispatched=lambda topic, first, units: told.append((topic, first, units["due_ms"].tolist())))
+    driver.create()
     for name in ("b", "c"):
         driver.apply(admin(create_topic=admin_pb2.CreateTopicRequest(name=name)))
     driver.apply(publish_command([("", 0, [HOUR_0 + i for i in range(6)])], topics=[2, 1, 3, 1, 2, 3]))
     driver.apply(admin(delete_topic=admin_pb2.DeleteTopicRequest(name="c")))
-    told: list[tuple[int, int, list[int]]] = []
-    driver.state.on_dispatched = lambda topic, first, units: told.append((topic, first, units["due_ms"].tolist()))
     result = driver.apply(dispatch_command(HOUR_0 + 9))[0]
     assert (result.dispatched, result.discarded) == (4, 2)
     assert told == [(1, 0, [HOUR_0 + 1, HOUR_0 + 3]), (2, 0, [HOUR_0, HOUR_0 + 4])]

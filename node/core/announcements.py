@@ -1,0 +1,91 @@
+"""One typed channel by which parts of a core tell facts to each other, and to the server.
+
+`announce` calls every subscriber at once, on the core's thread, in the order of subscription. NodeCore subscribes the
+parts (`_subscribe`); the host subscribes what operators read. A part knows neither its subscribers nor their results.
+Subscribers must not raise. A question that needs an answer is not an announcement: a part gets what it asks when it is
+made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tickwheel.node.core.channel import Channel
+from tickwheel.proto.consumer_pb2 import DeliverBatch
+from tickwheel.wheel.units import Units
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """An applied command put these units into a topic's ready queue, from this position on."""
+
+    topic_id: int
+    first_position: int
+    units: Units
+
+
+@dataclass(frozen=True, slots=True)
+class PushedAhead:
+    """A proposed dispatch will put these units at these positions (push-first)."""
+
+    topic_id: int
+    first_position: int
+    units: Units
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchFailed:
+    """A dispatch was not applied: what was delivered ahead of it no longer counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A batch went to a consumer; `now_ms`: cluster time."""
+
+    now_ms: int
+    topic_id: int
+    consumer: str
+    batch: DeliverBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The disk cannot read this message; its channel withholds it. `unit` is None if it could not be read either."""
+
+    channel: Channel
+    position: int
+    id: int
+    unit: Units | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A line for the operator; `level` is the name of a logger's method."""
+
+    level: str
+    event: str
+    fields: dict[str, object]
+
+
+Announcement = Dispatched | PushedAhead | DispatchFailed | Delivered | Unreadable | Reported
+
+A = TypeVar("A", Dispatched, PushedAhead, DispatchFailed, Delivered, Unreadable, Reported)
+
+
+class Announcements:
+    """The channel of one core."""
+
+    def __init__(self) -> None:
+        self._hearers: dict[type[Announcement], list[Callable[..., None]]] = {}
+
+    def subscribe(self, kind: type[A], hear: Callable[[A], None]) -> None:
+        """Call `hear` with each announcement of a kind, after those who subscribed before."""
+        self._hearers.setdefault(kind, []).append(hear)
+
+    def announce(self, what: Announcement) -> None:
+        """Tell everybody who hears this kind."""
+        for hear in self._hearers.get(type(what), ()):
+            hear(what)

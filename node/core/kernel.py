@@ -1,0 +1,133 @@
+"""What a part of a node's core may use. A part knows this and what it was given, never the core that composes it.
+
+A part reads the kernel. It changes things through the proposer (which writes the log), the background and `fatal`, and
+tells others through announcements. All of it is used on the thread that drives the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tickwheel.node.core.announcements import Announcements
+from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.core.serving import Serving
+from tickwheel.node.core.work import Background
+from tickwheel.node.core.world import NodeIdentity
+from tickwheel.node.state.machine import StateMachine
+from tickwheel.replication.cluster_clock import ClusterClock
+from tickwheel.replication.log import ReplicatedLog
+from tickwheel.replication.ports import Executor
+from tickwheel.storage.disk import Disk
+from tickwheel.wheel.engine import Wheel
+
+
+class Kernel(Protocol):
+    """`NodeCore` implements it. Parts are made before the log: they keep the kernel and read `log` when they work."""
+
+    @property
+    def config(self) -> CoreConfig: ...
+
+    @property
+    def identity(self) -> NodeIdentity: ...
+
+    @property
+    def clock(self) -> ClusterClock: ...
+
+    @property
+    def state(self) -> StateMachine: ...
+
+    @property
+    def wheel(self) -> Wheel: ...
+
+    @property
+    def log(self) -> ReplicatedLog: ...
+
+    @property
+    def proposer(self) -> Proposer: ...
+
+    @property
+    def background(self) -> Background: ...
+
+    @property
+    def serving(self) -> Serving: ...
+
+    @property
+    def announcements(self) -> Announcements: ...
+
+    @property
+    def disk(self) -> Disk: ...
+
+    @property
+    def executor(self) -> Executor: ...
+
+    @property
+    def random_bits(self) -> Callable[[int], int]: ...
+
+    # -- what was applied
+
+    @property
+    def applied_index(self) -> int:
+        """Index of the newest entry of the log that was applied."""
+        ...
+
+    @property
+    def applied_term(self) -> int:
+        """The term of that entry."""
+        ...
+
+    @property
+    def stamped_ms(self) -> int:
+        """Latest stamp of an entry that this process applied; cluster time."""
+        ...
+
+    @property
+    def recover_to(self) -> int:
+        """Last index of the journal when this process started."""
+        ...
+
+    @property
+    def recovering(self) -> bool:
+        """The replay may not have reached `recover_to` yet."""
+        ...
+
+    # -- whether it may
+
+    @property
+    def leading(self) -> bool:
+        """Master, with its own lead command applied: requests are served."""
+        ...
+
+    @property
+    def term(self) -> int:
+        """Newest Raft term that this node knows of."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """The core was stopped and takes no part any more."""
+        ...
+
+    def may_act(self) -> bool:
+        """Master with its lease, and not about to hand over: what leaves the node is true."""
+        ...
+
+    def refusal(self) -> Failure | None:
+        """Why this node cannot serve a request of a client now; None if it can."""
+        ...
+
+    # -- time beside the cluster's, and the end
+
+    def steady_ms(self) -> int:
+        """For waiting: it advances evenly, whatever happens to the cluster's time."""
+        ...
+
+    def monotonic_ns(self) -> int:
+        """The clock behind `steady_ms`, in nanoseconds."""
+        ...
+
+    def fatal(self, reason: str) -> None:
+        """An impossible state, or a disk that cannot be relied on: the process must stop."""
+        ...
