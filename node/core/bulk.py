@@ -22,6 +22,7 @@ from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.loads import IngestResult, problem_of
 from tickwheel.proto import bulk_pb2, common_pb2
 from tickwheel.proto.log_pb2 import Command, Ingest
@@ -350,22 +351,22 @@ class BulkDesk:
 
     # -- time
 
-    def tick(self, now_ms: int) -> None:
-        """Give up questions that took too long, fetch what is lacking, clean up. `now_ms`: steady."""
+    def tick(self, steady_ms: SteadyMs) -> None:
+        """Give up questions that took too long, fetch what is lacking, clean up."""
         core = self._core
         current = self._current
-        if current is not None and not current.proposed and now_ms >= current.until_ms:
+        if current is not None and not current.proposed and steady_ms >= current.until_ms:
             count, voters = 1 + len(current.holders), 1 + len(self._voters())
             text = f"{count} of {voters} members hold bundle {current.request.name}, a majority must; send it to them"
             facts = {"field": "name", "value": str(count), "retry_after_ms": "500"}
             self._end(current, Failure(common_pb2.WRONG_STATE, text, facts))
-        self._fetch_lacking(now_ms)
-        self.store.tick(now_ms, self._claimed, lambda: core.applied_index >= core.log.status().last_index)
+        self._fetch_lacking(steady_ms)
+        self.store.tick(steady_ms, self._claimed, lambda: core.applied_index >= core.log.status().last_index)
 
     def _claimed(self) -> set[str]:
         return self._core.wheel.bundle_names() | self._checkpoint_bundles()
 
-    def _fetch_lacking(self, now_ms: int) -> None:
+    def _fetch_lacking(self, steady_ms: SteadyMs) -> None:
         lacking = self._core.wheel.lacking if self._core.wheel.absorbing else None
         if lacking is None:
             self._fetch = None
@@ -373,7 +374,7 @@ class BulkDesk:
         fetch = self._fetch
         if fetch is None or fetch.name != lacking[0]:
             fetch = self._fetch = _Fetch(*lacking)
-        elif now_ms < fetch.asked_until_ms:
+        elif steady_ms < fetch.asked_until_ms:
             return
         state = self.store.offer(fetch.name, fetch.total_bytes)
         fetch.bytes = 0 if isinstance(state, Failure) else state.bytes
@@ -404,14 +405,14 @@ class BulkDesk:
             if not self._core.log.send_beside(peers[fetch.peer % len(peers)], PeerFrame(bundle_ask=ask)):
                 fetch.asked_until_ms = self._core.steady_ms() + AGAIN_MS
 
-    def wanted_ms(self) -> int | None:
-        """When `tick` is needed at the latest; steady."""
+    def wanted_ms(self) -> SteadyMs | None:
+        """When `tick` is needed at the latest."""
         if self._fetch is None and self._current is None:
             return None
         times = [fetch.asked_until_ms for fetch in (self._fetch,) if fetch is not None]
         if self._current is not None and not self._current.proposed:
             times.append(self._current.until_ms)
-        return min(times, default=None)
+        return SteadyMs(min(times)) if times else None
 
     @property
     def waiting(self) -> str:

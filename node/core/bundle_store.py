@@ -17,6 +17,7 @@ import google_crc32c
 
 from tickwheel.node.core.bulk_counts import BulkCounts
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.world import SteadyMs
 from tickwheel.proto import common_pb2
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.bundle import DIRECTORY, FILE_BYTES_MAX, SUFFIX, bundle_path, is_name
@@ -65,7 +66,7 @@ class BundleStore:
     """One per node; survives a core that is built anew from a checkpoint only through its files."""
 
     def __init__(
-        self, disk: Disk, executor: Executor, steady_ms: Callable[[], int], fatal: Callable[[str], None]
+        self, disk: Disk, executor: Executor, steady_ms: Callable[[], SteadyMs], fatal: Callable[[str], None]
     ) -> None:
         self._disk = disk
         self._executor = executor
@@ -202,21 +203,21 @@ class BundleStore:
             part.file = None
         self._disk.remove(f"{DIRECTORY}/{part.name}{PART_SUFFIX}")
 
-    def tick(self, now_ms: int, claimed: Callable[[], set[str]], applied_all: Callable[[], bool]) -> None:
-        """Drop what nobody wants any more; little, now and then. `now_ms`: steady."""
-        if now_ms < self._next_ms:
+    def tick(self, steady_ms: SteadyMs, claimed: Callable[[], set[str]], applied_all: Callable[[], bool]) -> None:
+        """Drop what nobody wants any more; little, now and then."""
+        if steady_ms < self._next_ms:
             return
-        self._next_ms = now_ms + CHECK_PERIOD_MS
-        for part in [p for p in self._parts.values() if not p.busy and now_ms - p.touched_ms > PART_IDLE_MS]:
+        self._next_ms = steady_ms + CHECK_PERIOD_MS
+        for part in [p for p in self._parts.values() if not p.busy and steady_ms - p.touched_ms > PART_IDLE_MS]:
             self._drop(part)
         if not self._whole:
             return
         names = claimed()
         for name in names & self._whole.keys():
-            self._whole[name] = now_ms
+            self._whole[name] = steady_ms
         if not applied_all():
             return
-        for name in [name for name, touched_ms in self._whole.items() if now_ms - touched_ms > UNCLAIMED_MS]:
+        for name in [name for name, touched_ms in self._whole.items() if steady_ms - touched_ms > UNCLAIMED_MS]:
             del self._whole[name]
             self._disk.remove(bundle_path(name))
             self.counts.removed += 1

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.world import Ports, SteadyMs
 from tickwheel.node.state.machine import OnDispatched, StateConfig, StateMachine
 from tickwheel.node.state.membership import member_of
 from tickwheel.node.state.results import ImpossibleStateError
@@ -32,9 +32,6 @@ from tickwheel.storage.errors import ADVICE
 from tickwheel.storage.manifest import FILE_NAME, read_manifest, restore_files, write_manifest
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.holdings import WheelConfig
-
-if TYPE_CHECKING:
-    from tickwheel.node.core.world import Ports
 
 JOURNAL_DIRECTORY = "journal"
 WHEEL_DIRECTORY = "wheel"
@@ -154,7 +151,8 @@ class Checkpointer:
         self._copies_until_ms = 0
         self._copied_files: list[BackupFile] = []
         """Of the checkpoint that is being copied."""
-        self._now_ms = 0
+        self._steady_ms = SteadyMs(0)
+        """At the last tick."""
         self.covered_index = covered_index
         """What the newest durable checkpoint covers;"""
         self._covered_ms = 0
@@ -176,19 +174,19 @@ class Checkpointer:
     @property
     def covered_age_ms(self) -> int:
         """How long ago the newest checkpoint that this process wrote was begun."""
-        return self._now_ms - self._covered_ms
+        return self._steady_ms - self._covered_ms
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, steady_ms: SteadyMs) -> None:
         """Begin a checkpoint if somebody asked, the log has grown enough, or the period is over."""
-        self._now_ms = now_ms
+        self._steady_ms = steady_ms
         if self._capture is not None:
-            self._go_on(now_ms)
+            self._go_on(steady_ms)
             return
         if self._next_ms == 0:
-            self._next_ms = now_ms + self._config.checkpoint_period_ms
-        if self._running or now_ms < self._not_before_ms:
+            self._next_ms = steady_ms + self._config.checkpoint_period_ms
+        if self._running or steady_ms < self._not_before_ms:
             return
-        if self._copies and now_ms < self._copies_until_ms:
+        if self._copies and steady_ms < self._copies_until_ms:
             self._answer(self._copied_files)
             return
         self._copies = 0
@@ -198,10 +196,10 @@ class Checkpointer:
                 self._log.entries_after(self.covered_index) >= self._config.checkpoint_log_bytes
                 or index - self.covered_index >= self._config.checkpoint_entries
             )
-            due = now_ms >= self._next_ms and index > self.covered_index
-            if now_ms < self._rest_until_ms or not (grown or due):
+            due = steady_ms >= self._next_ms and index > self.covered_index
+            if steady_ms < self._rest_until_ms or not (grown or due):
                 return
-        self._begin(now_ms)
+        self._begin(steady_ms)
 
     def request(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
         """Write a checkpoint soon, or take the one that others copy now; `done` gets its files.
@@ -224,7 +222,7 @@ class Checkpointer:
         """A copy of these files gets on; are they held still? If not, a later checkpoint replaces them."""
         if not self._holds(files):
             return False
-        self._copies_until_ms = self._now_ms + COPY_STALL_MS
+        self._copies_until_ms = self._steady_ms + COPY_STALL_MS
         return True
 
     def copied(self, files: object) -> None:
@@ -240,22 +238,22 @@ class Checkpointer:
         waiting, self._waiting = self._waiting, []
         if waiting and not isinstance(files, Failure):
             self._copies += len(waiting)
-            self._copies_until_ms = self._now_ms + COPY_STALL_MS
+            self._copies_until_ms = self._steady_ms + COPY_STALL_MS
             self._copied_files = files
         for done in waiting:
             done(files)
 
-    def _begin(self, now_ms: int) -> None:
+    def _begin(self, steady_ms: SteadyMs) -> None:
         index, term = self._applied()
         if index == 0:
             self._answer(Failure(common_pb2.WRONG_STATE, "nothing has been applied yet", {"retry_after_ms": "1000"}))
             return
         self._running = True
-        self._next_ms = now_ms + self._config.checkpoint_period_ms
+        self._next_ms = steady_ms + self._config.checkpoint_period_ms
         self._capture = (self._state.capture_checkpoint(), index, term)
-        self._go_on(now_ms)
+        self._go_on(steady_ms)
 
-    def _go_on(self, now_ms: int) -> None:
+    def _go_on(self, steady_ms: SteadyMs) -> None:
         """One more turn of capturing the state; the rest is written by a worker."""
         assert self._capture is not None
         turns, index, term = self._capture
@@ -263,9 +261,9 @@ class Checkpointer:
             next(turns)
         except StopIteration as complete:
             self._capture = None
-            self._write(complete.value, index, term, now_ms)
+            self._write(complete.value, index, term, steady_ms)
 
-    def _write(self, checkpoint: StateCheckpoint, index: int, term: int, now_ms: int) -> None:
+    def _write(self, checkpoint: StateCheckpoint, index: int, term: int, steady_ms: SteadyMs) -> None:
         disk = self._ports.disk
 
         def write() -> Manifest:
@@ -275,7 +273,7 @@ class Checkpointer:
             return manifest
 
         self._ports.executor.submit(
-            write, lambda manifest, error: self._ended(checkpoint, index, term, now_ms, manifest, error)
+            write, lambda manifest, error: self._ended(checkpoint, index, term, steady_ms, manifest, error)
         )
 
     def _ended(
@@ -283,7 +281,7 @@ class Checkpointer:
         checkpoint: StateCheckpoint,
         index: int,
         term: int,
-        begun_ms: int,
+        begun_ms: SteadyMs,
         manifest: Manifest | None,
         error: BaseException | None,
     ) -> None:
@@ -292,12 +290,12 @@ class Checkpointer:
             if not isinstance(error, DiskFullError):
                 self._fatal(f"the checkpoint failed: {error}")
             self._state.abandon_checkpoint(checkpoint)
-            self._not_before_ms = self._now_ms + RETRY_MS
+            self._not_before_ms = self._steady_ms + RETRY_MS
             text = f"the checkpoint failed: {error}"
             self._answer(Failure(common_pb2.DISK_FULL, text, {"retry_after_ms": str(RETRY_MS)}))
             return
         self.written += 1
-        self._rest_until_ms = self._now_ms + min(REST * (self._now_ms - begun_ms), REST_MS_MAX)
+        self._rest_until_ms = self._steady_ms + min(REST * (self._steady_ms - begun_ms), REST_MS_MAX)
         self.covered_index, self._covered_ms = index, begun_ms
         self.bundle_names = bundles_in(f.path for f in manifest.files)
         self._log.checkpointed(index, term)

@@ -15,6 +15,7 @@ from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_re
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.sessions import CREDITS_MAX, Closed, Deliver, Session
+from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.names import check_group_name, check_topic_name
 from tickwheel.node.state.results import AdminResult, SettleResult
 from tickwheel.proto import common_pb2, consumer_pb2
@@ -207,16 +208,16 @@ class ConsumerDesk:
             self.delivery.close_session(pull.session, self.core.clock.now_ms(), give_back=False)
         pull.done(outcome)
 
-    def tick(self, steady_ms: int) -> None:
+    def tick(self, steady_ms: SteadyMs) -> None:
         """Answer pulls that have waited long enough."""
         if not self._pulls:
             return
         for pull in [p for p in self._pulls if p.until_ms <= steady_ms]:
             self._finish(pull, consumer_pb2.DeliverBatch(group=pull.request.group))
 
-    def wanted_ms(self) -> int | None:
+    def wanted_ms(self) -> SteadyMs | None:
         """When the next pull has waited long enough."""
-        return min(pull.until_ms for pull in self._pulls) if self._pulls else None
+        return SteadyMs(min(pull.until_ms for pull in self._pulls)) if self._pulls else None
 
     def end(self, failure: Failure | None) -> None:
         """Mastership is gone; the delivery has closed the sessions, which answered their pulls."""

@@ -63,7 +63,7 @@ from tickwheel.node.core.topic_pending import TopicPending
 from tickwheel.node.core.topic_rates import DELIVERED, DISPATCHED, TopicRates
 from tickwheel.node.core.trace import Tracer
 from tickwheel.node.core.work import Background
-from tickwheel.node.core.world import NodeIdentity, Ports
+from tickwheel.node.core.world import ClusterMs, NodeIdentity, Ports, SteadyMs
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
@@ -314,7 +314,7 @@ class NodeCore:
     def _begin_reign(self) -> None:
         """Align and deliver: this node leads, has applied everything, and knows what time it is."""
         self.clock.begin_reign()
-        now_ms = self.clock.now_ms()
+        now_ms = ClusterMs(self.clock.now_ms())
         self.retention.begin()
         self.filter_sweep.begin()
         self.delivery.begin(self.term, now_ms)
@@ -346,7 +346,7 @@ class NodeCore:
         self.clock.tick(now_ns, self._member_ids, self.log.send_beside)
         if self.leading and not self.delivery.reigning and self.clock.known:
             self._begin_reign()
-        now_ms, steady_ms = self.clock.at_ms(now_ns), now_ns // 1_000_000
+        now_ms, steady_ms = ClusterMs(self.clock.at_ms(now_ns)), SteadyMs(now_ns // 1_000_000)
         may_dispatch = self.clock.may_dispatch(now_ns)
         if self.leading:
             if self.may_act():
@@ -400,10 +400,15 @@ class NodeCore:
         wake_ns = self._ports.clock.monotonic_ns() + max(0, wait_ms) * 1_000_000
         return min(log_wants_ns, wake_ns, self.clock.wanted_ns())
 
-    def _wait_ms(self, now_ms: int, steady_ms: int, may_dispatch: bool) -> int:
-        """How long none of the parts has anything to do. `now_ms`: cluster time, `steady_ms`: for waiting."""
-        steady = (self.consumers.wanted_ms(), self.bulk.wanted_ms(), self.salvage.wanted_ms(), self.mending.wanted_ms())
-        wanted = [self.background.wanted_ms(now_ms)]
+    def _wait_ms(self, now_ms: ClusterMs, steady_ms: SteadyMs, may_dispatch: bool) -> int:
+        """How long none of the parts has anything to do."""
+        steady: tuple[SteadyMs | None, ...] = (
+            self.consumers.wanted_ms(),
+            self.bulk.wanted_ms(),
+            self.salvage.wanted_ms(),
+            self.mending.wanted_ms(),
+        )
+        wanted: list[ClusterMs | None] = [self.background.wanted_ms(now_ms)]
         wait = 0 if self.checkpointer.capturing else NEVER_MS
         if self.leading:
             if self.publisher.cut_short:
@@ -412,10 +417,10 @@ class NodeCore:
             if self.may_act():
                 wanted += [self.delivery.wanted_ms(), self.staging.wanted_ms(), self.filter_sweep.wanted_ms()]
                 if may_dispatch:
-                    wanted.append(self.dispatcher.wanted_ms(now_ms))
-        for until_ms in steady:
-            if until_ms is not None:
-                wait = min(wait, until_ms - steady_ms)
+                    wanted.append(self.dispatcher.wanted_ms())
+        for steady_until_ms in steady:
+            if steady_until_ms is not None:
+                wait = min(wait, steady_until_ms - steady_ms)
         for until_ms in wanted:
             if until_ms is not None:
                 wait = min(wait, until_ms - now_ms)
@@ -515,9 +520,9 @@ class NodeCore:
         """The port's monotonic clock."""
         return self._ports.clock.monotonic_ns()
 
-    def steady_ms(self) -> int:
+    def steady_ms(self) -> SteadyMs:
         """For waiting: passes evenly, whatever becomes of the cluster's time."""
-        return self._ports.clock.monotonic_ns() // 1_000_000
+        return SteadyMs(self._ports.clock.monotonic_ns() // 1_000_000)
 
     def _member_ids(self) -> list[str]:
         return [member.node_id for member in self.log.members() if not member.learner]

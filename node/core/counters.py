@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.loads import IngestResult
 from tickwheel.node.state.results import CancelResult, DispatchResult, PublishResult, SettleResult
@@ -88,7 +89,7 @@ class Rates:
     def __init__(self) -> None:
         self._notes: deque[_Note] = deque()
 
-    def note(self, totals: Totals, delivered: int, steady_ms: int) -> None:
+    def note(self, totals: Totals, delivered: int, steady_ms: SteadyMs) -> None:
         """Remember where the totals stand."""
         self._notes.append(_Note(steady_ms, totals.scheduled, totals.dispatched, delivered, totals.settled))
         while self._notes[0].at_ms < steady_ms - RATE_WINDOW_MS:

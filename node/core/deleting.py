@@ -17,6 +17,7 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.pending import PendingDesk, deletion_query
 from tickwheel.node.core.sweeper import Sweeper
+from tickwheel.node.core.world import SteadyMs
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import DeleteGroupRequest, DeleteTopicRequest
 from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, Selection, Sweep
@@ -117,7 +118,7 @@ class Deleter:
         self._waiting.append(_Waiting(job_id, self._core.steady_ms() + ANSWER_MS_MAX, done))
         self.tick(self._core.steady_ms())
 
-    def tick(self, steady_ms: int) -> None:
+    def tick(self, steady_ms: SteadyMs) -> None:
         """Answer whose job has ended, and who has waited long enough."""
         if not self._waiting:
             return

@@ -34,6 +34,7 @@ from tickwheel.node.core.recent import RecentUnits
 from tickwheel.node.core.returns import Returns
 from tickwheel.node.core.sessions import CREDITS_MAX, Session, Sessions
 from tickwheel.node.core.settlements import Settlements
+from tickwheel.node.core.world import ClusterMs
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto import consumer_pb2
@@ -95,7 +96,7 @@ class Delivery:
 
     # -- mastership
 
-    def begin(self, term: int, now_ms: int) -> None:
+    def begin(self, term: int, now_ms: ClusterMs) -> None:
         """This node leads in `term` and has applied everything before it."""
         self.fetching.next_reign()
         self._returns.begin()
@@ -285,7 +286,7 @@ class Delivery:
 
     # -- the loop
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: ClusterMs) -> None:
         """Expire leases, claim, fetch and hand out what is due."""
         if not self.reigning:
             return
@@ -314,7 +315,7 @@ class Delivery:
         """Messages became ready or a consumer gave credit since the last tick."""
         return self._news
 
-    def wanted_ms(self) -> int | None:
+    def wanted_ms(self) -> ClusterMs | None:
         """When the next tick is needed at the latest."""
         if not self.reigning:
             return None
@@ -323,7 +324,7 @@ class Delivery:
             if not any(session.credits for session in self.sessions.of_group(group_id)) or not self._room(group_id):
                 continue
             times += [t for c in self._channels_of(group_id) if (t := c.earliest_ms()) is not None]
-        return min(times, default=None)
+        return ClusterMs(min(times)) if times else None
 
     def _channels_of(self, group_id: int) -> list[Channel]:
         if self._state.group_broadcasting(group_id):
@@ -517,7 +518,7 @@ class Delivery:
         subscription = self._state.subscription(*key)
         return 0 if subscription is None else subscription.floor
 
-    def upkeep(self, now_ms: int) -> None:
+    def upkeep(self, now_ms: ClusterMs) -> None:
         """Every second or so: let go of leases that are settled."""
         self._leases.forget_settled(self._floor)
         for key, channel in list(self._channels.items()):

@@ -26,6 +26,7 @@ from tickwheel.node.core.announcements import DispatchFailed
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.push import PushAhead
+from tickwheel.node.core.world import ClusterMs
 from tickwheel.proto.log_pb2 import Command, Dispatch
 from tickwheel.wheel.units import CursorKey
 
@@ -74,7 +75,7 @@ class Dispatcher:
         """Dispatch commands proposed and not answered."""
         return self._in_flight
 
-    def begin(self, now_ms: int) -> None:
+    def begin(self, now_ms: ClusterMs) -> None:
         """This node leads and has applied everything: align."""
         self._reign += 1
         self._proposed = self._wheel.cursor
@@ -95,7 +96,7 @@ class Dispatcher:
         if self._push is not None:
             self._push.reset()
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: ClusterMs) -> None:
         """Propose every dispatch that is due and allowed."""
         config = self._config
         self._now_ms = now_ms
@@ -161,18 +162,17 @@ class Dispatcher:
 
         self._proposer.submit(command, answered)
 
-    def wanted_ms(self, now_ms: int) -> int | None:
+    def wanted_ms(self) -> ClusterMs | None:
         """When the next call of `tick` is needed at the latest; None: an arrival will wake it."""
         config = self._config
         if self.phase is Phase.IDLE:
             return None
         if self.phase is Phase.WAITING:
-            return self._wheel.cursor.due_ms - 1 - config.dispatch_ahead_ms
+            return ClusterMs(self._wheel.cursor.due_ms - 1 - config.dispatch_ahead_ms)
         if self._in_flight >= config.dispatch_in_flight_max:
             return None
         due_ms = self._wheel.next_due_ms(after=max(self._proposed, self._wheel.cursor))
         if due_ms is None:
             return None
-        return max(
-            due_ms - config.dispatch_ahead_ms, self._paused_until_ms, self._last_proposed_ms + config.dispatch_period_ms
-        )
+        ahead_ms, period_end_ms = due_ms - config.dispatch_ahead_ms, self._last_proposed_ms + config.dispatch_period_ms
+        return ClusterMs(max(ahead_ms, self._paused_until_ms, period_end_ms))

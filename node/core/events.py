@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.loads import IngestResult
 from tickwheel.node.state.results import (
@@ -280,7 +281,7 @@ class Events:
 
     # -- writing
 
-    def tick(self, steady_ms: int) -> None:
+    def tick(self, steady_ms: SteadyMs) -> None:
         """Have what waits written, when it is time."""
         if not self._queue or (self._queue_bytes < WRITE_BYTES and steady_ms < self._write_at_ms):
             return

@@ -15,6 +15,7 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.leases import ChannelKey
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.work import Background, RemovedError
+from tickwheel.node.core.world import ClusterMs
 from tickwheel.node.state.filtering import runs_of
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import FilteredResult
@@ -73,7 +74,7 @@ class FilterSweep:
             self._waiting.extend((group_id, t) for t in self._state.group_topics(group_id) if t not in known)
             self._next_ms = 0
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: ClusterMs) -> None:
         """Begin steps for who is behind."""
         if not self._waiting or now_ms < self._next_ms:
             return
@@ -89,9 +90,9 @@ class FilterSweep:
             if key not in self._stepping and self._step(key):
                 self._behind = True
 
-    def wanted_ms(self) -> int | None:
+    def wanted_ms(self) -> ClusterMs | None:
         """When to look again because somebody is behind; None: what becomes ready brings a tick with it."""
-        return self._next_ms if self._behind or len(self._waiting) > LOOKS_MAX else None
+        return ClusterMs(self._next_ms) if self._behind or len(self._waiting) > LOOKS_MAX else None
 
     def _step(self, key: ChannelKey) -> bool:
         """Read and judge the next messages of one; whether there were some."""

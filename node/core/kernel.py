@@ -15,7 +15,7 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.work import Background
-from tickwheel.node.core.world import NodeIdentity
+from tickwheel.node.core.world import NodeIdentity, SteadyMs
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.log import ReplicatedLog
@@ -120,7 +120,7 @@ class Kernel(Protocol):
 
     # -- time beside the cluster's, and the end
 
-    def steady_ms(self) -> int:
+    def steady_ms(self) -> SteadyMs:
         """For waiting: it advances evenly, whatever happens to the cluster's time."""
         ...
 

@@ -22,6 +22,7 @@ import numpy as np
 from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.record_answers import UNITS_ASKED_MAX
+from tickwheel.node.core.world import SteadyMs
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordFound
 from tickwheel.storage.disk import DiskFullError, SyncFailedError
@@ -140,13 +141,12 @@ class Mending:
 
     # -- finding what is lost
 
-    def wanted_ms(self) -> int | None:
+    def wanted_ms(self) -> SteadyMs | None:
         """When the next `tick` is needed (steady)."""
-        if not self._cases:
-            return None
-        return min((case.next_ms for case in self._cases.values() if not case.working), default=None)
+        times = [case.next_ms for case in self._cases.values() if not case.working]
+        return SteadyMs(min(times)) if times else None
 
-    def tick(self, steady_ms: int) -> None:
+    def tick(self, steady_ms: SteadyMs) -> None:
         """Look after what is due."""
         if not self._cases:
             return

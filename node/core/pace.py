@@ -7,6 +7,8 @@ sent (a task died) only cost their time.
 
 from __future__ import annotations
 
+from tickwheel.node.core.world import SteadyMs
+
 JOBS_MAX = 1_024
 """Of more the one that is through first is forgotten: it may be a little faster."""
 WAIT_MS_MAX = 86_400_000
@@ -18,12 +20,12 @@ class Paces:
     def __init__(self) -> None:
         self._through_ms: dict[str, float] = {}
 
-    def reserve(self, job_id: str, rows: int, rows_per_s: int, now_ms: int) -> int:
+    def reserve(self, job_id: str, rows: int, rows_per_s: int, steady_ms: SteadyMs) -> int:
         """In how many milliseconds these rows may be sent."""
         if job_id not in self._through_ms and len(self._through_ms) >= JOBS_MAX:
-            self._through_ms = {name: at for name, at in self._through_ms.items() if at > now_ms}
+            self._through_ms = {name: at for name, at in self._through_ms.items() if at > steady_ms}
             if len(self._through_ms) >= JOBS_MAX:
                 del self._through_ms[min(self._through_ms, key=lambda name: self._through_ms[name])]
-        begins_ms = max(self._through_ms.get(job_id, 0.0), float(now_ms))
-        self._through_ms[job_id] = min(begins_ms + rows * 1_000 / rows_per_s, now_ms + WAIT_MS_MAX)
-        return round(begins_ms - now_ms)
+        begins_ms = max(self._through_ms.get(job_id, 0.0), float(steady_ms))
+        self._through_ms[job_id] = min(begins_ms + rows * 1_000 / rows_per_s, steady_ms + WAIT_MS_MAX)
+        return round(begins_ms - steady_ms)

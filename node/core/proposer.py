@@ -20,6 +20,7 @@ import numpy as np
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, outcome_unknown
 from tickwheel.node.core.serving import Serving
+from tickwheel.node.core.world import ClusterMs
 from tickwheel.node.state.results import Ignored, Refused
 from tickwheel.node.state.schema import ENTRY_SCHEMA, read_entry, unknown_in
 from tickwheel.proto.log_pb2 import Command, LogEntry
@@ -290,12 +291,12 @@ class Proposer:
             return max(config.gather_ms, config.dispatch_period_ms + 1)
         return config.gather_ms
 
-    def wanted_ms(self) -> int | None:
+    def wanted_ms(self) -> ClusterMs | None:
         """When the next flush is needed at the latest; None: an answer or an arrival will bring it."""
         if not self._gathers_from_ms:
             return None
         answered = not self._entries_in_flight and self._source is not None and self._source.waiting_bytes
-        return self._gathers_from_ms + (0 if answered else self._pause_ms)
+        return ClusterMs(self._gathers_from_ms + (0 if answered else self._pause_ms))
 
     def _gather(self) -> tuple[list[Command], list[Done], int]:
         """Commands of the next entry, whom to answer, and the first due time that they can change."""

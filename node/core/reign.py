@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.sync import SyncState
+from tickwheel.node.core.world import SteadyMs
 from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Command, Lead
 from tickwheel.replication.log import LogStatus, Role
@@ -130,7 +131,7 @@ class Reign:
 
         core.serving.own(hand_over)
 
-    def seek_room(self, steady_ms: int) -> None:
+    def seek_room(self, steady_ms: SteadyMs) -> None:
         """This node's disk is full, or soon will be: hand over to a member whose disk is not, if there is one."""
         core = self._core
         if self.handing_over or steady_ms < self._next_seek_ms:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.core.world import ClusterMs
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.proto.log_pb2 import AdminCommand, Command, RemoveHours
 from tickwheel.wheel.units import HOUR_MS
@@ -39,7 +40,7 @@ class Retention:
         self._next_ms = 0
         self._proposed = False
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: ClusterMs) -> None:
         """Once a period: propose what can go, if anything can."""
         if self._proposed or now_ms < self._next_ms or not self._state.created:
             return

@@ -29,6 +29,7 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.record_answers import ASKED_MAX
 from tickwheel.node.core.sift import Sift, Sifted
+from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, SETTLE_DEAD, SettleColumns
@@ -126,11 +127,11 @@ class Salvage:
         self._by_id.clear()
         self._agenda.clear()
 
-    def wanted_ms(self) -> int | None:
+    def wanted_ms(self) -> SteadyMs | None:
         """When the next `tick` is needed (steady)."""
-        return self._agenda[0][0] if self._agenda else None
+        return SteadyMs(self._agenda[0][0]) if self._agenda else None
 
-    def tick(self, steady_ms: int) -> None:
+    def tick(self, steady_ms: SteadyMs) -> None:
         """Look after what is due."""
         if not self._agenda or self._agenda[0][0] > steady_ms:
             return

@@ -18,6 +18,7 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.pace import Paces
 from tickwheel.node.core.publisher import Publisher
 from tickwheel.node.core.requests import RequestDesk
+from tickwheel.node.core.world import ClusterMs
 from tickwheel.node.state.names import check_producer_id
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.staging import Job, StagingResult
@@ -88,7 +89,7 @@ class StagingDesk:
         self._pumping = False
         self._drives: dict[str, _Drive] = {}
         self._next_expiry_ms = 0
-        self._wants_ms: int | None = None
+        self._wants_ms: ClusterMs | None = None
         self._paces = Paces()
 
     # -- requests
@@ -221,8 +222,8 @@ class StagingDesk:
             return
         answer = self._describe(request.job_id, request.batch)
         if request.reserve_rows and request.rows_per_s:
-            now_ms = self._core.steady_ms()
-            answer.wait_ms = self._paces.reserve(request.job_id, request.reserve_rows, request.rows_per_s, now_ms)
+            steady_ms = self._core.steady_ms()
+            answer.wait_ms = self._paces.reserve(request.job_id, request.reserve_rows, request.rows_per_s, steady_ms)
         done(answer)
 
     def _answer(self, job_id: str, batch: int, result: object, done: Answer) -> None:
@@ -257,7 +258,7 @@ class StagingDesk:
 
     # -- what the master does by itself
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: ClusterMs) -> None:
         """Propose the next blocks of what is committed; look for what has expired."""
         self._wants_ms = None
         staging = self._core.state.staging
@@ -271,11 +272,11 @@ class StagingDesk:
                 command = Command(staging=StagingCommand(expire=ExpireStaged()))
                 self._core.proposer.submit(command, lambda _: None, may_gather=True)
 
-    def wanted_ms(self) -> int | None:
+    def wanted_ms(self) -> ClusterMs | None:
         """When to look again because something had to wait; None: nothing had."""
         return self._wants_ms
 
-    def _drive(self, job: Job, now_ms: int) -> None:
+    def _drive(self, job: Job, now_ms: ClusterMs) -> None:
         drive = self._drives.get(job.job_id)
         if drive is None or drive.batch != job.batch:
             drive = self._drives[job.job_id] = _Drive(job.batch, job.position)
@@ -284,7 +285,7 @@ class StagingDesk:
             drive.next = job.position
         waits = drive.not_before_ms > now_ms and drive.not_before_ms <= now_ms + PAUSE_MS
         if waits or self._publisher.arrivals_full():
-            self._wants_ms = now_ms + PAUSE_MS // 2
+            self._wants_ms = ClusterMs(now_ms + PAUSE_MS // 2)
             return
         drive.not_before_ms = 0
         while drive.in_flight < PUBLISH_AHEAD_MAX and drive.next < len(job.plan) and not drive.not_before_ms:

@@ -16,6 +16,7 @@ from tickwheel.node.core.intake import DUE_MS_LIMIT
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.pending import Finder, Found, Query, deletion_query, make_query
 from tickwheel.node.core.work import RemovedError
+from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.results import SweepResult
 from tickwheel.node.state.sweeps import DELETIONS, unknown_sweep
 from tickwheel.proto.log_pb2 import Command, Publish, PublishRequest, SweepCommand, SweepStep
@@ -132,7 +133,7 @@ class Sweeper:
 
     # -- carrying them on
 
-    def tick(self, steady_ms: int) -> None:
+    def tick(self, steady_ms: SteadyMs) -> None:
         """Start a step of each running job that has none under way. Cheap when there is no job."""
         core = self._core
         if not core.state.sweeps.running or not core.clock.known:

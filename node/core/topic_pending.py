@@ -16,6 +16,7 @@ import numpy as np
 
 from tickwheel.node.core.intake import DUE_MS_LIMIT
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.results import PublishResult, SettleResult
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, Command
@@ -144,7 +145,7 @@ class TopicPending:
 
     # -- counting
 
-    def tick(self, steady_ms: int) -> None:
+    def tick(self, steady_ms: SteadyMs) -> None:
         """Begin a count if one is wanted."""
         if not self.wanted:
             if self._known is not None or self._count is not None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.node.core.counters import LATE_BOUNDS_MS, Counters
+from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.results import PublishResult, SettleResult
 from tickwheel.proto.log_pb2 import Command
@@ -65,12 +66,12 @@ class TopicRates:
             for batch, part in zip(command.settle.batches, result.parts, strict=False):
                 self.add(batch.topic_id, SETTLED, part.settled)
 
-    def note(self, now_ms: int, counters: Counters) -> None:
+    def note(self, steady_ms: SteadyMs, counters: Counters) -> None:
         """Begin to count anew; once a second."""
-        self._notes.append(_Note(now_ms, self.counts, counters.late_counts.copy(), counters.redelivered))
+        self._notes.append(_Note(steady_ms, self.counts, counters.late_counts.copy(), counters.redelivered))
         self.counts = {}
         self._busiest = None
-        while self._notes[0].at_ms < now_ms - WINDOW_MS:
+        while self._notes[0].at_ms < steady_ms - WINDOW_MS:
             self._notes.popleft()
 
     def per_second(self) -> dict[int, tuple[float, ...]]:

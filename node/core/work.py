@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from tickwheel.node.core.serving import Serving
+from tickwheel.node.core.world import ClusterMs
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
 from tickwheel.storage.segment import CorruptSegmentError
@@ -79,7 +80,7 @@ class Background:
 
     # -- the wheel's own work
 
-    def pump(self, now_ms: int, applied_index: int) -> None:
+    def pump(self, now_ms: ClusterMs, applied_index: int) -> None:
         """Start what the wheel wants: loading ticks ahead, mapping hours, merging.
 
         That changes with what is applied, with a job that ends, and slowly with time.
@@ -95,9 +96,9 @@ class Background:
         for job in self._wheel.jobs(now_ms):
             self._start(job)
 
-    def wanted_ms(self, now_ms: int) -> int | None:
+    def wanted_ms(self, now_ms: ClusterMs) -> ClusterMs | None:
         """When to look again because something had to wait; None: nothing had."""
-        return self._paused_until_ms if self._paused_until_ms > now_ms else None
+        return ClusterMs(self._paused_until_ms) if self._paused_until_ms > now_ms else None
 
     def _start(self, job: Job) -> None:
         self.jobs_running += 1

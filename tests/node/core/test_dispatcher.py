@@ -15,6 +15,7 @@ from tickwheel.node.core.announcements import Announcements
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.failure import limit_reached
+from tickwheel.node.core.world import ClusterMs
 from tickwheel.proto.log_pb2 import Command
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.engine import Wheel
@@ -64,9 +65,9 @@ def made(config: CoreConfig, count: int = 100) -> tuple[Dispatcher, Log, Wheel]:
     # What a dispatcher uses of a kernel; the log is the part of a proposer that it uses.
     kernel: Any = SimpleNamespace(config=config, wheel=wheel, proposer=log, announcements=Announcements())
     dispatcher = Dispatcher(kernel, None)
-    dispatcher.begin(NOW_MS)
+    dispatcher.begin(ClusterMs(NOW_MS))
     assert dispatcher.phase is Phase.ALIGNING
-    dispatcher.tick(NOW_MS)
+    dispatcher.tick(ClusterMs(NOW_MS))
     return dispatcher, log, wheel
 
 
@@ -77,7 +78,7 @@ def test_several_are_under_way_and_progress_is_in_order(in_flight: int) -> None:
     while log.waiting:
         assert dispatcher.in_flight == len(log.waiting) <= in_flight
         log.commit()
-        dispatcher.tick(NOW_MS)
+        dispatcher.tick(ClusterMs(NOW_MS))
     assert log.dispatched == list(range(100))
     assert wheel.pending == 0
     assert dispatcher.phase is Phase.RUNNING
@@ -92,7 +93,7 @@ def test_one_that_fails_between_others_is_not_skipped() -> None:
     assert log.dispatched == list(range(30))
     log.commit()
     for now_ms in range(NOW_MS, NOW_MS + 1_000, 50):
-        dispatcher.tick(now_ms)
+        dispatcher.tick(ClusterMs(now_ms))
         while log.waiting:
             log.commit()
     assert log.dispatched == list(range(100))
@@ -114,15 +115,15 @@ def test_failures_pause_longer_and_longer_and_block_the_wheel() -> None:
             log.fail()
         assert dispatcher.blocked == (failures >= 3)
         pause_ms = min(100 * failures, 60_000)
-        dispatcher.tick(now_ms + pause_ms - 1)
+        dispatcher.tick(ClusterMs(now_ms + pause_ms - 1))
         assert not log.waiting
-        assert dispatcher.wanted_ms(now_ms + pause_ms - 1) == now_ms + pause_ms
+        assert dispatcher.wanted_ms() == now_ms + pause_ms
         now_ms += pause_ms
-        dispatcher.tick(now_ms)
+        dispatcher.tick(ClusterMs(now_ms))
     assert wheel.cursor == CursorKey(0, 0)
     while log.waiting:
         log.commit()
-        dispatcher.tick(now_ms)
+        dispatcher.tick(ClusterMs(now_ms))
     assert not dispatcher.blocked
     assert log.dispatched == list(range(100))
 
@@ -132,13 +133,13 @@ def test_answers_of_an_earlier_reign_count_for_nothing() -> None:
     dispatcher, log, _ = made(CONFIG)
     late, log.waiting = log.waiting, []
     dispatcher.end()
-    assert dispatcher.wanted_ms(NOW_MS) is None
-    dispatcher.begin(NOW_MS)
+    assert dispatcher.wanted_ms() is None
+    dispatcher.begin(ClusterMs(NOW_MS))
     for _, done in late:
         done(limit_reached("log_in_flight", 8))
     assert dispatcher.in_flight == 0 and not dispatcher.blocked
-    dispatcher.tick(NOW_MS)
+    dispatcher.tick(ClusterMs(NOW_MS))
     while log.waiting:
         log.commit()
-        dispatcher.tick(NOW_MS)
+        dispatcher.tick(ClusterMs(NOW_MS))
     assert log.dispatched == list(range(100))

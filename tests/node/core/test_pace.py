@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tickwheel.node.core import pace
 from tickwheel.node.core.pace import Paces
+from tickwheel.node.core.world import SteadyMs
 
 
 @given(
@@ -21,7 +22,7 @@ def test_no_more_rows_than_the_rate_allows(rows_per_s: int, asked: list[tuple[in
     began_ms = now_ms
     for rows, later_ms in asked:
         now_ms += later_ms
-        at_ms = now_ms + paces.reserve("j", rows, rows_per_s, now_ms)
+        at_ms = now_ms + paces.reserve("j", rows, rows_per_s, SteadyMs(now_ms))
         assert at_ms >= last_ms - 1
         assert sent <= (at_ms - began_ms + 1) * rows_per_s / 1_000
         assert at_ms - now_ms <= sent * 1_000 / rows_per_s + 1
@@ -31,9 +32,9 @@ def test_no_more_rows_than_the_rate_allows(rows_per_s: int, asked: list[tuple[in
 def test_jobs_have_their_own_pace_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is through is forgotten first, then the one that is soonest."""
     monkeypatch.setattr(pace, "JOBS_MAX", 2)
-    paces = Paces()
-    assert [paces.reserve("a", 10, 10, 0), paces.reserve("b", 50, 10, 0)] == [0, 0]
-    assert [paces.reserve("a", 1, 10, 0), paces.reserve("b", 1, 10, 0)] == [1_000, 5_000]
-    assert paces.reserve("c", 1, 10, 0) == 0
-    assert paces.reserve("b", 1, 10, 0) == 5_100
-    assert paces.reserve("a", 1, 10, 0) == 0
+    paces, start = Paces(), SteadyMs(0)
+    assert [paces.reserve("a", 10, 10, start), paces.reserve("b", 50, 10, start)] == [0, 0]
+    assert [paces.reserve("a", 1, 10, start), paces.reserve("b", 1, 10, start)] == [1_000, 5_000]
+    assert paces.reserve("c", 1, 10, start) == 0
+    assert paces.reserve("b", 1, 10, start) == 5_100
+    assert paces.reserve("a", 1, 10, start) == 0

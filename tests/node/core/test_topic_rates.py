@@ -8,6 +8,7 @@ from tests.node.core.test_pending import face, schedule
 from tests.node.core.trio import Client, World
 from tickwheel.node.core.counters import Counters
 from tickwheel.node.core.topic_rates import DELIVERED, SCHEDULED, TopicRates
+from tickwheel.node.core.world import SteadyMs
 
 
 def test_rates_are_of_the_last_seconds_and_topics_are_forgotten() -> None:
@@ -15,7 +16,7 @@ def test_rates_are_of_the_last_seconds_and_topics_are_forgotten() -> None:
     rates, counters = TopicRates(), Counters()
     rates.add(9, SCHEDULED, 1_000)
     for second in range(10):
-        rates.note(second * 1_000, counters)
+        rates.note(SteadyMs(second * 1_000), counters)
         rates.add(1, SCHEDULED, 100)
         rates.add(2, DELIVERED, second)
         counters.note_delivery(5_000, np.array([5_000, 4_997 - 100 * second]), np.array([1, 2], np.uint32))
@@ -23,7 +24,7 @@ def test_rates_are_of_the_last_seconds_and_topics_are_forgotten() -> None:
     assert rates.redelivered_per_second() == 1
     assert (rates.late_ms(0.5), rates.late_ms(0.99)) == (1, 1_000)
     for second in range(10, 20):
-        rates.note(second * 1_000, counters)
+        rates.note(SteadyMs(second * 1_000), counters)
     assert rates.per_second() == {}
     assert rates.late_ms(0.99) == -1
 
