@@ -31,6 +31,7 @@ from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.returns import Returns
 from tickwheel.node.core.settlements import Settlements
 from tickwheel.node.core.sync import SyncState
+from tickwheel.node.core.world import ClusterMs
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.producers import Producers
 from tickwheel.node.state.results import SettleResult
@@ -405,8 +406,8 @@ def installed_over_writes(patches: Patches) -> None:
 @mutation("a new master goes on from now: what is overdue is not aligned")
 def alignment_left_out(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def begin(self: Dispatcher, now_ms: int) -> None:
-            original(self, now_ms)
+        def begin(self: Dispatcher, term: int, now_ms: ClusterMs) -> None:
+            original(self, term, now_ms)
             self._wheel.dispatch(CursorKey(now_ms, 0))
 
         return begin

@@ -22,6 +22,7 @@ from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.loads import IngestResult, problem_of
 from tickwheel.proto import bulk_pb2, common_pb2
@@ -78,7 +79,7 @@ class _Fetch:
     """A peer that does not hold it and has applied more than this node: what it brought has been removed there."""
 
 
-class BulkDesk:
+class BulkDesk(Part):
     """One per node. See the module."""
 
     def __init__(
@@ -176,7 +177,7 @@ class BulkDesk:
             core.log.send_beside(peer_id, PeerFrame(bundle_ask=BundleAsk(name=request.name)))
         self._go_on()
 
-    def lose(self, failure: Failure) -> None:
+    def end(self, failure: Failure) -> None:
         """This node is master no longer."""
         current = self._current
         if current is not None and not current.proposed:

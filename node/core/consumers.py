@@ -13,6 +13,7 @@ from tickwheel.node.core.creations import TOPICS_PER_GROUP_MAX
 from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.sessions import CREDITS_MAX, Closed, Deliver, Session
 from tickwheel.node.core.world import SteadyMs
@@ -76,7 +77,7 @@ class _Pull:
     answered: bool = False
 
 
-class ConsumerDesk:
+class ConsumerDesk(Part):
     """One per node."""
 
     def __init__(self, core: Kernel, delivery: Delivery, requests: RequestDesk) -> None:
@@ -219,10 +220,10 @@ class ConsumerDesk:
         """When the next pull has waited long enough."""
         return SteadyMs(min(pull.until_ms for pull in self._pulls)) if self._pulls else None
 
-    def end(self, failure: Failure | None) -> None:
+    def end(self, failure: Failure) -> None:
         """Mastership is gone; the delivery has closed the sessions, which answered their pulls."""
         for pull in list(self._pulls):
-            self._finish(pull, failure or consumer_pb2.DeliverBatch())
+            self._finish(pull, failure)
 
     def settle(self, batch: consumer_pb2.SettleBatch, done: Callable[[SettleResult | Failure], None]) -> None:
         """Settle deliveries; `done` when it is committed, or with why not."""

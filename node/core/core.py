@@ -42,6 +42,7 @@ from tickwheel.node.core.lease_file import LeaseFile, read_leases
 from tickwheel.node.core.listener import Applied, CoreListener
 from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.mending import Mending
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.pending import PendingDesk
 from tickwheel.node.core.pins import PinDesk
 from tickwheel.node.core.proposer import Proposer
@@ -208,6 +209,24 @@ class NodeCore:
         self.pins = PinDesk(self)
         self.settled = SettledDesk(self)
 
+        self.parts: tuple[Part, ...] = (
+            self.dispatcher,
+            self.proposer,
+            self.publisher,
+            self.flow,
+            self.topic_pending,
+            self.staging,
+            self.members,
+            self.sweeper,
+            self.deleter,
+            self.bulk,
+            self.delivery,
+            self.salvage,
+            self.consumers,
+            self.filter_sweep,
+            self.retention,
+        )
+        """In the order in which they end; they begin in the reverse one."""
         self._subscribe()
         self.listener = CoreListener(
             self,
@@ -315,27 +334,14 @@ class NodeCore:
         """Align and deliver: this node leads, has applied everything, and knows what time it is."""
         self.clock.begin_reign()
         now_ms = ClusterMs(self.clock.now_ms())
-        self.retention.begin()
-        self.filter_sweep.begin()
-        self.delivery.begin(self.term, now_ms)
-        self.dispatcher.begin(now_ms)
+        for part in reversed(self.parts):
+            part.begin(self.term, now_ms)
 
     def _end_reign(self, failure: Failure) -> None:
         """Stop the wheel at once, and tell whoever waits."""
         self.clock.end_reign()
-        self.dispatcher.end()
-        self.proposer.lose(failure)
-        self.publisher.lose(failure)
-        self.flow.end()
-        self.topic_pending.end()
-        self.staging.lose(failure)
-        self.members.lose(failure)
-        self.sweeper.lose()
-        self.deleter.lose(failure)
-        self.bulk.lose(failure)
-        self.delivery.end(failure)
-        self.salvage.end()
-        self.consumers.end(failure)
+        for part in self.parts:
+            part.end(failure)
 
     def tick(self) -> int:
         """Do what is due; returns the monotonic_ns at which the next call is needed at the latest."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.pending import PendingDesk, deletion_query
 from tickwheel.node.core.sweeper import Sweeper
 from tickwheel.node.core.world import SteadyMs
@@ -37,7 +38,7 @@ class _Waiting:
     done: Done
 
 
-class Deleter:
+class Deleter(Part):
     """One per node."""
 
     def __init__(self, core: Kernel, pending: PendingDesk, sweeper: Sweeper) -> None:
@@ -136,7 +137,7 @@ class Deleter:
         for done, answer in answers:
             done(answer)
 
-    def lose(self, failure: Failure) -> None:
+    def end(self, failure: Failure) -> None:
         """Mastership is gone; the next master carries the deletions on."""
         waiting, self._waiting = self._waiting, []
         for caller in waiting:

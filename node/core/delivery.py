@@ -29,6 +29,7 @@ from tickwheel.node.core.fifo import FifoChannel
 from tickwheel.node.core.inherited import Inherited
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, Positions, ranges_of
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.recent import RecentUnits
 from tickwheel.node.core.returns import Returns
@@ -49,7 +50,7 @@ FAULT_PAUSE_MS = 1_000
 """A lease whose return failed by a mistake of ours is returned again after so long."""
 
 
-class Delivery:
+class Delivery(Part):
     """One per node; `reigning` only while the node leads."""
 
     def __init__(

@@ -25,6 +25,7 @@ import enum
 from tickwheel.node.core.announcements import DispatchFailed
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.world import ClusterMs
 from tickwheel.proto.log_pb2 import Command, Dispatch
@@ -44,7 +45,7 @@ class Phase(enum.Enum):
     RUNNING = "running"
 
 
-class Dispatcher:
+class Dispatcher(Part):
     """One per node. `tick` runs after every input and when `wanted_ms` comes."""
 
     def __init__(self, core: Kernel, push: PushAhead | None) -> None:
@@ -75,7 +76,7 @@ class Dispatcher:
         """Dispatch commands proposed and not answered."""
         return self._in_flight
 
-    def begin(self, now_ms: ClusterMs) -> None:
+    def begin(self, term: int, now_ms: ClusterMs) -> None:
         """This node leads and has applied everything: align."""
         self._reign += 1
         self._proposed = self._wheel.cursor
@@ -88,7 +89,7 @@ class Dispatcher:
         ahead = self._wheel.cursor.due_ms - 1 > now_ms + self._config.dispatch_ahead_ms
         self.phase = Phase.WAITING if ahead else Phase.ALIGNING
 
-    def end(self) -> None:
+    def end(self, failure: Failure) -> None:
         """Stop at once; what is in flight is answered into the void."""
         self._reign += 1
         self.phase = Phase.IDLE

@@ -269,7 +269,7 @@ class CoreFace:
         self, request: scheduler_pb2.BeginSweepRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
     ) -> None:
         """Begin to cancel or move what a selection means."""
-        self.core.sweeper.begin(request, done)
+        self.core.sweeper.begin_sweep(request, done)
 
     def get_sweep(self, job_id: str, done: Callable[[scheduler_pb2.Sweep | Failure], None]) -> None:
         """Where a sweep stands."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.leases import ChannelKey
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.work import Background, RemovedError
 from tickwheel.node.core.world import ClusterMs
@@ -34,7 +35,7 @@ PAUSE_MS = 200
 """After a step that failed."""
 
 
-class FilterSweep:
+class FilterSweep(Part):
     """One per node; works only while the node leads. `wake` hears of each group for which something was decided."""
 
     def __init__(
@@ -56,7 +57,7 @@ class FilterSweep:
         self._next_ms = 0
         self._reign = 0
 
-    def begin(self) -> None:
+    def begin(self, term: int, now_ms: ClusterMs) -> None:
         """This node leads."""
         self._reign += 1
         self._stepping.clear()

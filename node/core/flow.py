@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.core.intake import IncomingBatch
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.quotas import Buckets
 from tickwheel.node.core.spread import fractions
 from tickwheel.node.core.topic_pending import TopicPending
@@ -41,7 +42,7 @@ USER_SUM_MS = 100
 """A user may have thousands of topics: not for each batch."""
 
 
-class FlowControl:
+class FlowControl(Part):
     """One per node; works only while the node leads."""
 
     def __init__(
@@ -73,7 +74,7 @@ class FlowControl:
         self.refused: dict[str, int] = {}
         """Messages refused since the process started, by limit."""
 
-    def end(self) -> None:
+    def end(self, failure: Failure) -> None:
         """Mastership is gone: the next one begins with its own counts."""
         self._reign += 1
         self._topics.clear()

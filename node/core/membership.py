@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, not_master
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Command, PromoteMember
@@ -30,7 +31,7 @@ Transfer = Callable[[str | None, Callable[[Failure | None], None]], None]
 """(to whom, None: to the one that is furthest; what became of it)."""
 
 
-class MemberDesk:
+class MemberDesk(Part):
     """One per node; `change` and `upkeep` are for the master."""
 
     def __init__(self, core: Kernel, transfer: Transfer) -> None:
@@ -57,7 +58,7 @@ class MemberDesk:
         self._waiting.append((command, self._core.serving.bound(done)))
         self._next()
 
-    def lose(self, failure: Failure) -> None:
+    def end(self, failure: Failure) -> None:
         """Mastership is gone."""
         self._changing = False
         self._goals.clear()

@@ -19,6 +19,7 @@ import numpy as np
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, outcome_unknown
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.world import ClusterMs
 from tickwheel.node.state.results import Ignored, Refused
@@ -63,7 +64,7 @@ class PublishSource(Protocol):
         ...
 
 
-class Proposer:
+class Proposer(Part):
     """One per node; works only while the node is master."""
 
     def __init__(
@@ -157,7 +158,7 @@ class Proposer:
         waiting = min((item.changes_from_ms for item in self._waiting), default=NO_CHANGE)
         return min(waiting, min(self._changes, default=NO_CHANGE))
 
-    def lose(self, failure: Failure) -> None:
+    def end(self, failure: Failure) -> None:
         """Mastership is gone: everything not yet proposed is refused with `failure`."""
         self.term = 0
         waiting, self._waiting = self._waiting, deque()

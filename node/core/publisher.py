@@ -20,6 +20,7 @@ from tickwheel.node.core.failure import Failure, invalid, limit_reached, no_agre
 from tickwheel.node.core.flow import FlowControl
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.proposer import Done
 from tickwheel.node.core.senders import Senders
 from tickwheel.node.core.serving import Fail
@@ -83,7 +84,7 @@ class _Request:
     levels: AppliedLevels | None = None
 
 
-class Publisher:
+class Publisher(Part):
     """One per node; its queue is empty while the node is not master."""
 
     def __init__(
@@ -140,7 +141,7 @@ class Publisher:
         self._queue.append(_Request(batch, serving.bound(answer), size, serving.caller))
         self._queue_bytes += size
 
-    def lose(self, failure: Failure) -> None:
+    def end(self, failure: Failure) -> None:
         """Mastership is gone: nothing that still waits was proposed, so all of it can safely go elsewhere."""
         queue, self._queue = self._queue, deque()
         self._queue_bytes = 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.world import ClusterMs
 from tickwheel.node.state.machine import StateMachine
@@ -21,7 +22,7 @@ from tickwheel.proto.log_pb2 import AdminCommand, Command, RemoveHours
 from tickwheel.wheel.units import HOUR_MS
 
 
-class Retention:
+class Retention(Part):
     """One per node; works only while the node leads."""
 
     def __init__(
@@ -35,7 +36,7 @@ class Retention:
         self._next_ms = 0
         self._proposed = False
 
-    def begin(self) -> None:
+    def begin(self, term: int, now_ms: ClusterMs) -> None:
         """This node leads: what was proposed before is another reign's."""
         self._next_ms = 0
         self._proposed = False

@@ -27,6 +27,7 @@ from tickwheel.node.core.channel import Channel
 from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.record_answers import ASKED_MAX
 from tickwheel.node.core.sift import Sift, Sifted
 from tickwheel.node.core.world import SteadyMs
@@ -65,7 +66,7 @@ class _Case:
     """Number of its entry in the agenda: earlier ones are void."""
 
 
-class Salvage:
+class Salvage(Part):
     """One per node; has something to do on a master only."""
 
     def __init__(self, core: Kernel, delivery: Delivery) -> None:
@@ -120,7 +121,7 @@ class Salvage:
         if not self._by_id[case.id]:
             del self._by_id[case.id]
 
-    def end(self) -> None:
+    def end(self, failure: Failure) -> None:
         """Mastership is gone."""
         self._reign += 1
         self._cases.clear()

@@ -16,6 +16,7 @@ from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.pace import Paces
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.publisher import Publisher
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.world import ClusterMs
@@ -75,7 +76,7 @@ class _Drive:
     not_before_ms: int = 0
 
 
-class StagingDesk:
+class StagingDesk(Part):
     """One per node; idle while it is not master."""
 
     def __init__(self, core: Kernel, publisher: Publisher, disk_room: DiskRoom, requests: RequestDesk) -> None:
@@ -306,7 +307,7 @@ class StagingDesk:
 
         self._core.proposer.submit(command, applied, may_gather=True)
 
-    def lose(self, failure: Failure) -> None:
+    def end(self, failure: Failure) -> None:
         """Mastership is gone: what still waits was not proposed."""
         queue, self._queue = self._queue, deque()
         self._queue_bytes = 0

@@ -14,6 +14,7 @@ import numpy as np
 from tickwheel.node.core.failure import Failure, RequestError, invalid, no_agreed_time
 from tickwheel.node.core.intake import DUE_MS_LIMIT
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.pending import Finder, Found, Query, deletion_query, make_query
 from tickwheel.node.core.work import RemovedError
 from tickwheel.node.core.world import SteadyMs
@@ -33,7 +34,7 @@ RETRY_MS = 500
 Done = Callable[[Sweep | Failure], None]
 
 
-class Sweeper:
+class Sweeper(Part):
     """One per node."""
 
     def __init__(self, core: Kernel) -> None:
@@ -46,7 +47,7 @@ class Sweeper:
 
     # -- requests
 
-    def begin(self, request: BeginSweepRequest, done: Done) -> None:
+    def begin_sweep(self, request: BeginSweepRequest, done: Done) -> None:
         """Begin a job, or tell of it if it has begun."""
         core = self._core
         failure = core.refusal()
@@ -147,7 +148,7 @@ class Sweeper:
             step = _Step(self, core, self._finder, job)
             core.serving.run(step.failed, step.go)
 
-    def lose(self) -> None:
+    def end(self, failure: Failure) -> None:
         """Mastership is gone; steps under way find that out by themselves."""
         self._wait_until_ms.clear()
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import DUE_MS_LIMIT
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.results import PublishResult, SettleResult
@@ -47,7 +49,7 @@ class _Count:
         """Something since then did not say its topics."""
 
 
-class TopicPending:
+class TopicPending(Part):
     """One per node."""
 
     def __init__(self, core: Kernel) -> None:
@@ -91,8 +93,11 @@ class TopicPending:
                 found[name] = (self.of(topic_id), limit)
         return found
 
-    def end(self) -> None:
-        """Mastership is gone."""
+    def end(self, failure: Failure) -> None:
+        """See Part."""
+        self._forget()
+
+    def _forget(self) -> None:
         self._reign += 1
         self._known = None
         self._count = None
@@ -149,7 +154,7 @@ class TopicPending:
         """Begin a count if one is wanted."""
         if not self.wanted:
             if self._known is not None or self._count is not None:
-                self.end()
+                self._forget()
             return
         if self._count is not None or self.counted or steady_ms < self._not_before_ms or self._core.wheel.absorbing:
             return

@@ -107,7 +107,7 @@ def test_mastership_is_lost_with_many_retries_waiting(count: int, rows: int) -> 
     for _ in range(count):
         queue.add(leaving(rows, ended.append))
     failure = not_master(None, None)
-    proposer.lose(failure)
+    proposer.end(failure)
     queue.lose(failure)
     assert len(ended) == count and all(isinstance(answer, Failure) for answer in ended)
     assert queue.rows == 0
@@ -129,7 +129,7 @@ def test_whoever_submits_again_when_refused_is_answered_in_turn() -> None:
 
     proposer.submit(Command(dispatch=Dispatch()), refused)
     proposer.submit(Command(dispatch=Dispatch()), lambda result: order.append("other"))
-    proposer.lose(not_master(None, None))
+    proposer.end(not_master(None, None))
     assert left == [0] and len(order) == 10_002
     assert order[1] == "other"
 

@@ -14,7 +14,7 @@ import pytest
 from tickwheel.node.core.announcements import Announcements
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
-from tickwheel.node.core.failure import limit_reached
+from tickwheel.node.core.failure import limit_reached, not_master
 from tickwheel.node.core.world import ClusterMs
 from tickwheel.proto.log_pb2 import Command
 from tickwheel.storage.simulated import SimulatedDisk
@@ -65,7 +65,7 @@ def made(config: CoreConfig, count: int = 100) -> tuple[Dispatcher, Log, Wheel]:
     # What a dispatcher uses of a kernel; the log is the part of a proposer that it uses.
     kernel: Any = SimpleNamespace(config=config, wheel=wheel, proposer=log, announcements=Announcements())
     dispatcher = Dispatcher(kernel, None)
-    dispatcher.begin(ClusterMs(NOW_MS))
+    dispatcher.begin(1, ClusterMs(NOW_MS))
     assert dispatcher.phase is Phase.ALIGNING
     dispatcher.tick(ClusterMs(NOW_MS))
     return dispatcher, log, wheel
@@ -132,9 +132,9 @@ def test_answers_of_an_earlier_reign_count_for_nothing() -> None:
     """Mastership was lost with dispatches under way: late answers change no pause and no progress of the next reign."""
     dispatcher, log, _ = made(CONFIG)
     late, log.waiting = log.waiting, []
-    dispatcher.end()
+    dispatcher.end(not_master(None, None))
     assert dispatcher.wanted_ms() is None
-    dispatcher.begin(ClusterMs(NOW_MS))
+    dispatcher.begin(1, ClusterMs(NOW_MS))
     for _, done in late:
         done(limit_reached("log_in_flight", 8))
     assert dispatcher.in_flight == 0 and not dispatcher.blocked

@@ -96,7 +96,7 @@ def test_what_waits_alone_is_answered_when_mastership_is_lost() -> None:
     proposer.flush()
     proposer.submit_alone(ingest(2), answers.append)
     assert not answers
-    proposer.lose(failure := cast(Any, object()))
+    proposer.end(failure := cast(Any, object()))
     proposer.submit_alone(ingest(3), answers.append)
     assert answers[0] is failure and len(answers) == 2
 

@@ -1,0 +1,54 @@
+"""The parts of a core: who of them has a reign, and in which order it begins and ends."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+from tests.node.core.trio import World
+from tickwheel.node import core as package
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.part import Part
+
+
+def a_core(world: World) -> NodeCore:
+    host = world.nodes["a"].host
+    assert host is not None
+    return host.core
+
+
+def test_no_part_is_forgotten() -> None:
+    """Whatever calls itself a part is in the core's list, once: else nobody would tell it that its reign is over."""
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    parts = [type(part) for part in a_core(World()).parts]
+    assert len(parts) == len(set(parts)) and set(parts) == set(Part.__subclasses__())
+
+
+def test_all_end_in_order_and_begin_the_other_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What moves the wheel stops first and starts last, whether or not the parts before it have anything to do."""
+    told: list[tuple[str, str]] = []
+
+    def noted(part: Part, method: str) -> None:
+        original = getattr(part, method)
+
+        def call(*args: object) -> None:
+            told.append((method, type(part).__name__))
+            original(*args)
+
+        monkeypatch.setattr(part, method, call)
+
+    world = World(names="a")
+    core = a_core(world)
+    order = [type(part).__name__ for part in core.parts]
+    for part in core.parts:
+        noted(part, "begin")
+        noted(part, "end")
+    world.run_until(lambda: core.delivery.reigning)
+    assert told == [("begin", name) for name in reversed(order)]
+    told.clear()
+    core.stop()
+    assert told == [("end", name) for name in order]
+    assert order[0] == "Dispatcher"
