@@ -10,7 +10,6 @@ import pytest
 from tests.node.core.test_retries import ACK, Picky, verdict
 from tests.node.core.test_salvage import all_up, log_of
 from tests.node.core.trio import Client, Node, World
-from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.status import node_metrics
 from tickwheel.node.rebuild import rebuild
@@ -68,10 +67,6 @@ def test_a_damaged_index_is_recovered_and_all_are_delivered(whose: str) -> None:
     master = world.elect()
     slaves = [node for node in world.nodes.values() if node is not master]
     victims = {"master": [master], "slave": slaves[:1], "two": [master, slaves[0]]}[whose]
-    told: list[tuple[str, dict[str, object]]] = []
-    for node in victims:
-        assert node.host is not None
-        node.host.core.announcements.subscribe(Reported, lambda line: told.append((line.event, line.fields)))
     before = [content(node) for node in victims]
     spoil(victims)
     world.run(DELAY_MS + 10 * COUNT)
@@ -84,8 +79,9 @@ def test_a_damaged_index_is_recovered_and_all_are_delivered(whose: str) -> None:
         assert node.host is not None
         metrics = node_metrics(node.host.core)
         assert (metrics["index_rows_mended"], metrics["index_hours_damaged"]) == (5.0, 0.0)
-    assert len(told) == 2 * len(victims) and all("0.index" in str(fields["error"]) for _, fields in told)
-    assert {fields["rows"] for event, fields in told if "written again" in event} == {5}
+    told = [line for node in victims for line in node.reported]
+    assert len(told) == 2 * len(victims) and all("0.index" in str(line.fields["error"]) for line in told)
+    assert {line.fields["rows"] for line in told if "written again" in line.event} == {5}
 
 
 def test_a_replay_waits_for_rows_that_are_lost() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.node.core.test_retries import ACK, Picky, Verdict, admin, verdict
 from tests.node.core.trio import Node, World, digests
-from tickwheel.node.core.announcements import Reported, Unreadable
+from tickwheel.node.core.announcements import Unreadable
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
@@ -143,10 +143,8 @@ def test_what_nobody_can_read_is_set_aside_and_told() -> None:
     client = Seen(world)
     client.consume()
     master = world.elect()
-    told: list[tuple[str, dict[str, object]]] = []
     assert master.host is not None
     core = master.host.core
-    core.announcements.subscribe(Reported, lambda line: told.append((line.level, line.fields)))
     for node in world.nodes.values():
         damage(node, 5)
     world.run(DELAY_MS + 9_000)
@@ -155,8 +153,10 @@ def test_what_nobody_can_read_is_set_aside_and_told() -> None:
     assert letter.cause == PAYLOAD_LOST and letter.topic == "t" and letter.payload_missing and letter.attempts == 0
     assert letter.id.index == 5 and {letter.first_due_ms} == {due for seen in client.got.values() for *_, due in seen}
     assert "0.log" in letter.error and "CRC" in letter.error
-    assert [level for level, _ in told] == ["warning", "error"]
-    assert told[1][1]["topic"] == "t" and told[1][1]["group"] == "g" and told[1][1]["hour"] == letter.id.hour
+    warned, set_aside = master.reported
+    assert (warned.level, set_aside.level) == ("warning", "error")
+    told = set_aside.fields
+    assert told["topic"] == "t" and told["group"] == "g" and told["hour"] == letter.id.hour
     subscription = core.state.subscription(1, 1)
     assert subscription is not None and subscription.floor == COUNT and core.salvage.waiting == 0
     replayed: list[object] = []

@@ -16,6 +16,7 @@ from typing import TypeVar
 import google_crc32c
 import numpy as np
 
+from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.face import Session
 from tickwheel.node.core.failure import Failure
@@ -133,6 +134,8 @@ class Node:
         self.disk = SimulatedDisk(random.Random(f"{name}{world.rng.random()}"))
         self.wake_ns: int | None = None
         self.fatal = ""
+        self.reported: list[Reported] = []
+        """What operators would read, of all its lives."""
         self.holds_merges = False
         """Its disk takes no merge to its end."""
         self.holds_checkpoints = False
@@ -243,6 +246,7 @@ class Node:
             joining=self.joining,
             on_fatal=self._on_fatal,
             source=self,
+            report=self.reported.append,
         )
         self.host.start()
         for other in self.world_nodes():
