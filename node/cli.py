@@ -38,7 +38,7 @@ USAGE_ERROR: type[Any] = next(kind for kind in typer.BadParameter.__mro__ if kin
 
 app = typer.Typer(
     name="tickwheel",
-    help="A scheduler for delayed messages that survives its master.",
+    help="A scheduler for delayed messages that keeps delivering on time when its master dies.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -62,7 +62,7 @@ def root(
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """A scheduler for delayed messages that survives its master."""
+    """A scheduler for delayed messages that keeps delivering on time when its master dies."""
 
 
 def _mount_others(named: str) -> None:
@@ -111,7 +111,7 @@ def run(arguments: list[str] | None = None) -> int:
         if (error.name or "").startswith("tickwheel"):
             raise
         fail(
-            f"{named} needs the package {error.name}: pip install 'tickwheel[spark]' brings what is optional",
+            f"{named} needs the package {error.name}: pip install 'tickwheel[spark]' installs the optional packages",
             "PACKAGE",
             {},
         )

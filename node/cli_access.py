@@ -51,7 +51,9 @@ def _time(at_ms: int) -> str:
 @user_app.command("set")
 def user_set(
     name: Name,
-    role: Annotated[list[str] | None, typer.Option("--role", help="A role; repeat for more. None: none.")] = None,
+    role: Annotated[
+        list[str] | None, typer.Option("--role", help="Role; repeat for more. Without it the user has no role.")
+    ] = None,
     messages_per_s: Annotated[int, typer.Option(min=0, help="Messages a second; 0: no limit.")] = 0,
     bytes_per_s: Annotated[int, typer.Option(min=0, help="Bytes a second.")] = 0,
     pending_max: Annotated[int, typer.Option(min=0, help="Pending messages in its topics.")] = 0,
@@ -62,7 +64,7 @@ def user_set(
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Create a user, or replace its roles and quotas. A certificate with this common name is this user's."""
+    """Create a user, or replace its roles and quotas. A certificate with this common name authenticates the user."""
     use_json(as_json)
     quotas = access_pb2.UserQuotas(
         messages_per_s=messages_per_s,
@@ -90,7 +92,7 @@ def user_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJso
 
 @user_app.command("list")
 def user_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """All users."""
+    """List all users."""
     use_json(as_json)
     users = ask(address, lambda client: client.access.users())
     if as_json:
@@ -112,7 +114,7 @@ def _tokens(user: access_pb2.User) -> str:
 def user_token(
     user: User,
     label: Annotated[str, typer.Option(help="What it is for.")] = "",
-    lifetime: Annotated[str, typer.Option(help="How long it counts, as 30d; none: for ever.")] = "",
+    lifetime: Annotated[str, typer.Option(help="How long it is valid, such as 30d. Without it: for ever.")] = "",
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -123,7 +125,7 @@ def user_token(
     if as_json:
         print_json(as_dict(created))
         return
-    err.print(f"token {created.token.id} of {user}, expires: {_time(created.token.expires_ms)}. It is shown only now:")
+    err.print(f"token {created.token.id} of {user}, expires: {_time(created.token.expires_ms)}. It is shown only once:")
     print(created.secret)
 
 
@@ -134,7 +136,7 @@ def user_revoke(
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """End a token."""
+    """Revoke a token."""
     use_json(as_json)
     changed = ask(address, lambda client: client.access.revoke_token(user, token_id))
     print_json(as_dict(changed)) if as_json else out.print(f"token {token_id} of {user} revoked")
@@ -168,7 +170,7 @@ def grant_from(text: str) -> access_pb2.Grant:
     numbers: list[access_pb2.Right.ValueType] = []
     for name in filter(None, rights.split(",")):
         if name not in RIGHTS:
-            raise typer.BadParameter(f"{text}: {name} is none of {', '.join(RIGHTS)}")
+            raise typer.BadParameter(f"{text}: {name} is not one of {', '.join(RIGHTS)}")
         numbers.append(RIGHTS[name])
     topics, groups = (list(filter(None, part.split(","))) for part in [*patterns, ""][:2])
     return access_pb2.Grant(rights=numbers, topics=topics, groups=groups)
@@ -192,7 +194,7 @@ def role_delete(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJso
 
 @role_app.command("list")
 def role_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """All roles and what they allow."""
+    """List all roles and what they allow."""
     use_json(as_json)
     roles = ask(address, lambda client: client.access.roles())
     if as_json:
@@ -203,7 +205,7 @@ def role_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> 
 
 @access_app.command("whoami")
 def whoami(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """Who the cluster takes you for, and what you may do."""
+    """Show as whom the cluster knows you, and what you may do."""
     use_json(as_json)
     caller = ask(address, lambda client: client.access.who_am_i())
     if as_json:
@@ -222,7 +224,7 @@ def audit(
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """What was changed by whom, and what was refused: the newest records of all nodes, oldest first."""
+    """Show who changed what, and what was refused: the newest records of all nodes, oldest first."""
     use_json(as_json)
 
     async def read(client: AsyncClient) -> dict[str, list[access_pb2.AuditRecord] | Fault]:

@@ -51,15 +51,15 @@ def group_filter(
 
 @group_app.command("pause")
 def group_pause(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """Hand out nothing to the group until it is resumed; what is out can be settled."""
-    _change_group(address, as_json, lambda client: client.admin.pause_group(name), f"group {name} is paused")
+    """Hand out nothing to the group until it is resumed. Deliveries in flight can be settled."""
+    _change_group(address, as_json, lambda client: client.admin.pause_group(name), f"group {name} paused")
 
 
 @group_app.command("resume")
 def group_resume(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """Go on after a pause."""
+    """Resume after a pause."""
     _change_group(
-        address, as_json, lambda client: client.admin.pause_group(name, paused=False), f"group {name} goes on"
+        address, as_json, lambda client: client.admin.pause_group(name, paused=False), f"group {name} resumed"
     )
 
 
@@ -67,46 +67,48 @@ def group_resume(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJs
 def group_reset(
     name: Name,
     to: Annotated[str, typer.Option(help="earliest, latest, or a time: ISO 8601 or milliseconds since 1970.")],
-    topic: Annotated[list[str], typer.Option(help="Only this topic; may be given several times.")] = [],  # noqa: B006
+    topic: Annotated[list[str], typer.Option(help="Only this topic; repeat for more.")] = [],  # noqa: B006
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Let a group begin anew at another place. What is out is void, and attempts begin at 1."""
+    """Reset a group to another place. Deliveries in flight become invalid, and attempts begin at 1."""
     start_from, start_ms = place(to)
     _change_group(
         address,
         as_json,
         lambda client: client.admin.reset_group(name, start_from, start_ms=start_ms, topics=topic),
-        f"group {name} begins anew at {time_text(start_ms) if start_ms else to}",
+        f"group {name} reset to {time_text(start_ms) if start_ms else to}",
     )
 
 
 def _pause_topic(name: str, paused: bool, address: str, as_json: bool) -> None:
     use_json(as_json)
     topic = ask(address, lambda client: client.admin.pause_topic(name, paused=paused))
-    print_json(as_dict(topic)) if as_json else out.print(f"topic {name} {'is paused' if paused else 'goes on'}")
+    print_json(as_dict(topic)) if as_json else out.print(f"topic {name} {'paused' if paused else 'resumed'}")
 
 
 @topic_app.command("pause")
 def topic_pause(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """Hand out nothing of the topic, to any group, until it is resumed. Messages still become ready."""
+    """Hand out nothing of the topic to any group until it is resumed. Messages still become ready."""
     _pause_topic(name, True, address, as_json)
 
 
 @topic_app.command("resume")
 def topic_resume(name: Name, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """Go on after a pause."""
+    """Resume after a pause."""
     _pause_topic(name, False, address, as_json)
 
 
 @status_app.command("disk")
 def disk(
-    topics: Annotated[bool, typer.Option("--topics", help="Also by topic: reads the indexes of the hours.")] = False,
-    hours: Annotated[int, typer.Option(min=0, help="So many of the largest hours.")] = 10,
+    topics: Annotated[
+        bool, typer.Option("--topics", help="Also show topics. This reads the indexes of the hours.")
+    ] = False,
+    hours: Annotated[int, typer.Option(min=0, help="Show this many of the largest hours.")] = 10,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """What the data directory of each node at the given addresses holds: by part, hour and topic."""
+    """Show what the data directory of each node at the given addresses holds: by part, hour and topic."""
     use_json(as_json)
 
     async def of_each(client: AsyncClient) -> list[admin_pb2.DiskUse]:

@@ -28,7 +28,7 @@ dead_app.add_typer(dead_group, name="dead")
 
 Group = Annotated[str, typer.Argument(help="Consumer group.")]
 Numbers = Annotated[list[int] | None, typer.Argument(help="Numbers, as `dead list` shows them.")]
-All = Annotated[bool, typer.Option("--all", help="All there are now.")]
+All = Annotated[bool, typer.Option("--all", help="All that exist now.")]
 
 
 def as_dict(letter: DeadLetter) -> dict[str, Any]:
@@ -46,18 +46,18 @@ def as_dict(letter: DeadLetter) -> dict[str, Any]:
 
 def _chosen(numbers: list[int] | None, everything: bool) -> list[int] | None:
     if bool(numbers) == everything:
-        raise typer.BadParameter("either numbers or --all")
+        raise typer.BadParameter("give either numbers or --all")
     return None if everything else numbers
 
 
 @dead_group.command("list")
 def dead_list(
     group: Group,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many at most.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 100,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Dead letters of a group, oldest first."""
+    """List the dead letters of a group, oldest first."""
     use_json(as_json)
 
     async def first(client: AsyncClient) -> tuple[int, list[DeadLetter]]:
@@ -88,7 +88,7 @@ def dead_show(
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """One dead letter: why, what the consumer said, when, and its payload."""
+    """Show one dead letter: cause, error, times and payload."""
     use_json(as_json)
     letter = as_dict(ask(address, lambda client: client.dead.get(group, number)))
     if as_json:
@@ -107,7 +107,7 @@ def dead_replay(
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver dead letters to their group once more, with attempts from 1."""
+    """Deliver dead letters to their group again, with attempts from 1."""
     use_json(as_json)
     chosen = _chosen(numbers, everything)
     _say(ask(address, lambda client: client.dead.replay(group, chosen)), "replayed", as_json)
@@ -121,7 +121,7 @@ def dead_purge(
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Throw dead letters away."""
+    """Delete dead letters."""
     use_json(as_json)
     chosen = _chosen(numbers, everything)
     _say(ask(address, lambda client: client.dead.purge(group, chosen)), "purged", as_json)
@@ -131,6 +131,6 @@ def _say(result: Changed, what: str, as_json: bool) -> None:
     if as_json:
         print_json({what: result.changed, "missing": result.missing, "kept": result.kept})
         return
-    missing = f", {result.missing:,} not there" if result.missing else ""
-    kept = f", {result.kept:,} stay: their topic is not the group's any more" if result.kept else ""
+    missing = f", {result.missing:,} not found" if result.missing else ""
+    kept = f", {result.kept:,} kept: their topic no longer belongs to the group" if result.kept else ""
     out.print(f"{result.changed:,} {what}{missing}{kept}")

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from tickwheel.node.cli_output import AsJson, err, fail, out, print_json, print_table, table, use_json
+from tickwheel.node.cli_output import ADDRESS_DEFAULT, AsJson, err, fail, out, print_json, print_table, table, use_json
 from tickwheel.node.local_cluster import LocalCluster, LocalNode, run_to_end
 from tickwheel.node.made_files import MadeFiles
 
@@ -26,21 +26,26 @@ PORT_MAX = 65_535
 
 @local_app.command()
 def up(
-    nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, max=9, help="Processes; 1 for development.")] = 3,
-    data: Annotated[Path, typer.Option(help="Directory of the cluster; what is there is taken up again.")] = Path(
+    nodes: Annotated[
+        int,
+        typer.Option("--nodes", "-n", min=1, max=9, help="Number of node processes. One is enough for development."),
+    ] = 3,
+    data: Annotated[Path, typer.Option(help="Directory of the cluster. Existing data is used again.")] = Path(
         "tickwheel-data"
     ),
     port: Annotated[
-        int, typer.Option(min=0, max=PORT_MAX, help="Port for clients of the first node; 0: any.")
+        int, typer.Option(min=0, max=PORT_MAX, help="Client port of the first node. 0: any free port.")
     ] = PORT_FIRST,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Remove what `up` made in the directory first.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not follow the logs.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="First remove what an earlier `up` made in the directory.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the nodes' logs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a cluster here until Ctrl-C. Prints where it listens once it is ready."""
+    """Run a cluster on this machine until Ctrl-C. Print its addresses once it is ready."""
     use_json(as_json)
     if port > PORT_MAX - nodes + 1:
-        raise typer.BadParameter(f"{port}: {nodes} nodes take as many ports, up to {PORT_MAX}")
+        raise typer.BadParameter(f"{port}: {nodes} nodes need {nodes} ports, the last at most {PORT_MAX}")
     made = MadeFiles(data)
     with made.lock():
         if fresh and (left := made.remove()):
@@ -76,13 +81,17 @@ async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool) 
             task.cancel()
         await asyncio.gather(starting, stopping, return_exceptions=True)
         if not as_json:
-            err.print("stopping ...")
+            err.print("Stopping ...")
         await cluster.stop()
     return any(ended)
 
 
+def _address_option(cluster: LocalCluster) -> str:
+    """What other commands need to find the cluster: nothing if a node has the default address."""
+    return "" if ADDRESS_DEFAULT in cluster.addresses else f" --address {','.join(cluster.addresses)}"
+
+
 def _show(cluster: LocalCluster, as_json: bool) -> None:
-    addresses = ",".join(cluster.addresses)
     if as_json:
         print_json(
             {
@@ -106,8 +115,10 @@ def _show(cluster: LocalCluster, as_json: bool) -> None:
         for node in cluster.nodes
     ]
     print_table("", ("node", "clients", "metrics", "process", "log"), rows)
+    place = cluster.directory if cluster.directory.is_absolute() else f"./{cluster.directory}"
     out.print(
-        f"\nready: tickwheel --help; other commands find it with --address {addresses}\n",
+        f"\nReady. Try: tickwheel schedule hello world --delay 5s{_address_option(cluster)}. "
+        f"Data is in {place}. Ctrl-C stops it.\n",
         markup=False,
         soft_wrap=True,
     )
@@ -148,11 +159,14 @@ def _sentence(line: str) -> str:
 @local_app.command()
 def demo(
     month: Annotated[int, typer.Option(min=1, max=12, help="Month of 2013.")] = 1,
-    seconds: Annotated[float, typer.Option(min=5, max=600, help="The month is squeezed into this.")] = 28.0,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the data directory behind.")] = False,
+    seconds: Annotated[float, typer.Option(min=5, max=600, help="Play the month in this many seconds.")] = 28.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the data directory.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Three nodes, a month of real flights, the master killed half way. Exit code 1 if anything was lost or early."""
+    """Play a month of real flights on three nodes and kill the master half way.
+
+    Exit code 1 if anything was lost or early.
+    """
     use_json(as_json)
     from tickwheel.node.demo.flights import FlightsMissingError
     from tickwheel.node.demo.run import Demo
@@ -190,6 +204,6 @@ def demo(
         print_json({**report, "good": good})
     else:
         out.print(table("", ("", ""), [(name.replace("_", " "), value) for name, value in report.items()]))
-        out.print("[bold green]nothing lost, nothing early[/]" if good else "[bold red]FAILED[/]")
+        out.print("[bold green]Nothing lost, nothing early.[/]" if good else "[bold red]FAILED[/]")
     if not good:
         raise typer.Exit(1)

@@ -40,21 +40,21 @@ def _show_members(members: list[admin_pb2.Member], as_json: bool) -> None:
 @member_app.command("add")
 def member_add(
     node_id: Annotated[str, typer.Argument(help="Id of the new node.")],
-    peer_address: Annotated[str, typer.Option("--peer", help="host:port where its peers reach it.")],
-    client_address: Annotated[str, typer.Option("--client", help="host:port where clients reach it.")],
+    peer_address: Annotated[str, typer.Option("--peer", help="host:port at which its peers reach it.")],
+    client_address: Annotated[str, typer.Option("--client", help="host:port at which clients reach it.")],
     wait_s: Annotated[
-        float, typer.Option("--wait", min=0.0, help="Seconds to wait until it has caught up and counts.")
+        float, typer.Option("--wait", min=0.0, help="Seconds to wait for it to catch up and count.")
     ] = 10.0,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Add a node, which waits with `cluster.join = "existing"`. It counts once it has caught up."""
+    """Add a node that waits with `cluster.join = "existing"`. It counts once it has caught up."""
     use_json(as_json)
 
     async def go() -> list[admin_pb2.Member]:
         async with open_client(address, timeout_s=60.0) as client:
             member = admin_pb2.Member(node_id=node_id, peer_address=peer_address, client_address=client_address)
-            with err.status(f"waiting until {node_id} has caught up"):
+            with err.status(f"waiting for {node_id} to catch up"):
                 end = time.monotonic() + wait_s
                 while True:
                     members = await client.admin.add_member(member)  # the same again changes nothing
@@ -71,7 +71,7 @@ def member_remove(
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a node; its id is never used again."""
+    """Remove a node. Its id can never be used again."""
     use_json(as_json)
 
     async def go() -> list[admin_pb2.Member]:
@@ -83,7 +83,7 @@ def member_remove(
 
 @member_app.command("list")
 def member_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """The nodes as the master sees them."""
+    """List the nodes as the master sees them."""
     use_json(as_json)
 
     async def go() -> admin_pb2.NodeStatus:

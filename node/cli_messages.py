@@ -33,17 +33,15 @@ from tickwheel.node.cli_output import (
 
 messages_app = typer.Typer()
 
-MessageId = Annotated[str, typer.Argument(help="group-hour-index, as schedule printed it.")]
+MessageId = Annotated[str, typer.Argument(help="Message id, such as 0-498706-12, as `schedule` printed it.")]
 Delay = Annotated[str | None, typer.Option("--delay", "-d", help="From now: 250ms, 5s, 1h30m.")]
 At = Annotated[str | None, typer.Option("--at", help="ISO 8601, or milliseconds since 1970.")]
-Level = Annotated[
-    int | None, typer.Option(help="A delay level of the cluster, 1 to 18 by default; 0: no delay, due at once.")
-]
+Level = Annotated[int | None, typer.Option(help="Delay level of the cluster, 1 to 18 by default. 0: due at once.")]
 
 
 def _when(delay: str | None, at: str | None, level: int | None) -> dict[str, Any]:
     if (delay is not None) + (at is not None) + (level is not None) != 1:
-        raise typer.BadParameter("exactly one of --delay, --at and --level")
+        raise typer.BadParameter("give exactly one of --delay, --at and --level")
     if delay is not None:
         return {"delay": duration(delay)}
     return {"due_ms": moment_ms(at)} if at is not None else {"level": level}
@@ -67,32 +65,30 @@ def as_dict(message: Message) -> dict[str, Any]:
 @messages_app.command()
 def schedule(
     topic: Annotated[str, typer.Argument(help="Topic.")],
-    payload: Annotated[str | None, typer.Argument(help="Payload as text; - reads standard input.")] = None,
+    payload: Annotated[str | None, typer.Argument(help="Payload as text. - reads standard input.")] = None,
     delay: Delay = None,
     at: At = None,
     level: Level = None,
     file: Annotated[Path | None, typer.Option(help="Payload from a file.", exists=True, dir_okay=False)] = None,
     key: Annotated[str, typer.Option(help="Key kept with the message.")] = "",
-    tag: Annotated[list[str], typer.Option(help="Tag; may be given several times.")] = [],  # noqa: B006
-    header: Annotated[list[str], typer.Option(help="NAME=VALUE; may be given several times.")] = [],  # noqa: B006
+    tag: Annotated[list[str], typer.Option(help="Tag; repeat for more.")] = [],  # noqa: B006
+    header: Annotated[list[str], typer.Option(help="NAME=VALUE; repeat for more.")] = [],  # noqa: B006
     message_group: Annotated[
-        str, typer.Option(help="In a FIFO topic: those of one message group are delivered in order.")
+        str, typer.Option(help="FIFO topics deliver messages of one message group in order.")
     ] = "",
-    jitter: Annotated[
-        str | None, typer.Option(help="Let the master move it later by a random part of this: 30s, 10m.")
-    ] = None,
+    jitter: Annotated[str | None, typer.Option(help="Delay it further by a random part of this: 30s, 10m.")] = None,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Schedule one message; prints its id once it is safe on a majority."""
+    """Schedule one message. Print its id once it is safe on a majority."""
     use_json(as_json)
     when = _when(delay, at, level)
     if jitter is not None:
         when["jitter"] = duration(jitter)
     if (payload is None) == (file is None):
-        raise typer.BadParameter("either a payload or --file")
+        raise typer.BadParameter("give either a payload or --file")
     if any("=" not in item for item in header):
-        raise typer.BadParameter("--header is NAME=VALUE")
+        raise typer.BadParameter("--header needs NAME=VALUE")
     headers = dict(item.split("=", 1) for item in header)
     content = sys.stdin.buffer.read() if payload == "-" else file.read_bytes() if file else str(payload).encode()
 
@@ -114,26 +110,32 @@ def schedule(
 def consume(
     topics: Annotated[list[str], typer.Argument(help="Topics.")],
     group: Annotated[str, typer.Option("--group", "-g", help="Consumer group.")] = "cli",
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many; 0: go on.")] = 0,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after this many messages. 0: never.")] = 0,
     start_from: Annotated[
         str, typer.Option(help="Where a new group starts: earliest, latest, or a time (ISO 8601 or milliseconds).")
     ] = "earliest",
     filter: Annotated[str, typer.Option(help="Tags that a new group takes: 'a || b' or '*'.")] = "",
-    no_ack: Annotated[bool, typer.Option("--no-ack", help="Leave the messages: they come again.")] = False,
-    nack: Annotated[bool, typer.Option("--nack", help="Send them back: they come again as the group retries.")] = False,
-    dead: Annotated[bool, typer.Option("--dead", help="Send them to the dead letters.")] = False,
-    delay: Annotated[str | None, typer.Option("--delay", help="With --nack: after so long (5s, 1h30m).")] = None,
-    level: Annotated[int, typer.Option("--level", min=0, help="With --nack: at this delay level.")] = 0,
-    reason: Annotated[str, typer.Option("--reason", help="With --nack or --dead: kept with a dead letter.")] = "",
+    no_ack: Annotated[bool, typer.Option("--no-ack", help="Do not settle the messages: they come again.")] = False,
+    nack: Annotated[
+        bool, typer.Option("--nack", help="Reject the messages: they come again by the group's retry policy.")
+    ] = False,
+    dead: Annotated[bool, typer.Option("--dead", help="Turn the messages into dead letters.")] = False,
+    delay: Annotated[
+        str | None, typer.Option("--delay", help="With --nack: deliver again after this long (5s, 1h30m).")
+    ] = None,
+    level: Annotated[int, typer.Option("--level", min=0, help="With --nack: deliver again at this delay level.")] = 0,
+    reason: Annotated[
+        str, typer.Option("--reason", help="With --nack or --dead: reason, kept with a dead letter.")
+    ] = "",
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Print messages as they are delivered, and acknowledge them, or not. Ctrl-C ends it."""
+    """Print messages as they are delivered and settle them, by default with an acknowledgement. Ctrl-C stops it."""
     use_json(as_json)
     if no_ack + nack + dead > 1:
-        raise typer.BadParameter("at most one of --no-ack, --nack and --dead")
+        raise typer.BadParameter("give at most one of --no-ack, --nack and --dead")
     if ((delay is not None or level) and not nack) or (delay is not None and level):
-        raise typer.BadParameter("--nack with --delay or --level")
+        raise typer.BadParameter("--delay and --level go with --nack, and only one of them")
     pause = duration(delay) if delay is not None else None
     where, start_ms = place(start_from)
 
@@ -193,7 +195,7 @@ def consume(
 
 @messages_app.command()
 def cancel(message_id: MessageId, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """Cancel a pending message. Exit code 1 if it was too late or there is none."""
+    """Cancel a pending message. Exit code 1 if it was too late or no such message exists."""
     use_json(as_json)
 
     async def go() -> str:
@@ -215,7 +217,7 @@ def reschedule(
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Move a pending message to another time; its first id stays valid."""
+    """Move a pending message to another time. Its first id stays valid."""
     use_json(as_json)
     when = _when(delay, at, level)
 
@@ -236,11 +238,11 @@ def reschedule(
 @messages_app.command()
 def get(
     message_id: MessageId,
-    content: Annotated[bool, typer.Option(help="With payload, key, tags and headers.")] = True,
+    content: Annotated[bool, typer.Option(help="Show payload, key, tags and headers.")] = True,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """State and content of one message."""
+    """Show state and content of one message."""
     use_json(as_json)
 
     async def go() -> Message:

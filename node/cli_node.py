@@ -32,7 +32,7 @@ def check(
     environment: Annotated[bool, typer.Option(help="Let TICKWHEEL_* variables override the file.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Read a file as a node would; list all problems."""
+    """Read a file as a node would. List all problems."""
     try:
         config = read_config(file, os.environ if environment else {})
         read_tls(config)
@@ -63,11 +63,13 @@ def print_metrics() -> None:
 
 @node_app.command("node")
 def node_command(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file; see docs/CONFIG.md.")] = None,
-    assignments: Annotated[list[str], typer.Option("--set", help="name=value, for instance node.id=n1; wins.")] = [],  # noqa: B006
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file (docs/CONFIG.md).")] = None,
+    assignments: Annotated[
+        list[str], typer.Option("--set", help="name=value, for instance node.id=n1. It overrides file and environment.")
+    ] = [],  # noqa: B006
     insecure: Annotated[bool, typer.Option(help="Same as --set listen.insecure=true.")] = False,
 ) -> None:
-    """Run one node until it gets SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity."""
+    """Run one node until SIGTERM or SIGINT. Exit code 2: configuration; 3: data or identity."""
     from tickwheel.node.server.process import run_node  # grpc and uvloop only when a node runs
 
     flags: dict[str, object] = {}
@@ -90,16 +92,16 @@ def node_command(
 @node_app.command("certs")
 def certs(
     out: Annotated[Path, typer.Option(help="Directory for the files.")],
-    node: Annotated[list[str], typer.Option(help="ID or ID=HOST,HOST: a node and how it is reached.")] = [],  # noqa: B006
+    node: Annotated[list[str], typer.Option(help="ID or ID=HOST,HOST: a node and its hosts.")] = [],  # noqa: B006
     client: Annotated[list[str], typer.Option(help="Name of a client.")] = [],  # noqa: B006
     admin: Annotated[list[str], typer.Option(help="Name of an administrator.")] = [],  # noqa: B006
-    days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are valid.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How many days the certificates are valid.")] = 365,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Put new ones in the place of those of the same names.")
+        bool, typer.Option("--replace", help="Replace existing certificates of the same names.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a test authority and certificates signed by it. Not for production: its key lies beside them."""
+    """Make a test authority and certificates signed by it. Not for production: the authority's key lies beside them."""
     nodes = {text.partition("=")[0]: [h for h in text.partition("=")[2].split(",") if h] for text in node}
     wrong = [name for name in [*nodes, *client, *admin] if not NAME.match(name)]
     if wrong:

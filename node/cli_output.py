@@ -31,10 +31,13 @@ ADDRESS_DEFAULT = "127.0.0.1:7700"
 Addresses = Annotated[
     str,
     typer.Option(
-        "--address", "-a", envvar="TICKWHEEL_ADDRESS", help="Nodes of the cluster, host:port with commas; any will do."
+        "--address",
+        "-a",
+        envvar="TICKWHEEL_ADDRESS",
+        help="Nodes of the cluster, host:port separated by commas. Any node will do.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead of text for people.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 PIPE_WIDTH_MAX = 100_000
 

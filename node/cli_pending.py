@@ -32,10 +32,10 @@ pending_app = typer.Typer(no_args_is_help=True, help="What is pending: list, cou
 plain_app = typer.Typer()
 """`tickwheel list` and `tickwheel count`, the same commands under short names."""
 
-TopicName = Annotated[str, typer.Argument(help="Topic; none: all.")]
+TopicName = Annotated[str, typer.Argument(help="Topic. Without it: all topics.")]
 Tag = Annotated[str, typer.Option("--tag", help="With this tag.")]
 Key = Annotated[str, typer.Option("--key", help="With this key.")]
-KeyPrefix = Annotated[str, typer.Option("--key-prefix", help="With a key that begins so.")]
+KeyPrefix = Annotated[str, typer.Option("--key-prefix", help="With a key that begins with this.")]
 From = Annotated[str | None, typer.Option("--from", help="Due from this time on (ISO 8601 or milliseconds).")]
 Until = Annotated[str | None, typer.Option("--until", help="Due before this time.")]
 
@@ -74,12 +74,12 @@ def list_pending(
     key_prefix: KeyPrefix = "",
     after: From = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option(min=1, help="So many at most.")] = 100,
-    content: Annotated[bool, typer.Option("--content", help="With payload.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 100,
+    content: Annotated[bool, typer.Option("--content", help="Show the payload.")] = False,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Pending messages in the order of their delivery."""
+    """List pending messages in the order of their delivery."""
     use_json(as_json)
     chosen = selection(topic, tag, key, key_prefix, after, until)
 
@@ -112,7 +112,7 @@ def list_pending(
     titles = ("due", "topic", "id", "key", "tags", "bytes", "payload" if content else "")
     print_table("", titles, rows, right=(5,), whole=(0, 2))
     if len(found) == limit:
-        out.print(f"the first {limit:,}; --limit for more", style="dim")
+        out.print(f"the first {limit:,}; --limit shows more", style="dim")
     print_cold(cold)
 
 
@@ -161,10 +161,10 @@ def count(
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """How many messages are pending, by time."""
+    """Count pending messages, by time."""
     use_json(as_json)
     if bucket not in SHORT_WIDTHS:
-        raise typer.BadParameter("--bucket is 1s, 1m or 1h")
+        raise typer.BadParameter("--bucket must be 1s, 1m or 1h")
     chosen = selection(topic, tag, key, key_prefix, after, until)
     counted, cold = _count(chosen, WIDTHS_MS[SHORT_WIDTHS[bucket]], address)
     if as_json:
@@ -184,19 +184,21 @@ def histogram(
     key_prefix: KeyPrefix = "",
     after: From = None,
     until: Until = None,
-    by: Annotated[str, typer.Option(help="second, minute, hour; auto: by how far it reaches.")] = "auto",
-    rows: Annotated[int, typer.Option(min=1, help="Rows at most.")] = 48,
+    by: Annotated[str, typer.Option(help="second, minute, hour; auto: chosen by the time range.")] = "auto",
+    rows: Annotated[int, typer.Option(min=1, help="Draw at most this many rows.")] = 48,
     linear: Annotated[
-        bool, typer.Option("--linear", help="Heights in proportion; else by square root, which shows what is low.")
+        bool,
+        typer.Option(
+            "--linear", help="Draw heights in proportion. Otherwise they are square roots, so that low values show."
+        ),
     ] = False,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """When the pending messages are due, drawn: a row a day by hour, a row an hour by minute, a row a minute by second.
-    Times are UTC."""
+    """Draw when pending messages are due. A row is a day by hour, an hour by minute, or a minute by second, in UTC."""
     use_json(as_json)
     if by not in {*WIDTHS_MS, "auto"}:
-        raise typer.BadParameter("--by is second, minute, hour or auto")
+        raise typer.BadParameter("--by must be second, minute, hour or auto")
     chosen = selection(topic, tag, key, key_prefix, after, until)
     width = by if by != "auto" else "hour"
     counted, cold = _count(chosen, WIDTHS_MS[width], address)

@@ -13,13 +13,16 @@ from tickwheel.proto import admin_pb2
 MAX_DEFAULT = "2h"
 
 Initial = Annotated[
-    str | None, typer.Option("--retry-initial", help="Exponential backoff: the first pause, like 500ms or 2s.")
+    str | None, typer.Option("--retry-initial", help="Exponential backoff: the first pause, such as 500ms or 2s.")
 ]
-Factor = Annotated[float, typer.Option("--retry-factor", help="Each further pause is so many times as long.")]
-Longest = Annotated[str | None, typer.Option("--retry-max", help=f"No pause is longer; {MAX_DEFAULT} by default.")]
+Factor = Annotated[
+    float, typer.Option("--retry-factor", help="Exponential backoff: each further pause is this many times as long.")
+]
+Longest = Annotated[str | None, typer.Option("--retry-max", help=f"Longest pause; {MAX_DEFAULT} by default.")]
 Jitter = Annotated[float, typer.Option("--retry-jitter", help="Pauses vary by this share: 0 to 1.")]
 AttemptsMax = Annotated[
-    int, typer.Option("--attempts-max", min=0, max=255, help="Deliveries before a dead letter; 0: the setting.")
+    int,
+    typer.Option("--attempts-max", min=0, max=255, help="Deliveries before a dead letter. 0: the cluster's setting."),
 ]
 
 
@@ -30,7 +33,7 @@ def policy_from(
     policy = admin_pb2.RetryPolicy(attempts_max=attempts_max)
     if initial is None:
         if longest is not None or jitter:
-            raise typer.BadParameter("--retry-max and --retry-jitter go with --retry-initial")
+            raise typer.BadParameter("--retry-max and --retry-jitter need --retry-initial")
         return policy
     backoff = policy.exponential
     backoff.initial_ms = _ms(initial)

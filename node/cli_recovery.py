@@ -35,20 +35,20 @@ recovery_app = typer.Typer()
 
 EXIT_DATA = 3
 ConfigFile = Annotated[
-    Path, typer.Option("--config", "-c", help="TOML file of the node to be: a new cluster.id, this node alone.")
+    Path, typer.Option("--config", "-c", help="TOML file of the new node: a new cluster.id and no other members.")
 ]
 
 
 @recovery_app.command()
 def backup(
-    directory: Annotated[Path, typer.Argument(help="An empty or new directory.")],
+    directory: Annotated[Path, typer.Argument(help="Empty or new directory.")],
     address: Addresses = ADDRESS_DEFAULT,
     stale: Annotated[
-        bool, typer.Option("--stale", help="Also of a node that takes no part or is far behind its master.")
+        bool, typer.Option("--stale", help="Accept a node that takes no part or is far behind its master.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy one node's whole state, consistent, while it serves. Ask a slave: the first address is taken."""
+    """Copy one node's whole state, consistent, while it serves. The first address is asked; prefer a slave."""
     use_json(as_json)
     from tickwheel.node.backup_files import BackupError, BackupWriter, origin_facts
 
@@ -88,7 +88,7 @@ def restore(
     config: ConfigFile,
     as_json: AsJson = False,
 ) -> None:
-    """Check a backup and make it the data of a new cluster of one: the node of the configuration, not yet started."""
+    """Check a backup and make it the data of a new cluster of one: the configured node, which must not be running."""
     use_json(as_json)
     from tickwheel.node.backup_files import BackupError, origin_facts, origin_of, restore_backup
     from tickwheel.node.refound import Found, RefoundError, refound
@@ -134,11 +134,13 @@ def recover(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     skip_entry: Annotated[
         list[int] | None,
-        typer.Option("--skip-entry", help="Leave out this entry of the journal, which no node can apply; repeatable."),
+        typer.Option(
+            "--skip-entry", help="Leave out this entry of the journal, which no node can apply; repeat for more."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on from this one disk when a majority is lost FOR GOOD. What the others alone knew is lost."""
+    """Continue from this one disk when a majority is lost FOR GOOD. What only the other nodes knew is lost."""
     use_json(as_json)
     from tickwheel.node.refound import Found, RefoundError, refound
     from tickwheel.node.server.identity import read_identity
@@ -149,7 +151,7 @@ def recover(
     node = _read(config)
     path = node.data_path
     if not path.is_dir():
-        fail(f"{path} is no directory; nothing was changed", "NO_DATA", {})
+        fail(f"{path} is not a directory; nothing was changed", "NO_DATA", {})
         raise typer.Exit(1)
 
     def go() -> Found:
@@ -182,7 +184,7 @@ def recover(
         err.print(f"[bold red]left out for good:[/] entry {skipped}", soft_wrap=True, highlight=False)
     newest = f", the newest of {time_text(found.newest_ms)}" if found.newest_ms else ""
     out.print(
-        f"went on from entry {found.index:,} ({found.replayed:,} of them taken from the journal{newest}); "
+        f"continues from entry {found.index:,} ({found.replayed:,} of them taken from the journal{newest}); "
         "what the cluster acknowledged later is lost",
         soft_wrap=True,
     )
@@ -194,7 +196,7 @@ def rebuild(
     config: Annotated[Path, typer.Option("--config", "-c", help="TOML file of the stopped node.")],
     as_json: AsJson = False,
 ) -> None:
-    """Let a stopped node with damaged files make its state anew from its journal, if that is whole from the start."""
+    """Rebuild a stopped node with damaged files from its journal, if the journal is complete since the first entry."""
     use_json(as_json)
     from tickwheel.node.rebuild import RebuildError, rebuild
     from tickwheel.node.server.identity import IdentityError, open_identity
@@ -239,17 +241,17 @@ def _warn(cluster_id: str, node_id: str, node: NodeConfig, yes: bool) -> None:
         f"[bold red]This gives cluster {cluster_id} up.[/] The data of its node {node_id} in {node.data_path} becomes "
         f"cluster {node.cluster.id}, with {node.node.id} as its only member.\n"
         "- Messages and acknowledgements that only the lost nodes knew are lost; producers must schedule them again.\n"
-        "- What was written but never acknowledged may be delivered, what was settled may be delivered again.\n"
+        "- What was written but never acknowledged may be delivered, and what was settled may be delivered again.\n"
         f"- No node of cluster {cluster_id} may serve again: two clusters would deliver the same messages.\n"
-        "Copy the directory away first. If any way is left to bring a majority of the disks back, take that instead.",
+        "Copy the directory away first. If you can still bring a majority of the disks back, do that instead.",
         soft_wrap=True,
     )
     if yes:
         return
     if not sys.stdin.isatty():
-        fail("nothing was changed: say --yes if this is meant", "NOT_CONFIRMED", {})
+        fail("nothing was changed; pass --yes to confirm", "NOT_CONFIRMED", {})
         raise typer.Exit(2)
-    typed = typer.prompt("Type the id of the new cluster to go on", err=True, default="", show_default=False)
+    typed = typer.prompt("Type the id of the new cluster to continue", err=True, default="", show_default=False)
     if typed != node.cluster.id:
         fail("nothing was changed", "NOT_CONFIRMED", {})
         raise typer.Exit(1)
@@ -258,7 +260,7 @@ def _warn(cluster_id: str, node_id: str, node: NodeConfig, yes: bool) -> None:
 def _say_origin(origin: admin_pb2.BackupOrigin) -> None:
     """Cluster, node, index, time and age of a backup."""
     if not origin.cluster_id:
-        out.print("where this backup comes from is not known: an earlier version made it")
+        out.print("the origin of this backup is unknown: an earlier version made it")
         return
     age = timedelta(seconds=max(0, round(time.time() - origin.made_ms / 1_000)))
     lag = f", {origin.lag_entries:,} entries behind" if origin.lag_entries else ""

@@ -22,7 +22,7 @@ settings_app = typer.Typer(no_args_is_help=True, help="Replicated settings.")
 
 @settings_app.command("get")
 def settings_get(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """The replicated settings."""
+    """Show the replicated settings."""
     use_json(as_json)
     _show_settings(ask(address, lambda client: client.admin.settings()), as_json)
 
@@ -40,7 +40,7 @@ def settings_set(
         name, equals, text = change.partition("=")
         if not equals or name not in admin_pb2.Settings.DESCRIPTOR.fields_by_name:
             known = ", ".join(admin_pb2.Settings.DESCRIPTOR.fields_by_name)
-            raise typer.BadParameter(f"{change}: NAME=VALUE, where NAME is one of {known}")
+            raise typer.BadParameter(f"{change}: must be NAME=VALUE, where NAME is one of {known}")
         try:
             setattr(settings, name, _value(name, text))
         except (TypeError, ValueError) as error:

@@ -131,12 +131,12 @@ def _bulk(bulk: admin_pb2.BulkStatus) -> str:
 
 @status_app.command()
 def status(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between looks with --watch.")] = 1.0,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Update the view until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between updates with --watch.")] = 1.0,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """What every node says: role (* holds the lease), term, cursor, lag, rates. Exit code 3 without a master."""
+    """Show every node: role (* holds the lease), term, cursor, lag, rates. Exit code 3 without a master."""
     use_json(as_json)
 
     async def go() -> bool:
@@ -188,16 +188,16 @@ def status(
             )
 
     if not asyncio.run(go()):
-        raise ClusterUnavailable("no node says that it is master", "NO_MASTER")
+        raise ClusterUnavailable("no node reports that it is master", "NO_MASTER")
 
 
 @status_app.command()
 def transfer(
-    target: Annotated[str, typer.Argument(help="Node id; none: the one that is furthest.")] = "",
+    target: Annotated[str, typer.Argument(help="Node id. Without it: the slave that is furthest ahead.")] = "",
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Hand the master role over, without duplicates."""
+    """Hand mastership over, without duplicates."""
     use_json(as_json)
 
     async def go() -> admin_pb2.TransferMasterResponse:

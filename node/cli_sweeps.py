@@ -31,9 +31,9 @@ from tickwheel.node.cli_output import (
 )
 from tickwheel.node.cli_pending import From, Key, KeyPrefix, Tag, TopicName, Until, cold_text, selection
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Detach = Annotated[bool, typer.Option("--detach", help="Begin it, print its id, and do not wait.")]
-JobId = Annotated[str, typer.Argument(help="Id of the sweep, as it was printed.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Start the job, print its id, and do not wait.")]
+JobId = Annotated[str, typer.Argument(help="Id of the job, as it was printed.")]
 
 
 def _as_dict(sweep: Sweep) -> dict[str, Any]:
@@ -44,11 +44,11 @@ def said_of(sweep: Sweep) -> str:
     """What a job has done, in words."""
     verb = "moved" if sweep.action.startswith(("move", "shift")) else "cancelled"
     extra = [
-        (sweep.too_late, "came too late: dispatched before"),
+        (sweep.too_late, "too late: already dispatched"),
         (sweep.gone, "cancelled or moved by somebody else"),
         (sweep.too_far, "left alone: the new time is too far ahead"),
         (sweep.undelivered, "dispatched but not settled by a group"),
-        (sweep.dead, "dead letters thrown away"),
+        (sweep.dead, "dead letters deleted"),
     ]
     words = [f"{sweep.done:,} {verb}", *(f"{count:,} {what}" for count, what in extra if count)]
     return "; ".join(words)
@@ -58,8 +58,8 @@ async def _ask(client: AsyncClient, chosen: dict[str, Any], verb: str) -> None:
     """Says how many there are, and goes on only if that is meant."""
     count = (await client.count_pending(**chosen)).total
     if not sys.stdin.isatty():
-        raise typer.BadParameter(f"{count:,} messages would be {verb}; --yes to do it without being asked")
-    if not await asyncio.to_thread(typer.confirm, f"{count:,} messages will be {verb}. Go on?", err=True):
+        raise typer.BadParameter(f"{count:,} messages would be {verb}; pass --yes to confirm")
+    if not await asyncio.to_thread(typer.confirm, f"{count:,} messages will be {verb}. Continue?", err=True):
         raise typer.Abort
 
 
@@ -85,7 +85,10 @@ async def follow(client: AsyncClient, begun: Sweep, as_json: bool) -> Sweep:
             async for last in client.sweeps.follow(begun.job_id):
                 progress.update(task, completed=last.fraction, done=last.done)
         except asyncio.CancelledError:
-            err.print(f"it goes on without you: tickwheel pending sweeps; tickwheel pending stop {begun.job_id}")
+            err.print(
+                "The job keeps running in the cluster. See: tickwheel pending sweeps. "
+                f"Stop it: tickwheel pending stop {begun.job_id}"
+            )
             raise
     return last
 
@@ -94,7 +97,7 @@ def _report(sweep: Sweep, as_json: bool) -> None:
     if as_json:
         print_json(_as_dict(sweep))
     elif sweep.ended:
-        out.print(said_of(sweep) + (" when it was stopped" if sweep.state == "STOPPED" else ""))
+        out.print(said_of(sweep) + (" before it was stopped" if sweep.state == "STOPPED" else ""))
     else:
         out.print(sweep.job_id)
 
@@ -111,7 +114,7 @@ def cancel(
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel every pending message with this topic, tag, key or key prefix that was scheduled before now."""
+    """Cancel every pending message of a selection that was scheduled before now."""
     use_json(as_json)
     chosen = selection(topic, tag, key, key_prefix, after, until)
 
@@ -133,16 +136,16 @@ def reschedule(
     key_prefix: KeyPrefix = "",
     after: From = None,
     until: Until = None,
-    at: Annotated[str | None, typer.Option("--at", help="All to this time (ISO 8601 or milliseconds).")] = None,
-    delay: Annotated[str | None, typer.Option("--delay", help="All to so long from now: 30m.")] = None,
-    later: Annotated[str | None, typer.Option("--later", help="Each by so much later: 1h.")] = None,
-    earlier: Annotated[str | None, typer.Option("--earlier", help="Each by so much earlier.")] = None,
+    at: Annotated[str | None, typer.Option("--at", help="Move all to this time (ISO 8601 or milliseconds).")] = None,
+    delay: Annotated[str | None, typer.Option("--delay", help="Move all to this long from now: 30m.")] = None,
+    later: Annotated[str | None, typer.Option("--later", help="Move each later by this: 1h.")] = None,
+    earlier: Annotated[str | None, typer.Option("--earlier", help="Move each earlier by this.")] = None,
     yes: Yes = False,
     detach: Detach = False,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Move every pending message with this topic, tag, key or key prefix that was scheduled before now."""
+    """Move every pending message of a selection that was scheduled before now."""
     use_json(as_json)
     chosen = selection(topic, tag, key, key_prefix, after, until)
     when: dict[str, Any] = {}
@@ -153,7 +156,7 @@ def reschedule(
     if later is not None or earlier is not None:
         when["shift"] = duration(later) if later is not None else -duration(str(earlier))
     if len(when) != 1 or (later is not None and earlier is not None):
-        raise typer.BadParameter("exactly one of --at, --delay, --later and --earlier")
+        raise typer.BadParameter("give exactly one of --at, --delay, --later and --earlier")
 
     async def go() -> Sweep:
         async with open_client(address) as client:
@@ -167,7 +170,7 @@ def reschedule(
 
 
 def sweeps(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """Bulk cancels and moves: those that run, and the last that ended."""
+    """List bulk cancels and moves: the running ones and the last that ended."""
     use_json(as_json)
 
     async def go() -> tuple[Sweep, ...]:
@@ -210,7 +213,7 @@ def _selected(chosen: Selection) -> str:
 
 
 def stop(job_id: JobId, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """End a bulk cancel or move where it stands; what it has done stays done."""
+    """Stop a bulk cancel or move where it stands. What it has done stays done."""
     use_json(as_json)
 
     async def go() -> Sweep:

@@ -68,7 +68,7 @@ class Watcher:
             self.heard.sweeps = sum(not sweep.ended for sweep in await self._client.sweeps.list())
             self.heard.trouble = ""
         except TickwheelError as error:
-            self.heard.trouble = f"groups are as they were: {error}"
+            self.heard.trouble = f"groups are out of date: {error}"
 
     async def load(self) -> None:
         """Ask the master for the load ahead."""
@@ -79,7 +79,7 @@ class Watcher:
             hours = await self._client.count_pending(bucket_ms=HOUR_MS, due_ms_max=hour_ms + HOURS_AHEAD * HOUR_MS)
             seconds = await self._client.count_pending(bucket_ms=1_000, due_ms_max=hour_ms + HOUR_MS)
         except TickwheelError as error:
-            self.heard.trouble = f"the load ahead is as it was: {error}"
+            self.heard.trouble = f"the load ahead is out of date: {error}"
             return
         self.heard.hours = {bucket.start_ms: bucket.count for bucket in hours.buckets}
         later = self.heard.master.pending - hours.total if self.heard.master is not None else 0
@@ -109,12 +109,16 @@ class Watcher:
 
 @top_app.command()
 def top(
-    once: Annotated[bool, typer.Option("--once", help="One picture, then end; so does output into a pipe.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between looks at the nodes.")] = 1.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one picture and end. Output into a pipe does the same.")
+    ] = False,
+    interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between updates of the nodes.")] = 1.0,
     address: Addresses = ADDRESS_DEFAULT,
 ) -> None:
-    """The wheel turning: load ahead, rates by topic, backlog, lateness, nodes; until Ctrl-C. Exit code 3 if no node
-    answers."""
+    """Watch the wheel turn: load ahead, rates by topic, backlog, lateness, nodes. Ctrl-C stops it.
+
+    Exit code 3 if no node answers.
+    """
 
     async def go() -> bool:
         async with open_client(address, TIMEOUT_S) as client:

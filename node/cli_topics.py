@@ -38,7 +38,7 @@ Name = Annotated[str, typer.Argument(help="Name.")]
 @topic_app.command("create")
 def topic_create(
     name: Name,
-    fifo: Annotated[bool, typer.Option("--fifo", help="Messages of one group in order.")] = False,
+    fifo: Annotated[bool, typer.Option("--fifo", help="Deliver messages of one message group in order.")] = False,
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +50,7 @@ def topic_create(
 
 @topic_app.command("delete")
 def topic_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """Delete a topic; what is pending of it is cancelled, which is asked first."""
+    """Delete a topic and cancel its pending messages. Asks first if there are any."""
     use_json(as_json)
 
     async def go(client: AsyncClient, confirmed: bool) -> str:
@@ -72,8 +72,8 @@ def _delete(
                 if "undelivered" not in error.metadata:
                     raise
                 if not sys.stdin.isatty():
-                    raise typer.BadParameter(f"{error}; --yes to do it without being asked") from None
-                if not await asyncio.to_thread(typer.confirm, f"{error}. Go on?", err=True):
+                    raise typer.BadParameter(f"{error}; pass --yes to confirm") from None
+                if not await asyncio.to_thread(typer.confirm, f"{error}. Continue?", err=True):
                     raise typer.Abort from None
                 job_id = await go(client, True)
             return await follow(client, await client.sweeps.get(job_id), as_json)
@@ -82,14 +82,14 @@ def _delete(
     if as_json:
         print_json({"deleted": name, **dataclasses.asdict(sweep)})
     elif sweep.state == "FINISHED":
-        out.print(f"{name} is deleted: {said_of(sweep)}", markup=False)
+        out.print(f"{name} deleted: {said_of(sweep)}", markup=False)
     else:
-        out.print(f"the deletion of {name} was stopped: {said_of(sweep)}; it is there still, paused", markup=False)
+        out.print(f"the deletion of {name} was stopped: {said_of(sweep)}. It still exists, paused", markup=False)
 
 
 @topic_app.command("list")
 def topic_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """All topics."""
+    """List all topics."""
     use_json(as_json)
     topics = ask(address, lambda client: client.admin.topics())
     if as_json:
@@ -119,9 +119,9 @@ def group_create(
     start_from: Annotated[
         str, typer.Option(help="earliest, latest, or a time (ISO 8601 or milliseconds).")
     ] = "earliest",
-    filter: Annotated[str, typer.Option(help="Tags that it takes: 'a || b'; '*' or none: all.")] = "",
+    filter: Annotated[str, typer.Option(help="Tags that it takes: 'a || b'. '*' or no filter: all.")] = "",
     broadcasting: Annotated[
-        bool, typer.Option("--broadcasting", help="Each consumer gets every message; nothing is retried.")
+        bool, typer.Option("--broadcasting", help="Each consumer gets every message. Nothing is retried.")
     ] = False,
     initial: Initial = None,
     factor: Factor = 2.0,
@@ -161,16 +161,16 @@ def group_update(
     address: Addresses = ADDRESS_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Replace a group's retry policy; without --retry-initial messages come again at the delay levels."""
+    """Replace a group's retry policy. Without --retry-initial, retries use the delay levels."""
     use_json(as_json)
     policy = policy_from(initial, factor, longest, jitter, attempts_max)
     group = ask(address, lambda client: client.admin.update_group(name, policy))
-    print_json(as_dict(group)) if as_json else out.print(f"group {group.name} retries as said from now on")
+    print_json(as_dict(group)) if as_json else out.print(f"group {group.name}: new retry policy in force")
 
 
 @group_app.command("delete")
 def group_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """Delete a consumer group; with what it has not settled, its retries and dead letters, which is asked first."""
+    """Delete a consumer group with its unsettled messages, retries and dead letters. Asks first if there are any."""
     use_json(as_json)
 
     async def go(client: AsyncClient, confirmed: bool) -> str:
@@ -181,7 +181,7 @@ def group_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFA
 
 @group_app.command("list")
 def group_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
-    """All consumer groups."""
+    """List all consumer groups."""
     use_json(as_json)
     groups = ask(address, lambda client: client.admin.groups())
     if as_json:

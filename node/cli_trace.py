@@ -33,10 +33,10 @@ trace_app = typer.Typer()
 IDS_MAX = 100
 SETTLED = {
     "ACK": "done",
-    "RETRY": "failed, to come again",
+    "RETRY": "failed, will be retried",
     "DEAD": "failed for good: dead letter",
-    "SKIP": "passed over by the filter",
-    "RETURN": "not settled in time, to come again",
+    "SKIP": "skipped by the filter",
+    "RETURN": "not settled in time, will be retried",
 }
 
 
@@ -82,7 +82,7 @@ async def gather(client: AsyncClient, message_id: str) -> Story:
     except NotFound:
         pass  # removed after all had settled it; the notes may be there
     except TickwheelError as error:
-        out.print(f"no master tells of it now: {error}", style="yellow", markup=False)
+        out.print(f"no master answers for it now: {error}", style="yellow", markup=False)
     asked = 0
     merged: dict[tuple[Any, ...], Event] = {}
     while asked < len(story.ids) <= IDS_MAX:
@@ -160,7 +160,7 @@ def _footnotes(story: Story) -> Iterator[str]:
         if isinstance(answer, Fault):
             yield f"{address} did not answer: {answer.message}"
         elif not answer.enabled:
-            yield f"{answer.node_id} notes nothing (storage.events_bytes_max is 0)"
+            yield f"{answer.node_id} keeps no notes (storage.events_bytes_max is 0)"
         else:
             if not answer.oldest_ms:
                 yield f"{answer.node_id} has no notes yet"
@@ -177,7 +177,7 @@ def tell(story: Story) -> Iterable[str]:
     """The story as lines for people."""
     message = story.message
     if message is None:
-        yield f"[bold]{story.ids[0]}[/bold]: not known, or not any more; what was noted of it:"
+        yield f"[bold]{story.ids[0]}[/bold]: unknown, or no longer known; these notes exist:"
     else:
         due = time_text(message.due_ms)
         yield f"[bold]{story.ids[0]}[/bold] on {escape(message.topic)}, due {due}: {message.state}"
@@ -192,7 +192,7 @@ def tell(story: Story) -> Iterable[str]:
             yield f"[dim]{day} UTC[/dim]"
         yield f"  {_clock(at_ms)}  [bold]{what:10}[/bold]  {escape(words)}"
     if not lines:
-        yield "  nothing was noted of it"
+        yield "  no notes exist"
     for note in _footnotes(story):
         yield f"[dim]{escape(note)}[/dim]"
 
@@ -228,7 +228,7 @@ def trace(
     as_json: AsJson = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the master.")] = 3.0,
 ) -> None:
-    """What became of one message: scheduled, committed, dispatched, delivered, settled; when, and on which node."""
+    """Show what became of one message, from schedule to settlement: when, and on which node."""
     use_json(as_json)
 
     async def go() -> Story:

@@ -166,7 +166,7 @@ def test_top_into_a_pipe_and_a_trace(run: Run, address: str) -> None:
     assert [event["kind"] for event in told["events"]] == ["SCHEDULED", "DISPATCHED", "DELIVERED", "SETTLED"]
     assert told["events"][0]["due_ms"] == due_ms and told["events"][2]["nodes"]["n1"] >= due_ms
     unknown = run("trace", "0-5-5")
-    assert unknown.code == 1 and "nothing was noted" in unknown.out
+    assert unknown.code == 1 and "no notes exist" in unknown.out
     assert run("trace", "nonsense").code == 1
     assert run("top", "--address", "127.0.0.1:1").code == 3
 
