@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from tickwheel.node.config import NodeConfig
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, MANIFEST_PATH, Restored, restore
 from tickwheel.node.core.core import SLOT_MS_DEFAULT
+from tickwheel.node.core.founding import PATH as FOUNDING_PATH
 from tickwheel.node.core.install import install_if_complete
 from tickwheel.node.core.lease_file import PATH as LEASES_PATH
 from tickwheel.node.server.identity import new_identity, read_identity, store_identity
@@ -89,6 +90,8 @@ def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found
     disk.remove(JOURNAL_DIRECTORY)
     if disk.exists(LEASES_PATH):
         disk.remove(LEASES_PATH)  # its places may be other messages' in the new cluster
+    if disk.exists(FOUNDING_PATH):
+        disk.remove(FOUNDING_PATH)  # of the old cluster: its founders, with their disks
     disk.sync_dir("")
     begun = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=config.core.segment_bytes)
     begun.reset_to(state.applied_index, state.applied_term)

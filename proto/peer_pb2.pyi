@@ -52,6 +52,7 @@ class PeerFrame(_message.Message):
     BUNDLE_PIECE_FIELD_NUMBER: _builtins.int
     RECORD_ASK_FIELD_NUMBER: _builtins.int
     RECORD_ANSWER_FIELD_NUMBER: _builtins.int
+    FOUNDING_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     sender_id: _builtins.str
     receiver_id: _builtins.str
@@ -104,6 +105,8 @@ class PeerFrame(_message.Message):
     def record_ask(self) -> Global___RecordAsk: ...
     @_builtins.property
     def record_answer(self) -> Global___RecordAnswer: ...
+    @_builtins.property
+    def founding(self) -> Global___Founding: ...
     def __init__(
         self,
         *,
@@ -136,16 +139,73 @@ class PeerFrame(_message.Message):
         bundle_piece: Global___BundlePiece | None = ...,
         record_ask: Global___RecordAsk | None = ...,
         record_answer: Global___RecordAnswer | None = ...,
+        founding: Global___Founding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "bundle", b"bundle", "bundle_ask", b"bundle_ask", "bundle_piece", b"bundle_piece", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "hello", b"hello", "ping", b"ping", "pong", b"pong", "record_answer", b"record_answer", "record_ask", b"record_ask", "refused", b"refused", "request_vote", b"request_vote", "sync", b"sync", "sync_reply", b"sync_reply", "timeout_now", b"timeout_now", "vote", b"vote"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "bundle", b"bundle", "bundle_ask", b"bundle_ask", "bundle_piece", b"bundle_piece", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "founding", b"founding", "hello", b"hello", "ping", b"ping", "pong", b"pong", "record_answer", b"record_answer", "record_ask", b"record_ask", "refused", b"refused", "request_vote", b"request_vote", "sync", b"sync", "sync_reply", b"sync_reply", "timeout_now", b"timeout_now", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "boot_id", b"boot_id", "bundle", b"bundle", "bundle_ask", b"bundle_ask", "bundle_piece", b"bundle_piece", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "cluster_id", b"cluster_id", "connection_id", b"connection_id", "disk_uuid", b"disk_uuid", "format_version", b"format_version", "hello", b"hello", "ping", b"ping", "pong", b"pong", "receiver_id", b"receiver_id", "record_answer", b"record_answer", "record_ask", b"record_ask", "refused", b"refused", "request_vote", b"request_vote", "sender_id", b"sender_id", "sequence", b"sequence", "sync", b"sync", "sync_reply", b"sync_reply", "term", b"term", "timeout_now", b"timeout_now", "vote", b"vote", "wheel_group", b"wheel_group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_entries", b"append_entries", "append_result", b"append_result", "body", b"body", "boot_id", b"boot_id", "bundle", b"bundle", "bundle_ask", b"bundle_ask", "bundle_piece", b"bundle_piece", "checkpoint_needed", b"checkpoint_needed", "clock_answer", b"clock_answer", "clock_ask", b"clock_ask", "cluster_id", b"cluster_id", "connection_id", b"connection_id", "disk_uuid", b"disk_uuid", "format_version", b"format_version", "founding", b"founding", "hello", b"hello", "ping", b"ping", "pong", b"pong", "receiver_id", b"receiver_id", "record_answer", b"record_answer", "record_ask", b"record_ask", "refused", b"refused", "request_vote", b"request_vote", "sender_id", b"sender_id", "sequence", b"sequence", "sync", b"sync", "sync_reply", b"sync_reply", "term", b"term", "timeout_now", b"timeout_now", "vote", b"vote", "wheel_group", b"wheel_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["append_entries", "append_result", "request_vote", "vote", "timeout_now", "ping", "pong", "sync", "sync_reply", "checkpoint_needed", "hello", "refused", "bundle", "clock_ask", "clock_answer", "bundle_ask", "bundle_piece", "record_ask", "record_answer"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["append_entries", "append_result", "request_vote", "vote", "timeout_now", "ping", "pong", "sync", "sync_reply", "checkpoint_needed", "hello", "refused", "bundle", "clock_ask", "clock_answer", "bundle_ask", "bundle_piece", "record_ask", "record_answer", "founding"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___PeerFrame: _TypeAlias = PeerFrame  # noqa: Y015
+
+@_typing.final
+class Founding(_message.Message):
+    """What a node has recorded of its cluster's founding (node/core/founding.py): said to the other founders, and, without
+    `asks`, the content of the file `founding`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOUNDERS_FIELD_NUMBER: _builtins.int
+    FOUNDED_FIELD_NUMBER: _builtins.int
+    ASKS_FIELD_NUMBER: _builtins.int
+    founded: _builtins.bool
+    """The cluster is founded: the sender votes, and will found no other."""
+    asks: _builtins.bool
+    """The receiver is to say the same of itself."""
+    @_builtins.property
+    def founders(self) -> _containers.RepeatedCompositeFieldContainer[Global___Founder]:
+        """All founders with their disks, recorded for good; empty: not yet, or the node's files are older than this record."""
+
+    def __init__(
+        self,
+        *,
+        founders: _abc.Iterable[Global___Founder] | None = ...,
+        founded: _builtins.bool = ...,
+        asks: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "founded", b"founded", "founders", b"founders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Founding: _TypeAlias = Founding  # noqa: Y015
+
+@_typing.final
+class Founder(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    DISK_UUID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    disk_uuid: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        disk_uuid: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_uuid", b"disk_uuid", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Founder: _TypeAlias = Founder  # noqa: Y015
 
 @_typing.final
 class FrameBundle(_message.Message):

@@ -44,9 +44,11 @@ from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, E
 from tickwheel.replication.stable_storage import StableStorage
 from tickwheel.replication.voters import Voters
 
-BESIDE = frozenset({"clock_ask", "clock_answer", "bundle_ask", "bundle_piece", "record_ask", "record_answer"})
-NEVER_NS = 1 << 63
+BESIDE = frozenset(
+    {"clock_ask", "clock_answer", "bundle_ask", "bundle_piece", "record_ask", "record_answer", "founding"}
+)
 """Frames that are no part of the log. Their term is heeded like any other's, no matter whose it is."""
+NEVER_NS = 1 << 63
 
 
 @dataclass(slots=True)
@@ -260,7 +262,9 @@ class Conversation:
     def may_campaign(self) -> bool:
         """Ask first, raise the term only when a majority would vote for this node."""
         now_ns = self._clock.monotonic_ns()
-        if not self._voters.counts or self._storage.halted or self._storage.hangs(now_ns):
+        if not (self._voters.counts and self._listener.may_vote()):
+            return False
+        if self._storage.halted or self._storage.hangs(now_ns):
             return False
         others = self._voters.others
         following = self._campaign.next(others, now_ns)
@@ -388,10 +392,12 @@ class Conversation:
     # -- elections
 
     def _would_refuse(self, now_ns: int) -> bool:
-        """Whether a vote would be refused: a live master is known, or this node has just started."""
+        """Whether a vote would be refused: a live master is known, or this node has just started, or may not vote."""
         timeout_ns = self._config.election_timeout_ms_min * NS_PER_MS
         if self.engine.state == LEADER:
             return self._lease.until_ns(self._voters.others, now_ns) > now_ns
+        if not self._listener.may_vote():
+            return True
         if self._guards.votes_sticky and self.master_heard_ns and now_ns - self.master_heard_ns < timeout_ns:
             return True
         alone = self._voters.counts and not self._voters.others
@@ -400,7 +406,7 @@ class Conversation:
     def _on_request_vote(self, peer_id: str, frame: PeerFrame) -> None:
         # Also of a peer that does not count here, and by a node that does not count itself: it may be that the entry
         # by which they do is not in this log yet. Whose votes count is for the candidate to know, by its own log.
-        if self._storage.halted:
+        if self._storage.halted or not self._listener.may_vote():
             return
         request = frame.request_vote
         if not request.transfer and self._would_refuse(self._clock.monotonic_ns()):
@@ -446,6 +452,8 @@ class Conversation:
     def _on_timeout_now(self, peer_id: str, frame: PeerFrame) -> None:
         engine = self.engine
         if frame.term != engine.term or engine.leader_id != peer_id or self._storage.halted:
+            return
+        if not self._listener.may_vote():
             return
         if self._journal.durable_index < self._journal.last_index:
             return

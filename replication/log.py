@@ -155,6 +155,10 @@ class LogListener(Protocol):
         """Whether there is room for what the next entries bring. If not, they wait in the journal: ask again soon."""
         ...
 
+    def may_vote(self) -> bool:
+        """Whether this node may vote and stand for election. Once it may, it always may."""
+        ...
+
     def handover_ready(self, peer_id: str) -> bool:
         """Whether this slave has heard of everything beside the log that it needs to lead without a repeat."""
         ...

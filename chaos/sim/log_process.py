@@ -168,6 +168,10 @@ class LogProcess:
         answer.sync_reply.number = frame.sync.number
         return answer
 
+    def may_vote(self) -> bool:
+        """See LogListener."""
+        return True
+
     def may_apply(self) -> bool:
         """See LogListener."""
         return True

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tickwheel.node.core.announcements import (
     Announcements,
@@ -38,6 +39,7 @@ from tickwheel.node.core.events import Events
 from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.filter_sweep import FilterSweep
 from tickwheel.node.core.flow import FlowControl
+from tickwheel.node.core.founding import FoundingDesk
 from tickwheel.node.core.lease_file import LeaseFile, read_leases
 from tickwheel.node.core.listener import Applied, CoreListener
 from tickwheel.node.core.membership import MemberDesk
@@ -185,9 +187,14 @@ class NodeCore:
         self.record_answers = RecordAnswers(self)
         self.mending = Mending(self)
 
+        # Whether this node may vote.
+        self.founding = FoundingDesk(
+            ports.disk, identity, [member.node_id for member in self._first_members], self.fatal
+        )
+
         # What clients and operators ask for.
         self.reign = Reign(self, self.sync, self._create_cluster, self._begin_reign, self._end_reign)
-        self.members = MemberDesk(self, self.reign.transfer)
+        self.members = MemberDesk(self, self.reign.transfer, self.founding, self.sync)
         self.cold = ColdDesk(self, self.disk_room)
         self.bulk = BulkDesk(
             self,
@@ -245,6 +252,8 @@ class NodeCore:
             self.totals,
             self.topic_rates,
             self.topic_pending,
+            self.founding,
+            self.members,
         )
         self.log = make_log(self.listener, restored)
         self.proposer.attach(self.log, self.publisher)
@@ -328,7 +337,8 @@ class NodeCore:
         return self.reign.changes
 
     def _create_cluster(self) -> None:
-        self.requests.create_cluster(self._first_settings, self._first_members)
+        members = [replace(member, disk_uuid=self.founding.disk_of(member.node_id)) for member in self._first_members]
+        self.requests.create_cluster(self._first_settings, members)
 
     def _begin_reign(self) -> None:
         """Align and deliver: this node leads, has applied everything, and knows what time it is."""
@@ -349,6 +359,7 @@ class NodeCore:
             return self._ports.clock.monotonic_ns() + IDLE_MS_MAX * 1_000_000
         log_wants_ns = self.log.tick()
         now_ns = self._ports.clock.monotonic_ns()
+        self.founding.tick(SteadyMs(now_ns // 1_000_000), self.state.members, self.log.send_beside)
         self.clock.tick(now_ns, self._member_ids, self.log.send_beside)
         if self.leading and not self.delivery.reigning and self.clock.known:
             self._begin_reign()
@@ -413,6 +424,7 @@ class NodeCore:
             self.bulk.wanted_ms(),
             self.salvage.wanted_ms(),
             self.mending.wanted_ms(),
+            self.founding.wanted_ms(),
         )
         wanted: list[ClusterMs | None] = [self.background.wanted_ms(now_ms)]
         wait = 0 if self.checkpointer.capturing else NEVER_MS
@@ -441,6 +453,7 @@ class NodeCore:
     def peer_connected(self, peer_id: str) -> None:
         """The way to a peer is open."""
         self.log.peer_connected(peer_id)
+        self.founding.connected(peer_id, self.log.send_beside)
         self.clock.peer_connected(peer_id)
 
     def peer_disconnected(self, peer_id: str) -> None:

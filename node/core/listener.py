@@ -19,7 +19,9 @@ from tickwheel.node.core.counters import Totals
 from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.events import Events
 from tickwheel.node.core.filter_sweep import FilterSweep
+from tickwheel.node.core.founding import FoundingDesk
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.mending import Mending
 from tickwheel.node.core.record_answers import RecordAnswers
 from tickwheel.node.core.reign import Reign
@@ -73,6 +75,8 @@ class CoreListener:
         totals: Totals,
         topic_rates: TopicRates,
         topic_pending: TopicPending,
+        founding: FoundingDesk,
+        members: MemberDesk,
     ) -> None:
         """`checkpoint_needed`: this node is to begin anew from the checkpoint of this peer."""
         self._core = core
@@ -91,6 +95,8 @@ class CoreListener:
         self._totals = totals
         self._topic_rates = topic_rates
         self._topic_pending = topic_pending
+        self._founding = founding
+        self._members = members
 
     def apply(self, index: int, term: int, command: bytes) -> object:
         """See LogListener. What does not even begin like an entry is of another format: stop."""
@@ -139,6 +145,7 @@ class CoreListener:
         core = self._core
         if result.members is not None:
             core.log.set_members(result.members)
+            self._founding.look_again()
         if not core.leading or kind == "create_topic" or (result.group is None and result.topic is None):
             return
         if kind == "create_group" and result.group is not None:
@@ -168,7 +175,7 @@ class CoreListener:
         return self._sync.incoming(frame)
 
     def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
-        """See LogListener: about this machine's clock, bundles, or records."""
+        """See LogListener: about this machine's clock, bundles, records, or the founding."""
         core = self._core
         kind = frame.WhichOneof("body")
         if kind == "bundle_ask":
@@ -184,11 +191,14 @@ class CoreListener:
                 self._salvage.answer_in(peer_id, frame.record_answer)
             self._mending.answer_in(peer_id, frame.record_answer)
             return None
+        if kind == "founding":
+            return self._founding.receive(peer_id, frame, core.log.send_beside)
         return core.clock.receive(peer_id, frame)
 
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
         """See LogListener."""
         self._sync.reply(peer_id, frame)
+        self._members.came_with(peer_id, frame.disk_uuid)
         self._core.clock.sync_answered(peer_id, frame.sync_reply.echo_sent_ns, frame.sync_reply.clock_ms)
 
     def may_apply(self) -> bool:
@@ -198,6 +208,10 @@ class CoreListener:
         if self._mending.holds_log or core.wheel.absorbing or self._checkpointer().capturing:
             return False
         return core.wheel.buffer_bytes < BUFFERS_APPLIED_MAX * core.config.buffer_bytes_max
+
+    def may_vote(self) -> bool:
+        """See LogListener: not with a new disk, before it is known that nobody lost an old one."""
+        return self._founding.may_vote
 
     def handover_ready(self, peer_id: str) -> bool:
         """See LogListener: the next master must know what is out with consumers, or it would deliver it again; and must

@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Callable
 
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, not_master
+from tickwheel.node.core.founding import FoundingDesk
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.sync import SyncState
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Command, PromoteMember
@@ -34,9 +36,11 @@ Transfer = Callable[[str | None, Callable[[Failure | None], None]], None]
 class MemberDesk(Part):
     """One per node; `change` and `upkeep` are for the master."""
 
-    def __init__(self, core: Kernel, transfer: Transfer) -> None:
+    def __init__(self, core: Kernel, transfer: Transfer, founding: FoundingDesk, sync: SyncState) -> None:
         """`transfer`: hands mastership over."""
         self._core = core
+        self._founding = founding
+        self._sync = sync
         self._transfer = transfer
         self._waiting: deque[tuple[AdminCommand, Done]] = deque()
         self._changing = False
@@ -108,7 +112,8 @@ class MemberDesk(Part):
             )
         if known is None:
             return Refusal(f"{node_id} is not a member: add it (tickwheel member add), under an id never used before")
-        if known.disk_uuid and disk_uuid and known.disk_uuid != disk_uuid:
+        joined_with = known.disk_uuid or self._founding.disk_of(node_id)
+        if joined_with and disk_uuid and joined_with != disk_uuid:
             return Refusal(
                 f"{node_id} comes with another disk than it joined with, so it has forgotten votes and entries: "
                 "remove the member and add it anew under a new id (docs/DEPLOY.md, replacing a dead node)",
@@ -120,6 +125,11 @@ class MemberDesk(Part):
                 "not belong here; if its disk was replaced, remove the member and add it anew under a new id"
             )
         return None
+
+    def came_with(self, node_id: str, disk_uuid: str) -> None:
+        """A member that was let in speaks: it comes with this disk. Its hello may have been before this core was."""
+        if disk_uuid:
+            self._disks.setdefault(node_id, disk_uuid)
 
     def _believes(self, node_id: str, disk_uuid: str, shown: Introduction) -> bool:
         """Whether the members that a caller shows are this cluster's, and later ones than this node knows.
@@ -190,14 +200,18 @@ class MemberDesk(Part):
     def _promote(self) -> None:
         core = self._core
         status = core.log.status()
-        learners = [member.node_id for member in core.state.members() if member.learner]
+        # It votes once its log names its disk (founding.py), so that comes first.
+        recorded = [m for m in core.state.members() if m.disk_uuid or not self._disks.get(m.node_id)]
+        learners = [member.node_id for member in recorded if member.learner]
         for node_id in [known for known in self._goals if known not in learners]:
             del self._goals[node_id]
         for node_id in learners:
             progress = status.peers.get(node_id)
             goal = self._goals.get(node_id)
             self._goals[node_id] = status.last_index
-            if goal is not None and progress is not None and progress.connected and progress.match_index >= goal:
+            if goal is None or progress is None or not progress.connected:
+                continue
+            if min(progress.match_index, self._sync.applied_of(node_id)) >= goal:
                 self.change(AdminCommand(promote_member=PromoteMember(node_id=node_id)), _seen_in_the_list)
                 return
 

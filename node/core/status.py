@@ -33,13 +33,15 @@ def _state(core: NodeCore, log: LogStatus) -> tuple[admin_pb2.NodeState.ValueTyp
     if core.identity.node_id not in members:
         waits = "its log names other members" if members else "its log names no members yet"
         return admin_pb2.NODE_NOT_MEMBER, f"{waits}: it waits to be added"
+    if core.founding.reason and log.master_id is None:
+        return admin_pb2.NODE_ALONE, core.founding.reason
     if core.recovering:
         # First of all: until then the cursor that it shows is an older one (P6).
         replayed = f"replayed {core.applied_index} of {core.recover_to} entries"
         return admin_pb2.NODE_RECOVERING, f"{replayed}; {log.halted}" if log.halted else replayed
     if log.halted:
         return admin_pb2.NODE_READ_ONLY, log.halted
-    waits_for = core.salvage.reason or core.mending.reason
+    waits_for = core.founding.reason or core.salvage.reason or core.mending.reason
     if log.master_id is None:
         return admin_pb2.NODE_ALONE, "; ".join(
             filter(None, ("it hears no master: what it shows may be old", waits_for))

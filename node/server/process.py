@@ -113,6 +113,7 @@ class NodeProcess:
         self._role = ""
         self._phase = ""
         self._halted = ""
+        self._unfounded = ""
         self._unsound = 0
         self._stood: tuple[int, int, object] = (0, 0, None)
         self._refused_calls: Counter[str] = Counter()
@@ -461,6 +462,10 @@ class NodeProcess:
             if core.proposer.unsound_commands != self._unsound:
                 self._unsound = core.proposer.unsound_commands
                 log.error("commands were refused that could not be read back from the log", commands=self._unsound)
+            unfounded = core.founding.reason
+            if unfounded and unfounded != self._unfounded:
+                log.warning("this node does not vote yet", reason=unfounded)
+            self._unfounded = unfounded
             halted = core.log.status().halted
             if halted and halted != self._halted:
                 log.warning("this node takes no part", reason=halted)

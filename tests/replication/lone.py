@@ -227,6 +227,10 @@ class Lone:
         """Nothing is sent beside the log."""
         return None
 
+    def may_vote(self) -> bool:
+        """See LogListener."""
+        return True
+
     def may_apply(self) -> bool:
         """See LogListener."""
         return self.room

@@ -55,6 +55,10 @@ class Listener:
         """Nothing is sent beside the log."""
         return None
 
+    def may_vote(self) -> bool:
+        """See LogListener."""
+        return True
+
     def may_apply(self) -> bool:
         """See LogListener."""
         return self.room

@@ -6,6 +6,7 @@ import pytest
 
 from tests.node.core.trio import Client, World, digests, places
 from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.founding import FoundingDesk
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
@@ -201,23 +202,25 @@ def test_changes_asked_at_once_are_made_one_after_the_other() -> None:
     assert len(counting(world)) == 2
 
 
-def test_the_disk_of_a_member_is_the_one_it_came_with_first() -> None:
+def test_the_disk_of_a_member_is_the_one_it_came_with_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one under its name is neither let in nor recorded: the member itself would be refused."""
+    monkeypatch.setattr(FoundingDesk, "disk_of", lambda self, node_id: "")  # a cluster of before that was known
     world = World()
     host = world.elect().host
     assert host is not None
     desk = host.core.members
     other = next(member.node_id for member in host.core.log.members() if member.node_id != host.core.identity.node_id)
-    assert desk.refuses(other, "its own") is None
+    own = f"disk-{other}"
+    assert desk.refuses(other, own) is None
     refusal = desk.refuses(other, "another")
     assert refusal is not None and not refusal.final
-    assert desk.refuses(other, "its own") is None
+    assert desk.refuses(other, own) is None
 
     def recorded() -> str:
         assert host is not None
         return next(member.disk_uuid for member in host.core.log.members() if member.node_id == other)
 
     world.run_until(lambda: bool(recorded()))
-    assert recorded() == "its own"
+    assert recorded() == own
     refusal = desk.refuses(other, "another")
     assert refusal is not None and refusal.final

@@ -131,6 +131,7 @@ class Node:
         self.joining = joining
         self.boot = 0
         self.host: NodeHost | None = None
+        self.disk_uuid = f"disk-{name}"
         self.disk = SimulatedDisk(random.Random(f"{name}{world.rng.random()}"))
         self.wake_ns: int | None = None
         self.fatal = ""
@@ -239,7 +240,7 @@ class Node:
         self.host = NodeHost(
             self.world.config,
             raft_config(self.world.config),
-            NodeIdentity("c", self.name, disk_uuid=f"disk-{self.name}"),
+            NodeIdentity("c", self.name, disk_uuid=self.disk_uuid),
             Ports(self.disk, self, self, self, self, self),
             seed=None,
             members=members,
@@ -282,6 +283,12 @@ class Node:
         self.host = None
         self.disk.crash()
         self._connections_break()
+
+    def wipe(self) -> None:
+        """It is down, and its disk is replaced by an empty one."""
+        assert self.host is None
+        self.disk_uuid += "'"
+        self.disk = SimulatedDisk(random.Random(f"{self.name}{self.world.rng.random()}"))
 
     def wake(self) -> None:
         if self.wake_ns is None or self.wake_ns > self.world.now_ns:
