@@ -71,6 +71,7 @@ from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.log import LogListener, Member, ReplicatedLog
+from tickwheel.storage.errors import CorruptFileError
 from tickwheel.wheel.units import Units
 
 UPKEEP_PERIOD_MS = 1_000
@@ -125,6 +126,10 @@ class NodeCore:
         self._applied = Applied(restored.applied_index, restored.applied_term)
         bundle_store = BundleStore(ports.disk, ports.executor, self.steady_ms, self.fatal)
         self.serving = Serving(self.random_bits)
+        self.serving.on_damage = self._met_damage
+        self._damage = ""
+        """What is damaged in this node's files: it leaves. Empty: nothing is known to be."""
+        self._leaving = False
         self.background = Background(
             ports.executor, self.wheel, self.fatal, self.serving, lambda error: self.mending.damaged(error)
         )
@@ -357,6 +362,10 @@ class NodeCore:
         """Do what is due; returns the monotonic_ns at which the next call is needed at the latest."""
         if self._stopped:
             return self._ports.clock.monotonic_ns() + IDLE_MS_MAX * 1_000_000
+        if self._damage and not self._leaving:
+            self._leave()
+            if self._stopped:
+                return self._ports.clock.monotonic_ns() + IDLE_MS_MAX * 1_000_000
         log_wants_ns = self.log.tick()
         now_ns = self._ports.clock.monotonic_ns()
         self.founding.tick(SteadyMs(now_ns // 1_000_000), self.state.members, self.log.send_beside)
@@ -497,6 +506,18 @@ class NodeCore:
     def stopped(self) -> bool:
         """It takes no part any more."""
         return self._stopped
+
+    def _met_damage(self, error: CorruptFileError) -> None:
+        self._damage = self._damage or str(error)
+
+    def _leave(self) -> None:
+        """Files of this node are damaged: another member leads first, if there is one, then the process stops."""
+        self._leaving = True
+        reason = f"met while serving: {self._damage}"
+        if self.leading and not self.handing_over and len(self._member_ids()) > 1:
+            self.reign.transfer(None, lambda failure: self.fatal(reason))
+        else:
+            self.fatal(reason)
 
     def fatal(self, reason: str) -> None:
         """An impossible state, or a disk that cannot be relied on: the process must stop."""

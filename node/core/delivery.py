@@ -23,7 +23,7 @@ from tickwheel.node.core.announcements import Delivered, Dispatched, DispatchFai
 from tickwheel.node.core.broadcast import Broadcasts
 from tickwheel.node.core.channel import Channel, Staged
 from tickwheel.node.core.counters import Counters
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.fetching import Fetching
 from tickwheel.node.core.fifo import FifoChannel
 from tickwheel.node.core.inherited import Inherited
@@ -300,7 +300,10 @@ class Delivery(Part):
 
     def _failed(self, group_id: int, failure: Failure) -> None:
         """Serving a group failed half way: its consumers go, its channels begin anew for those that come. What is out
-        stays out until its leases end, so nothing of it is delivered twice, and what was on its way is read again."""
+        stays out until its leases end, so nothing of it is delivered twice, and what was on its way is read again. If
+        this node's files are damaged another will lead: consumers look for it."""
+        if self._serving.damaged:
+            failure = not_master(None, None)
         for session in list(self.sessions.of_group(group_id)):
             if self.sessions.close(session):
                 session.closed(failure)

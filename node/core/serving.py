@@ -8,6 +8,8 @@ Invariants, once a server has called `contain`:
   traceback was reported. What it had begun may be done, half done or undone.
 - Work that belongs to no request raises on and ends the node; done in passing (`own`), as OwnWorkError.
 - Errors of what the node cannot go on without (FATAL) raise on, whosever piece found them.
+- Damage in the node's own files fails the request that met it and is told to `on_damage`: the next request for the
+  same bytes would meet it again, so the node leaves in order.
 
 Without `contain` everything raises on: in the simulation a mistake must not pass for a refusal.
 """
@@ -21,6 +23,7 @@ from tickwheel.node.core.failure import Failure, node_fault
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.replication.guard import ImpossibleMessageError
 from tickwheel.storage.disk import SyncFailedError
+from tickwheel.storage.errors import CorruptFileError
 
 
 class OwnWorkError(Exception):
@@ -43,6 +46,9 @@ class Serving:
         self._report: Callable[[str, BaseException], None] | None = None
         self._current: Fail | None = None
         """How the request whose piece runs now is told that it failed; None: no request's."""
+        self.damaged = False
+        """A piece met damage in the node's own files: the node leaves."""
+        self.on_damage: Callable[[CorruptFileError], None] = lambda error: None
         self.faults = 0
         """Errors that failed a request instead of the node."""
 
@@ -104,6 +110,9 @@ class Serving:
         """Report an error that is to fail a request; returns what to tell it. What is FATAL is raised again."""
         if isinstance(error, FATAL) or self._report is None:
             raise error
+        if isinstance(error, CorruptFileError):
+            self.damaged = True
+            self.on_damage(error)
         self.faults += 1
         error_id = f"{self._random_bits(48):012x}"
         self._report(error_id, error)

@@ -110,6 +110,38 @@ async def test_a_flipped_byte_refuses_to_start_and_says_which_file(tmp_path: Pat
             assert (await client.count_pending("t")).total == 51
 
 
+async def test_damage_that_a_serving_master_meets_makes_another_lead_first(tmp_path: Path) -> None:
+    """A byte of the ready queue is spoiled under it: it hands over, ends with 3 and says why, and nothing is lost."""
+    count = 2_000  # more ids than a node has in memory after a restart
+    async with LocalCluster(tmp_path, 3) as cluster, AsyncClient(cluster.addresses) as client:
+        async with client.producer() as producer:
+            await producer.schedule_many("t", [(now_ms(), b"%d" % number) for number in range(count)])
+        master = await cluster.master()
+        slave = next(node for node in cluster.nodes if node is not master)
+        async with asyncio.timeout(20):
+            while not [chunk async for chunk in client.admin.backup(slave.client_address) if ".ids." in chunk.path]:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        await cluster.stop_node(slave)
+        cluster.start_node(slave)
+        await cluster.wait_ready()
+        await client.admin.transfer(slave.node_id)
+        (path,) = (slave.directory / "data" / "state" / "ready").glob("*.ids.0")
+        content = bytearray(path.read_bytes())
+        content[100] ^= 0x10
+        path.write_bytes(content)
+        got: set[bytes] = set()
+        async with client.consumer("g", "t") as consumer, asyncio.timeout(30):
+            async for delivery in consumer:
+                got.add(delivery.payload)
+                delivery.ack()
+                if len(got) == count:
+                    break
+        assert await ended(slave) == 3
+        assert (await cluster.master()) is not slave
+        text = slave.log_file.read_text(encoding="utf-8")
+        assert path.name in text and "anew under a new id" in text, slave.log_tail()
+
+
 @pytest.fixture
 def small_disks(tmp_path: Path) -> Iterator[list[Path]]:
     """Three file systems of their own, 64 MiB each; skipped where they cannot be mounted."""
