@@ -6,6 +6,7 @@ Answers are the proto messages themselves: they are the reference. Changes go to
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
@@ -17,6 +18,11 @@ from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
 Traced = admin_pb2.TraceResponse | Fault
+
+
+def _request_id() -> int:
+    """Tells the repeats of one call, whose answers may get lost, from another call."""
+    return secrets.randbits(63) | 1
 
 
 class AdminClient:
@@ -106,7 +112,7 @@ class AdminClient:
     async def delete_topic(self, name: str, *, cancel_pending: bool = False) -> admin_pb2.DeleteTopicResponse:
         """Delete a topic. Unless `cancel_pending`, RequestRefused with the counts in its metadata (`pending`,
         `undelivered`) if it holds messages. A large one goes on as the sweep `job_id` after the answer."""
-        request = admin_pb2.DeleteTopicRequest(name=name, cancel_pending=cancel_pending)
+        request = admin_pb2.DeleteTopicRequest(name=name, cancel_pending=cancel_pending, request_id=_request_id())
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.DeleteTopicResponse:
             return await AdminStub(channel).DeleteTopic(request, timeout=try_s)
@@ -206,7 +212,7 @@ class AdminClient:
     async def delete_group(self, name: str, *, discard: bool = False) -> admin_pb2.DeleteGroupResponse:
         """Delete a group. Unless `discard`, RequestRefused with the counts in its metadata (`undelivered`, `retries`,
         `dead`) if it has not settled everything. A large one goes on as the sweep `job_id` after the answer."""
-        request = admin_pb2.DeleteGroupRequest(name=name, discard=discard)
+        request = admin_pb2.DeleteGroupRequest(name=name, discard=discard, request_id=_request_id())
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.DeleteGroupResponse:
             return await AdminStub(channel).DeleteGroup(request, timeout=try_s)

@@ -967,21 +967,27 @@ class DeleteTopicRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     CANCEL_PENDING_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     cancel_pending: _builtins.bool
     """Cancel what is pending of it and drop what groups have not had. Without it a topic that has any of that is refused:
     WRONG_STATE with how many in `pending` and `undelivered`. From the answer to the first command of the deletion on it
     takes no message and hands none out.
     """
+    request_id: _builtins.int
+    """Drawn by chance, the same in each repeat of a call whose answer was lost: a repeat gets the answer of the first,
+    also once the topic is gone. 0: a repeat may be told that there is none.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         cancel_pending: _builtins.bool = ...,
+        request_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_pending", b"cancel_pending", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_pending", b"cancel_pending", "name", b"name", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1321,20 +1327,26 @@ class DeleteGroupRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     DISCARD_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     discard: _builtins.bool
     """Drop what the group has not settled, cancel its retries, and throw its dead letters away. Without it a group that
     has any of that is refused: WRONG_STATE with how many in `undelivered`, `retries` and `dead`.
+    """
+    request_id: _builtins.int
+    """Drawn by chance, the same in each repeat of a call whose answer was lost: a repeat gets the answer of the first,
+    also once the group is gone. 0: a repeat may be told that there is none.
     """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         discard: _builtins.bool = ...,
+        request_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["discard", b"discard", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discard", b"discard", "name", b"name", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,9 @@ is what stands before it, the question whether it may begin, and the answer afte
 
 Unconfirmed requests are judged by a count. What is scheduled between that count and the first command, a moment later,
 is cancelled with the rest, and counted and noted like it.
+
+A call that is repeated because its answer was lost names itself: it is answered by the sweep that the first try began,
+whether the target still exists, is gone, or exists anew.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ class Deleter(Part):
         topic_id = state.topic_id(request.name)
         owed = {} if topic_id is None else {"undelivered": state.topic_undelivered(topic_id)}
         wanted = Sweep(delete_topic=request.name, selection=Selection(topic=request.name))
-        self._delete("topic", request.name, topic_id, wanted, owed, request.cancel_pending, done)
+        self._delete("topic", request.name, topic_id, wanted, owed, request.cancel_pending, request.request_id, done)
 
     def group(self, request: DeleteGroupRequest, done: Done) -> None:
         """Delete a group; if it holds anything, only when that is confirmed."""
@@ -61,7 +64,7 @@ class Deleter(Part):
         group_id = state.group_id(request.name)
         owed = {} if group_id is None else state.group_owed(group_id)
         wanted = Sweep(delete_group=request.name)
-        self._delete("group", request.name, group_id, wanted, owed, request.discard, done)
+        self._delete("group", request.name, group_id, wanted, owed, request.discard, request.request_id, done)
 
     def _delete(
         self,
@@ -71,10 +74,15 @@ class Deleter(Part):
         wanted: Sweep,
         owed: dict[str, int],
         confirmed: bool,
+        request_id: int,
         done: Done,
     ) -> None:
         core = self._core
         failure = core.refusal()
+        begun = next((job.job_id for job in core.state.sweeps if _is_of(job, wanted, request_id)), None)
+        if failure is None and begun is not None:
+            self._wait(begun, done)
+            return
         if failure is None and target_id is None:
             text = f"{what} {name} does not exist"
             failure = Failure(common_pb2.UNKNOWN_NAME, text, {"field": what, "value": name[:127]})
@@ -86,7 +94,8 @@ class Deleter(Part):
         if running is not None:
             self._wait(running, done)
             return
-        wanted.job_id = f"delete-{what}-{target_id}-{core.applied_index}"
+        call = f"{request_id:x}" if request_id else str(core.applied_index)
+        wanted.job_id = f"delete-{what}-{target_id}-{call}"
         if confirmed:
             self._begin(wanted, done)
             return
@@ -148,6 +157,12 @@ def _deletes(job: Sweep, wanted: Sweep) -> bool:
     """Whether a job runs that deletes the same."""
     same = job.WhichOneof("action") == wanted.WhichOneof("action") and job.target_id == wanted.target_id
     return same and job.state == SWEEP_RUNNING
+
+
+def _is_of(job: Sweep, wanted: Sweep, request_id: int) -> bool:
+    """Whether a job was begun by an earlier try of the same call."""
+    same = (job.delete_topic, job.delete_group) == (wanted.delete_topic, wanted.delete_group)
+    return bool(request_id) and same and job.job_id.endswith(f"-{request_id:x}")
 
 
 def finished(job: Sweep) -> bool:

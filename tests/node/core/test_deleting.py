@@ -193,3 +193,29 @@ def test_a_deletion_goes_on_from_a_checkpoint() -> None:
     topic = again.topics.named("t")
     assert topic is not None and topic.closing and topic.paused
     core.state.abandon_checkpoint(checkpoint)
+
+
+def test_a_repeat_of_a_deletion_gets_the_answer_of_the_first() -> None:
+    """Its answer was lost: the repeat is told that it is done, also when the name exists anew by then."""
+    world = trio()
+    client = Client(world)
+    client.consume()
+    client.schedule([10])
+    world.run_until(lambda: came(client) == 1)
+    world.run(1_000)
+    group = admin_pb2.DeleteGroupRequest(name="g", request_id=0xABC)
+    topic = admin_pb2.DeleteTopicRequest(name="t", request_id=0xABC)
+    for request, delete in ((group, "delete_group"), (topic, "delete_topic")):
+
+        def asked(request: Any = request, delete: str = delete) -> Any:
+            return ask(world, lambda done: getattr(face(world), delete)(request, done))
+
+        first = asked()
+        assert first.state == SWEEP_FINISHED
+        assert asked() == first
+        other = type(request)(name=request.name, request_id=0xDEF)
+        assert asked(other).reason == common_pb2.UNKNOWN_NAME, "another call"
+        if delete == "delete_topic":
+            schedule(world, [("t", HOUR_MS, "k", [])])
+            assert asked() == first
+            assert counted(world, topic="t") == 1, "the repeat took what came after the first for its own"
