@@ -51,8 +51,13 @@ class AccessClient:
 
     async def users(self) -> list[access_pb2.User]:
         """All users."""
-        answer: access_pb2.ListUsersResponse = await self._call("ListUsers", access_pb2.ListUsersRequest())
-        return list(answer.users)
+        found: list[access_pb2.User] = []
+        while True:
+            request = access_pb2.ListUsersRequest(after=found[-1].name if found else "")
+            answer: access_pb2.ListUsersResponse = await self._call("ListUsers", request)
+            found += answer.users
+            if not answer.more:
+                return found
 
     async def create_token(
         self, user: str, *, label: str = "", lifetime: timedelta | None = None
@@ -81,8 +86,13 @@ class AccessClient:
 
     async def roles(self) -> list[access_pb2.AccessRole]:
         """All roles, the built-in one first."""
-        answer: access_pb2.ListRolesResponse = await self._call("ListRoles", access_pb2.ListRolesRequest())
-        return list(answer.roles)
+        found: list[access_pb2.AccessRole] = []
+        while True:
+            request = access_pb2.ListRolesRequest(after=found[-1].name if found else "")
+            answer: access_pb2.ListRolesResponse = await self._call("ListRoles", request)
+            found += answer.roles
+            if not answer.more:
+                return found
 
     async def audit(
         self, limit: int = 100, before_ms: int = 0, timeout_s: float = 10.0

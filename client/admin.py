@@ -122,10 +122,19 @@ class AdminClient:
     async def topics(self) -> list[admin_pb2.Topic]:
         """All topics, as the master knows them."""
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.ListTopicsResponse:
-            return await AdminStub(channel).ListTopics(admin_pb2.ListTopicsRequest(), timeout=try_s)
+        found: list[admin_pb2.Topic] = []
+        while True:
+            request = admin_pb2.ListTopicsRequest(after_id=found[-1].topic_id if found else 0)
 
-        return list((await self._cluster.call(invoke, self._timeout_s)).topics)
+            async def invoke(
+                channel: grpc.aio.Channel, try_s: float, request: admin_pb2.ListTopicsRequest = request
+            ) -> admin_pb2.ListTopicsResponse:
+                return await AdminStub(channel).ListTopics(request, timeout=try_s)
+
+            answer = await self._cluster.call(invoke, self._timeout_s)
+            found += answer.topics
+            if not answer.more:
+                return found
 
     async def create_group(
         self,
@@ -222,10 +231,19 @@ class AdminClient:
     async def groups(self) -> list[admin_pb2.Group]:
         """All groups, as the master knows them."""
 
-        async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.ListGroupsResponse:
-            return await AdminStub(channel).ListGroups(admin_pb2.ListGroupsRequest(), timeout=try_s)
+        found: list[admin_pb2.Group] = []
+        while True:
+            request = admin_pb2.ListGroupsRequest(after_id=found[-1].group_id if found else 0)
 
-        return list((await self._cluster.call(invoke, self._timeout_s)).groups)
+            async def invoke(
+                channel: grpc.aio.Channel, try_s: float, request: admin_pb2.ListGroupsRequest = request
+            ) -> admin_pb2.ListGroupsResponse:
+                return await AdminStub(channel).ListGroups(request, timeout=try_s)
+
+            answer = await self._cluster.call(invoke, self._timeout_s)
+            found += answer.groups
+            if not answer.more:
+                return found
 
     async def settings(self) -> admin_pb2.Settings:
         """The replicated settings."""

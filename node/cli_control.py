@@ -130,6 +130,8 @@ def disk(
         if topics:
             by_topic = [(item.topic or "(deleted)", f"{item.messages:,}", f"{item.bytes:,}") for item in use.topics]
             print_table("", ("topic", "messages", "bytes"), by_topic, right=(1, 2))
+            if use.topics_left_out:
+                out.print(f"and {use.topics_left_out:,} smaller topics")
 
 
 async def _disk_use(client: AsyncClient, address: str, topics: bool) -> admin_pb2.DiskUse:
@@ -145,6 +147,7 @@ async def _disk_use(client: AsyncClient, address: str, topics: bool) -> admin_pb
                 known.messages += item.messages
                 known.bytes += item.bytes
         use.next_hour = more.next_hour
+        use.topics_left_out = max(use.topics_left_out, more.topics_left_out)
     return use
 
 

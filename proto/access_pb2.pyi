@@ -304,12 +304,17 @@ Global___DeleteUserResponse: _TypeAlias = DeleteUserResponse  # noqa: Y015
 class ListUsersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    AFTER_FIELD_NUMBER: _builtins.int
+    after: _builtins.str
+    """Only users behind this one: the last one of the page before. Empty: from the first."""
     def __init__(
         self,
+        *,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -320,16 +325,22 @@ class ListUsersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     USERS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """There are others behind the last one."""
     @_builtins.property
-    def users(self) -> _containers.RepeatedCompositeFieldContainer[Global___User]: ...
+    def users(self) -> _containers.RepeatedCompositeFieldContainer[Global___User]:
+        """By name, about 3 MiB at most."""
+
     def __init__(
         self,
         *,
         users: _abc.Iterable[Global___User] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["users", b"users"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "users", b"users"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -466,12 +477,17 @@ Global___DeleteRoleResponse: _TypeAlias = DeleteRoleResponse  # noqa: Y015
 class ListRolesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    AFTER_FIELD_NUMBER: _builtins.int
+    after: _builtins.str
+    """Only roles behind this one: the last one of the page before. Empty: from the first."""
     def __init__(
         self,
+        *,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -482,16 +498,22 @@ class ListRolesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROLES_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """There are others behind the last one."""
     @_builtins.property
-    def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessRole]: ...
+    def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessRole]:
+        """By name, about 3 MiB at most."""
+
     def __init__(
         self,
         *,
         roles: _abc.Iterable[Global___AccessRole] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["roles", b"roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "roles", b"roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

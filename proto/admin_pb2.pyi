@@ -1029,12 +1029,17 @@ Global___DeleteTopicResponse: _TypeAlias = DeleteTopicResponse  # noqa: Y015
 class ListTopicsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    AFTER_ID_FIELD_NUMBER: _builtins.int
+    after_id: _builtins.int
+    """Only topics with a higher topic_id: the last one of the page before. 0: from the first."""
     def __init__(
         self,
+        *,
+        after_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_id", b"after_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1045,16 +1050,22 @@ class ListTopicsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPICS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """There are others behind the last one."""
     @_builtins.property
-    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Topic]: ...
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Topic]:
+        """By rising id, about 3 MiB at most."""
+
     def __init__(
         self,
         *,
         topics: _abc.Iterable[Global___Topic] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1388,12 +1399,17 @@ Global___DeleteGroupResponse: _TypeAlias = DeleteGroupResponse  # noqa: Y015
 class ListGroupsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    AFTER_ID_FIELD_NUMBER: _builtins.int
+    after_id: _builtins.int
+    """Only groups with a higher group_id: the last one of the page before. 0: from the first."""
     def __init__(
         self,
+        *,
+        after_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_id", b"after_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1404,16 +1420,22 @@ class ListGroupsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUPS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """There are others behind the last one."""
     @_builtins.property
-    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]:
+        """By rising id, about 3 MiB at most."""
+
     def __init__(
         self,
         *,
         groups: _abc.Iterable[Global___Group] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "more", b"more"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1771,6 +1793,7 @@ class DiskUse(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     HOURS_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
+    TOPICS_LEFT_OUT_FIELD_NUMBER: _builtins.int
     NEXT_HOUR_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     bytes_total: _builtins.int
@@ -1779,6 +1802,8 @@ class DiskUse(_message.Message):
     high_water_percent: _builtins.int
     """Above this share schedules are refused; 0: no mark."""
     above_high_water: _builtins.bool
+    topics_left_out: _builtins.int
+    """Topics that do not fit the answer: those with the fewest bytes."""
     next_hour: _builtins.int
     """With by_topic: hours from here on were not read; 0: all were."""
     @_builtins.property
@@ -1800,11 +1825,12 @@ class DiskUse(_message.Message):
         parts: _abc.Iterable[Global___DiskUse.Part] | None = ...,
         hours: _abc.Iterable[Global___DiskUse.Hour] | None = ...,
         topics: _abc.Iterable[Global___DiskUse.Topic] | None = ...,
+        topics_left_out: _builtins.int = ...,
         next_hour: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above_high_water", b"above_high_water", "bytes_free", b"bytes_free", "bytes_total", b"bytes_total", "high_water_percent", b"high_water_percent", "hours", b"hours", "next_hour", b"next_hour", "node_id", b"node_id", "parts", b"parts", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above_high_water", b"above_high_water", "bytes_free", b"bytes_free", "bytes_total", b"bytes_total", "high_water_percent", b"high_water_percent", "hours", b"hours", "next_hour", b"next_hour", "node_id", b"node_id", "parts", b"parts", "topics", b"topics", "topics_left_out", b"topics_left_out"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

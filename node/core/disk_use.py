@@ -11,6 +11,7 @@ from tickwheel.node.core.checkpoint import STATE_DIRECTORY, WHEEL_DIRECTORY
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.wheel.usage import UsageJob
@@ -84,8 +85,14 @@ def disk_use(core: Kernel, room: DiskRoom, request: admin_pb2.GetDiskUseRequest,
 
 
 def add_topics(core: Kernel, use: admin_pb2.DiskUse, job: UsageJob) -> None:
-    """What the job found, by name; topics that were deleted have none."""
-    for topic_id, (messages, size) in sorted(job.topics.items(), key=lambda item: -item[1][1]):
-        use.topics.add(topic=core.state.topic_name(topic_id), messages=messages, bytes=size)
+    """What the job found, by name; topics that were deleted have none. The largest, as many as fit an answer."""
+    left = ANSWER_BYTES_MAX - use.ByteSize()
+    for number, (topic_id, (messages, size)) in enumerate(sorted(job.topics.items(), key=lambda item: -item[1][1])):
+        topic = admin_pb2.DiskUse.Topic(topic=core.state.topic_name(topic_id), messages=messages, bytes=size)
+        left -= topic.ByteSize() + FIELD_BYTES
+        if left < 0:
+            use.topics_left_out = len(job.topics) - number
+            break
+        use.topics.append(topic)
     if job.next_hour is not None:
         use.next_hour = job.next_hour

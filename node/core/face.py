@@ -407,11 +407,11 @@ class CoreFace:
         """Members as applied on this node."""
         return admin_pb2.MemberList(members=[message_of(member) for member in self.core.log.members()])
 
-    def topics(self) -> Iterator[admin_pb2.Topic]:
-        """All topics, one at a time: whoever asks lets others have their turn in between."""
+    def topics(self, after_id: int = 0) -> Iterator[admin_pb2.Topic]:
+        """Topics with a higher id, by rising id, one at a time: whoever asks lets others have their turn in between."""
         core = self.core
         limits = core.topic_pending.limits() if core.topic_pending.wanted else {}
-        for _, name in list(core.state.named_topics()):
+        for _, name in sorted(found for found in core.state.named_topics() if found[0] > after_id):
             topic = core.state.topic_message(name)
             if topic is not None:
                 if name in limits:
@@ -427,11 +427,11 @@ class CoreFace:
             topic.pending, topic.pending_max = limits[name]
         return topic
 
-    def groups(self) -> Iterator[admin_pb2.Group]:
-        """All consumer groups, one at a time, with what this node knows of their consumers."""
+    def groups(self, after_id: int = 0) -> Iterator[admin_pb2.Group]:
+        """Groups with a higher id, by rising id, one at a time, with what this node knows of their consumers."""
         core = self.core
         in_flight = core.delivery.in_flight_by_group()
-        for name in core.state.group_names():
+        for _, name in sorted(found for found in core.state.named_groups() if found[0] > after_id):
             group = core.state.group_message(name)
             if group is not None:
                 group.consumers = len(core.delivery.sessions.of_group(group.group_id))

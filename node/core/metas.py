@@ -15,6 +15,9 @@ ANSWER_BYTES_MAX = 3 << 20
 """Of records in one answer, unless a single one is larger: below the 4 MiB that gRPC libraries take by default. A
 record of the largest payload is still below the 5 MiB that `limits.request_bytes_max` is at the least."""
 
+FIELD_BYTES = 8
+"""What a message in a repeated field takes beside its own bytes, at the most."""
+
 
 def meta_of(data: bytes) -> MessageMeta:
     """The meta of a record; an empty one if it cannot be decoded."""

@@ -13,6 +13,7 @@ from tickwheel.node.server.audit import AuditLog
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.errors import abort
 from tickwheel.node.server.gate import caller
+from tickwheel.node.server.paging import page
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.rights import LIFETIME_MS_MAX
 from tickwheel.proto import access_pb2, common_pb2
@@ -56,8 +57,9 @@ class AccessService(AccessServicer):
         return access_pb2.DeleteUserResponse()
 
     async def ListUsers(self, request: access_pb2.ListUsersRequest, context: Context) -> access_pb2.ListUsersResponse:
-        users = [user.message() for user in self._calls.core.state.access.users()]
-        return access_pb2.ListUsersResponse(users=users)
+        stored = self._calls.core.state.access.users()
+        users, more = await page(user.message() for user in stored if user.name > request.after)
+        return access_pb2.ListUsersResponse(users=users, more=more)
 
     async def CreateToken(
         self, request: access_pb2.CreateTokenRequest, context: Context
@@ -99,7 +101,14 @@ class AccessService(AccessServicer):
         return access_pb2.DeleteRoleResponse()
 
     async def ListRoles(self, request: access_pb2.ListRolesRequest, context: Context) -> access_pb2.ListRolesResponse:
-        return access_pb2.ListRolesResponse(roles=self._calls.core.state.access.roles())
+        # The built-in one comes first, whatever its name is.
+        found = self._calls.core.state.access.roles()
+        names = [role.name for role in found]
+        behind = names.index(request.after) + 1 if request.after in names else 0
+        if request.after and not behind:
+            behind = 1 + sum(name < request.after for name in names[1:])
+        roles, more = await page(found[behind:])
+        return access_pb2.ListRolesResponse(roles=roles, more=more)
 
     async def ListAudit(self, request: access_pb2.ListAuditRequest, context: Context) -> access_pb2.ListAuditResponse:
         limit = request.limit or AUDIT_LIMIT_DEFAULT

@@ -7,8 +7,8 @@ the admin role, looks the client role.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import google_crc32c
 import grpc
@@ -21,6 +21,7 @@ from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.errors import abort
 from tickwheel.node.server.gate import caller
+from tickwheel.node.server.paging import page
 from tickwheel.node.server.resolving import fail, resolve
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2, common_pb2, scheduler_pb2
@@ -34,23 +35,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 INTERVAL_MS_MIN, INTERVAL_MS_MAX, INTERVAL_MS_DEFAULT = 50, 60_000, 1_000
 CHUNK_BYTES = 1 << 20
-TURN_S = 0.005
-"""A listing goes on for so long before others have their turn."""
-
-T = TypeVar("T")
-
-
-async def in_turns(found: Iterator[T]) -> list[T]:
-    """All of it, without holding the loop for long: heartbeats and deliveries have their turn in between."""
-    loop = asyncio.get_running_loop()
-    gathered: list[T] = []
-    until = loop.time() + TURN_S
-    for one in found:
-        gathered.append(one)
-        if loop.time() >= until:
-            await asyncio.sleep(0)
-            until = loop.time() + TURN_S
-    return gathered
 
 
 def _readable(answer: admin_pb2.TraceResponse, who: Caller) -> admin_pb2.TraceResponse:
@@ -120,20 +104,18 @@ class AdminService(AdminServicer):
             self._watching -= 1
 
     async def ListTopics(self, request: admin_pb2.ListTopicsRequest, context: Context) -> admin_pb2.ListTopicsResponse:
-        topics = await in_turns(self._calls.core.topics())
         who = caller()
-        if not who.free:
-            rights = who.rights
-            topics = [topic for topic in topics if rights.sees_topic(topic.name)]
-        return admin_pb2.ListTopicsResponse(topics=topics)
+        free, rights = who.free, who.rights
+        found = self._calls.core.topics(request.after_id)
+        topics, more = await page(found, lambda topic: free or rights.sees_topic(topic.name))
+        return admin_pb2.ListTopicsResponse(topics=topics, more=more)
 
     async def ListGroups(self, request: admin_pb2.ListGroupsRequest, context: Context) -> admin_pb2.ListGroupsResponse:
-        groups = await in_turns(self._calls.core.groups())
         who = caller()
-        if not who.free:
-            rights = who.rights
-            groups = [group for group in groups if rights.sees_group(group.name)]
-        return admin_pb2.ListGroupsResponse(groups=groups)
+        free, rights = who.free, who.rights
+        found = self._calls.core.groups(request.after_id)
+        groups, more = await page(found, lambda group: free or rights.sees_group(group.name))
+        return admin_pb2.ListGroupsResponse(groups=groups, more=more)
 
     async def GetSettings(self, request: admin_pb2.GetSettingsRequest, context: Context) -> admin_pb2.Settings:
         return self._calls.core.settings_message()

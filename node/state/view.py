@@ -255,6 +255,10 @@ class StateView:
         group = self._state.groups.get(group_id)
         return [] if group is None else list(group.subscriptions)
 
+    def named_groups(self) -> Iterator[tuple[int, str]]:
+        """Id and name of each group."""
+        return ((group.group_id, group.name) for group in self._state.groups)
+
     def group_names(self) -> list[str]:
         """Of all groups."""
         return [group.name for group in self._state.groups]
