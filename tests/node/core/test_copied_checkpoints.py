@@ -169,7 +169,7 @@ def test_a_checkpoint_from_a_peer_waits_for_what_the_own_disk_still_writes(held:
     """P1: a slow checkpoint of its own would rename its manifest over the new one and remove a file that this names, a
     slow merge write into hours that are not its own: the node could not start again."""
     config = replace(CoreConfig(), segment_bytes=1 << 16, buffer_bytes_max=1 << 14, checkpoint_period_ms=500)
-    world = World(6, config=config)
+    world = World(7, config=config)
     client = Client(world)
     master = world.elect()
     load(world, client, 1)
