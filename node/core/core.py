@@ -180,7 +180,7 @@ class NodeCore:
         self.topic_rates = TopicRates()
         self.rates = Rates()
         self.totals = Totals()
-        self.sync = SyncState(self, self.delivery)
+        self.sync = SyncState(self, self.delivery, lambda: bool(self.bulk.waiting))
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
         self.synced_file = SyncedFile(ports.disk, ports.executor, synced)
@@ -276,10 +276,9 @@ class NodeCore:
     def _subscribe(self) -> None:
         """Who hears what, in this order."""
         hear = self.announcements.subscribe
-        hear(Dispatched, lambda what: self.topic_rates.add(what.topic_id, DISPATCHED, len(what.units)))
-        hear(Dispatched, lambda what: self.topic_pending.dispatched(what.topic_id, len(what.units)))
-        hear(Dispatched, self._note_dispatched)
-        hear(Dispatched, self.delivery.on_dispatched)
+        # In the middle of apply: a mistake with the messages of one topic would end every node, again at each replay.
+        hear(Dispatched, lambda what: self.serving.side(lambda: self._note_dispatched(what)))
+        hear(Dispatched, self._hand_out)
         hear(PushedAhead, self.delivery.on_pushed)
         if self.delivery.push is not None:
             hear(DispatchFailed, self.delivery.unpush)
@@ -417,7 +416,7 @@ class NodeCore:
                 self.members.upkeep()
                 self.flow.prune()
                 if self.clock.known:
-                    self.retention.tick(now_ms)
+                    self.serving.side(lambda: self.retention.tick(now_ms), self.retention.begin_again)
         if not self.wheel.absorbing:
             self.checkpointer.tick(steady_ms)
             if self.checkpointer.running:
@@ -475,7 +474,15 @@ class NodeCore:
     def _dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
         self.announcements.announce(Dispatched(topic_id, first_position, units))
 
+    def _hand_out(self, what: Dispatched) -> None:
+        def failed(failure: Failure) -> None:
+            self.delivery.topic_failed(what.topic_id, failure)
+
+        self.serving.run(failed, lambda: self.delivery.on_dispatched(what))
+
     def _note_dispatched(self, what: Dispatched) -> None:
+        self.topic_rates.add(what.topic_id, DISPATCHED, len(what.units))
+        self.topic_pending.dispatched(what.topic_id, len(what.units))
         if self.events.enabled and self.applied_index > self.events.noted_to:
             now_ms = self.clock.now_ms()
             self.events.dispatched(self.applied_index, now_ms, self.applied_term, what.topic_id, what.units)

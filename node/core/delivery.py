@@ -314,6 +314,12 @@ class Delivery(Part):
             self._broadcasts.drop(key)
             self._leases.drop(key)
 
+    def topic_failed(self, topic_id: int, failure: Failure) -> None:
+        """What was dispatched of a topic could not be noted: its groups' channels begin anew, and read it."""
+        for group_id in list(self.sessions.groups()):
+            if self._state.subscription(group_id, topic_id) is not None:
+                self._failed(group_id, failure)
+
     @property
     def has_news(self) -> bool:
         """Messages became ready or a consumer gave credit since the last tick."""

@@ -41,6 +41,10 @@ class Retention(Part):
         self._next_ms = 0
         self._proposed = False
 
+    def begin_again(self) -> None:
+        """A look went wrong: the next one, a period later, takes nothing of it for done."""
+        self._proposed = False
+
     def tick(self, now_ms: ClusterMs) -> None:
         """Once a period: propose what can go, if anything can."""
         if self._proposed or now_ms < self._next_ms or not self._state.created:

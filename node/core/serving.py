@@ -6,7 +6,8 @@ whose piece runs now. A callback that is handed on to be called later is `bound`
 Invariants, once a server has called `contain`:
 - An error in a piece of a request reaches nobody but that request. It is told NODE_FAULT with an id, under which the
   traceback was reported. What it had begun may be done, half done or undone.
-- Work that belongs to no request raises on and ends the node; done in passing (`own`), as OwnWorkError.
+- Work that belongs to no request raises on and ends the node; done in passing (`own`), as OwnWorkError. Where it can
+  be left out or tried again without harm (`side`), its error is reported and it is left out.
 - Errors of what the node cannot go on without (FATAL) raise on, whosever piece found them.
 - Damage in the node's own files fails the request that met it and is told to `on_damage`: the next request for the
   same bytes would meet it again, so the node leaves in order.
@@ -105,6 +106,14 @@ class Serving:
             raise OwnWorkError(f"the node's own work failed: {error!r}") from error
         finally:
             self._current = before
+
+    def side(self, work: Callable[[], None], failed: Callable[[], None] = lambda: None) -> None:
+        """Do work of the node's own that nothing replicated hangs on; `failed` follows if it raised."""
+
+        def told(_: Failure) -> None:
+            failed()
+
+        self.run(told, work)
 
     def fault(self, error: Exception) -> Failure:
         """Report an error that is to fail a request; returns what to tell it. What is FATAL is raised again."""

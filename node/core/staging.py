@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
@@ -266,7 +267,7 @@ class StagingDesk(Part):
         for number, job in enumerate(staging.publishing()):
             if number >= JOBS_DRIVEN_MAX:
                 break
-            self._drive(job, now_ms)
+            self._core.serving.side(partial(self._drive, job, now_ms), partial(self._drive_failed, job, now_ms))
         if now_ms >= self._next_expiry_ms or self._next_expiry_ms > now_ms + EXPIRY_PERIOD_MS:
             self._next_expiry_ms = now_ms + EXPIRY_PERIOD_MS
             if self._core.clock.known and staging.something_over(now_ms, self._core.state.settings):
@@ -276,6 +277,12 @@ class StagingDesk(Part):
     def wanted_ms(self) -> ClusterMs | None:
         """When to look again because something had to wait; None: nothing had."""
         return self._wants_ms
+
+    def _drive_failed(self, job: Job, now_ms: ClusterMs) -> None:
+        """Its next try begins from what is applied, after a pause; the other jobs go on."""
+        drive = self._drives[job.job_id] = _Drive(job.batch, job.position)
+        drive.not_before_ms = ClusterMs(now_ms + PAUSE_MS)
+        self._wants_ms = ClusterMs(now_ms + PAUSE_MS)
 
     def _drive(self, job: Job, now_ms: ClusterMs) -> None:
         drive = self._drives.get(job.job_id)

@@ -6,7 +6,7 @@ start from when it becomes master, and to show; the pair it heard is written to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.node.core.delivery import Delivery
@@ -37,8 +37,10 @@ class SyncState:
         self,
         core: Kernel,
         delivery: Delivery,
+        waits_for_bundle: Callable[[], bool],
     ) -> None:
         self._core = core
+        self._waits_for_bundle = waits_for_bundle
         self._clock = core.clock
         self._wheel = core.wheel
         self._delivery = delivery
@@ -102,7 +104,8 @@ class SyncState:
         return PeerFrame(
             sync_reply=SyncReply(
                 number=sync.number,
-                applied_index=self._core.applied_index,
+                # Not what waits for its bundle: such a node would lead and not serve.
+                applied_index=self._core.applied_index - self._waits_for_bundle(),
                 cursor_due_ms=cursor.due_ms,
                 cursor_index=cursor.index,
                 clock_ms=self._clock.wall_ms(),

@@ -386,3 +386,81 @@ def test_a_callback_belongs_to_whose_piece_handed_it_on() -> None:
     serving.run(lambda failure: told.append("one"), lambda: kept.append(serving.bound(wrong)))
     serving.run(lambda failure: told.append("other"), lambda: kept[0]())
     assert told == ["one"] and serving.caller is None and serving.faults == 1
+
+
+def test_a_mistake_while_what_was_dispatched_is_counted_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is met inside apply, on every node and at each replay: counts may be wrong, messages come."""
+    world = World(22)
+    world.elect()
+    reported = contain(world)
+
+    def broken(*_: Any) -> None:
+        raise Mistake
+
+    for node in world.nodes.values():
+        assert node.host is not None
+        monkeypatch.setattr(node.host.core.topic_pending, "dispatched", broken)
+    client = Client(world)
+    client.consume()
+    client.schedule([100, 200])
+    world.run_until(lambda: len(client.acked) == 2 and not client.lost())
+    world.run_until(lambda: len(digests(world)) == 1)
+    assert reported and all(isinstance(error, Mistake) for error in reported.values())
+
+
+def test_a_mistake_while_what_was_dispatched_is_handed_out_begins_its_groups_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The streams of the topic's groups end, and whoever comes again gets the message; the master stays."""
+    world = World(23)
+    master = world.elect()
+    contain(world)
+    assert master.host is not None
+    delivery = master.host.core.delivery
+    at = ["once"]
+    monkeypatch.setattr(delivery, "_recent_of", raising(delivery._recent_of, at))
+    client = Client(world)
+    client.consume()
+    world.run(100)
+    client.schedule([100])
+    world.run_until(lambda: not at)
+    world.run_until(lambda: bool(client.acked) and not client.lost())
+    world.run_until(lambda: len(digests(world)) == 1)
+    assert world.master() is master and not client.repeated()
+
+
+@pytest.mark.parametrize("part", ["retention", "staging"])
+def test_a_mistake_in_what_a_master_does_by_itself_is_tried_again(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention and the publishing of a staged job go on after one that failed."""
+    world, master, reported = world_with_messages()
+    assert master.host is not None
+    core = master.host.core
+    at = [part]
+    if part == "retention":
+        monkeypatch.setattr(core.retention, "hours_below", raising(core.retention.hours_below, at))
+        core.retention.begin()
+        world.run_until(lambda: not at, 3_000)
+        looked: list[int] = []
+        hours_below = core.retention.hours_below
+        monkeypatch.setattr(core.retention, "hours_below", lambda now_ms: looked.append(now_ms) or hours_below(now_ms))
+        world.run_until(lambda: bool(looked), 2 * core.config.retention_period_ms)
+    else:
+        monkeypatch.setattr(core.staging, "_submit_publish", raising(core.staging._submit_publish, at))
+        staged = ask(master, THROUGH_LOG["stage"])
+        world.run(300)
+        assert not isinstance(staged[0], Failure), staged
+        attempts = [staging_pb2.StagedAttempt(partition=0, attempt=1, blocks=1, rows=2)]
+        commit = staging_pb2.CommitStagedRequest(batch=1, **JOB, attempts=attempts)
+        committed = ask(master, lambda node, done: face(node).commit_staged(commit, done))
+        world.run_until(lambda: not at, 3_000)
+        asked = staging_pb2.GetStagedJobRequest(job_id="j", batch=1)
+
+        def published() -> bool:
+            answers = ask(master, lambda node, done: face(node).staged_job(asked, done))
+            return bool(answers) and answers[0].rows_published == 2
+
+        world.run_until(published, 5_000)
+        assert committed
+    assert any(isinstance(error, Mistake) for error in reported.values())
+    assert master.host is not None, master.fatal
+    world.run_until(lambda: len(digests(world)) == 1)
