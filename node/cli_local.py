@@ -117,7 +117,7 @@ def _show(cluster: LocalCluster, as_json: bool) -> None:
     print_table("", ("node", "clients", "metrics", "process", "log"), rows)
     place = cluster.directory if cluster.directory.is_absolute() else f"./{cluster.directory}"
     out.print(
-        f"\nReady. Try: tickwheel schedule hello world --delay 5s{_address_option(cluster)}. "
+        f"\nReady. Try:\n  tickwheel schedule hello world --delay 5s{_address_option(cluster)}\n"
         f"Data is in {place}. Ctrl-C stops it.\n",
         markup=False,
         soft_wrap=True,
