@@ -332,6 +332,11 @@ class SimulatedDisk:
         """Every read of this file fails from now on, until `heal_reads`."""
         self._unreadable.add(path)
 
+    @property
+    def unreadable(self) -> frozenset[str]:
+        """Files of which every read fails."""
+        return frozenset(self._unreadable)
+
     def paths(self) -> Sequence[str]:
         """All files as a process sees them, sorted."""
         return _paths_below(self._root, "")

@@ -32,7 +32,9 @@ class Aim:
         return "; ".join(parts)
 
 
-FEW_CLIENTS = (("lines", 0), ("pauses", 0), ("sweeps", 0), ("writes", 0), ("loads", 0), ("parcels", 0), ("stewards", 0))
+FEW_CLIENTS = tuple(
+    (name, 0) for name in ("lines", "pauses", "sweeps", "writes", "loads", "parcels", "stewards", "twins")
+)
 """A directed run has no more clients than it needs, so that it stays what it is when kinds of clients are added."""
 
 GUARD_AIMS: dict[str, Aim] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import google_crc32c
@@ -15,6 +15,9 @@ from tickwheel.chaos.sim.history_machines import (
     ContentSeen,
     CursorSeen,
     DigestSeen,
+    LeasesGathered,
+    LeasesKept,
+    LeasesUnread,
     SizesSeen,
     SyncedSeen,
 )
@@ -23,13 +26,14 @@ from tickwheel.chaos.sim.log_watch import Census, LogWatch
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import MS, SECOND
+from tickwheel.node.core import lease_file
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.world import NodeIdentity, Ports
-from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
+from tickwheel.proto.peer_pb2 import CheckpointChunk, LeaseRange, PeerFrame
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.log import NO_INTRODUCTION, LogStatus
 from tickwheel.replication.raft import RaftLog
@@ -46,6 +50,8 @@ class _ObservedHost(NodeHost):
 
     machine: Machine
     watch: LogWatch
+    leases_gathered: list[int]
+    """Empty but while the lease file is being written: its failures before."""
 
     def _build(self) -> NodeCore:
         core = super()._build()
@@ -56,6 +62,7 @@ class _ObservedHost(NodeHost):
         watch.attach(raft_of(core))
         moments.watch(machine, core.wheel)
         appended = _AppendSum(core)
+        self.leases_gathered = _note_leases(machine, core)
 
         def observed_apply(index: int, term: int, command: bytes) -> object:
             machine.may_apply()
@@ -80,6 +87,23 @@ class _ObservedHost(NodeHost):
         heard.apply = observed_apply  # type: ignore[method-assign]
         heard.sync_in = observed_sync_in  # type: ignore[method-assign]
         return core
+
+
+def _note_leases(machine: Machine, core: NodeCore) -> list[int]:
+    """Tell of each time that a node gathers what it knows of leases; the list has the failures before, until the end
+    of the write was seen."""
+    file = core.lease_file
+    write = file.write
+    under_way: list[int] = []
+
+    def observed(ranges: Callable[[], Iterable[LeaseRange]]) -> None:
+        if not file._writing:
+            under_way[:] = [file.failures]
+            machine.history.add(LeasesGathered(machine.world.now_ns, machine.name, machine.boot))
+        write(ranges)
+
+    file.write = observed  # type: ignore[method-assign]
+    return under_way
 
 
 class _AppendSum:
@@ -151,6 +175,9 @@ class CoreProcess:
             random=machine.world.stream(f"node/{machine.name}/{machine.boot}"),
         )
 
+        if lease_file.PATH in machine.disk.unreadable:
+            machine.history.add(LeasesUnread(machine.world.now_ns, machine.name, machine.boot))
+
         class Host(_ObservedHost):
             pass
 
@@ -217,6 +244,9 @@ class CoreProcess:
             if synced != self._synced:
                 self._synced = synced
                 machine.history.add(SyncedSeen(machine.world.now_ns, machine.name, machine.boot, *synced))
+        under_way = self.host.leases_gathered
+        if under_way and not core.lease_file._writing and core.lease_file.failures == under_way.pop():
+            machine.history.add(LeasesKept(machine.world.now_ns, machine.name, machine.boot))
         if core.checkpointer.running != self._checkpointing:
             self._checkpointing = core.checkpointer.running
             if self._checkpointing:

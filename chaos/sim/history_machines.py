@@ -89,6 +89,30 @@ class SyncHeard(Record):
 
 
 @dataclass(slots=True)
+class LeasesGathered(Record):
+    """A node begins to write down who holds what, as it knows it now."""
+
+    node: str
+    boot: int
+
+
+@dataclass(slots=True)
+class LeasesKept(Record):
+    """What it gathered last is on stable storage."""
+
+    node: str
+    boot: int
+
+
+@dataclass(slots=True)
+class LeasesUnread(Record):
+    """A fault keeps a node that starts from reading what is on its disk of leases."""
+
+    node: str
+    boot: int
+
+
+@dataclass(slots=True)
 class DigestSeen(Record):
     node: str
     boot: int

@@ -74,6 +74,8 @@ class ScheduleRefused(Record):
     producer: str
     sequence: int
     reason: str
+    uids: tuple[int, ...] = ()
+    """What was refused, where several programs send under one id."""
 
 
 @dataclass(slots=True)
@@ -173,9 +175,15 @@ class Extended(Record):
     group: str
     uid: int
     attempt: int
+    node: str
+    boot: int
     term: int
-    """Of the delivery."""
+    """In which the node that extended it leads."""
     until_ms: int
+    clock_error_ms: float = 0.0
+    """How far the node says its time may be off."""
+    epoch: int = 0
+    """Of the delivery."""
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tickwheel.chaos.sim.aims import Aim
+from tickwheel.node.core import core as core_module
 from tickwheel.node.core import inherited
 from tickwheel.node.core.channel import Channel
 from tickwheel.node.core.checkpoint import Checkpointer
@@ -23,7 +24,7 @@ from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.inherited import Inherited
-from tickwheel.node.core.leases import HeardLeases
+from tickwheel.node.core.leases import HeardLeases, LeaseFeed
 from tickwheel.node.core.listener import CoreListener
 from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.reign import Reign
@@ -302,6 +303,32 @@ def own_leases_forgotten(patches: Patches) -> None:
 
 
 @mutation(
+    "a node that starts does not read what it had written down of leases",
+    aim=Aim(("kill-all",), nodes=3, shape=(("lease_ms", 10_000),)),
+)
+def lease_file_ignored(patches: Patches) -> None:
+    patches.replace(core_module, "read_leases", lambda original: lambda disk: [])
+
+
+@mutation(
+    "slaves do not hear of extended leases",
+    aim=Aim(("kill", "handover"), nodes=3, shape=(("parcels", 1),)),
+)
+def extensions_not_told(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def extend(self: Settlements, *args: Any) -> Any:
+            feed, self._feed = self._feed, LeaseFeed()
+            try:
+                return original(self, *args)
+            finally:
+                self._feed = feed
+
+        return extend
+
+    patches.replace(Settlements, "extend", make)
+
+
+@mutation(
     "a planned handover does not wait until the next master has heard of all leases",
     aim=Aim(
         ("handover-delivering",),
@@ -471,6 +498,17 @@ def ids_at_merge(patches: Patches) -> None:
 def idempotence_off(patches: Patches) -> None:
     patches.replace(Producers, "span", lambda original: lambda self, producer_id: None)
     patches.replace(Producers, "repeated", lambda original: lambda self, sender, count: None)
+
+
+@mutation(
+    "a sequence that was accepted with other content counts as repeated",
+    aim=Aim(("kill", "isolate"), nodes=3, shape=(("twins", 1),)),
+)
+def checksums_not_compared(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        return lambda self, sender, count: original(self, replace(sender, checksum=None), count)
+
+    patches.replace(Producers, "repeated", make)
 
 
 @mutation("a cancel is done by the master alone")

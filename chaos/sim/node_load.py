@@ -25,6 +25,7 @@ from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.stewards import Stewards
 from tickwheel.chaos.sim.sweeps import Sweeps
+from tickwheel.chaos.sim.twins import Twins
 from tickwheel.chaos.sim.world import MS
 from tickwheel.chaos.sim.writes import Writes
 from tickwheel.node.core.failure import Failure
@@ -77,6 +78,8 @@ class NodeLoad:
             self.parts.append(Parcels(self._wires))
         if shape.stewards:
             self.parts.append(Stewards(self._wires))
+        if shape.twins:
+            self.parts.append(Twins(self._wires))
         if shape.pauses:
             self.parts.append(Pauses(self._wires, paused))
 

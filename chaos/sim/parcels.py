@@ -195,18 +195,21 @@ class Parcels:
             epoch=batch.epoch,
         )
         rows = _rows_of(batch)
+        machine = self._wires.machine(puller.target)
 
-        def answered(answer: consumer_pb2.ExtendReceipt | Failure) -> None:
-            if not isinstance(answer, Failure) and answer.extended == len(rows):
-                for id64, attempt in rows:
-                    uid = self._last[id64][0]
-                    now_ns = self._world.now_ns
-                    self._history.add(Extended(now_ns, GROUP, uid, attempt, batch.term, answer.lease_until_ms))
+        def left(answer: consumer_pb2.ExtendReceipt | Failure) -> None:
+            process = machine.process
+            if not isinstance(answer, Failure) and answer.extended == len(rows) and isinstance(process, CoreProcess):
+                core = process.host.core
+                by = (machine.name, machine.boot, core.term, answer.lease_until_ms, core.clock.error_ns() / MS)
+                self._wires.back(arrived, by)
 
-        self._wires.call(
-            self._wires.machine(puller.target),
-            lambda face: face.extend(request, lambda answer: self._wires.back(answered, answer)),
-        )
+        def arrived(by: tuple[str, int, int, int, float]) -> None:
+            for id64, attempt in rows:
+                uid = self._last[id64][0]
+                self._history.add(Extended(self._world.now_ns, GROUP, uid, attempt, *by, batch.epoch))
+
+        self._wires.call(machine, lambda face: face.extend(request, left))
         self._work(puller, number, batch, extensions - 1)
 
     def _settle(

@@ -26,7 +26,7 @@ from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
 from tickwheel.node.core.face import CoreFace
 from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, IncomingBatch, from_batch
+from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, IncomingBatch, checksum_of, from_batch
 from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2, scheduler_pb2
@@ -152,19 +152,7 @@ class Producers:
         rows = producer.rows
         if any(row.label is not None for row in rows):
             return labelled_batch(producer.name, producer.sequence, rows)
-        records = [UID.pack(row.uid) + b"." * (row.uid * 7919 % 150) for row in rows]
-        return IncomingBatch(
-            producer_id=producer.name,
-            sequence=producer.sequence,
-            count=len(rows),
-            topics=[rows[0].topic],
-            topic_of=None,
-            when=np.array([row.due_ms if row.due_ms is not None else row.delay_ms for row in rows], np.int64),
-            kinds=np.array([KIND_DUE if row.due_ms is not None else KIND_DELAY for row in rows], np.uint8),
-            sizes=np.array([len(record) for record in records], np.uint32),
-            meta_sizes=None,
-            records=b"".join(records),
-        )
+        return plain_batch(producer.name, producer.sequence, rows)
 
 
 def mixed_rows(wires: Wires) -> tuple[Row, ...]:
@@ -193,6 +181,25 @@ def mixed_rows(wires: Wires) -> tuple[Row, ...]:
             due_ms = (wall_ms + rng.randrange(5_000)) // grid_ms * grid_ms
         rows.append(Row(wires.number(), topic, due_ms, delay_ms))
     return tuple(rows)
+
+
+def plain_batch(producer: str, sequence: int, rows: Sequence[Row]) -> IncomingBatch:
+    """Rows of one topic without labels, with the checksum that the node's own intake makes of them."""
+    records = [UID.pack(row.uid) + b"." * (row.uid * 7919 % 150) for row in rows]
+    batch = IncomingBatch(
+        producer_id=producer,
+        sequence=sequence,
+        count=len(rows),
+        topics=[rows[0].topic],
+        topic_of=None,
+        when=np.array([row.due_ms if row.due_ms is not None else row.delay_ms for row in rows], np.int64),
+        kinds=np.array([KIND_DUE if row.due_ms is not None else KIND_DELAY for row in rows], np.uint8),
+        sizes=np.array([len(record) for record in records], np.uint32),
+        meta_sizes=None,
+        records=b"".join(records),
+    )
+    batch.checksum = checksum_of(batch, batch.sizes, batch.records, [])
+    return batch
 
 
 def labelled_batch(producer: str, sequence: int, rows: Sequence[Row]) -> IncomingBatch:

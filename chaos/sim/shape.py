@@ -101,6 +101,8 @@ class Shape:
     """Clients that pull and extend leases, and operators of dead letters (parcels.py)."""
     stewards: int = 0
     """Operators who change settings, and make and delete topics and groups (stewards.py)."""
+    twins: int = 0
+    """Pairs of programs that share a producer id (twins.py)."""
     consumers: int = 2
     """Of each group at most. With one nobody takes what it hands back when it leaves."""
     lease_ms: int = 3_000
@@ -164,6 +166,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         loads=one("loads", sometimes),
         parcels=one("parcels", sometimes),
         stewards=one("stewards", sometimes),
+        twins=one("twins", sometimes),
         consumers=one("consumers", CONSUMERS),
         lease_ms=one("lease_ms", LEASE_MS),
         segment_bytes=one("segment_bytes", SEGMENT_BYTES),

@@ -7,13 +7,22 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos.judging import Case, is_caught, judge
-from tickwheel.chaos.sim.checkers.p1_dead import LettersAndLeases
+from tickwheel.chaos.sim.checkers.p1_dead import DeadLetters
 from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
+from tickwheel.chaos.sim.checkers.p1_senders import OneContent
 from tickwheel.chaos.sim.checkers.p1_settled import SettledHolds
+from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
 from tickwheel.chaos.sim.checkers.p5_handover import HandedOver
 from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
 from tickwheel.chaos.sim.history import FaultBegan, HandoverEnded, RunBegan
-from tickwheel.chaos.sim.history_machines import RoleSeen
+from tickwheel.chaos.sim.history_machines import (
+    Booted,
+    LeasesGathered,
+    LeasesKept,
+    LeasesUnread,
+    RoleSeen,
+    SyncHeard,
+)
 from tickwheel.chaos.sim.history_messages import (
     CancelAnswered,
     DeadPurged,
@@ -21,7 +30,10 @@ from tickwheel.chaos.sim.history_messages import (
     DeadReplayed,
     Delivered,
     Extended,
+    Row,
     ScheduleAcknowledged,
+    ScheduleRefused,
+    ScheduleSent,
     SessionClosed,
     SessionOver,
     Settled,
@@ -68,7 +80,16 @@ ACKNOWLEDGED = ScheduleAcknowledged(0, "p", 1, (1,), (ID + 1,), (WALL_MS,), Fals
 AGAIN = delivered(5_300, node="n2", term=2, session=2)
 
 REPLAYED = [DeadReplayAsked(50 * MS, "g", (1,)), DeadReplayed(60 * MS, "g", (1,))]
-EXTENDED = Extended(20 * MS, "g", 1, 1, 1, WALL_MS + 3_900)
+EXTENDED = Extended(20 * MS, "g", 1, 1, "n1", 1, 1, WALL_MS + 3_900)
+HEARD = SyncHeard(60 * MS, "n2", 1, "n1", 1, 50 * MS)
+KEPT = [LeasesGathered(70 * MS, "n2", 1), LeasesKept(80 * MS, "n2", 1)]
+OTHERS_AGAIN = delivered(2_000, node="n2", term=2)
+
+SHARED = [
+    ScheduleSent(MS, "p", 1, "n1", (Row(1, "t", WALL_MS, None),)),
+    ScheduleAcknowledged(2 * MS, "p", 1, (1,), (ID + 1,), (WALL_MS,), False),
+    ScheduleSent(4 * MS, "p", 1, "n1", (Row(2, "t", WALL_MS, None),)),
+]
 
 GOOD: dict[str, Case] = {
     "handed over, and it does not come again": (HandedOver, [*MASTERS, *HANDED_OVER]),
@@ -93,25 +114,97 @@ GOOD: dict[str, Case] = {
         DefiniteCancel,
         [BEGAN, ACKNOWLEDGED, delivered(10), CancelAnswered((HOUR_MS + 5_000) * MS, 1, ID + 1, "NOT_FOUND")],
     ),
-    "replayed, and it comes": (LettersAndLeases, [*REPLAYED, delivered(90)]),
+    "replayed, and it comes": (DeadLetters, [*REPLAYED, delivered(90)]),
     "extended, and back after that": (
-        LettersAndLeases,
+        FewDuplicates,
         [BEGAN, delivered(10), EXTENDED, delivered(4_000, attempt=2)],
     ),
     "extended, then handed back": (
-        LettersAndLeases,
-        [delivered(10), EXTENDED, answer(30, "RETRY")[0], delivered(40, attempt=2)],
+        FewDuplicates,
+        [BEGAN, delivered(10), EXTENDED, answer(30, "RETRY")[0], delivered(40, attempt=2)],
     ),
-    "extended by another master": (LettersAndLeases, [delivered(10), EXTENDED, delivered(40, node="n2", term=2)]),
+    "extended, and the next master has not heard of it": (
+        FewDuplicates,
+        [BEGAN, delivered(10), EXTENDED, delivered(3_500, node="n2", term=2)],
+    ),
+    "extended, and the next master heard of its lease alone": (
+        FewDuplicates,
+        [BEGAN, delivered(10), replace(HEARD, sent_ns=19 * MS), EXTENDED, delivered(3_500, node="n2", term=2)],
+    ),
+    "a lease that was not written down": (
+        FewDuplicates,
+        [BEGAN, delivered(10), HEARD, KEPT[0], Booted(500 * MS, "n2", 2), replace(OTHERS_AGAIN, boot=2)],
+    ),
+    "a lease that was given after the rest was written down": (
+        FewDuplicates,
+        [BEGAN, HEARD, *KEPT, delivered(90), Booted(500 * MS, "n2", 2), replace(OTHERS_AGAIN, boot=2)],
+    ),
+    "a lease in a file that cannot be read": (
+        FewDuplicates,
+        [
+            BEGAN,
+            delivered(10),
+            HEARD,
+            *KEPT,
+            Booted(500 * MS, "n2", 2),
+            LeasesUnread(500 * MS, "n2", 2),
+            replace(OTHERS_AGAIN, boot=2),
+        ],
+    ),
+    "the second of two programs is told so": (
+        OneContent,
+        [*SHARED, ScheduleRefused(6 * MS, "p", 1, "SEQUENCE_TAKEN", (2,))],
+    ),
+    "a gap that was told before": (
+        OneContent,
+        [SHARED[0], SHARED[2], replace(SHARED[1], at_ns=5 * MS), ScheduleRefused(6 * MS, "p", 1, "SEQUENCE_GAP", (2,))],
+    ),
     "dead, replayed, there again": (
         RetriesCome,
         [BEGAN, delivered(10), *answer(20, "DEAD"), REPLAYED[0], delivered(90)],
     ),
 }
 BAD: dict[str, Case] = {
-    "replayed, and it does not come": (LettersAndLeases, REPLAYED),
-    "purged, and it comes": (LettersAndLeases, [DeadPurged(50 * MS, "g", (1,)), delivered(90)]),
-    "again in its extended lease": (LettersAndLeases, [BEGAN, delivered(10), EXTENDED, delivered(3_500, attempt=2)]),
+    "replayed, and it does not come": (DeadLetters, REPLAYED),
+    "purged, and it comes": (DeadLetters, [DeadPurged(50 * MS, "g", (1,)), delivered(90)]),
+    "again in its extended lease": (FewDuplicates, [BEGAN, delivered(10), EXTENDED, delivered(3_500, attempt=2)]),
+    "extended, and the next master has heard of it": (
+        FewDuplicates,
+        [BEGAN, delivered(10), EXTENDED, HEARD, delivered(3_500, node="n2", term=2)],
+    ),
+    "extended, and the next master had it on its disk": (
+        FewDuplicates,
+        [
+            BEGAN,
+            delivered(10),
+            EXTENDED,
+            HEARD,
+            *KEPT,
+            Booted(500 * MS, "n2", 2),
+            replace(delivered(3_500, node="n2", term=2), boot=2),
+        ],
+    ),
+    "a lease that was written down": (
+        FewDuplicates,
+        [BEGAN, delivered(10), HEARD, *KEPT, Booted(500 * MS, "n2", 2), replace(OTHERS_AGAIN, boot=2)],
+    ),
+    "its own lease, written down": (
+        FewDuplicates,
+        [
+            BEGAN,
+            delivered(10),
+            *(replace(record, node="n1") for record in KEPT),
+            Booted(500 * MS, "n1", 2),
+            replace(delivered(2_000, term=2), boot=2),
+        ],
+    ),
+    "a receipt for other messages": (
+        OneContent,
+        [*SHARED, ScheduleAcknowledged(6 * MS, "p", 1, (2,), (ID + 1,), (WALL_MS,), True)],
+    ),
+    "told of a gap instead": (OneContent, [*SHARED, ScheduleRefused(6 * MS, "p", 1, "SEQUENCE_GAP", (2,))]),
+    "told that it is invalid": (OneContent, [*SHARED, ScheduleRefused(6 * MS, "p", 1, "INVALID_FIELD", (2,))]),
+    "taken by nobody": (OneContent, [SHARED[0], ScheduleRefused(6 * MS, "p", 1, "SEQUENCE_TAKEN")]),
     "dead, not replayed, there again": (RetriesCome, [BEGAN, delivered(10), *answer(20, "DEAD"), delivered(90)]),
     "it comes again before the handover is told": (
         HandedOver,

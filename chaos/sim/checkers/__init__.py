@@ -10,7 +10,7 @@ from tickwheel.chaos.sim.checkers.broadcasts import Broadcasts
 from tickwheel.chaos.sim.checkers.fifo import InOrder
 from tickwheel.chaos.sim.checkers.foreign_code import NoForeignCode
 from tickwheel.chaos.sim.checkers.loads import LoadsOnce
-from tickwheel.chaos.sim.checkers.p1_dead import LettersAndLeases
+from tickwheel.chaos.sim.checkers.p1_dead import DeadLetters
 from tickwheel.chaos.sim.checkers.p1_durable import Durable
 from tickwheel.chaos.sim.checkers.p1_filters import FiltersHold
 from tickwheel.chaos.sim.checkers.p1_log import CommittedNeverLost
@@ -18,6 +18,7 @@ from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
 from tickwheel.chaos.sim.checkers.p1_pauses import PausesHold
 from tickwheel.chaos.sim.checkers.p1_resets import ResetsHold
 from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
+from tickwheel.chaos.sim.checkers.p1_senders import OneContent
 from tickwheel.chaos.sim.checkers.p1_settled import SettledHolds
 from tickwheel.chaos.sim.checkers.p2_no_invention import NoInvention
 from tickwheel.chaos.sim.checkers.p3_never_early import NeverEarly
@@ -39,7 +40,7 @@ ALL: tuple[type[Checker], ...] = (
     CommittedNeverLost,
     RetriesCome,
     SettledHolds,
-    LettersAndLeases,
+    DeadLetters,
     NoInvention,
     NeverEarly,
     Soon,
@@ -60,6 +61,7 @@ ALL: tuple[type[Checker], ...] = (
     NoForeignCode,
     WritesOnce,
     LoadsOnce,
+    OneContent,
 )
 
 __all__ = ["ALL", "BrokenPromise", "Checker", "attach"]

@@ -2,7 +2,9 @@
 
 Reasons: a nack; the lease ran out; the consumer that had it left; a reset of the group; another term, and the new
 master did not know of the lease. It knew if it gave it out itself in the boot it leads in, or if a sync of the old term
-that left after the delivery reached it in that boot, whoever has led in between. A node that closes the sessions of its
+that left after the delivery reached it in that boot, whoever has led in between; and if one or the other was so in an
+earlier boot, when it last wrote down what it knew (lease_file.py), and it could read that as it started. What it knows
+of a lease it knows of the extension of one. A node that closes the sessions of its
 consumers because it is deposed takes nothing from them: that is no reason. After a receipt for an acknowledgement there
 is no reason at all. Broadcasts are not judged here.
 
@@ -19,14 +21,24 @@ from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Record, RunBegan
-from tickwheel.chaos.sim.history_machines import SyncHeard
-from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, SessionClosed, Settled, SettleSent
+from tickwheel.chaos.sim.history_machines import Booted, LeasesGathered, LeasesKept, LeasesUnread, SyncHeard
+from tickwheel.chaos.sim.history_messages import (
+    Delivered,
+    Extended,
+    ScheduleAcknowledged,
+    SessionClosed,
+    Settled,
+    SettleSent,
+)
 from tickwheel.chaos.sim.history_operators import ResetAnswered, ResetAsked
 from tickwheel.chaos.sim.world import MS
 
 # A lease given while a sync was being put together may be in that sync or in the next.
 SYNC_SLACK_NS = 2 * MS
 FIRST = -1
+
+_Known = dict[tuple[str, int], int]
+"""By (master, term): leases that it gave before then are known."""
 
 _Message = tuple[str, int, int]
 """(group, uid, epoch)"""
@@ -47,6 +59,11 @@ class FewDuplicates(Checker):
         Settled,
         SessionClosed,
         SyncHeard,
+        Booted,
+        LeasesGathered,
+        LeasesKept,
+        LeasesUnread,
+        Extended,
         ResetAsked,
         ResetAnswered,
     )
@@ -74,8 +91,14 @@ class FewDuplicates(Checker):
         """The highest that was seen of a group."""
         self._may_rise: set[str] = set()
         """Groups of which a reset was asked for, or under way, since then."""
-        self._heard: dict[tuple[str, int, str, int], int] = {}
-        """(node, boot, master, term): when the newest sync left that it heard."""
+        self._known: dict[str, _Known] = {}
+        """Of each node in its present boot."""
+        self._gathered: dict[str, _Known] = {}
+        self._kept: dict[str, _Known] = {}
+        """On its disk."""
+        self._led: dict[str, set[int]] = {}
+        """Terms in which a node delivered or extended in its present boot."""
+        self._extended: dict[tuple[str, int], Extended] = {}
         self._ids: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def observe(self, record: Record) -> None:
@@ -83,6 +106,7 @@ class FewDuplicates(Checker):
             case Delivered():
                 if record.broadcast:
                     return  # see broadcasts.py
+                self._led.setdefault(record.node, set()).add(record.term)
                 self._check_epoch(record)
                 chain = self._chain(record)
                 before = self._last.get(chain)
@@ -94,6 +118,8 @@ class FewDuplicates(Checker):
                 if record.outcome in ("ACK", "SKIP"):
                     self._settled(record)
             case SettleSent():
+                if record.outcome != "ACK":
+                    self._extended.pop((record.group, record.uid), None)
                 if record.outcome == "RETRY":
                     # A late one of an earlier attempt takes nothing back.
                     key = (record.group, record.uid, record.epoch)
@@ -110,11 +136,24 @@ class FewDuplicates(Checker):
                 elif record.session not in self._cut:
                     self._left.add(record.session)
             case SyncHeard():
-                heard = (record.node, record.boot, record.master, record.term)
-                self._heard[heard] = max(record.sent_ns, self._heard.get(heard, 0))
+                known, source = self._known.setdefault(record.node, {}), (record.master, record.term)
+                known[source] = max(record.sent_ns, known.get(source, 0))
+            case Booted():
+                self._known[record.node] = dict(self._kept.get(record.node, {}))
+                self._led[record.node] = set()
+            case LeasesUnread():
+                self._known[record.node] = {}
+            case LeasesGathered():
+                own = {(record.node, term): record.at_ns for term in self._led.get(record.node, ())}
+                self._gathered[record.node] = self._known.get(record.node, {}) | own
+            case LeasesKept():
+                self._kept[record.node] = self._gathered[record.node]
+            case Extended():
+                self._led.setdefault(record.node, set()).add(record.term)
+                self._extended[record.group, record.uid] = record
             case ScheduleAcknowledged():
-                known = self._ids.setdefault((record.producer, record.sequence), record.ids)
-                if known != record.ids:
+                ids = self._ids.setdefault((record.producer, record.sequence), record.ids)
+                if ids != record.ids:
                     self.broken(
                         record.at_ns,
                         f"batch {record.producer}/{record.sequence} was acknowledged twice with other ids",
@@ -179,6 +218,7 @@ class FewDuplicates(Checker):
         # Given by one clock and ended by another.
         clock_error_ms = before.clock_error_ms + again.clock_error_ms + 2 * self._allowance_ms
         if (before.lease_until_ms - self._start_wall_ms - clock_error_ms) * MS <= again.at_ns:
+            self._judge_extension(before, again, what)
             return "lease expired"
         if before.session in self._left:
             return "session closed"
@@ -186,10 +226,23 @@ class FewDuplicates(Checker):
             self.broken(again.at_ns, f"{what}: no nack, lease holds, same term")
         if (again.node, again.boot) == (before.node, before.boot):
             self.broken(again.at_ns, f"{what}: {again.node} gave out the lease itself, and has not stopped since")
-        sent_ns = self._heard.get((again.node, again.boot, before.node, before.term), 0)
-        if before.at_ns < sent_ns - SYNC_SLACK_NS:
-            self.broken(
-                again.at_ns,
-                f"{what}: {again.node} had heard of its lease in the sync that left at {sent_ns / 1e9:.6f} s",
-            )
+        if self._knows(again.node, before.node, before.term, before.at_ns):
+            self.broken(again.at_ns, f"{what}: {again.node} had heard of its lease, or had it on its disk")
         return "failover"
+
+    def _knows(self, node: str, giver: str, term: int, given_ns: int) -> bool:
+        """Whether a node has heard in this boot, or had on its disk, what another gave in a term."""
+        return given_ns < self._known.get(node, {}).get((giver, term), 0) - SYNC_SLACK_NS
+
+    def _judge_extension(self, before: Delivered, again: Delivered, what: str) -> None:
+        """The lease that was given is over: so must that be to which it was extended, as far as that is known."""
+        held = self._extended.get((again.group, again.uid))
+        if held is None or (held.attempt, held.epoch) != (before.attempt, before.epoch):
+            return
+        clock_error_ms = held.clock_error_ms + again.clock_error_ms + 2 * self._allowance_ms
+        holds = (held.until_ms - self._start_wall_ms - clock_error_ms) * MS > again.at_ns
+        own = (held.node, held.boot) == (again.node, again.boot)
+        if holds and (own or self._knows(again.node, held.node, held.term, held.at_ns)):
+            self.broken(
+                again.at_ns, f"{what}: {held.node} extended its lease before {held.at_ns / 1e9:.6f} s, and it holds"
+            )

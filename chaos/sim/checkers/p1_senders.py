@@ -1,0 +1,71 @@
+"""P1 of producers: under one id and sequence one content is accepted, and whoever comes with another is told so.
+
+A sequence that was accepted with other messages is answered with SEQUENCE_TAKEN, never with a receipt, and with no
+other refusal that a program would take for the end of it. Nobody is told SEQUENCE_TAKEN who does not share its id.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tickwheel.chaos.sim.checkers.base import Checker
+from tickwheel.chaos.sim.history import Record
+from tickwheel.chaos.sim.history_messages import ScheduleAcknowledged, ScheduleRefused, ScheduleSent
+
+OTHER_ENDS = ("SEQUENCE_GAP", "SEQUENCE_FORGOTTEN")
+"""Refusals that say something else of the sequence."""
+
+_Key = tuple[str, int]
+"""(producer, sequence)"""
+
+
+class OneContent(Checker):
+    """A content is named by its first message: no message is in two."""
+
+    promise: ClassVar[str] = "P1"
+    kinds: ClassVar[tuple[type[Record], ...]] = (ScheduleSent, ScheduleAcknowledged, ScheduleRefused)
+
+    def __init__(self) -> None:
+        self._sent: dict[_Key, dict[int, int]] = {}
+        """Contents, and when each was sent first."""
+        self._shared: set[str] = set()
+        """Ids under which one sequence was sent with several contents."""
+        self._accepted: dict[_Key, tuple[int, int]] = {}
+        """The content, and when it was known to be."""
+
+    def observe(self, record: Record) -> None:
+        match record:
+            case ScheduleSent():
+                sent = self._sent.setdefault((record.producer, record.sequence), {})
+                sent.setdefault(record.rows[0].uid, record.at_ns)
+                if len(sent) > 1:
+                    self._shared.add(record.producer)
+            case ScheduleAcknowledged():
+                key = (record.producer, record.sequence)
+                content, _ = self._accepted.setdefault(key, (record.uids[0], record.at_ns))
+                if content != record.uids[0]:
+                    self.broken(
+                        record.at_ns,
+                        f"sequence {record.sequence} of {record.producer} was acknowledged with message {content}, and "
+                        f"now with message {record.uids[0]}",
+                    )
+            case ScheduleRefused():
+                self._refused(record)
+
+    def _refused(self, record: ScheduleRefused) -> None:
+        key = (record.producer, record.sequence)
+        if record.reason == "SEQUENCE_TAKEN" and record.producer not in self._shared:
+            self.broken(
+                record.at_ns, f"{record.producer} is told that its sequence {record.sequence} is taken: by nobody"
+            )
+        if record.reason == "INVALID_FIELD" and record.uids:
+            self.broken(record.at_ns, f"sequence {record.sequence} of {record.producer} is refused as no valid request")
+        if record.reason not in OTHER_ENDS or not record.uids or key not in self._accepted:
+            return
+        content, accepted_ns = self._accepted[key]
+        if content != record.uids[0] and accepted_ns < self._sent[key][record.uids[0]]:
+            self.broken(
+                record.at_ns,
+                f"{record.producer} is refused sequence {record.sequence} with {record.reason}; it was accepted with "
+                f"message {content} before",
+            )
