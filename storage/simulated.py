@@ -298,6 +298,16 @@ class SimulatedDisk:
         self._steps_left = -1
         self.kill()
 
+    def wipe(self) -> None:
+        """Another disk, empty, is in its place; what it counts goes on."""
+        self._pending.clear()
+        self._pending_in.clear()
+        self._unreadable.clear()
+        self._root = _Directory()
+        self._used_bytes = 0
+        self._steps_left = -1
+        self.kill()
+
     def lose_power_after(self, steps: int) -> None:
         """Raise PowerLost instead of the change or sync after the next `steps`, and from then on until `crash`."""
         self._steps_left = steps

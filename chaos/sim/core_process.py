@@ -34,6 +34,7 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.proto.peer_pb2 import CheckpointChunk, LeaseRange, PeerFrame
+from tickwheel.replication.frames import Refusal
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.log import NO_INTRODUCTION, LogStatus
 from tickwheel.replication.raft import RaftLog
@@ -186,7 +187,7 @@ class CoreProcess:
         self.host = Host(
             config,
             self._raft_config,
-            NodeIdentity(CLUSTER_ID, machine.name),
+            NodeIdentity(CLUSTER_ID, machine.name, disk_uuid=machine.disk_uuid),
             ports,
             seed=None,
             members=[] if machine.joining else members_of(names),
@@ -223,10 +224,17 @@ class CoreProcess:
     def stop(self) -> None:
         self.host.stop()
 
-    def refuses(self, peer_id: str) -> bool:
-        caller = self.machine.fabric.machines[peer_id].process
-        shown = caller.host.core.members.introduction() if isinstance(caller, CoreProcess) else NO_INTRODUCTION
-        return self.host.core.members.refuses(peer_id, "", shown) is not None
+    def refuses(self, peer_id: str) -> Refusal | None:
+        caller = self.machine.fabric.machines[peer_id]
+        process = caller.process
+        shown = process.host.core.members.introduction() if isinstance(process, CoreProcess) else NO_INTRODUCTION
+        return self.host.core.members.refuses(peer_id, caller.disk_uuid, shown)
+
+    def knows_disk_of(self, node_id: str) -> bool:
+        """Whether all that this node has applied is on its disk, and the disk of a member in it."""
+        core = self.host.core
+        named = any(member.node_id == node_id and member.disk_uuid for member in core.state.members())
+        return named and self.log._journal.durable_index >= core.applied_index
 
     def observe(self) -> None:
         core, machine = self.host.core, self.machine

@@ -95,6 +95,8 @@ class Kind:
     unit: str
     default: bool = True
     """In the default set."""
+    apart: bool = False
+    """Drawn by dice of its own, beside those of the seed: it changes nothing about the others."""
     node_only: bool = False
     """Needs whole nodes: the log alone has nothing that it could hit."""
 

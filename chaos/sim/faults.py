@@ -113,6 +113,7 @@ KINDS: dict[str, Kind] = {
     ),
     "newcomer": Kind(member_faults.newcomer, (3_000, 8_000), "members that came to count", node_only=True),
     "replace": Kind(member_faults.replace_member, (3_000, 10_000), "members removed", node_only=True),
+    "wiped-disk": Kind(member_faults.wiped_disk, (500, 3_000), "starts refused", apart=True, node_only=True),
     # Directed: whom a node lets in that knows nobody any more.
     "strangers": Kind(
         member_faults.strangers, (6_000, 12_000), "slaves that came back to strangers", default=False, node_only=True
@@ -123,20 +124,38 @@ KINDS: dict[str, Kind] = {
 }
 DEFAULT_KINDS = tuple(name for name, kind in KINDS.items() if kind.default)
 MEAN_GAP_NS = 2_500 * MS
+APART_GAP_NS = 15_000 * MS
+"""Between two faults of a kind that is drawn apart."""
 
 
 def plan(world: World, kinds: Sequence[str], names: Sequence[str], begin_ns: int, end_ns: int) -> list[PlannedFault]:
-    """The faults of a seed, by time. One seed takes some of the kinds, so that each also comes alone."""
+    """The faults of a seed. One seed takes some of the kinds, so that each also comes alone; those that are drawn apart
+    have the last numbers."""
     rng = world.stream("faults")
-    if not kinds:
-        return []
-    chosen = sorted(rng.sample(sorted(kinds), rng.randint(1, len(kinds))))
+    together = sorted(kind for kind in kinds if not KINDS[kind].apart)
     planned: list[PlannedFault] = []
+    if together:
+        chosen = sorted(rng.sample(together, rng.randint(1, len(together))))
+        _plan_some(planned, rng, chosen, names, MEAN_GAP_NS, begin_ns, end_ns)
+    for kind in sorted(set(kinds) - set(together)):
+        _plan_some(planned, world.stream(f"faults/{kind}"), [kind], names, APART_GAP_NS, begin_ns, end_ns)
+    return planned
+
+
+def _plan_some(
+    planned: list[PlannedFault],
+    rng: random.Random,
+    chosen: Sequence[str],
+    names: Sequence[str],
+    gap_ns: int,
+    begin_ns: int,
+    end_ns: int,
+) -> None:
     now_ns = begin_ns
     while True:
-        now_ns += int(rng.expovariate(1.0 / MEAN_GAP_NS))
+        now_ns += int(rng.expovariate(1.0 / gap_ns))
         if now_ns >= end_ns:
-            return planned
+            return
         kind = rng.choice(chosen)
         low, high = KINDS[kind].length_ms
         length_ns = int(low * (high / low) ** rng.random()) * MS

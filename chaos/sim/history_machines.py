@@ -24,6 +24,13 @@ class Stopped(Record):
 
 
 @dataclass(slots=True)
+class DiskWiped(Record):
+    """A node has lost its disk for good, and what it had promised: whatever it says from now on counts for nothing."""
+
+    node: str
+
+
+@dataclass(slots=True)
 class RoleSeen(Record):
     """Role or term of a node, when it changed."""
 

@@ -18,6 +18,7 @@ from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import MS
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.config import RaftConfig
+from tickwheel.replication.frames import Refusal
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal import Journal
 from tickwheel.replication.log import LogStatus, Member
@@ -112,8 +113,8 @@ class LogProcess:
     def stop(self) -> None:
         self.log.stop()
 
-    def refuses(self, peer_id: str) -> bool:
-        return False
+    def refuses(self, peer_id: str) -> Refusal | None:
+        return None
 
     def observe(self) -> None:
         self.watch.observe(self.log)

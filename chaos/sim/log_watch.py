@@ -32,7 +32,7 @@ class Census:
 
     def __init__(self) -> None:
         self.journals: dict[str, Journal] = {}
-        """The newest of each machine, also while it is down."""
+        """The newest of each machine, also while it is down; the last one of a disk that was wiped."""
         self.applied_term: dict[int, int] = {}
         self.highest_applied = 0
         self.refuses_until_ns: dict[tuple[str, str], tuple[int, int]] = {}
@@ -80,10 +80,11 @@ class LogWatch:
         machine, journal = self._machine, log._journal
         assert isinstance(journal, Journal)
         before = self._census.journals.get(machine.name)
-        if before is not None:
-            durable_before = self._census.durable(before)
-            self._add(Recovered(self._now_ns, machine.name, machine.boot, journal.last_index, durable_before))
-        self._census.journals[machine.name] = journal
+        if not machine.wiped:  # what is said to be on another disk than it joined with counts for nothing
+            if before is not None:
+                durable_before = self._census.durable(before)
+                self._add(Recovered(self._now_ns, machine.name, machine.boot, journal.last_index, durable_before))
+            self._census.journals[machine.name] = journal
         self._timeout_ns = log._config.election_timeout_ms_min * NS_PER_MS
         self._stall_ns = log._config.stall_ms * NS_PER_MS
         self._vote = (journal.term, journal.voted_for)

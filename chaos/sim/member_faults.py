@@ -57,6 +57,33 @@ def replace_member(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
     return Active(end, lambda: int(machine.name in operators.removed))
 
 
+def wiped_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
+    """A member is killed and comes back with an empty disk, as often as it is turned away, until it is replaced.
+
+    One at a time, and where all others know its disk: else what a majority has is lost, and nothing is promised."""
+    operators = scene.operators
+    room = MEMBERS_LEAST <= len(scene.machines) < MEMBERS_MOST
+    if operators is None or not room or not operators.can_lose(machine):
+        return Active(nothing, lambda: 0)
+    machine.wipe()
+    scene.world.after(rng.randrange(1, 500 * MS), machine.start)
+    operators.lost = machine.name
+    state = {"replaced": 0}
+
+    def replaced() -> None:
+        if not state["replaced"]:
+            state["replaced"] = 1
+            operators.replace_lost(machine, scene.join())
+
+    scene.world.after(rng.randrange(planned.length_ns), replaced)
+
+    def end() -> None:
+        replaced()
+        machine.start()
+
+    return Active(end, lambda: machine.turned_away)
+
+
 def strangers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
     """A slave is cut off, half of the time dead too, while all the others are replaced: it comes back to members of
     whom it knows none. Half of the time so many of them die just then that nothing goes on without it."""

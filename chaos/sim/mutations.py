@@ -642,5 +642,20 @@ def newcomers_not_told(patches: Patches) -> None:
     patches.replace(MemberDesk, "refuses", make)
 
 
+@mutation(
+    "a member that comes with another disk is let in",
+    aim=Aim(("wiped-disk", "kill", "isolate"), nodes=3, seconds=10),
+)
+def disks_not_compared(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def refuses(self: MemberDesk, *args: Any) -> Any:
+            refusal = original(self, *args)
+            return None if refusal is not None and refusal.final and not refusal.removed else refusal
+
+        return refuses
+
+    patches.replace(MemberDesk, "refuses", make)
+
+
 # Last, for they enter themselves into the table above.
 from tickwheel.chaos.sim import mutations_of_bulk, mutations_of_groups  # noqa: E402, F401

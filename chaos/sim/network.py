@@ -164,7 +164,10 @@ class Link:
         if sender.process is None:
             return
         called = None if receiver.frozen or sender.frozen or self.blocked or back.blocked else receiver.process
-        if called is None or called.refuses(self.sender):
+        refusal = called.refuses(self.sender) if called is not None else None
+        if refusal is not None and refusal.final:
+            sender.turn_away(refusal)
+        if called is None or refusal is not None:
             self.dialling = True
             self._world.after(self._rng.randrange(MS, REDIAL_NS_MOST), self._dial)
             return

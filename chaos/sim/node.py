@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from tickwheel.chaos.sim.clock import SimulatedClock
 from tickwheel.chaos.sim.executor import SimulatedExecutor
 from tickwheel.chaos.sim.history import History
-from tickwheel.chaos.sim.history_machines import Booted, Stopped
+from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, Stopped
 from tickwheel.chaos.sim.network import Fabric, NetworkPort
 from tickwheel.chaos.sim.world import MS, World
 from tickwheel.proto.peer_pb2 import PeerFrame
+from tickwheel.replication.frames import Refusal
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.simulated import PowerLost, SimulatedDisk
 
@@ -50,8 +51,8 @@ class Process(Protocol):
 
     def stop(self) -> None: ...
 
-    def refuses(self, peer_id: str) -> bool:
-        """Whether a peer that dials is turned away: it is no member."""
+    def refuses(self, peer_id: str) -> Refusal | None:
+        """Why a peer that dials is turned away: it is no member, or comes with another disk. None: it is not."""
         ...
 
     def observe(self) -> None:
@@ -75,6 +76,11 @@ class Machine:
         """It came later: its process starts without knowing the others, and waits to be added."""
         self.retired = False
         """Its node was removed: it never starts again."""
+        self.wiped = False
+        """It has forgotten what its node has promised with the disk before."""
+        self.disk_uuid = f"disk of {name}"
+        self.turned_away = 0
+        """Processes that stopped themselves because a peer knows another disk of theirs."""
         self.process: Process | None = None
         self.frozen = False
         self.disk_slowness = 1.0
@@ -168,6 +174,23 @@ class Machine:
         if self.process is not None:
             self._end("power", silent=True)
         self.disk.crash(self.world.stream(f"power/{self.name}/{self.boot}/{self.world.now_ns}"))
+
+    def wipe(self) -> None:
+        """The process is gone, and its disk: from now on there is another one, empty. Whatever it does is excused."""
+        self.kill()
+        self.disk.wipe()
+        self.wiped = True
+        self.disk_uuid += ", another one"
+        self.excuses += 1
+        self.history.add(DiskWiped(self.world.now_ns, self.name))
+        self.world.tell(self.name, "has an empty disk")
+
+    def turn_away(self, refusal: Refusal) -> None:
+        """A peer will never let the process take part as it is: it stops, unless its node was removed, which whoever
+        removed it sees to."""
+        if not refusal.removed and self.process is not None:
+            self.turned_away += 1
+            self._die(refusal.reason)
 
     def power_lost(self) -> None:
         """The disk was told to fail in the middle of something, and just did; the power comes back soon."""

@@ -39,6 +39,8 @@ class Operators:
         self._asked: set[tuple[str, str]] = set()
         """What is asked for, and for which member, and not answered yet."""
         self._learning: set[str] = set()
+        self.lost: str = ""
+        """A member whose disk was wiped, until it is removed. It cannot vote, so nobody else is removed meanwhile."""
         self.promoted: set[str] = set()
         self.removed: set[str] = set()
 
@@ -58,12 +60,29 @@ class Operators:
         self._learning.add(machine.name)
         self._ask("add", machine.name, AdminCommand(add_member=asked), lambda: self._look(machine))
 
+    def can_lose(self, machine: Machine) -> bool:
+        """Whether nothing is changed now, and all members know the disk of this one for good."""
+        processes = [one.process for one in self._stage.machines]
+        return not (self.lost or self.unfinished()) and all(
+            isinstance(process, CoreProcess) and process.knows_disk_of(machine.name) for process in processes
+        )
+
+    def replace_lost(self, machine: Machine, by: Machine) -> None:
+        """The disk of a member was wiped: another one takes its place."""
+        self.lost = machine.name
+        self.add(by)
+        self.remove(machine)
+
     def remove(self, machine: Machine) -> None:
         """Remove a member, and stop its machine once that is certain."""
+        if self.lost not in ("", machine.name):
+            return
         command = AdminCommand(remove_member=RemoveMemberRequest(node_id=machine.name))
 
         def gone() -> None:
             self.removed.add(machine.name)
+            if self.lost == machine.name:
+                self.lost = ""
             self._learning.discard(machine.name)
             self._wires.history.add(MemberRemoved(self._wires.world.now_ns, machine.name))
             self._wires.world.after(self._wires.rng.randrange(STOPPED_NS_MOST), machine.retire)

@@ -193,7 +193,8 @@ BAD: dict[str, Case] = {
         [
             BEGAN,
             delivered(10),
-            *(replace(record, node="n1") for record in KEPT),
+            LeasesGathered(70 * MS, "n1", 1),
+            LeasesKept(80 * MS, "n1", 1),
             Booted(500 * MS, "n1", 2),
             replace(delivered(2_000, term=2), boot=2),
         ],

@@ -11,7 +11,7 @@ from typing import ClassVar
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Drained, FaultBegan, FaultEnded, HandoverEnded, Healed, Record, RunBegan
 from tickwheel.chaos.sim.history_log import AskedUnread, ProposalEnded
-from tickwheel.chaos.sim.history_machines import Booted, LeaseSeen, RoleSeen, Stopped
+from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, LeaseSeen, RoleSeen, Stopped
 from tickwheel.chaos.sim.history_messages import ScheduleAcknowledged, ScheduleSent
 from tickwheel.chaos.sim.world import MS, SECOND
 
@@ -39,6 +39,7 @@ class Live(Checker):
         LeaseSeen,
         Booted,
         Stopped,
+        DiskWiped,
         AskedUnread,
         FaultBegan,
         FaultEnded,
@@ -54,6 +55,8 @@ class Live(Checker):
         self._terms: set[int] = set()
         self._leases: dict[str, tuple[int, int]] = {}  # node -> (held since, until)
         self._active: set[str] = set()
+        self._wiped: set[str] = set()
+        """Nobody hears them, so that they stand in vain."""
         self._stirred_ns = 0
 
     def observe(self, record: Record) -> None:
@@ -79,6 +82,8 @@ class Live(Checker):
                 self._leases.pop(record.node, None)
                 if record.why == "fatal" and not record.explained and not record.reason.startswith(RESTARTS):
                     self.broken(record.at_ns, f"{record.node} stops itself: {record.reason}")
+            case DiskWiped():
+                self._wiped.add(record.node)
             case Booted():
                 self._stirred_ns = record.at_ns
             case FaultBegan():
@@ -90,7 +95,7 @@ class Live(Checker):
             case HandoverEnded():
                 self._handed_over(record)
             case RoleSeen():
-                if record.role == "candidate":
+                if record.role == "candidate" and record.node not in self._wiped:
                     self._stands(record)
                 if record.role == "master":
                     self._terms.add(record.term)

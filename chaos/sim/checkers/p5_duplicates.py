@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Record, RunBegan
-from tickwheel.chaos.sim.history_machines import Booted, LeasesGathered, LeasesKept, LeasesUnread, SyncHeard
+from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, LeasesGathered, LeasesKept, LeasesUnread, SyncHeard
 from tickwheel.chaos.sim.history_messages import (
     Delivered,
     Extended,
@@ -60,6 +60,7 @@ class FewDuplicates(Checker):
         SessionClosed,
         SyncHeard,
         Booted,
+        DiskWiped,
         LeasesGathered,
         LeasesKept,
         LeasesUnread,
@@ -141,6 +142,8 @@ class FewDuplicates(Checker):
             case Booted():
                 self._known[record.node] = dict(self._kept.get(record.node, {}))
                 self._led[record.node] = set()
+            case DiskWiped():
+                self._kept.pop(record.node, None)
             case LeasesUnread():
                 self._known[record.node] = {}
             case LeasesGathered():

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Record
-from tickwheel.chaos.sim.history_machines import CursorSeen, SyncedSeen
+from tickwheel.chaos.sim.history_machines import CursorSeen, DiskWiped, SyncedSeen
 from tickwheel.chaos.sim.history_messages import Delivered, ScheduleAcknowledged, ScheduleSent
 
 
@@ -18,10 +18,19 @@ class Monotone(Checker):
     """Per node, across its boots and all terms; a node that says it is recovering exposes nothing."""
 
     promise: ClassVar[str] = "P6"
-    kinds: ClassVar[tuple[type[Record], ...]] = (CursorSeen, SyncedSeen, ScheduleSent, ScheduleAcknowledged, Delivered)
+    kinds: ClassVar[tuple[type[Record], ...]] = (
+        CursorSeen,
+        SyncedSeen,
+        ScheduleSent,
+        ScheduleAcknowledged,
+        Delivered,
+        DiskWiped,
+    )
 
     def __init__(self) -> None:
         self._cursor: dict[str, tuple[int, int]] = {}
+        self._wiped: set[str] = set()
+        """Nodes that have forgotten what they showed."""
         self._synced: dict[tuple[str, int, int], tuple[int, int]] = {}
         self._synced_term: dict[tuple[str, int], int] = {}
         self._farthest_ms = -1
@@ -32,7 +41,7 @@ class Monotone(Checker):
     def observe(self, record: Record) -> None:
         match record:
             case CursorSeen():
-                if record.recovering:
+                if record.recovering or record.node in self._wiped:
                     return
                 now, before = (record.due_ms, record.index), self._cursor.get(record.node, (-1, -1))
                 if now < before:
@@ -41,6 +50,8 @@ class Monotone(Checker):
                     )
                 self._cursor[record.node] = now
                 self._farthest_ms = max(self._farthest_ms, record.due_ms)
+            case DiskWiped():
+                self._wiped.add(record.node)
             case Delivered():
                 cursor_ms = self._farthest_before_ms.get(record.uid, -1)
                 if record.due_ms < cursor_ms and record.attempt == 1:

@@ -1,8 +1,8 @@
 """P7: at most one master per term, one lease at a time, and no delivery without it.
 
 And what these rest on: one vote a node and term, a master that a majority of those that count voted for, a lease that
-ends before a majority may vote for another, none for a member that was removed, and no node that goes on in a term
-after it has heard of a higher one.
+ends before a majority may vote for another, none for a member that was removed or has lost its disk, and no node that
+goes on in a term after it has heard of a higher one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 from tickwheel.chaos.sim.checkers.base import Checker
 from tickwheel.chaos.sim.history import Record, RunBegan
 from tickwheel.chaos.sim.history_log import TermIgnored, VoteSeen
-from tickwheel.chaos.sim.history_machines import Booted, LeaseSeen, MemberRemoved, RoleSeen, Stopped
+from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, LeaseSeen, MemberRemoved, RoleSeen, Stopped
 from tickwheel.chaos.sim.history_messages import Delivered
 
 
@@ -27,6 +27,7 @@ class OneMaster(Checker):
         VoteSeen,
         TermIgnored,
         MemberRemoved,
+        DiskWiped,
         Delivered,
         Booted,
         Stopped,
@@ -40,6 +41,7 @@ class OneMaster(Checker):
         self._nodes = 0
         self._votes: dict[tuple[str, int], str] = {}  # (voter, term) -> for whom
         self._removed: set[str] = set()
+        self._wiped: set[str] = set()
 
     @property
     def elections(self) -> int:
@@ -55,9 +57,11 @@ class OneMaster(Checker):
                 self._delivered(record)
             case MemberRemoved():
                 self._removed.add(record.node)
+            case DiskWiped():
+                self._wiped.add(record.node)
             case RunBegan():
                 self._nodes = record.nodes
-            case VoteSeen():
+            case VoteSeen() if record.node not in self._wiped:
                 known = self._votes.setdefault((record.node, record.term), record.voted_for)
                 if known != record.voted_for:
                     self.broken(
@@ -73,6 +77,10 @@ class OneMaster(Checker):
                 self._lease.pop(record.node, None)
 
     def _role(self, record: RoleSeen) -> None:
+        if record.node in self._wiped:
+            if record.role == "master":
+                self.broken(record.at_ns, f"{record.node} is master of term {record.term}, with a disk that was wiped")
+            return
         if record.term < self._terms_seen.get(record.node, 0):
             self.broken(
                 record.at_ns,
