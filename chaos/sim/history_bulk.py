@@ -77,6 +77,41 @@ class TakeOverAsked(Record):
 
 
 @dataclass(slots=True)
+class ColdParked(Record):
+    """A freezer knows that a part was registered: its messages are the cluster's now, and it brings them in time."""
+
+    group: str
+    """Whom they are for."""
+    part: int
+    uids: tuple[int, ...]
+    due_ms: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class ColdLoaded(Record):
+    """A freezer is told that a part was taken over."""
+
+    part: int
+
+
+@dataclass(slots=True)
+class ColdListed(Record):
+    """Parts that are known, and those of them that wait, as a master tells who asked at `asked_ns`."""
+
+    asked_ns: int
+    known: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class ColdLooked(Record):
+    """State of a message by its cold id, as a node tells, by the names of MessageState, or NOT_FOUND."""
+
+    uid: int
+    state: str
+
+
+@dataclass(slots=True)
 class LoadAnswered(Record):
     """What a loader that asked for the `sequence`th bundle is told of its load: that so many bundles of it were taken
     over, with so many messages."""

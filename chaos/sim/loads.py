@@ -8,63 +8,25 @@ after it is due.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
 from random import Random
 
-import google_crc32c
-import numpy as np
-
 from tickwheel.chaos.sim.asking import Asking
-from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
+from tickwheel.chaos.sim.carriers import Bundle, Carrier, Load, bundle_data
+from tickwheel.chaos.sim.clients import Wires
 from tickwheel.chaos.sim.consumers import Consumers, Crowd
-from tickwheel.chaos.sim.history_bulk import LoadAnswered, TakeOverAsked
-from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, Row, ScheduleSent
+from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, Row
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
-from tickwheel.node.core.bundle_store import Held
-from tickwheel.node.core.face import CoreFace
-from tickwheel.node.core.failure import Failure
-from tickwheel.proto import common_pb2, scheduler_pb2
+from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest
-from tickwheel.proto.bulk_pb2 import LoadState, TakeOverRequest
 from tickwheel.proto.log_pb2 import AdminCommand
-from tickwheel.storage import bundle
-from tickwheel.storage.unit import UNIT
 
 TOPIC = "catalogue"
 GROUPS = ("shelves", "mirrors")
 CROWDS = tuple(Crowd(group, (TOPIC,), consumers=1) for group in GROUPS)
-SLOT_MS = 1_000
-PIECE_BYTES = 1_500
 LOAD_EVERY_NS = 900 * MS
 OPEN_MOST = 2
-SEND_AGAIN_NS = 120 * MS
-TAKE_AGAIN_NS = 150 * MS
 CANCELS_MOST = 6
-
-
-@dataclass(slots=True)
-class _Bundle:
-    rows: tuple[Row, ...]
-    data: bytes
-    name: str
-    asked: bool = False
-    """Somebody has asked to have it taken over."""
-
-
-@dataclass(slots=True)
-class _Load:
-    job: str
-    bundles: list[_Bundle]
-    sha: str
-    life: int = 0
-    """Number of the loader that is at work; what an earlier one still hears does not count."""
-    dies: bool = False
-    repeats: bool = False
-    place: int = 0
-    """Of the bundle under way."""
-    sending: set[int] = field(default_factory=set)
-    """Nodes to which it is on its way."""
 
 
 class Loads:
@@ -77,7 +39,7 @@ class Loads:
         self._rng: Random = wires.world.stream("clients/loads")
         self._asking = Asking(wires, self._rng)
         self._consumers = Consumers(wires, CROWDS, self._rng)
-        self._open: list[_Load] = []
+        self._carrier = Carrier(wires, self._rng, TOPIC, self._taken)
         self._jobs = 0
         self._began = False
         self._cancelled: set[int] = set()
@@ -101,7 +63,7 @@ class Loads:
         """See Clients."""
         if not self._began:
             return "that loaders begin"
-        for load in self._open:
+        for load in self._carrier.open:
             return f"the end of load {load.job}"
         if self._asking.open:
             return "answers about loaded messages"
@@ -114,18 +76,18 @@ class Loads:
             return
         rng = self._rng
         self._world.after(self._wires.pause_ns(LOAD_EVERY_NS, rng), self._begin_some)
-        if len(self._open) >= OPEN_MOST:
+        if len(self._carrier.open) >= OPEN_MOST:
             return
         self._jobs += 1
         bundles = [self._build() for _ in range(rng.choice((1, 1, 2, 3)))]
         sha = hashlib.sha256("".join(built.name for built in bundles).encode()).hexdigest()
-        load = _Load(f"load-{self._jobs}", bundles, sha, dies=rng.random() < 0.25, repeats=rng.random() < 0.2)
-        self._open.append(load)
-        if load.dies:
-            self._world.after(rng.randrange(600 * MS), self._die, load)
-        self._take(load, 0, load.life)
+        load = Load(f"load-{self._jobs}", bundles, sha)
+        dies, load.repeats = rng.random() < 0.25, rng.random() < 0.2
+        if dies:
+            self._carrier.dies(load)
+        self._carrier.begin(load)
 
-    def _build(self) -> _Bundle:
+    def _build(self) -> Bundle:
         rng = self._rng
         wall_ms = self._world.wall_ms
         rows = []
@@ -140,143 +102,15 @@ class Loads:
                 due_ms = due_ms // 500 * 500
             rows.append(Row(self._wires.number(), TOPIC, due_ms, None))
         rows.sort(key=lambda row: row.due_ms or 0)
-        records = [UID.pack(row.uid) + b"#" * (row.uid * 7919 % 90) for row in rows]
-        units = np.zeros(len(rows), UNIT)
-        units["due_requested_ms"] = [row.due_ms for row in rows]
-        units["size"] = [len(record) for record in records]
-        data = b"".join(bundle.build(units, b"".join(records), slot_ms=SLOT_MS, topics=1))
-        return _Bundle(tuple(rows), data, hashlib.sha256(data).hexdigest())
+        return Bundle.of(tuple(rows), bundle_data(rows))
 
-    def _die(self, load: _Load) -> None:
-        """The loader is gone; somebody starts the same load again."""
-        if load not in self._open:
-            return
-        load.life += 1
-        load.sending.clear()
-        self._world.after(self._rng.randrange(SECOND), self._take, load, 0, load.life)
-
-    def _take(self, load: _Load, place: int, life: int) -> None:
-        """Bring one bundle to the nodes and have it taken over, then the next."""
-        if load.life != life:
-            return
-        if place == len(load.bundles):
-            if load.repeats:
-                load.repeats = False
-                self._world.after(self._rng.randrange(SECOND), self._take, load, 0, life)
-            else:
-                self._open.remove(load)
-            return
-        load.place = place
-        load.sending.clear()
-        for target in range(self._wires.shape.nodes):
-            self._bring(load, target)
-        self._world.after(self._rng.randrange(20 * MS, 400 * MS), self._ask, load, place, life, self._rng.randrange(3))
-
-    # -- to the nodes
-
-    def _bring(self, load: _Load, target: int) -> None:
-        """Send the bundle under way to a node, until it has it or the next one is under way."""
-        if target not in load.sending:
-            load.sending.add(target)
-            self._exchange(load, load.life, load.place, target, -1)
-
-    def _exchange(self, load: _Load, life: int, place: int, target: int, offset: int) -> None:
-        """The piece from there on, or below 0 the question how much the node has; and what follows from the answer."""
-        built = load.bundles[place]
-        over: list[bool] = []
-
-        def go_on(offset: int) -> None:
-            if (load.life, load.place) == (life, place) and load in self._open:
-                self._exchange(load, life, place, target, offset)
-
-        def heard(state: Held | Failure) -> None:
-            if over:
-                return
-            over.append(True)
-            if isinstance(state, Failure):
-                self._world.after(SEND_AGAIN_NS, go_on, -1)
-            elif not state.held:
-                go_on(state.bytes)
-            elif (load.life, load.place) == (life, place):
-                load.sending.discard(target)
-
-        def timed_out() -> None:
-            if not over:
-                over.append(True)
-                go_on(-1)
-
-        def call(face: CoreFace) -> None:
-            if offset < 0:
-                self._wires.back(heard, face.bulk.offer(built.name, len(built.data)))
-                return
-            piece = built.data[offset : offset + PIECE_BYTES]
-            crc = google_crc32c.value(piece)
-            face.bulk.take(
-                built.name, len(built.data), offset, piece, crc, lambda state: self._wires.back(heard, state)
-            )
-
-        self._wires.call(self._wires.machine(target), call)
-        self._world.after(TIMEOUT_NS, timed_out)
-
-    # -- to the master
-
-    def _ask(self, load: _Load, place: int, life: int, target: int) -> None:
-        if load.life != life:
-            return
-        built, sequence = load.bundles[place], place + 1
-        now_ns = self._world.now_ns
-        if not built.asked:
-            built.asked = True
-            # As the promises of what is delivered see it, somebody schedules this now.
-            self._history.add(ScheduleSent(now_ns, load.job, sequence, "", built.rows))
-            uids = tuple(row.uid for row in built.rows)
-            self._history.add(TakeOverAsked(now_ns, load.job, sequence, len(load.bundles), uids))
-        request = TakeOverRequest(
-            job_id=load.job,
-            load_sha256=load.sha,
-            sequence=sequence,
-            bundles=len(load.bundles),
-            name=built.name,
-            topics=[TOPIC],
-        )
-        over: list[bool] = []
-
-        def heard(state: LoadState | Failure) -> None:
-            if over:
-                return
-            over.append(True)
-            if isinstance(state, LoadState):
-                self._history.add(LoadAnswered(self._world.now_ns, load.job, sequence, state.taken, state.units))
-                if load.life == life:
-                    self._taken(load, place, life)
-                return
-            if state.reason == common_pb2.WRONG_STATE and load.life == life:
-                # Some lack it; who was replaced or lost it has to be sent it again.
-                for other in range(max(self._wires.shape.nodes + 1, self._wires.machine_count)):
-                    self._bring(load, other)
-            turn = self._wires.redirect(state, target) if state.reason == common_pb2.NOT_MASTER else target
-            self._world.after(TAKE_AGAIN_NS, self._ask, load, place, life, turn)
-
-        def timed_out() -> None:
-            if not over:
-                over.append(True)
-                self._ask(load, place, life, target + 1)
-
-        def answered(state: LoadState | Failure) -> None:
-            if self._rng.random() < 0.95:  # else it is lost on its way
-                self._wires.back(heard, state)
-
-        self._wires.call(self._wires.machine(target), lambda face: face.bulk.take_over(request, answered))
-        self._world.after(4 * TIMEOUT_NS, timed_out)
-
-    def _taken(self, load: _Load, place: int, life: int) -> None:
+    def _taken(self, built: Bundle) -> None:
         if self._rng.random() < 0.3:
-            self._world.after(self._rng.randrange(300 * MS), self._look_for_some, load.bundles[place])
-        self._take(load, place + 1, life)
+            self._world.after(self._rng.randrange(300 * MS), self._look_for_some, built)
 
     # -- cancels
 
-    def _look_for_some(self, built: _Bundle) -> None:
+    def _look_for_some(self, built: Bundle) -> None:
         """Some of what was loaded, by the list of what is pending; each is cancelled a little later."""
         if self._wires.winding_down:
             return

@@ -33,6 +33,7 @@ from tickwheel.node.core.returns import Returns
 from tickwheel.node.core.settlements import Settlements
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.world import ClusterMs
+from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.producers import Producers
 from tickwheel.node.state.results import SettleResult
@@ -640,6 +641,28 @@ def newcomers_not_told(patches: Patches) -> None:
         return refuses
 
     patches.replace(MemberDesk, "refuses", make)
+
+
+@mutation(
+    "messages of the cold tier that were cancelled or moved come with their part",
+    aim=Aim(("kill", "isolate"), nodes=3, shape=(("cold", 1),)),
+)
+def cold_marks_ignored(patches: Patches) -> None:
+    def make(original: Any) -> Any:
+        def withheld(self: ColdTier, *args: Any) -> Any:
+            return original(self, *args)[:0]
+
+        return withheld
+
+    patches.replace(ColdTier, "_withheld", make)
+
+
+@mutation(
+    "a part of the cold tier is taken over again when that is repeated",
+    aim=Aim(("kill", "isolate"), nodes=3, shape=(("cold", 1),)),
+)
+def cold_loaded_twice(patches: Patches) -> None:
+    patches.replace(ColdTier, "wants", lambda original: lambda self, cold: True)
 
 
 @mutation(

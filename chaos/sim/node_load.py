@@ -9,6 +9,7 @@ from tickwheel.chaos.sim.accounts import Accounts
 from tickwheel.chaos.sim.changes import Changes
 from tickwheel.chaos.sim.checkers.p1_no_loss import NoLoss
 from tickwheel.chaos.sim.clients import Clients, Wires
+from tickwheel.chaos.sim.cold import Cold
 from tickwheel.chaos.sim.consumers import GROUPS, Consumers
 from tickwheel.chaos.sim.core_process import CoreProcess, note_digest, small_config
 from tickwheel.chaos.sim.history_messages import Looked
@@ -80,6 +81,8 @@ class NodeLoad:
             self.parts.append(Stewards(self._wires))
         if shape.twins:
             self.parts.append(Twins(self._wires))
+        if shape.cold:
+            self.parts.append(Cold(self._wires))
         if shape.pauses:
             self.parts.append(Pauses(self._wires, paused))
 

@@ -103,6 +103,8 @@ class Shape:
     """Operators who change settings, and make and delete topics and groups (stewards.py)."""
     twins: int = 0
     """Pairs of programs that share a producer id (twins.py)."""
+    cold: int = 0
+    """Freezers of the cold tier (cold.py)."""
     consumers: int = 2
     """Of each group at most. With one nobody takes what it hands back when it leaves."""
     lease_ms: int = 3_000
@@ -167,6 +169,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         parcels=one("parcels", sometimes),
         stewards=one("stewards", sometimes),
         twins=one("twins", sometimes),
+        cold=one("cold", sometimes),
         consumers=one("consumers", CONSUMERS),
         lease_ms=one("lease_ms", LEASE_MS),
         segment_bytes=one("segment_bytes", SEGMENT_BYTES),

@@ -7,16 +7,21 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos.judging import Case, is_caught, judge
+from tickwheel.chaos.sim.checkers.cold import ColdOnce
 from tickwheel.chaos.sim.checkers.p1_dead import DeadLetters
 from tickwheel.chaos.sim.checkers.p1_retries import RetriesCome
 from tickwheel.chaos.sim.checkers.p1_senders import OneContent
 from tickwheel.chaos.sim.checkers.p1_settled import SettledHolds
 from tickwheel.chaos.sim.checkers.p5_duplicates import FewDuplicates
 from tickwheel.chaos.sim.checkers.p5_handover import HandedOver
+from tickwheel.chaos.sim.checkers.p7_one_master import OneMaster
 from tickwheel.chaos.sim.checkers.p9_definite_cancel import DefiniteCancel
 from tickwheel.chaos.sim.history import FaultBegan, HandoverEnded, RunBegan
+from tickwheel.chaos.sim.history_bulk import ColdListed, ColdLoaded, ColdLooked, ColdParked
+from tickwheel.chaos.sim.history_log import VoteSeen
 from tickwheel.chaos.sim.history_machines import (
     Booted,
+    DiskWiped,
     LeasesGathered,
     LeasesKept,
     LeasesUnread,
@@ -25,11 +30,13 @@ from tickwheel.chaos.sim.history_machines import (
 )
 from tickwheel.chaos.sim.history_messages import (
     CancelAnswered,
+    CancelSent,
     DeadPurged,
     DeadReplayAsked,
     DeadReplayed,
     Delivered,
     Extended,
+    RescheduleSent,
     Row,
     ScheduleAcknowledged,
     ScheduleRefused,
@@ -91,6 +98,9 @@ SHARED = [
     ScheduleSent(4 * MS, "p", 1, "n1", (Row(2, "t", WALL_MS, None),)),
 ]
 
+CANCELLED = [CancelSent(6 * MS, 1, 1), CancelAnswered(8 * MS, 1, 1, "CANCELLED")]
+PARKED = [BEGAN, ColdParked(5 * MS, "g", 7, (1,), (WALL_MS + 100,))]
+
 GOOD: dict[str, Case] = {
     "handed over, and it does not come again": (HandedOver, [*MASTERS, *HANDED_OVER]),
     "nacked before": (
@@ -130,6 +140,13 @@ GOOD: dict[str, Case] = {
     "extended, and the next master heard of its lease alone": (
         FewDuplicates,
         [BEGAN, delivered(10), replace(HEARD, sent_ns=19 * MS), EXTENDED, delivered(3_500, node="n2", term=2)],
+    ),
+    "parked, loaded, delivered": (ColdOnce, [*PARKED, ColdLoaded(10 * MS, 7), delivered(200)]),
+    "parked, and cancelled": (ColdOnce, [*PARKED, *CANCELLED]),
+    "parked, and moved beyond the end": (ColdOnce, [*PARKED, RescheduleSent(6 * MS, 1, 1, WALL_MS + 2**40)]),
+    "listed after it was loaded, asked before": (
+        ColdOnce,
+        [*PARKED, ColdLoaded(10 * MS, 7), ColdListed(12 * MS, 9 * MS, (7,), (7,)), delivered(200)],
     ),
     "a lease that was not written down": (
         FewDuplicates,
@@ -182,6 +199,32 @@ BAD: dict[str, Case] = {
             *KEPT,
             Booted(500 * MS, "n2", 2),
             replace(delivered(3_500, node="n2", term=2), boot=2),
+        ],
+    ),
+    "parked, and never delivered": (ColdOnce, [*PARKED, ColdLoaded(10 * MS, 7)]),
+    "parked, and its cancel finds nothing": (
+        ColdOnce,
+        [*PARKED, CANCELLED[0], CancelAnswered(8 * MS, 1, 1, "NOT_FOUND")],
+    ),
+    "parked, and not found": (ColdOnce, [*PARKED, ColdLooked(9 * MS, 1, "NOT_FOUND")]),
+    "parked, and cancelled by nobody": (ColdOnce, [*PARKED, ColdLooked(9 * MS, 1, "MESSAGE_CANCELLED")]),
+    "parked, and not listed": (ColdOnce, [*PARKED, ColdListed(9 * MS, 8 * MS, (), ())]),
+    "loaded, and said to wait": (
+        ColdOnce,
+        [*PARKED, ColdLoaded(7 * MS, 7), ColdListed(9 * MS, 8 * MS, (7,), (7,)), delivered(200)],
+    ),
+    "master with a disk that was wiped": (
+        OneMaster,
+        [BEGAN, DiskWiped(5 * MS, "n2"), RoleSeen(9 * MS, "n2", 2, "master", 3)],
+    ),
+    "by the vote of a disk that was wiped": (
+        OneMaster,
+        [
+            BEGAN,
+            DiskWiped(5 * MS, "n2"),
+            VoteSeen(8 * MS, "n1", 1, 3, "n1"),
+            VoteSeen(8 * MS, "n2", 2, 3, "n1"),
+            RoleSeen(9 * MS, "n1", 1, "master", 3, ("n1", "n2", "n3")),
         ],
     ),
     "a lease that was written down": (

@@ -58,8 +58,8 @@ class Greeter:
 
     def stop(self) -> None: ...
 
-    def refuses(self, peer_id: str) -> bool:
-        return False
+    def refuses(self, peer_id: str) -> None:
+        return None
 
     def observe(self) -> None: ...
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tickwheel.chaos.sim.checkers.base import BrokenPromise, Checker, attach
 from tickwheel.chaos.sim.checkers.broadcasts import Broadcasts
+from tickwheel.chaos.sim.checkers.cold import ColdOnce
 from tickwheel.chaos.sim.checkers.fifo import InOrder
 from tickwheel.chaos.sim.checkers.foreign_code import NoForeignCode
 from tickwheel.chaos.sim.checkers.loads import LoadsOnce
@@ -62,6 +63,7 @@ ALL: tuple[type[Checker], ...] = (
     WritesOnce,
     LoadsOnce,
     OneContent,
+    ColdOnce,
 )
 
 __all__ = ["ALL", "BrokenPromise", "Checker", "attach"]
