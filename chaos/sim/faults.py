@@ -124,7 +124,7 @@ KINDS: dict[str, Kind] = {
 }
 DEFAULT_KINDS = tuple(name for name, kind in KINDS.items() if kind.default)
 MEAN_GAP_NS = 2_500 * MS
-APART_GAP_NS = 15_000 * MS
+APART_GAP_NS = 30_000 * MS
 """Between two faults of a kind that is drawn apart."""
 
 

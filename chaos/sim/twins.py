@@ -18,7 +18,7 @@ from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.proto import common_pb2
 
 IDS = ("twin", "owned-twin")
-EVERY_NS = 600 * MS
+EVERY_NS = 900 * MS
 AGAIN_NS_MOST = 150 * MS
 
 
