@@ -88,13 +88,16 @@ def test_after_a_long_checkpoint_comes_a_long_rest_but_for_who_asks() -> None:
 
 def test_a_node_that_replays_with_a_full_disk_is_recovering() -> None:
     """P6: read only, it would pass for one whose older cursor counts; it says both."""
-    world = World()
+    world = World(config=replace(CoreConfig(), segment_bytes=1 << 16))
     client = Client(world)
     master = world.elect()
     client.schedule([10] * 10)
     world.run(500)
     slave = next(node for node in world.nodes.values() if node is not master)
     slave.kill()
+    for _ in range(20):  # more than the file of the journal and the one that is kept ready hold
+        client.schedule([10] * 1_000)
+        world.run(50)
     slave.disk.fill(0)
     slave.start()
     host = slave.host
