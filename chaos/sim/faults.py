@@ -124,8 +124,8 @@ KINDS: dict[str, Kind] = {
 }
 DEFAULT_KINDS = tuple(name for name, kind in KINDS.items() if kind.default)
 MEAN_GAP_NS = 2_500 * MS
-APART_GAP_NS = 30_000 * MS
-"""Between two faults of a kind that is drawn apart."""
+APART_SHARE_MOST = 12
+"""A kind that is drawn apart strikes as rarely as one of all kinds, or of so many where there are more."""
 
 
 def plan(world: World, kinds: Sequence[str], names: Sequence[str], begin_ns: int, end_ns: int) -> list[PlannedFault]:
@@ -137,8 +137,9 @@ def plan(world: World, kinds: Sequence[str], names: Sequence[str], begin_ns: int
     if together:
         chosen = sorted(rng.sample(together, rng.randint(1, len(together))))
         _plan_some(planned, rng, chosen, names, MEAN_GAP_NS, begin_ns, end_ns)
+    gap_ns = MEAN_GAP_NS * max(1, min(len(together), APART_SHARE_MOST))
     for kind in sorted(set(kinds) - set(together)):
-        _plan_some(planned, world.stream(f"faults/{kind}"), [kind], names, APART_GAP_NS, begin_ns, end_ns)
+        _plan_some(planned, world.stream(f"faults/{kind}"), [kind], names, gap_ns, begin_ns, end_ns)
     return planned
 
 
