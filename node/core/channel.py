@@ -1,11 +1,11 @@
-"""One group's way through one topic's ready queue, on the master.
+"""One group's progress through one topic's ready queue, on the master.
 
-A channel reads ahead: positions are claimed in order, their units and records fetched (from memory if
-they were dispatched just now, else by jobs in a worker), and staged. Staged messages leave to a
-consumer when their time has come and a consumer has credit. Returned messages go first.
+A channel reads ahead. It claims positions in order, fetches their units and records (from memory if they
+were dispatched just now, else by jobs in a worker) and stages them. A staged message leaves to a
+consumer when it is due and a consumer has credit. Returned messages go first.
 
-All of it is soft state: the subscription in the replicated state says what is settled, and a new
-master builds new channels.
+A channel is soft state: the subscription in the replicated state records which messages are settled, and a
+new master builds new channels.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from tickwheel.node.state.subscription import Subscription
 from tickwheel.wheel.units import Ids, Units, ids_of, join_units
 
 FETCHES_MAX = 8
-"""Fetches of one channel under way at a time."""
+"""Fetches that one channel has under way at a time."""
 UNREAD_MAX = 1_000
-"""Messages of one channel whose records cannot be read; while there are so many, nothing more is claimed."""
+"""Messages of one channel whose records cannot be read. A channel with this many claims nothing more."""
 
 
 @dataclass(slots=True)
 class Staged:
-    """Messages on their way to a consumer; `records` is None while they are being read."""
+    """Messages on their way to a consumer. `records` is None until they are read. All arrays have one element for
+    each message."""
 
     positions: Positions
     ids: Ids
@@ -41,12 +42,12 @@ class Staged:
     units: Units | None = None
     records: list[bytes] | None = None
     ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Where each record ends if they stood one after the other."""
+    """Running sum of the records' sizes in bytes."""
     taken: int = 0
-    """How many of them have left."""
+    """How many messages, from the first on, have left."""
     failed: str = ""
     kept: NDArray[np.bool_] | None = None
-    """Set if some were removed with their hour while they were read: which were not."""
+    """Set if some messages were removed with their hour during the read: True for each message that remains."""
 
     @property
     def count(self) -> int:
@@ -55,12 +56,12 @@ class Staged:
 
 
 Fetch = Callable[["Channel", Staged], None]
-"""Fills units and records of a Staged, then tells its channel: `fetched`, or `withhold` with what cannot be read."""
+"""Fills units and records of a Staged, then calls the channel's `fetched`, or `withhold` if some cannot be read."""
 
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """See the module. `advance` claims and fetches, `take` hands out."""
+    """`advance` claims and fetches messages, `take` hands them out."""
 
     key: ChannelKey
     group: str
@@ -71,56 +72,58 @@ class Channel:
     fetch: Fetch
     next_position: int = 0
     hold_until_ms: int = 0
-    """Nothing leaves before: a new master's clock may be behind the cursor."""
+    """No message leaves before this time: a new master's clock may be behind the cursor."""
     epoch: int = 0
-    """How often the group had been reset when this was made: it is void after another time."""
+    """How often the group had been reset when the channel was made. Another reset makes the channel void."""
     _pace_until_ms: int = 0
-    """What comes due before this shares the next batch."""
+    """Messages that come due before this time share the next batch."""
     _staged: deque[Staged] = field(default_factory=deque)
     _urgent: deque[Staged] = field(default_factory=deque)
     _claimed_again: dict[int, int] = field(default_factory=dict)
-    """Returned positions that are staged or out again, and with which attempt."""
+    """Returned positions that are staged or out again -> their attempt."""
     _held: set[int] = field(default_factory=set)
     _fetching: int = 0
     _staged_count: int = 0
     _unread: dict[int, int] = field(default_factory=dict)
-    """Positions that are withheld because their records cannot be read, and in which attempt (salvage.py)."""
+    """Positions withheld because their records cannot be read -> their attempt. salvage.py looks for the records."""
 
     def hold(self, positions: Positions) -> None:
-        """These are out under a lease of an earlier master: do not hand them out."""
+        """Do not hand out these positions: they are out under an earlier lease, or on their way back."""
         self._held.update(positions.tolist())
 
     def release_hold(self, positions: Positions) -> None:
-        """Their lease is over; what is not settled comes back as returned."""
+        """The lease of these positions is over. Unsettled ones come back as returned messages."""
         self._held.difference_update(positions.tolist())
 
     def claims(self, position: int, attempt: int) -> bool:
-        """Whether a message that came back is staged or out again in this attempt, or held."""
+        """Whether a returned message is held, or is staged or out again in this attempt or a later one."""
         return self._claimed_again.get(position, 0) >= attempt or position in self._held
 
     @property
     def staged_count(self) -> int:
-        """Messages staged or being read."""
+        """Messages staged, including those being read."""
         return self._staged_count
 
     def idle_at(self, ready_count: int) -> bool:
-        """Nothing is claimed, read, held, or was given out ahead of its dispatch, with so many in the ready queue."""
+        """Whether the channel has nothing claimed, being read or held, and gave out nothing beyond `ready_count`, the
+        length of the ready queue."""
         busy = self._fetching or self._staged_count or self._held or self._claimed_again or self._unread
         return not busy and self.next_position <= ready_count
 
     @property
     def first_unsent(self) -> int:
-        """The first position that was not handed out."""
+        """Lowest position that has not been handed out. Returned messages do not count."""
         first = min((int(s.positions[s.taken]) for s in self._staged if s.count), default=self.next_position)
         return min(first, min(self._unread)) if self._unread else first
 
     @property
     def not_out(self) -> int:
-        """Messages claimed that no consumer holds."""
+        """Claimed messages that no consumer holds."""
         return self._staged_count + len(self._unread)
 
     def advance(self, demand: int, ready_count: int) -> None:
-        """Claim and fetch up to `demand` messages more than are staged."""
+        """Claim and fetch until `demand` messages are staged, within the channel's limits. `ready_count`: length of the
+        topic's ready queue."""
         config = self.config
         wanted = min(demand, config.staged_messages_max) - self._staged_count
         if wanted <= 0 or self._fetching >= FETCHES_MAX or len(self._unread) >= UNREAD_MAX:
@@ -138,14 +141,14 @@ class Channel:
                 positions, ids, attempts = positions[keep], ids[keep], attempts[keep]
             fresh = attempts == 1
             if not fresh.all():
-                # Returned before: the returned list brings them.
+                # A returned message comes through `_claim_returned`.
                 positions, ids, attempts = positions[fresh], ids[fresh], attempts[fresh]
             if len(positions):
                 self._start(self._staged, positions, ids, attempts)
                 wanted -= len(positions)
 
     def push(self, first_position: int, units: Units, credits: int) -> bool:
-        """Stage units that a dispatch under way will bring; False: they come after it, like any others."""
+        """Stage units ahead of the dispatch that will bring them. False: not staged, they come after the dispatch."""
         count = len(units)
         room = min(credits, self.config.staged_messages_max) - self._staged_count
         subscription = self.subscription
@@ -169,7 +172,7 @@ class Channel:
         return True
 
     def unpush(self, ready_count: int) -> None:
-        """Forget what was staged ahead: nothing is in the ready queue from `ready_count` on."""
+        """Drop messages staged ahead of a dispatch that failed: the ready queue ends before `ready_count`."""
         self.next_position = min(self.next_position, ready_count)
         for staged in self._staged:
             if staged.count and int(staged.positions[-1]) >= ready_count:
@@ -205,7 +208,8 @@ class Channel:
         self.fetch(self, staged)
 
     def fetched(self, staged: Staged) -> None:
-        """Its units and records are there, or it failed, or some of it was removed: then the rest is fetched anew."""
+        """A fetch ended: `staged` has its units and records, or has failed. If some messages were removed meanwhile,
+        the rest is fetched anew."""
         if staged.kept is not None:
             keep, staged.kept = staged.kept, None
             self._staged_count -= int(np.count_nonzero(~keep))
@@ -222,14 +226,14 @@ class Channel:
             staged.ends = np.cumsum(staged.units["size"], dtype=np.int64)
 
     def withhold(self, staged: Staged, found: Sifted) -> None:
-        """Some of what was staged cannot be read: the rest goes on, these wait for `supply` or `forsake`."""
+        """Some records cannot be read. Their messages wait for `supply` or `forsake`; the rest goes on."""
         for row in found.failed:
             self._unread[int(staged.positions[row])] = int(staged.attempts[row])
         self._cut(staged, found.units, found.records)
         self.fetched(staged)
 
     def _cut(self, staged: Staged, units: Units, records: list[bytes | None]) -> None:
-        """Only what has a record stays."""
+        """Keep only the messages that have a record."""
         rows = [row for row, record in enumerate(records) if record is not None]
         self._staged_count -= len(records) - len(rows)
         staged.positions, staged.ids, staged.attempts = staged.positions[rows], staged.ids[rows], staged.attempts[rows]
@@ -239,7 +243,7 @@ class Channel:
             staged.units, staged.failed = None, "cannot be read"
 
     def supply(self, position: int, id: int, unit: Units, record: bytes) -> None:
-        """The record of a message that was withheld, when its time has come."""
+        """Stage a withheld message whose record was found. It leaves before other messages, like a returned one."""
         attempt = self._unread.pop(position, None)
         if attempt is None:
             return
@@ -256,11 +260,11 @@ class Channel:
         self._staged_count += 1
 
     def forsake(self, position: int) -> None:
-        """A message that was withheld is settled, or gone."""
+        """Stop withholding a message: it is settled or gone."""
         self._unread.pop(position, None)
 
     def forget_settled(self) -> None:
-        """Claims and holds below the floor are settled."""
+        """Forget claims and holds below the subscription's floor: their messages are settled."""
         if not (self._unread or self._claimed_again or self._held):
             return
         floor = self.subscription.floor
@@ -269,24 +273,25 @@ class Channel:
         self._held = {p for p in self._held if p >= floor}
 
     def earliest_ms(self) -> int | None:
-        """When the first staged message may leave; None if nothing that was read waits."""
+        """When the first staged message may leave; None if no message that was read is waiting."""
         for queue in (self._urgent, self._staged):
             if queue and queue[0].records is not None:
                 head = queue[0]
                 if not self._checked_of(head):
-                    continue  # the sweep that checks wakes the group
+                    continue  # the filter sweep wakes the group when it has checked more
                 return max(int(head.due_ms[head.taken]), self.hold_until_ms, self._pace_until_ms)
         return None
 
     def _checked_of(self, staged: Staged) -> int:
-        """How many of the next of it have met the group's filter: it may have changed since they were claimed."""
+        """How many of the next messages the group's current filter has checked. The filter may have changed after they
+        were claimed."""
         if self.subscription.checked is None:
             return staged.count
         place: np.intp = np.searchsorted(staged.positions[staged.taken :], np.uint64(self.subscription.unchecked))
         return int(place)
 
     def take(self, now_ms: int, limit: int) -> tuple[Staged, int, int] | None:
-        """Up to `limit` messages whose time has come: a Staged and the part [first, last) of it."""
+        """Take up to `limit` due messages: a Staged and the range [first, last) of it. None: none may leave now."""
         if now_ms < self.hold_until_ms or limit <= 0:
             return None
         if now_ms < self._pace_until_ms and self._staged_count < limit:
@@ -319,10 +324,11 @@ class Channel:
         return None
 
     def _join(self, head: Staged, now_ms: int, limit: int) -> None:
-        """What is due of the next leaves with what is left of the first, not in a batch of its own after a pause."""
+        """Join the queue's next Staged into its first if both have due messages: they leave in one batch instead of two
+        with a pause between."""
         queue = self._staged
         if self.config.delivery_order is DeliveryOrder.PUSH_FIRST:
-            return  # `unpush` drops what is not dispatched, and only that
+            return  # `unpush` drops whole Staged: one must not mix dispatched messages with pushed ones
         while len(queue) > 1 and head.count < limit and int(head.due_ms[-1]) <= now_ms:
             behind = queue[1]
             if behind.failed or behind.records is None or int(behind.due_ms[behind.taken]) > now_ms:
@@ -339,7 +345,7 @@ class Channel:
             del queue[1]
 
     def _fitting(self, staged: Staged, first: int) -> int:
-        """How many messages from `first` on fit a batch by bytes; at least one."""
+        """How many messages from `first` on fit into a batch of `batch_bytes_max`; at least one."""
         ends = staged.ends
         start = int(ends[first - 1]) if first else 0
         return max(1, int(np.searchsorted(ends, start + self.config.batch_bytes_max, "right")) - first)

@@ -1,7 +1,7 @@
-"""Consumers at the door: open (creating group and topics if that is allowed), pull, settle, extend.
+"""Requests of consumers: open (creating group and topics if that is allowed), pull, settle, extend.
 
-Sits between the callers (streams, unary calls) and the delivery, and turns names into ids through the
-log where they do not exist yet.
+Stands between the callers (streams, unary calls) and the delivery. Creates missing groups and topics
+through the log.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ PULL_MESSAGES_MAX = 1_024
 PULL_WAIT_MS_MAX = 20_000
 PULLS_MAX = 10_000
 CONSUMER_NAME_LENGTH_MAX = 256
-"""It stands beside each delivery in the notes of what happened."""
+"""The name is stored with each delivery in the event files."""
 
 
 @dataclass(slots=True, eq=False)
 class ConsumerHandle:
-    """An open consumer as its stream sees it."""
+    """What the stream of an open consumer may do."""
 
     desk: ConsumerDesk
     session: Session
     term: int
 
     def credit(self, credits: int) -> Failure | None:
-        """Take so many messages more."""
+        """Accept `credits` more messages. Returns a refusal, or None."""
         try:
             self.desk.delivery.sessions.credit(self.session, credits)
         except RequestError as error:
@@ -47,7 +47,8 @@ class ConsumerHandle:
         return None
 
     def settle(self, batch: consumer_pb2.SettleBatch, done: Callable[[SettleResult | Failure], None]) -> None:
-        """Settle deliveries; `done` when it is committed (of a broadcasting group: when it is noted)."""
+        """Settle deliveries. `done` is called once the settlement is applied, or at once in a broadcasting group, which
+        only notes it; or with a Failure."""
         core = self.desk.core
         if not core.state.group_broadcasting(self.session.group_id) or batch.group != self.session.group:
             self.desk.settle(batch, done)
@@ -60,11 +61,11 @@ class ConsumerHandle:
     def extend(
         self, batch: consumer_pb2.ExtendBatch, done: Callable[[consumer_pb2.ExtendReceipt | Failure], None]
     ) -> None:
-        """Extend leases."""
+        """Extend leases of this consumer; `done` is called at once."""
         self.desk.extend(batch, done, self.session.session_id)
 
     def close(self) -> None:
-        """The consumer is gone: what it holds is delivered to others at once. Idempotent."""
+        """Detach the consumer; messages it holds are delivered to others at once. Idempotent."""
         self.desk.delivery.close_session(self.session, self.desk.core.clock.now_ms(), give_back=True)
 
 
@@ -78,8 +79,6 @@ class _Pull:
 
 
 class ConsumerDesk(Part):
-    """One per node."""
-
     def __init__(self, core: Kernel, delivery: Delivery, requests: RequestDesk) -> None:
         self.core = core
         self.delivery = delivery
@@ -94,8 +93,8 @@ class ConsumerDesk(Part):
         opened: Callable[[ConsumerHandle | Failure], None],
         actor: str = "",
     ) -> None:
-        """Attach a consumer; `opened` gets the handle or why not, before anything is delivered. `actor`: the user whose
-        group and topics they are if they have to be made."""
+        """Attach a consumer. `opened` gets the handle or a Failure, before anything is delivered. `actor`: owner of the
+        group and topics that have to be created."""
         serving = self.core.serving
         deliver, closed = serving.bound(deliver), serving.bound(closed)
         try:
@@ -129,7 +128,7 @@ class ConsumerDesk(Part):
                 opened(error.failure)
                 return
             session.name = request.consumer_name
-            # Opened before anything is delivered; a delivery never comes from inside `credit`.
+            # `opened` still comes before any delivery: `credit` itself never delivers.
             self.delivery.sessions.credit(session, request.credits)
             opened(ConsumerHandle(self, session, core.term))
 
@@ -148,7 +147,8 @@ class ConsumerDesk(Part):
         done: Callable[[consumer_pb2.DeliverBatch | Failure], None],
         actor: str = "",
     ) -> None:
-        """One batch; an empty one after wait_ms without messages."""
+        """Get one batch; an empty one after `wait_ms` without messages. Not for broadcasting groups. `actor` as in
+        `open`."""
         try:
             self._check_names(request.group, [*request.topics, *([request.topic] if request.topic else [])])
             if not 1 <= request.messages_max <= PULL_MESSAGES_MAX:
@@ -210,23 +210,24 @@ class ConsumerDesk(Part):
         pull.done(outcome)
 
     def tick(self, steady_ms: SteadyMs) -> None:
-        """Answer pulls that have waited long enough."""
+        """Answer pulls whose `wait_ms` is over with an empty batch."""
         if not self._pulls:
             return
         for pull in [p for p in self._pulls if p.until_ms <= steady_ms]:
             self._finish(pull, consumer_pb2.DeliverBatch(group=pull.request.group))
 
     def wanted_ms(self) -> SteadyMs | None:
-        """When the next pull has waited long enough."""
+        """When the next pull's `wait_ms` is over; None: no pull waits."""
         return SteadyMs(min(pull.until_ms for pull in self._pulls)) if self._pulls else None
 
     def end(self, failure: Failure) -> None:
-        """Mastership is gone; the delivery has closed the sessions, which answered their pulls."""
+        """Answer the remaining pulls with `failure`; most were answered when the delivery closed their sessions."""
         for pull in list(self._pulls):
             self._finish(pull, failure)
 
     def settle(self, batch: consumer_pb2.SettleBatch, done: Callable[[SettleResult | Failure], None]) -> None:
-        """Settle deliveries; `done` when it is committed, or with why not."""
+        """Settle deliveries of a group that does not broadcast. `done` is called once the settlement is applied, or
+        with a Failure."""
         failure = self.core.refusal()
         if failure is not None:
             done(failure)
@@ -248,7 +249,7 @@ class ConsumerDesk(Part):
         done: Callable[[consumer_pb2.ExtendReceipt | Failure], None],
         session_id: int = -1,
     ) -> None:
-        """Extend leases, at once."""
+        """Extend leases; `done` is called at once. `session_id`: the consumer that holds them; -1: none."""
         failure = self.core.refusal()
         if failure is not None:
             done(failure)
@@ -276,7 +277,8 @@ class ConsumerDesk(Part):
                 raise invalid("topics", topic, problem)
 
     def _with_group(self, request: CreateGroupRequest, ready: Callable[[int | Failure], None], actor: str) -> None:
-        """Call `ready` with the group's id once it exists with these topics, and the filter if one is stated."""
+        """Call `ready` with the group's id once the group exists with these topics, and with the filter if one is
+        given; or with a Failure."""
         core = self.core
         group, topics = request.name, list(request.topics)
         failure = core.refusal()

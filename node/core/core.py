@@ -2,10 +2,10 @@
 
 Composes the replicated log, the state machine, the wheel, dispatcher and delivery. Input comes as
 calls (peer frames, client requests with callbacks, `tick`), output leaves through the ports. The
-server process and the simulation drive the same class. What the log tells it comes in through listener.py.
+server process and the simulation drive the same class. The log reports to the core through listener.py.
 
-Every callback given to a method is called exactly once, on the thread that drives the core. After any
-input the driver calls `tick`, at the latest when the time comes that `tick` returned.
+Every callback given to a method is called exactly once, on the thread that drives the core. The driver
+calls `tick` after any input, and no later than the time that the last `tick` returned.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class NodeCore:
         on_fatal: Callable[[str], None],
         on_checkpoint_needed: Callable[[str], None],
     ) -> None:
-        """`on_checkpoint_needed`: this node is to begin anew from the checkpoint of this peer."""
+        """`on_checkpoint_needed` gets the id of a peer: this node must start again from that peer's checkpoint."""
         self.mending: Mending
         self.sync: SyncState
         self.checkpointer: Checkpointer
@@ -116,7 +116,7 @@ class NodeCore:
         self.recover_to = 0
         self._recovered = False
 
-        # What every part uses.
+        # Used by every part.
         self.announcements = Announcements()
         self.clock = ClusterClock(ports.clock, identity.node_id, config.clock)
         slot_ms = (first_command.slot_ms if first_command is not None else 0) or SLOT_MS_DEFAULT
@@ -128,7 +128,7 @@ class NodeCore:
         self.serving = Serving(self.random_bits)
         self.serving.on_damage = self._met_damage
         self._damage = ""
-        """What is damaged in this node's files: it leaves. Empty: nothing is known to be."""
+        """Which of this node's files is damaged; the node then leaves the cluster's service. Empty: no damage known."""
         self._leaving = False
         self.background = Background(
             ports.executor, self.wheel, self.fatal, self.serving, lambda error: self.mending.damaged(error)
@@ -141,7 +141,7 @@ class NodeCore:
             lambda: self.state.sweeps.stamp_floor_ms,
         )
 
-        # What lets schedules in.
+        # Accepting schedules.
         self.creations = Creations(self.state, self.steady_ms)
         self.topic_pending = TopicPending(self)
         self.senders = Senders(
@@ -159,7 +159,7 @@ class NodeCore:
         )
         self.publisher = Publisher(self, self.creations, self.senders, self.flow, self.disk_room)
 
-        # What dispatches and delivers.
+        # Dispatch and delivery.
         push = PushAhead(self) if config.delivery_order is DeliveryOrder.PUSH_FIRST else None
         self.dispatcher = Dispatcher(self, push)
         self.delivery = Delivery(self, ports.random.random, push)
@@ -174,7 +174,7 @@ class NodeCore:
             config.hours_kept,
         )
 
-        # What is noted, counted, and told to the other members.
+        # Events, counts, and what the other members are told.
         self.events = Events(ports.disk, ports.executor, self.state, identity.node_id, config.events_bytes_max)
         self.tracer = Tracer(self.events, identity, self.serving)
         self.topic_rates = TopicRates()
@@ -187,7 +187,7 @@ class NodeCore:
         self.delivery.heard.hear(read_leases(ports.disk), complete=True)
         self.lease_file = LeaseFile(ports.disk, ports.executor)
 
-        # What is damaged, and what others ask for.
+        # Damaged records: found here, or asked for by other members.
         self.salvage = Salvage(self, self.delivery)
         self.record_answers = RecordAnswers(self)
         self.mending = Mending(self)
@@ -197,7 +197,7 @@ class NodeCore:
             ports.disk, identity, [member.node_id for member in self._first_members], self.fatal
         )
 
-        # What clients and operators ask for.
+        # Requests of clients and operators.
         self.reign = Reign(self, self.sync, self._create_cluster, self._begin_reign, self._end_reign)
         self.members = MemberDesk(self, self.reign.transfer, self.founding, self.sync)
         self.cold = ColdDesk(self, self.disk_room)
@@ -238,7 +238,7 @@ class NodeCore:
             self.filter_sweep,
             self.retention,
         )
-        """In the order in which they end; they begin in the reverse one."""
+        """In the order in which parts end; they begin in reverse order."""
         self._subscribe()
         self.listener = CoreListener(
             self,
@@ -274,9 +274,10 @@ class NodeCore:
         )
 
     def _subscribe(self) -> None:
-        """Who hears what, in this order."""
+        """Subscribe the parts to announcements. Subscribers are called in the order of these lines."""
         hear = self.announcements.subscribe
-        # In the middle of apply: a mistake with the messages of one topic would end every node, again at each replay.
+        # This runs in the middle of apply. Unguarded, a mistake with one topic's messages would stop every node, and
+        # again at each replay.
         hear(Dispatched, lambda what: self.serving.side(lambda: self._note_dispatched(what)))
         hear(Dispatched, self._hand_out)
         hear(PushedAhead, self.delivery.on_pushed)
@@ -290,7 +291,7 @@ class NodeCore:
     # -- life
 
     def start(self) -> None:
-        """Replay the journal and take part."""
+        """Replay the journal and join the cluster. Called once."""
         if self._restored_members:
             self.log.set_members(self._restored_members)
         self.recover_to = self.log.status().last_index
@@ -298,7 +299,7 @@ class NodeCore:
         self.log.start()
 
     def stop(self) -> None:
-        """Stop taking part; idempotent. Whoever waits gets an answer."""
+        """Leave the cluster and answer every waiting request. Idempotent."""
         if self._stopped:
             return
         self.reign.step_down()
@@ -310,14 +311,14 @@ class NodeCore:
 
     @property
     def recovering(self) -> bool:
-        """Perhaps not yet replayed to where this node was when it stopped."""
+        """The replay may not yet have reached the point where this node stopped."""
         if not self._recovered:
             self._recovered = self.log.status().caught_up
         return not self._recovered
 
     @property
     def writing(self) -> bool:
-        """A work in another thread writes to the files of a checkpoint or of the journal; also of a stopped node."""
+        """Another thread is writing to files of a checkpoint or the journal. This can outlast `stop`."""
         return self.checkpointer.running or self.background.jobs_running > 0 or self.log.syncing
 
     @property
@@ -332,12 +333,12 @@ class NodeCore:
 
     @property
     def handing_over(self) -> bool:
-        """A planned handover is under way: nothing new is begun."""
+        """A planned handover is under way: this node begins nothing new."""
         return self.reign.handing_over
 
     @property
     def leader_changes(self) -> int:
-        """Times that this node became or ceased to be master."""
+        """How often this node became master or ceased to be master."""
         return self.reign.changes
 
     def _create_cluster(self) -> None:
@@ -345,14 +346,14 @@ class NodeCore:
         self.requests.create_cluster(self._first_settings, members)
 
     def _begin_reign(self) -> None:
-        """Align and deliver: this node leads, has applied everything, and knows what time it is."""
+        """Begin every part. The node leads, has applied everything before its term, and knows the cluster's time."""
         self.clock.begin_reign()
         now_ms = ClusterMs(self.clock.now_ms())
         for part in reversed(self.parts):
             part.begin(self.term, now_ms)
 
     def _end_reign(self, failure: Failure) -> None:
-        """Stop the wheel at once, and tell whoever waits."""
+        """End every part: the wheel stops at once, and waiting callers get `failure`."""
         self.clock.end_reign()
         for part in self.parts:
             part.end(failure)
@@ -384,7 +385,7 @@ class NodeCore:
                 self.deleter.tick(steady_ms)
                 self.salvage.tick(steady_ms)
             self.proposer.flush()
-            # What was proposed leaves at once, not at the next timer.
+            # Send the new proposals at once instead of at the next timer.
             log_wants_ns = min(log_wants_ns, self.log.tick())
             if self.delivery.has_news and self.may_act():
                 self.delivery.tick(now_ms)
@@ -420,13 +421,13 @@ class NodeCore:
         if not self.wheel.absorbing:
             self.checkpointer.tick(steady_ms)
             if self.checkpointer.running:
-                self.events.flush()  # what it covers is not replayed
+                self.events.flush()  # no replay brings back the events of entries that the checkpoint covers
         wait_ms = min(IDLE_MS_MAX, self._next_upkeep_ms - steady_ms, self._wait_ms(now_ms, steady_ms, may_dispatch))
         wake_ns = self._ports.clock.monotonic_ns() + max(0, wait_ms) * 1_000_000
         return min(log_wants_ns, wake_ns, self.clock.wanted_ns())
 
     def _wait_ms(self, now_ms: ClusterMs, steady_ms: SteadyMs, may_dispatch: bool) -> int:
-        """How long none of the parts has anything to do."""
+        """Milliseconds until some part has work."""
         steady: tuple[SteadyMs | None, ...] = (
             self.consumers.wanted_ms(),
             self.bulk.wanted_ms(),
@@ -455,17 +456,17 @@ class NodeCore:
     # -- peers
 
     def receive(self, peer_id: str, frame: PeerFrame) -> None:
-        """A frame from a peer whose identity was checked."""
+        """Take a frame from a peer. The caller has checked the peer's identity."""
         self.log.receive(peer_id, frame)
 
     def peer_connected(self, peer_id: str) -> None:
-        """The way to a peer is open."""
+        """The connection to a peer is open."""
         self.log.peer_connected(peer_id)
         self.founding.connected(peer_id, self.log.send_beside)
         self.clock.peer_connected(peer_id)
 
     def peer_disconnected(self, peer_id: str) -> None:
-        """It broke; what was in flight is lost."""
+        """The connection to a peer broke; frames in flight are lost."""
         self.delivery.feed.forget_peer(peer_id)
         self.log.peer_disconnected(peer_id)
 
@@ -489,7 +490,7 @@ class NodeCore:
 
     @property
     def applied_index(self) -> int:
-        """Index of the newest entry that was applied."""
+        """Index of the newest applied entry of the log."""
         return self._applied.index
 
     @property
@@ -499,26 +500,26 @@ class NodeCore:
 
     @property
     def stamped_ms(self) -> int:
-        """Latest stamp of an entry that this process applied."""
+        """Latest stamp among the entries that this process applied, in cluster time."""
         return self._applied.stamped_ms
 
     @property
     def passed_over(self) -> deque[int]:
-        """See Applied."""
+        """The same as `Applied.passed_over`."""
         return self._applied.passed_over
 
     # -- the end
 
     @property
     def stopped(self) -> bool:
-        """It takes no part any more."""
+        """The core was stopped. It stays so."""
         return self._stopped
 
     def _met_damage(self, error: CorruptFileError) -> None:
         self._damage = self._damage or str(error)
 
     def _leave(self) -> None:
-        """Files of this node are damaged: another member leads first, if there is one, then the process stops."""
+        """Hand over to another member if there is one, then stop the process: this node's files are damaged."""
         self._leaving = True
         reason = f"met while serving: {self._damage}"
         if self.leading and not self.handing_over and len(self._member_ids()) > 1:
@@ -527,18 +528,19 @@ class NodeCore:
             self.fatal(reason)
 
     def fatal(self, reason: str) -> None:
-        """An impossible state, or a disk that cannot be relied on: the process must stop."""
+        """Stop the process: the state is impossible, or the disk cannot be relied on."""
         self.stop()
         self._on_fatal(reason)
 
-    # -- what requests ask
+    # -- whether it may serve
 
     def may_act(self) -> bool:
-        """Master with its lease, and not about to hand over: what leaves the node is true."""
+        """Whether this node is master, holds its lease and is not handing over. Only then may it send anything that
+        claims to be current."""
         return self.leading and not self.handing_over and self.log.lease_held()
 
     def refusal(self) -> Failure | None:
-        """Why this node cannot serve a request of a client now; None if it can."""
+        """Why this node cannot serve a client's request now; None if it can."""
         if self.leading and not self.handing_over:
             return None
         if self.recovering:
@@ -555,33 +557,33 @@ class NodeCore:
         return not_master(master_id, address, status.term)
 
     def transfer(self, target_id: str | None, done: Callable[[Failure | None], None]) -> None:
-        """Planned handover: nothing new is proposed, the target catches up, then it is told to lead."""
+        """Hand over by plan: stop proposing, let the target catch up, then tell it to lead. See `Reign.transfer`."""
         self.reign.transfer(target_id, done)
 
     @property
     def phase(self) -> Phase:
-        """Where the dispatcher stands."""
+        """The dispatcher's state."""
         return self.dispatcher.phase
 
     def monotonic_ns(self) -> int:
-        """The port's monotonic clock."""
+        """Nanoseconds of the port's monotonic clock."""
         return self._ports.clock.monotonic_ns()
 
     def steady_ms(self) -> SteadyMs:
-        """For waiting: passes evenly, whatever becomes of the cluster's time."""
+        """Milliseconds for measuring waits: steady even when the cluster's time jumps."""
         return SteadyMs(self._ports.clock.monotonic_ns() // 1_000_000)
 
     def _member_ids(self) -> list[str]:
         return [member.node_id for member in self.log.members() if not member.learner]
 
     def _peer_ids(self) -> list[str]:
-        """Every other member, learners too."""
+        """Every other member, including learners."""
         return [member.node_id for member in self.log.members() if member.node_id != self.identity.node_id]
 
     def uptime_s(self) -> float:
-        """Since this core was made."""
+        """Seconds since this core was made."""
         return (self.monotonic_ns() - self._started_ns) / 1e9
 
     def space_left(self) -> int:
-        """Bytes the disk can still take."""
+        """Free bytes on the node's disk."""
         return self._ports.disk.space_left()

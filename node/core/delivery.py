@@ -1,10 +1,10 @@
 """The master's deliveries: channels, leases, what goes to whom and what comes back.
 
-Begins when this node leads, ends at once when it no longer does: then all of it is thrown away but who holds what,
-and the consumers are told where the master is. What must survive (settled, attempts) is in the replicated
-state; what should survive (who holds what) travels in the 50 ms sync, and stays here for the next time this node leads.
+Deliveries begin when this node leads and end at once when it no longer does. At the end the consumers are told where
+the master is, and everything but the leases is dropped. Facts that must survive (settled, attempts) are in the
+replicated state. Leases should survive: they travel in the 50 ms sync, and stay here for this node's next reign.
 
-Before anything leaves, the lease of mastership is asked again: a deposed master delivers nothing.
+Every delivery first checks the lease of mastership again: a deposed master delivers nothing.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from tickwheel.proto.log_pb2 import (
 from tickwheel.proto.peer_pb2 import LeaseRange
 
 LEASES_WRITTEN_MAX = 20_000
-"""Leases that a master notes for its file: each takes about a microsecond of its loop, every second."""
+"""Leases that a master notes for its file. Each takes about a microsecond of the core's thread every second."""
 FAULT_PAUSE_MS = 1_000
-"""A lease whose return failed by a mistake of ours is returned again after so long."""
+"""Pause before a lease is returned again whose return failed through a mistake of ours."""
 
 
 class Delivery(Part):
-    """One per node; `reigning` only while the node leads."""
+    """`reigning` is true from `begin` to `end`: the node leads, has applied everything and knows the time."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Delivery(Part):
         draw: Callable[[], float],
         push: PushAhead | None,
     ) -> None:
-        """`draw`: 0 to below 1, for jitter. `push`: in push-first."""
+        """`draw` returns a number from 0 to below 1, for jitter. `push` is given in delivery order push-first."""
         config, state, proposer = core.config, core.state, core.proposer
         self._config = config
         self._state = state
@@ -91,14 +91,14 @@ class Delivery(Part):
         self._hold_until_ms = 0
         self._news = False
         self._live: dict[int, dict[int, None]] = {}
-        """Groups with consumers to their topics in which something may be to do; made when it is asked for."""
+        """Group with consumers -> its topics that may need work, as an ordered set; built on first use."""
         self._dirty: set[int] = set()
-        """Groups whose channels may have something to do."""
+        """Groups whose channels may have work."""
 
     # -- mastership
 
     def begin(self, term: int, now_ms: ClusterMs) -> None:
-        """This node leads in `term` and has applied everything before it."""
+        """Take over the running leases that this node has heard of, and serve the consumers."""
         self.fetching.next_reign()
         self._returns.begin()
         self.reigning = True
@@ -106,7 +106,7 @@ class Delivery(Part):
         self._hold_until_ms = self._wheel.cursor.due_ms - 1
         self._live.clear()
         self.heard.prune(now_ms, self._floor)
-        # No lease is longer, whatever a clock said when it was given out.
+        # No lease is longer than that, whatever a clock said when it was given out.
         latest_ms = now_ms + self._config.lease_max_ms
         for lease in self.heard.held(now_ms, self._epoch):
             self._inherited.take_over(replace(lease, until_ms=min(lease.until_ms, latest_ms)))
@@ -114,8 +114,8 @@ class Delivery(Part):
         self._dirty.update(self.sessions.groups())
 
     def end(self, failure: Failure) -> None:
-        """Mastership is gone: stop at once, clear everything, tell the consumers. What they hold they go on holding:
-        who leads next, and be it this node, must not deliver it again."""
+        """Stop at once, clear everything but the leases, tell the consumers. Consumers keep the messages they hold: the
+        next master, perhaps this node again, must not deliver them a second time."""
         self.heard.hear([r for lease in self.held_leases() for r in ranges_of(lease)], complete=True)
         self.fetching.next_reign()
         self.reigning = False
@@ -132,7 +132,7 @@ class Delivery(Part):
         self.sessions.close_all(failure)
 
     def on_dispatched(self, what: Dispatched) -> None:
-        """Units entered a topic's ready queue."""
+        """Units entered a topic's ready queue: note them and wake the groups that read the topic."""
         if not self.reigning:
             return
         topic_id, first_position, units = what.topic_id, what.first_position, what.units
@@ -150,7 +150,8 @@ class Delivery(Part):
                 self._news = True
 
     def on_pushed(self, what: PushedAhead) -> None:
-        """Units that a dispatch under way will bring to these positions of a ready queue."""
+        """Stage units ahead of their dispatch, where a channel takes them. The dispatch will bring them to these
+        positions of the ready queue."""
         topic_id, first_position, units = what.topic_id, what.first_position, what.units
         self._recent_of(topic_id).add(first_position, units)
         self._inherited.dispatched(topic_id, first_position, units)
@@ -169,9 +170,9 @@ class Delivery(Part):
                 self._news = True
 
     def unpush(self, _: DispatchFailed) -> None:
-        """A dispatch was not applied: what was delivered ahead of it keeps its lease, what is staged is dropped.
+        """A dispatch was not applied. Messages delivered ahead of it keep their leases; those still staged are dropped.
 
-        When it is dispatched after all it goes out once more: at most what push-first may repeat.
+        Messages delivered ahead go out again when they are dispatched after all. Push-first allows that repetition.
         """
         if self.push is not None:
             self.push.failed()
@@ -181,13 +182,13 @@ class Delivery(Part):
             channel.unpush(self._state.ready_count(channel.key[1]))
 
     def _enliven(self, group_id: int, topic_id: int) -> None:
-        """Something came into a topic of a group that has consumers."""
+        """A topic of this group may need work again."""
         live = self._live.get(group_id)
         if live is not None:
             live[topic_id] = None
 
     def _live_topics(self, group_id: int) -> list[int]:
-        """Topics of a group that has consumers in which something is to settle: the others need not be looked at."""
+        """Topics in which this group has work. Cost depends on them, not on all topics of the group."""
         live = self._live.get(group_id)
         if live is None:
             topics = self._state.group_topics(group_id)
@@ -195,7 +196,7 @@ class Delivery(Part):
         return list(live)
 
     def _open(self, group_id: int, topic_id: int) -> bool:
-        """Whether a group has something to settle in a topic, or was given something of it ahead of its dispatch."""
+        """Whether the group has unsettled messages in the topic, or its channel is busy or ahead of a dispatch."""
         subscription = self._state.subscription(group_id, topic_id)
         if subscription is not None and subscription.backlog:
             return True
@@ -211,28 +212,28 @@ class Delivery(Part):
     # -- consumers
 
     def _wanted(self, group_id: int) -> None:
-        """A consumer of this group takes more."""
+        """A consumer of this group has credit again."""
         self._dirty.add(group_id)
 
     def _read(self) -> None:
-        """Something was read: any group may have something to do."""
+        """A read ended. It does not say for which group, so all are looked at."""
         self._dirty.update(self.sessions.groups())
 
     def wake_group(self, group_id: int) -> None:
-        """There may be something to do for this group."""
+        """Look at this group in the next tick, which comes at once."""
         self._dirty.add(group_id)
         self._news = True
 
     def subscribed(self, group_id: int) -> None:
-        """A group is new or has more topics; nothing else of it was changed."""
+        """A group is new or has more topics. Nothing else about it changed, so its channels stay."""
         self._live.pop(group_id, None)
         self.wake_group(group_id)
 
     def administered(self) -> None:
-        """A topic or group was changed by command: channels of what was reset or deleted begin anew, and consumers
-        that stated another filter than their group's go."""
+        """A command changed a topic or group. Channels and leases of a reset or deleted one are dropped. Consumers
+        whose filter no longer matches their group's are closed."""
         self._live.clear()
-        # Leases of an earlier master are there before anybody consumes here, when there is no channel yet.
+        # Leases of an earlier master can exist without a channel: nobody has consumed here yet.
         void = {lease.channel for lease in self._leases.open_leases() if self._epoch(lease.channel) != lease.epoch}
         for key, channel in self._channels.items():
             subscription = self._state.subscription(*key)
@@ -260,12 +261,13 @@ class Delivery(Part):
             self.wake_group(group_id)
 
     def _epoch(self, key: ChannelKey) -> int | None:
-        """How often a group was reset; None: it has not (any more) that topic."""
+        """How often the group was reset; None if the group does not have the topic (any more)."""
         subscription = self._state.subscription(*key)
         return None if subscription is None else subscription.epoch
 
     def close_session(self, session: Session, now_ms: int, *, give_back: bool) -> None:
-        """The consumer is gone; with `give_back` what it holds returns to the ready queue at once."""
+        """End a consumer's session. With `give_back` its messages return to the ready queue at once; otherwise they
+        stay leased until their leases end. A broadcasting group gives nothing back."""
         if not self.sessions.close(session) or not self.reigning:
             return
         if not self.sessions.of_group(session.group_id):
@@ -278,7 +280,7 @@ class Delivery(Part):
                 self._give_back(replace(lease, given_back=True), now_ms)
 
     def _give_back(self, lease: Lease, now_ms: int) -> None:
-        """A lease is over. Should its return fail, it holds for a while longer, and is tried again then."""
+        """Return the open messages of a lease that is over. If that fails, the lease runs on for `FAULT_PAUSE_MS`."""
 
         def failed(failure: Failure) -> None:
             self._leases.give(replace(lease, until_ms=now_ms + FAULT_PAUSE_MS, closed=False))
@@ -288,7 +290,7 @@ class Delivery(Part):
     # -- the loop
 
     def tick(self, now_ms: ClusterMs) -> None:
-        """Expire leases, claim, fetch and hand out what is due."""
+        """Expire leases, then claim, fetch and hand out due messages of the groups with work."""
         if not self.reigning:
             return
         for lease in self._leases.expire(now_ms):
@@ -299,9 +301,9 @@ class Delivery(Part):
             self._serving.run(partial(self._failed, group_id), partial(self._serve, group_id, now_ms))
 
     def _failed(self, group_id: int, failure: Failure) -> None:
-        """Serving a group failed half way: its consumers go, its channels begin anew for those that come. What is out
-        stays out until its leases end, so nothing of it is delivered twice, and what was on its way is read again. If
-        this node's files are damaged another will lead: consumers look for it."""
+        """Serving a group failed half way: close its sessions and drop its channels. The next consumers get new
+        channels. Messages that are out stay leased, so none is delivered twice; staged ones are read again. If this
+        node's files are damaged, the consumers are sent to look for another master."""
         if self._serving.damaged:
             failure = not_master(None, None)
         for session in list(self.sessions.of_group(group_id)):
@@ -315,18 +317,18 @@ class Delivery(Part):
             self._leases.drop(key)
 
     def topic_failed(self, topic_id: int, failure: Failure) -> None:
-        """What was dispatched of a topic could not be noted: its groups' channels begin anew, and read it."""
+        """Newly dispatched messages of a topic could not be noted. Its groups get new channels, which read them."""
         for group_id in list(self.sessions.groups()):
             if self._state.subscription(group_id, topic_id) is not None:
                 self._failed(group_id, failure)
 
     @property
     def has_news(self) -> bool:
-        """Messages became ready or a consumer gave credit since the last tick."""
+        """A group was woken or messages became ready since the last tick: the next tick should come at once."""
         return self._news
 
     def wanted_ms(self) -> ClusterMs | None:
-        """When the next tick is needed at the latest."""
+        """Latest time for the next `tick`. None: no timer is needed."""
         if not self.reigning:
             return None
         times = [t for t in (self._leases.next_end_ms(),) if t is not None]
@@ -353,7 +355,7 @@ class Delivery(Part):
             if channel is None:
                 return None
             for lease in self._leases.open_leases():
-                # Of an earlier master; or of consumers that a mistake has closed.
+                # Leases of an earlier master, or of consumers that `_failed` has closed.
                 if lease.channel == key:
                     channel.hold(lease.positions)
             channel.hold(self._returns.positions(key))
@@ -380,7 +382,7 @@ class Delivery(Part):
         )
 
     def _serve_all(self, group_id: int, now_ms: int) -> bool:
-        """Work for a broadcasting group: each consumer by itself."""
+        """Serve each consumer of a broadcasting group by itself. True: staged messages are waiting."""
         waits = False
         for topic_id in self._state.group_topics(group_id):
             if self._state.topic_paused(topic_id):
@@ -404,13 +406,14 @@ class Delivery(Part):
         return waits
 
     def answered_by(self, session: Session, batch: consumer_pb2.SettleBatch) -> SettleResult:
-        """A consumer of a broadcasting group answers for messages: noted, whatever it says. Raises RequestError."""
+        """Note the answer of a consumer of a broadcasting group. Every outcome counts as settled by this consumer.
+        Raises RequestError."""
         key, positions = self.settlements.positions_of(batch)
         count = self._broadcasts.answered(key, session.session_id, positions)
         return SettleResult(settled=count, stale=len(batch.ids) // 8 - count)
 
     def _serve(self, group_id: int, now_ms: int) -> None:
-        """Work for one group; it stays dirty if something waits for its time or more may be claimed."""
+        """Serve one group. It stays dirty while staged messages wait for their time or for credit."""
         if not self.sessions.of_group(group_id) or self._state.group_paused(group_id):
             return
         if self._state.group_broadcasting(group_id):
@@ -454,7 +457,7 @@ class Delivery(Part):
             channel.advance(credits, self._state.ready_count(channel.key[1]))
 
     def _room(self, group_id: int) -> int:
-        """How many more messages this group may have out."""
+        """How many more messages this group may have out: `group_in_flight_max` less those out."""
         limit = self._state.settings.group_in_flight_max
         return in_flight.room(self._channels_of(group_id), limit) if limit else CREDITS_MAX
 
@@ -464,7 +467,7 @@ class Delivery(Part):
         records = staged.records[first:last]
         valid = channel.subscription.attempts_of(staged.positions[places]) == staged.attempts[places]
         if not valid.all():
-            # Settled or returned since it was claimed: another delivery of it counts.
+            # A message settled or returned since it was claimed: this delivery of it no longer counts.
             places = np.flatnonzero(valid) + first
             if not len(places):
                 return
@@ -475,7 +478,7 @@ class Delivery(Part):
         session.credits -= count
         session.delivered += count
         until_ms = now_ms + session.lease_ms
-        # Ahead of its dispatch a message has no place of its own yet: the next master must know it by its id.
+        # Ahead of its dispatch a message has no certain position: the next master must know it by its id.
         ahead = self.push is not None and int(positions[-1]) >= self._state.ready_count(channel.key[1])
         ids = staged.ids[places] if ahead else None
         lease = Lease(channel.key, positions, attempts, until_ms, session.session_id, ids=ids, epoch=channel.epoch)
@@ -484,7 +487,7 @@ class Delivery(Part):
         names = staged.ids[places]
         origins = origins_of(units)
         if origins.any():
-            # Consumers know a retry by the id that the message was first scheduled under, and count through.
+            # To consumers a retry keeps the id under which the message was first scheduled, and its attempts add up.
             names, attempts = np.where(origins != 0, origins, names), attempts + units["attempts"]
         batch = consumer_pb2.DeliverBatch(
             topic=channel.topic,
@@ -508,7 +511,7 @@ class Delivery(Part):
     # -- messages that come back
 
     def _settled(self, key: ChannelKey) -> None:
-        """Something was settled: in a FIFO topic what is behind it may go."""
+        """Messages were settled: in a FIFO topic the ones behind them may go."""
         channel = self._channels.get(key)
         if isinstance(channel, FifoChannel):
             channel.stir()
@@ -529,51 +532,53 @@ class Delivery(Part):
         return 0 if subscription is None else subscription.floor
 
     def upkeep(self, now_ms: ClusterMs) -> None:
-        """Every second or so: let go of leases that are settled."""
+        """Forget settled leases and idle channels. Called about once a second."""
         self._leases.forget_settled(self._floor)
         for key, channel in list(self._channels.items()):
             channel.forget_settled()
             if not channel.subscription.backlog and channel.idle_at(self._state.ready_count(key[1])):
-                # Everything is settled: one that is made when more comes begins where this one stands.
+                # Everything is settled: a new channel would begin where this one stands.
                 del self._channels[key]
         self._broadcasts.upkeep()
         self._inherited.prune(now_ms)
         self.heard.prune(now_ms, self._floor)
 
     def lease_feed_for(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:
-        """Ranges for the sync to one slave."""
+        """Lease ranges for sync `number` to one slave, and whether they are all of them."""
         return self.feed.for_peer(peer_id, number, self.held_leases)
 
     def held_leases(self) -> Iterator[Lease]:
-        """What the next master has to know. Consumers of broadcasting groups begin anew with it; and what was given
-        back is held by nobody."""
+        """The leases that the next master must know. Left out: leases of broadcasting groups, whose consumers start
+        afresh with each master, and leases given back, which nobody holds."""
         for lease in itertools.chain(self._leases.open_leases(), self._inherited.unplaced()):
             if not lease.given_back and not self._state.group_broadcasting(lease.channel[0]):
                 yield lease
 
     def lease_ranges(self) -> Callable[[], list[LeaseRange]]:
-        """What this node knows of leases, made into ranges when that is called: in any thread, at any time."""
+        """A function that returns the lease ranges known now. Any thread may call it at any later time. A master's are
+        limited to `LEASES_WRITTEN_MAX` leases."""
         if not self.reigning:
             ranges = list(self.heard.ranges())
             return lambda: ranges
-        # The table may change meanwhile, arrays of positions never do. It has its latest ends last, about.
+        # Copies, because leases in the table may change; arrays of positions never do. The latest ends come last,
+        # about.
         held = [replace(lease) for lease in list(self.held_leases())[-LEASES_WRITTEN_MAX:]]
         return lambda: [r for lease in held for r in ranges_of(lease)]
 
     @property
     def in_flight(self) -> int:
-        """Messages out with consumers, about (settled ones leave with their floor)."""
+        """Messages out with consumers, roughly: settled ones count until the floor passes them."""
         return self._leases.out()
 
     def in_flight_by_group(self) -> Counter[int]:
-        """Messages out with consumers by group, about."""
+        """Group id -> `in_flight` of that group."""
         return self._leases.out_by_group()
 
     def staged(self) -> int:
-        """Messages read and waiting."""
+        """Messages staged in all channels; channels of broadcasting groups do not count."""
         return sum(channel.staged_count for channel in self._channels.values())
 
     def held_positions(self, key: ChannelKey) -> Positions:
-        """Positions out under any open lease; for tests."""
+        """Positions of a channel under any open lease, in rising order. For tests."""
         parts = [lease.positions for lease in self._leases.open_leases() if lease.channel == key]
         return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)

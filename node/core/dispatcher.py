@@ -1,4 +1,4 @@
-"""The master's hand on the wheel: decides when the cursor moves, and how far.
+"""Decides, on the master, when the wheel's cursor moves and how far.
 
 States (a table, drawn in docs/STATES.md):
 
@@ -8,14 +8,14 @@ States (a table, drawn in docs/STATES.md):
     waiting   -> running    the clock has caught up with it
     any       -> idle       mastership or the lease is gone
 
-Aligning: the cursor is behind the clock, so overdue messages exist; they are dispatched at once, in
-order, as fast as the limits allow. Waiting: nothing is dispatched until the clock has caught up, so
-that nothing goes early or twice. Running: each dispatch is proposed `dispatch_ahead_ms` before the
-earliest message is due; delivery holds what is not due yet.
+Aligning: the cursor is behind the clock, so messages are overdue. The master dispatches them at once, in
+order, as fast as the limits allow. Waiting: the master dispatches nothing until the clock has caught up, so
+that no message goes early or twice. Running: each dispatch is proposed `dispatch_ahead_ms` before the
+earliest message is due; delivery holds messages that are not due yet.
 
-Several dispatches are in flight; a later one is never applied before an earlier one (they are in one
-log). One that fails is proposed again after growing pauses, 100 ms steps up to a minute; from the
-third failure on `blocked` says so: the wheel blocks rather than skips.
+Several dispatches may be in flight. The one log keeps them in order: a later one is never applied before an
+earlier one. A failed dispatch is proposed again after pauses that grow by 100 ms up to a minute. From the
+third failure in a row on, `blocked` is true: the wheel blocks rather than skips.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ FAILURES_BEFORE_BLOCKED = 3
 
 
 class Phase(enum.Enum):
-    """See the module's table."""
-
     IDLE = "idle"
     ALIGNING = "aligning"
     WAITING = "waiting"
@@ -46,10 +44,10 @@ class Phase(enum.Enum):
 
 
 class Dispatcher(Part):
-    """One per node. `tick` runs after every input and when `wanted_ms` comes."""
+    """The driver calls `tick` after every input, and no later than `wanted_ms`."""
 
     def __init__(self, core: Kernel, push: PushAhead | None) -> None:
-        """`push`: in push-first."""
+        """`push` is given if the delivery order is push-first."""
         self._core = core
         self._config = core.config
         self._wheel = core.wheel
@@ -62,22 +60,22 @@ class Dispatcher(Part):
         self._paused_until_ms = 0
         self._last_proposed_ms = 0
         self._now_ms = 0
-        """At the last tick."""
+        """Cluster time at the last tick."""
         self._reign = 0
         self.dispatches_proposed = 0
 
     @property
     def blocked(self) -> bool:
-        """The same dispatch has failed three times or more."""
+        """At least `FAILURES_BEFORE_BLOCKED` dispatches in a row have failed."""
         return self._failures >= FAILURES_BEFORE_BLOCKED
 
     @property
     def in_flight(self) -> int:
-        """Dispatch commands proposed and not answered."""
+        """Dispatch commands proposed and not yet answered."""
         return self._in_flight
 
     def begin(self, term: int, now_ms: ClusterMs) -> None:
-        """This node leads and has applied everything: align."""
+        """Start aligning, or waiting if the cursor is ahead of the clock."""
         self._reign += 1
         self._proposed = self._wheel.cursor
         self._in_flight = 0
@@ -90,7 +88,7 @@ class Dispatcher(Part):
         self.phase = Phase.WAITING if ahead else Phase.ALIGNING
 
     def end(self, failure: Failure) -> None:
-        """Stop at once; what is in flight is answered into the void."""
+        """Stop at once. Later answers to dispatches in flight are ignored."""
         self._reign += 1
         self.phase = Phase.IDLE
         self._in_flight = 0
@@ -98,7 +96,7 @@ class Dispatcher(Part):
             self._push.reset()
 
     def tick(self, now_ms: ClusterMs) -> None:
-        """Propose every dispatch that is due and allowed."""
+        """Propose every dispatch that is due, within the limits on what is in flight."""
         config = self._config
         self._now_ms = now_ms
         if self.phase is Phase.IDLE:
@@ -120,7 +118,7 @@ class Dispatcher(Part):
                 return
             self._propose(target, now_ms)
             if not full and self.phase is Phase.ALIGNING:
-                # Everything that is due is under way: the cursor meets the clock, however much arrives meanwhile.
+                # Every due message is under way, so the cursor meets the clock however much arrives meanwhile.
                 self.phase = Phase.RUNNING
 
     def _too_soon(self, now_ms: int) -> bool:
@@ -153,7 +151,7 @@ class Dispatcher(Part):
                 self._core.announcements.announce(DispatchFailed())
                 self._proposed = min(self._proposed, before)
                 if self._now_ms >= self._paused_until_ms:
-                    # Those in flight beside it fail of the same cause: they are one failure.
+                    # Dispatches in flight beside it fail from the same cause: count one failure.
                     self._failures += 1
                     self._paused_until_ms = self._now_ms + min(RETRY_STEP_MS * self._failures, RETRY_MS_MAX)
             else:
@@ -164,7 +162,7 @@ class Dispatcher(Part):
         self._proposer.submit(command, answered)
 
     def wanted_ms(self) -> ClusterMs | None:
-        """When the next call of `tick` is needed at the latest; None: an arrival will wake it."""
+        """Latest time for the next `tick`. None: no timer is needed, an arrival or an answer comes first."""
         config = self._config
         if self.phase is Phase.IDLE:
             return None

@@ -1,8 +1,8 @@
-"""Turns what clients send into checked columns, once, so that nothing behind looks at a message alone.
+"""Turns schedule requests into checked columns, so that no later step handles a single message.
 
-`from_message`, `from_rows` and `from_columns` raise `RequestError` naming field, value and limit. The
-result is an `IncomingBatch`: numpy columns and one blob. Relative times stay relative here: the
-publisher resolves them by the cluster clock when it proposes.
+`from_message` and `from_batch` raise `RequestError` naming field, value and limit. The result is an
+`IncomingBatch`: numpy columns and one blob. Relative times stay relative here: the publisher resolves
+them by the cluster clock when it proposes.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tickwheel.wheel.tags import key_hash, tag_hash, tag_mask
 
 KIND_DUE, KIND_DELAY, KIND_LEVEL = 0, 1, 2
 META_BYTES_MAX = 32_768
-"""A unit keeps the size of its meta in 16 bits."""
+"""Half of what fits: a unit keeps the size of its meta in 16 bits."""
 DUE_MS_LIMIT = 1 << 50
-"""Far beyond any allowed time: keeps sums in 64 bits."""
+"""Far beyond any allowed time. It keeps sums of times within 64 bits."""
 CLIENT_NAME_MAX = 127
 JITTER_MS_MAX = 86_400_000
-"""A day: what is meant to be spread further has no due time to speak of."""
+"""A day. A message spread over more time has no real due time."""
 
 SEQUENCE_MAX = (1 << 63) - 1
-"""Of a producer's batches: the one after the last has a number too, in whatever integer somebody keeps it."""
+"""Largest sequence of a producer's batch. The next number still fits an unsigned 64-bit integer."""
 
 _HEAD = struct.Struct("<I????")
 _MOVE = struct.Struct("<QBq")
@@ -52,41 +52,41 @@ class IncomingBatch:
     count: int
     topics: list[str]
     topic_of: NDArray[np.uint32] | None
-    """Index into `topics` of each message; None: all are of the first."""
+    """For each message an index into `topics`; None: all belong to the first."""
     when: NDArray[np.int64]
-    """Absolute time, delay in ms or level, as `kinds` says."""
+    """For each message its due time (ms since 1970), delay (ms) or delay level, as `kinds` says."""
     kinds: NDArray[np.uint8] | int
     sizes: NDArray[np.uint32]
-    """Meta and payload together."""
+    """Bytes of meta and payload together."""
     meta_sizes: NDArray[np.uint32] | None
     records: bytes
     tag_hashes: NDArray[np.uint32] | None = None
     tag_masks: NDArray[np.uint64] | None = None
     key_hashes: NDArray[np.uint64] | None = None
     jitter_ms: NDArray[np.int64] | int = 0
-    """Window behind the due time in which the master may put each message."""
+    """The master may put each message up to this long after its due time."""
     client: str = ""
-    """Who sends it, for quotas."""
+    """Name that the client gave itself, for quotas."""
     actor: str = ""
-    """The user who sends it while rights are on; topics that it creates are this user's."""
+    """The authenticated user while rights are on. Topics that the request creates belong to this user."""
     checksum: int | None = None
-    """Of what the client sent, however it wrote it: see `checksum_of`. None: nobody's sequence is at stake."""
+    """`checksum_of` the content. None: the request has no producer id, so no sequence is at stake."""
     owner: str = ""
-    """To whom the producer id belongs; empty: the caller has not said who it is."""
+    """Secret of the producer id's owner; empty: the client gave none."""
 
     @property
     def sender(self) -> Sender:
-        """Whose request it is."""
+        """The producer's part of the request: id, sequence, checksum and owner."""
         return Sender(self.producer_id, self.sequence, self.checksum, self.owner)
 
     @property
     def bytes(self) -> int:
-        """Memory it takes, about."""
+        """Roughly the memory that the batch takes."""
         return len(self.records) + 32 * self.count
 
 
 def check_sender(producer_id: str, sequence: int, owner: str) -> None:
-    """Raises RequestError if these cannot be a producer's id, sequence and secret; no id is fine."""
+    """Check a producer's id, sequence and secret; an empty id is allowed. Raises RequestError."""
     if len(owner) > CLIENT_NAME_MAX:
         raise invalid("producer_owner", f"{len(owner)} characters", f"at most {CLIENT_NAME_MAX} characters")
     if producer_id:
@@ -157,7 +157,7 @@ def _check_tags(row: int, tags: Sequence[str]) -> None:
 
 
 def from_message(request: scheduler_pb2.ScheduleRequest, settings: Settings) -> IncomingBatch:
-    """One message of the unary call."""
+    """Check the one message of the unary call. Raises RequestError."""
     _client(request.client_name)
     check_sender(request.producer_id, request.sequence, request.producer_owner)
     batch = _plain(request, settings)
@@ -168,8 +168,8 @@ def from_message(request: scheduler_pb2.ScheduleRequest, settings: Settings) -> 
 
 
 def _plain(request: scheduler_pb2.ScheduleRequest, settings: Settings) -> IncomingBatch | None:
-    """A sound message without meta and jitter, checked without the functions for columns, which for a single row take
-    ten times as long. None: it is something else, or something is wrong with it, which `_from_messages` will say."""
+    """A valid message without meta and jitter. For a single row this takes a tenth of the time that the functions for
+    columns need. None: the message has meta or jitter, or is invalid; `_from_messages` then handles or refuses it."""
     message = request.message
     name, payload = message.WhichOneof("when"), message.payload
     if name is None or message.jitter_ms or message.HasField("meta"):
@@ -197,7 +197,7 @@ def _plain(request: scheduler_pb2.ScheduleRequest, settings: Settings) -> Incomi
 
 
 def from_batch(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> IncomingBatch:
-    """Rows or columns of the streaming call."""
+    """Check the rows or columns of the streaming call. Raises RequestError."""
     _client(batch.client_name)
     check_sender(batch.producer_id, batch.sequence, batch.producer_owner)
     content = batch.WhichOneof("content")
@@ -273,7 +273,7 @@ def _from_messages(
 
 
 def _jitter(window_ms: NDArray[np.int64]) -> NDArray[np.int64] | int:
-    """Checked windows; 0 if there is none."""
+    """Checked windows; 0 if all are 0. Raises RequestError."""
     most = int(window_ms.max())
     if most > JITTER_MS_MAX:
         raise invalid(f"jitter_ms[{int(window_ms.argmax())}]", most, f"at most {JITTER_MS_MAX}")
@@ -346,10 +346,10 @@ def _from_columns(batch: scheduler_pb2.ScheduleBatch, settings: Settings) -> Inc
 
 
 def checksum_of(batch: IncomingBatch, payload_sizes: NDArray[np.uint32], payloads: bytes, metas: list[bytes]) -> int:
-    """CRC32C of a request's content as it was sent: topics, times (a delay as a delay), jitter, metas, payloads.
+    """CRC32C of a request's content as the client sent it: topics, times (a delay as a delay), jitter, metas, payloads.
 
-    The same for the same messages in rows, columns or a call of their own, at any node and time. `metas`: of each
-    message, serialized deterministically, or none. One pass over the columns."""
+    The same messages have the same checksum as rows, as columns or in a unary call, at any node and time. `metas`: each
+    message's meta, serialized deterministically, or an empty list."""
     one_kind = isinstance(batch.kinds, int)
     with_metas, with_jitter = any(metas), not isinstance(batch.jitter_ms, int)
     head = _HEAD.pack(batch.count, one_kind, with_metas, with_jitter, batch.topic_of is not None)
@@ -372,12 +372,12 @@ def checksum_of(batch: IncomingBatch, payload_sizes: NDArray[np.uint32], payload
 
 
 def reschedule_checksum(number: int, kind: int, when: int) -> int:
-    """Of the content of a reschedule: never that of a batch, whose count is not 0."""
+    """CRC32C of a reschedule. Its input has count 0, so it is never the input of a batch."""
     return int(google_crc32c.value(_HEAD.pack(0, True, False, False, False) + _MOVE.pack(number, kind, when)))
 
 
 def _add_metas(incoming: IncomingBatch, columns: scheduler_pb2.ColumnBatch, count: int) -> list[common_pb2.MessageMeta]:
-    """Put each meta before its payload; returns them."""
+    """Put each meta before its payload in the batch's records; returns the parsed metas. Raises RequestError."""
     meta_sizes = _column(columns.meta_sizes, "meta_sizes", "<u4", count).view(np.uint32)
     ends = np.cumsum(meta_sizes, dtype=np.int64).tolist()
     if ends[-1] != len(columns.metas):

@@ -1,7 +1,7 @@
-"""What a part of a node's core may use. A part knows this and what it was given, never the core that composes it.
+"""The interface that a part of a node's core may use. A part never sees the core that composes it.
 
 A part reads the kernel. It changes things through the proposer (which writes the log), the background and `fatal`, and
-tells others through announcements. All of it is used on the thread that drives the core.
+informs other parts through announcements. Everything here is used on the thread that drives the core.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tickwheel.wheel.engine import Wheel
 
 
 class Kernel(Protocol):
-    """`NodeCore` implements it. Parts are made before the log: they keep the kernel and read `log` when they work."""
+    """Implemented by `NodeCore`. Parts are made before the log, so a part keeps the kernel and reads `log` only when it
+    works, never in its constructor."""
 
     @property
     def config(self) -> CoreConfig: ...
@@ -66,11 +67,11 @@ class Kernel(Protocol):
     @property
     def random_bits(self) -> Callable[[int], int]: ...
 
-    # -- what was applied
+    # -- progress of apply
 
     @property
     def applied_index(self) -> int:
-        """Index of the newest entry of the log that was applied."""
+        """Index of the newest applied entry of the log."""
         ...
 
     @property
@@ -80,7 +81,7 @@ class Kernel(Protocol):
 
     @property
     def stamped_ms(self) -> int:
-        """Latest stamp of an entry that this process applied; cluster time."""
+        """Latest stamp among the entries that this process applied, in cluster time."""
         ...
 
     @property
@@ -111,17 +112,18 @@ class Kernel(Protocol):
         ...
 
     def may_act(self) -> bool:
-        """Master with its lease, and not about to hand over: what leaves the node is true."""
+        """Whether this node is master, holds its lease and is not handing over. Only then may it send anything that
+        claims to be current."""
         ...
 
     def refusal(self) -> Failure | None:
-        """Why this node cannot serve a request of a client now; None if it can."""
+        """Why this node cannot serve a client's request now; None if it can."""
         ...
 
     # -- time beside the cluster's, and the end
 
     def steady_ms(self) -> SteadyMs:
-        """For waiting: it advances evenly, whatever happens to the cluster's time."""
+        """Milliseconds for measuring waits: steady even when the cluster's time jumps."""
         ...
 
     def monotonic_ns(self) -> int:
@@ -129,5 +131,5 @@ class Kernel(Protocol):
         ...
 
     def fatal(self, reason: str) -> None:
-        """An impossible state, or a disk that cannot be relied on: the process must stop."""
+        """Stop the process: the state is impossible, or the disk cannot be relied on."""
         ...

@@ -1,9 +1,8 @@
-"""Who holds what for how long: the leases of deliveries, on the master and as the slaves heard of them.
+"""Leases of deliveries: the master's table, and what the slaves have heard of it.
 
-The table of the master is soft state: it is rebuilt from nothing by a new master, helped by what the
-50 ms sync told it. A lease names positions of a topic's ready queue; whether a position is settled
-by now only the replicated state knows, so a settlement does not touch this table: an expiring lease
-asks the state which of its positions are still open.
+The master's table is soft state. A new master rebuilds it from what the 50 ms sync told it. A lease names
+positions of a topic's ready queue. Only the replicated state knows which positions are settled, so a
+settlement does not touch this table; when a lease expires, the state says which of its positions are still open.
 """
 
 from __future__ import annotations
@@ -26,67 +25,67 @@ Attempts = NDArray[np.uint32]
 ChannelKey = tuple[int, int]
 """(group id, topic id)"""
 FloorOf = Callable[[ChannelKey], int]
-"""Below it everything of a channel is settled; 0 if the group has not (any more) that topic."""
+"""Returns a channel's floor: all lower positions are settled. 0 if the group does not have the topic (any more)."""
 
 EVENTS_MAX = 20_000
-"""Lease ranges remembered for slaves that have not acknowledged them; beyond it they get the whole table."""
+"""Lease ranges kept for slaves that have not acknowledged them. A slave further behind gets the whole table."""
 RANGES_PER_SYNC_MAX = 2_000
 RANGE_MESSAGES_MAX = 1_000_000
-"""Messages that one range may name: it becomes arrays as long."""
+"""Messages that one range may name. A range becomes arrays of that length, so its count must be bounded."""
 POSITION_MAX = 1 << 62
 UNANSWERED_MAX = 64
-"""Syncs to one slave whose answers may still count: 3 s at 50 ms."""
+"""Unanswered syncs remembered for each slave: 3 s at 50 ms. Answers to older ones are ignored."""
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Positions given out together, in rising order; `attempts` belong to them one by one."""
+    """Positions given out together, in rising order, and the attempt of each."""
 
     channel: ChannelKey
     positions: Positions
     attempts: Attempts
     until_ms: int
     session_id: int
-    """0: given out by an earlier master."""
+    """0: an earlier master gave them out."""
     closed: bool = False
     ids: Ids | None = None
-    """Of messages delivered ahead of their dispatch: their positions hold only if that is applied."""
+    """Set for messages delivered ahead of their dispatch: their positions are valid only once that is applied."""
     epoch: int = 0
-    """How often the group had been reset when they were given out."""
+    """How often the group had been reset when the messages were given out."""
     given_back: bool = False
-    """It did not run out: its consumer left, and the return is to be tried again at its end."""
+    """The consumer left and the return failed; it is tried again at the lease's end. The lease did not run out."""
 
     def only(self, rows: NDArray[np.bool_]) -> Lease:
-        """The same lease of these of its positions; not in any table."""
+        """A copy of the lease with only these positions. The copy is in no table."""
         ids = None if self.ids is None else self.ids[rows]
         return replace(self, positions=self.positions[rows], attempts=self.attempts[rows], ids=ids)
 
 
 @dataclass(slots=True)
 class LeaseTable:
-    """The master's leases by their end."""
+    """The master's leases, ordered by their end."""
 
     _heap: list[tuple[int, int, Lease]] = field(default_factory=list)
     _order: Iterator[int] = field(default_factory=itertools.count)
     _sessions: dict[int, deque[Lease]] = field(default_factory=dict)
     _extended: dict[tuple[ChannelKey, int], int] = field(default_factory=dict)
-    """Positions whose lease was extended, and until when."""
+    """(channel, position) of each extended message -> new end of its lease."""
 
     def give(self, lease: Lease) -> None:
-        """A delivery went out."""
+        """Add the lease of a delivery."""
         heapq.heappush(self._heap, (lease.until_ms, next(self._order), lease))
         self._sessions.setdefault(lease.session_id, deque()).append(lease)
 
     def extend(
         self, channel: ChannelKey, positions: Positions, attempts: Attempts, until_ms: int, session_id: int, epoch: int
     ) -> None:
-        """Hold these positions longer; their older lease no longer counts."""
+        """Hold these positions until `until_ms`; their older leases no longer count."""
         for position in positions.tolist():
             self._extended[channel, position] = until_ms
         self.give(Lease(channel, positions, attempts, until_ms, session_id, epoch=epoch))
 
     def drop(self, channel: ChannelKey) -> None:
-        """The group was reset: nobody holds anything of it."""
+        """Close all leases of a channel: its group was reset, or the topic or group deleted."""
         for lease in self.open_leases():
             if lease.channel == channel:
                 lease.closed = True
@@ -95,13 +94,13 @@ class LeaseTable:
             del self._extended[key]
 
     def next_end_ms(self) -> int | None:
-        """When the next lease ends."""
+        """When the next open lease ends; None: none is open."""
         while self._heap and self._heap[0][2].closed:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def expire(self, now_ms: int) -> Iterator[Lease]:
-        """Leases that are over, without positions that were extended beyond."""
+        """Close and yield the leases that are over, without positions whose extension still runs."""
         while (end_ms := self.next_end_ms()) is not None and end_ms <= now_ms:
             _, _, lease = heapq.heappop(self._heap)
             lease.closed = True
@@ -125,8 +124,8 @@ class LeaseTable:
         return lease.only(keep)
 
     def close_session(self, session_id: int) -> list[Lease]:
-        """A consumer went away: its open leases end now, each position with the lease that counts. Its extensions end
-        with them."""
+        """Close and return a consumer's open leases, each position only in the lease that counts for it. Its extensions
+        end too."""
         leases = [lease for lease in self._sessions.pop(session_id, ()) if not lease.closed]
         for lease in leases:
             lease.closed = True
@@ -139,17 +138,17 @@ class LeaseTable:
         return [lease for lease in ended if len(lease.positions)]
 
     def _counting(self, lease: Lease) -> NDArray[np.bool_]:
-        """Which positions have no other lease by which they were extended."""
+        """True for each position that no other lease has extended."""
         extended, channel, until_ms = self._extended, lease.channel, lease.until_ms
         places = lease.positions.tolist()
         return np.fromiter((extended.get((channel, p), until_ms) == until_ms for p in places), bool, len(places))
 
     def out(self) -> int:
-        """Messages under open leases; each once, however often its lease was extended."""
+        """Messages under open leases, each counted once however often its lease was extended."""
         return self.out_by_group().total()
 
     def out_by_group(self) -> Counter[int]:
-        """The same by group, of those that have some."""
+        """Group id -> messages under open leases, for groups that have some."""
         counts: Counter[int] = Counter()
         for lease in self.open_leases():
             count = int(np.count_nonzero(self._counting(lease))) if self._extended else len(lease.positions)
@@ -157,7 +156,7 @@ class LeaseTable:
         return counts
 
     def forget_settled(self, floor_of: FloorOf) -> None:
-        """Drop leases whose positions all lie below their channel's floor: they are settled."""
+        """Drop leases whose positions all lie below their channel's floor: all their messages are settled."""
         for session_id in list(self._sessions):
             leases = self._sessions[session_id]
             while leases:
@@ -180,11 +179,11 @@ class LeaseTable:
                 del self._extended[key]
 
     def open_leases(self) -> Iterator[Lease]:
-        """All that are out."""
+        """All open leases, roughly by rising end."""
         return (item[2] for item in self._heap if not item[2].closed)
 
     def clear(self) -> None:
-        """Mastership is gone."""
+        """Forget all leases: this node leads no more."""
         self._heap.clear()
         self._sessions.clear()
         self._extended.clear()
@@ -215,7 +214,7 @@ def ranges_of(lease: Lease) -> list[LeaseRange]:
 
 
 class LeaseFeed:
-    """The master's side of the sync: which slave has heard of which lease."""
+    """The master's side of the sync: tracks which slave has heard of which lease."""
 
     def __init__(self) -> None:
         self._events: deque[LeaseRange] = deque()
@@ -223,7 +222,7 @@ class LeaseFeed:
         """Number of the oldest event kept."""
         self._heard: dict[str, int] = {}
         self._sent: dict[str, deque[tuple[int, int]]] = {}
-        """Peer to its unanswered syncs: (sync number, event number that this sync reached)."""
+        """Peer -> its unanswered syncs: (sync number, event number that this sync reached)."""
 
     def add(self, lease: Lease) -> None:
         """A lease was given out or extended."""
@@ -233,7 +232,7 @@ class LeaseFeed:
             self._first += 1
 
     def for_peer(self, peer_id: str, number: int, held: Callable[[], Iterable[Lease]]) -> tuple[list[LeaseRange], bool]:
-        """Ranges for sync `number` to a slave, and whether they are all that is `held`."""
+        """Ranges for sync `number` to a slave, and whether they are the whole table, which `held` returns."""
         heard = self._heard.get(peer_id)
         end = self._first + len(self._events)
         if heard is None or heard < self._first:
@@ -269,30 +268,31 @@ class LeaseFeed:
             self._first += 1
 
     def forget_peer(self, peer_id: str) -> None:
-        """Its connection broke: it may have restarted without what it had heard."""
+        """Forget what a slave has heard: its connection broke, so it may have restarted without it."""
         self._heard.pop(peer_id, None)
         self._sent.pop(peer_id, None)
 
     def clear(self) -> None:
-        """Mastership is gone."""
+        """Forget all: this node leads no more."""
         self._events.clear()
         self._heard.clear()
         self._sent.clear()
 
 
 class HeardLeases:
-    """The leases that this node knows of while it does not lead: those that its masters told it of, its own of earlier
-    reigns, and those that it found on its disk. A new master starts with them.
+    """Leases that this node knows of while it does not lead: told by its masters, left from its own earlier reigns, or
+    found on its disk. A new master starts with them.
 
-    A lease of an earlier term stays until it is over, whether or not the masters since then have heard of it: what came
-    back or was settled meanwhile shows in the replicated state, so an old lease never holds what it does not own.
+    A lease of an earlier term stays until it ends, even if later masters have not heard of it. That is safe: the
+    replicated state shows which messages were settled or came back meanwhile, so an old lease never holds those.
     """
 
     def __init__(self) -> None:
         self._ranges: dict[ChannelKey, list[LeaseRange]] = {}
 
     def hear(self, ranges: Iterable[LeaseRange], complete: bool) -> None:
-        """Learn of leases. `complete`: they are all of their source, so many are known already and are joined."""
+        """Learn of leases. `complete`: these are all leases of the source. Many are known already, so overlapping
+        ranges are joined."""
         for r in ranges:
             if _well_formed(r):
                 self._ranges.setdefault((r.group_id, r.topic_id), []).append(r)
@@ -300,7 +300,8 @@ class HeardLeases:
             self._join()
 
     def _join(self) -> None:
-        """Ranges that overlap become one: what is told again and again takes no more room."""
+        """Join overlapping ranges, so that repeated reports take no more room. Of a channel only the newest epoch is
+        kept."""
         for key, ranges in self._ranges.items():
             epoch = max(r.epoch for r in ranges)
             running = [r for r in ranges if r.epoch == epoch]
@@ -313,7 +314,7 @@ class HeardLeases:
             self._ranges[key] = [*joined, *by_ids.values()]
 
     def prune(self, now_ms: int, floor_of: FloorOf) -> None:
-        """Forget what is over or settled."""
+        """Forget ranges that have ended or lie below the floor."""
         for key in list(self._ranges):
             floor = floor_of(key)
             kept = [r for r in self._ranges[key] if r.until_ms > now_ms and r.first_position + r.count > floor]
@@ -323,17 +324,16 @@ class HeardLeases:
                 del self._ranges[key]
 
     def size(self) -> int:
-        """Ranges kept."""
+        """Number of ranges kept."""
         return sum(len(ranges) for ranges in self._ranges.values())
 
     def ranges(self) -> Iterator[LeaseRange]:
-        """All that is known, as it was told."""
+        """All ranges kept."""
         return itertools.chain.from_iterable(self._ranges.values())
 
     def held(self, now_ms: int, epoch_of: Callable[[ChannelKey], int | None]) -> list[Lease]:
-        """The leases that still run, as leases of an earlier master; of overlapping ones the latest end wins.
-
-        Those from before a reset of the group are void."""
+        """The leases that still run, as leases of an earlier master. Leases from before a reset of the group are void.
+        Where leases overlap, the highest attempt wins, then the latest end."""
         leases: list[Lease] = []
         for key, ranges in self._ranges.items():
             epoch = epoch_of(key) or 0
@@ -350,12 +350,12 @@ class HeardLeases:
         return leases
 
     def clear(self) -> None:
-        """The leases are kept elsewhere now."""
+        """Forget all ranges: the leases are in a LeaseTable now."""
         self._ranges.clear()
 
 
 def _well_formed(r: LeaseRange) -> bool:
-    """Whether a range from a peer or a file can be used: of any other, nothing is held."""
+    """Whether a range from a peer or a file can be used; malformed ranges are ignored."""
     return (
         0 < r.count <= RANGE_MESSAGES_MAX
         and r.first_position < POSITION_MAX
@@ -384,7 +384,7 @@ def _merged(key: ChannelKey, ranges: list[LeaseRange], epoch: int) -> list[Lease
 
 
 def current(subscription: Subscription, lease: Lease) -> NDArray[np.bool_]:
-    """Which positions of a lease are still those that it gave out: not settled, and not come back since."""
+    """True for each position of a lease that is still out: neither settled nor returned since."""
     is_current: NDArray[np.bool_] = ~subscription.is_settled(lease.positions)
     is_current &= subscription.attempts_of(lease.positions) == lease.attempts
     return is_current

@@ -1,4 +1,4 @@
-"""What a part of a core does when this node begins or ceases to lead."""
+"""The contract of a part of the core that must act when this node begins or ceases to lead."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from tickwheel.node.core.world import ClusterMs
 
 
 class Part:
-    """A part that has something of a single reign, and is in `NodeCore.parts`. Each method is optional.
+    """A member of `NodeCore.parts`: it keeps state that belongs to a single reign. Both methods are optional.
 
-    - `end` may come without `begin`: a master that does not know the time, or has not applied its own first command,
-      serves nobody and is deposed all the same. Do not count on an `end` between two `begin`s either.
-    - When `end` is called, `Kernel.refusal` already says who leads now, and whoever is told so may ask again at once.
-    - `NodeCore.parts` is the order of the ends: first what moves the wheel and the log, then what holds requests, last
-      the deliveries and who waits for them. Parts begin in the reverse order, so the wheel moves last. Both orders are
-      behaviour.
+    - `end` may come without `begin`: a master can be deposed before it knows the time or has applied its own first
+      command. Do not count on an `end` between two `begin`s either.
+    - When `end` is called, `Kernel.refusal` already names the new master. A caller told so may ask again at once.
+    - `NodeCore.parts` gives the order of the ends: first the parts that move the wheel and the log, then those that
+      hold requests, last the deliveries and the parts waiting for them. Parts begin in the reverse order, so the wheel
+      moves last. Other code depends on both orders.
     """
 
     def begin(self, term: int, now_ms: ClusterMs) -> None:
-        """This node leads in `term`, has applied everything before it, and knows the time."""
+        """This node leads in `term`, has applied every earlier entry, and knows the time."""
 
     def end(self, failure: Failure) -> None:
-        """This node leads no more: stop at once, and tell whoever waits for an answer `failure`."""
+        """This node leads no more: stop at once, and answer every waiting caller with `failure`."""

@@ -1,10 +1,10 @@
-"""Group commit: what callers want to have in the log, merged into few entries.
+"""Group commit: merges the commands of many callers into few entries of the log.
 
-Owns the commands that wait to be proposed and the callbacks of those under way. `flush` runs after
-every input. Commands that somebody's clock waits for (dispatch, membership) leave at once and take along
-what waits. All others wait for company, because each entry costs every node the same work however little is in
-it: settlements leave `gather_ms` after the last entry at the earliest, schedules when nothing is under way any
-more, but at the latest `gather_busy_ms` after the last entry for each that is. Every callback is called exactly once.
+Owns the commands that wait to be proposed, and the callbacks of those under way. Every callback is called
+exactly once. `flush` runs after every input. Urgent commands (dispatch, membership) leave at once and take
+the waiting ones along. All others wait for company, because an entry costs every node the same work however
+little is in it. Settlements leave at least `gather_ms` after the last entry. Schedules leave when no entry is
+under way, or `gather_busy_ms` after the last entry for each entry that is under way.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from tickwheel.replication.log import ProposalResult, ReplicatedLog, Verdict
 
 FORMAT_VERSION = 1
 GATHER_BYTES_MAX = 64 << 10
-"""So much that waits makes an entry of its own worth while."""
+"""Waiting commands of this many bytes are worth an entry: they wait no longer."""
 
 NO_CHANGE = 1 << 62
 _FROM_MESSAGES = frozenset({"access", "admin", "sweep", "staging"})
-"""Commands with messages in them that came from outside; the others are made of numbers and columns."""
+"""Commands that contain protobuf messages from outside; the others contain only numbers and columns."""
 _FIRST_DUE = struct.Struct("<q")
 
 Done = Callable[[object], None]
-"""Gets the typed result of apply, or a Failure."""
+"""Called with the typed result of apply, or a Failure."""
 
 
 @dataclass(slots=True)
@@ -47,25 +47,25 @@ class _Waiting:
     bytes: int
     changes_from_ms: int
     alone: bool = False
-    """In an entry of its own; `voters`: who counts from then on, if it changes that."""
+    """Needs an entry of its own. `voters`: ids of the voters from that entry on, if the command changes them."""
     voters: Sequence[str] | None = None
 
 
 class PublishSource(Protocol):
-    """Where publish commands come from: the publisher."""
+    """The source of publish commands: the publisher."""
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the requests that wait; 0: none does."""
+        """Bytes of the waiting requests; 0: none waits."""
         ...
 
     def take(self, bytes_max: int) -> tuple[Command, Done, int] | None:
-        """A publish of waiting requests of about `bytes_max`, its callback and its size; None: nothing waits."""
+        """A publish of waiting requests of about `bytes_max`, its callback and its size in bytes; None: none can go."""
         ...
 
 
 class Proposer(Part):
-    """One per node; works only while the node is master."""
+    """Proposes only while the node is master (`term` is not 0); refuses commands otherwise."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Proposer(Part):
         serving: Serving | None = None,
         stamp_floor_ms: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`serving`: callbacks are pieces of the requests that bring them. `stamp_floor_ms`: no entry is stamped
-        earlier than that."""
+        """`serving` runs each callback under the guard of the request that brought it. `stamp_floor_ms` returns the
+        earliest stamp that an entry may carry."""
         self.serving = serving or Serving(lambda bits: 0)
         self._config = config
         self._wheel_group = wheel_group
@@ -91,28 +91,28 @@ class Proposer(Part):
         self._entries_in_flight = 0
         self._bytes_in_flight = 0
         self._changes: deque[int] = deque()
-        """Of each entry in flight: the first due time that it can change; NO_CHANGE: none."""
+        """For each entry in flight the first due time that it can change; NO_CHANGE: none."""
         self._urgent = False
         self._after_urgent = False
-        """The last entry was one that somebody's clock waited for, so the next may be."""
+        """The last entry was urgent, so an urgent one probably follows soon."""
         self._proposed_ms = 0
         """When the last entry was proposed."""
         self._gathers_from_ms = 0
-        """Since when what waits may wait for company; 0: nothing waits."""
+        """Start of the wait for company; 0: nothing waits."""
         self.term = 0
         """Term this node leads; 0 while it does not."""
 
         self.unsound_commands = 0
-        """Commands refused because an entry with them could not be read back: bugs, or an attack on one."""
+        """Commands refused because their entry could not be read back: a bug, or an attack on one."""
 
     def attach(self, log: ReplicatedLog, source: PublishSource) -> None:
-        """Connect the log below and the publisher beside."""
+        """Connect the log and the publisher. Called once, before any command."""
         self._log = log
         self._source = source
 
     @property
     def waiting(self) -> int:
-        """Commands not yet proposed."""
+        """Commands waiting to be proposed; the publisher's requests are not counted."""
         return len(self._waiting)
 
     @property
@@ -121,9 +121,9 @@ class Proposer(Part):
         return self._entries_in_flight
 
     def submit(self, command: Command, done: Done, refuse: Failure | None = None, *, may_gather: bool = False) -> None:
-        """Queue a command; `done` gets its result or a Failure. `refuse` is the answer when not master.
+        """Queue a command; `done` gets its result or a Failure. `refuse`: the answer if this node is not master.
 
-        `may_gather`: it may wait a few milliseconds for others to share an entry with.
+        `may_gather`: the command may wait a few milliseconds to share an entry with others.
         """
         done = self.serving.bound(done)
         if self.term == 0:
@@ -138,10 +138,11 @@ class Proposer(Part):
         self._urgent = self._urgent or not may_gather
 
     def submit_alone(self, command: Command, done: Done, voters: Sequence[str] | None = None) -> None:
-        """Queue a command for an entry of its own. `voters`: who counts from then on, if it changes that.
+        """Queue a command for an entry of its own. `voters`: ids of the voters from that entry on, if it changes them.
 
-        It overtakes nothing: what a dispatch that waits will bring may have been delivered already (push-first), and
-        must not be changed by what is proposed after it. Callers have one under way at a time; none is too many.
+        The command overtakes nothing. In push-first the messages of a waiting dispatch may have been delivered already,
+        so no later command may change them first. Each caller has one such command under way at a time, so there is no
+        limit to refuse by.
         """
         done = self.serving.bound(done)
         if self.term == 0:
@@ -154,20 +155,21 @@ class Proposer(Part):
         self._urgent = True
 
     def may_change_from_ms(self) -> int:
-        """First due time at which something under way can still change what is pending; NO_CHANGE: nothing can."""
+        """First due time at which a waiting command or an entry in flight can change pending messages; NO_CHANGE: none
+        can."""
         waiting = min((item.changes_from_ms for item in self._waiting), default=NO_CHANGE)
         return min(waiting, min(self._changes, default=NO_CHANGE))
 
     def end(self, failure: Failure) -> None:
-        """Mastership is gone: everything not yet proposed is refused with `failure`."""
+        """Answer every command that is not yet proposed with `failure`."""
         self.term = 0
         waiting, self._waiting = self._waiting, deque()
         self._waiting_bytes = 0
         self._refuse([item.done for item in waiting], failure)
 
     def _refuse(self, dones: Sequence[Done], failure: Failure) -> None:
-        """Answer with a failure, one after the other: a callback that submits again at once, and is refused again, has
-        its next answer after it has returned. Who queues thousands of commands would end the stack otherwise."""
+        """Answer with a failure, one after the other. A callback may submit again at once and be refused again; it gets
+        that answer only after it has returned. Otherwise thousands of queued commands would overflow the stack."""
         self._refused.extend((done, failure) for done in dones)
         if not self._refusing:
             self.serving.own(self._answer_refused)
@@ -182,7 +184,7 @@ class Proposer(Part):
             self._refusing = False
 
     def flush(self) -> None:
-        """Propose what waits, as far as the limits of what is in flight allow."""
+        """Propose waiting commands, as far as the limits on entries and bytes in flight allow."""
         log = self._log
         if log is None or self.term == 0:
             return
@@ -197,12 +199,12 @@ class Proposer(Part):
             pass
 
     def flush_all(self) -> None:
-        """Propose everything that waits, however much is in flight: a handover is about to close the log."""
+        """Propose all waiting commands, however much is in flight: a handover is about to close the log."""
         while self._log is not None and self.term and self._propose_next(self._log, self._now_ms()):
             pass
 
     def _propose_next(self, log: ReplicatedLog, now_ms: int) -> bool:
-        """One entry of what waits; False if there is nothing that can go."""
+        """Propose one entry of waiting commands. False: none can go."""
         self._after_urgent, self._urgent = self._urgent, False
         self._gathers_from_ms = 0
         if self._waiting and self._waiting[0].alone:
@@ -226,7 +228,8 @@ class Proposer(Part):
         now_ms: int,
         voters: Sequence[str] | None = None,
     ) -> None:
-        """Propose commands as one entry that every node can read; if they make none, those of them that each do."""
+        """Propose commands as one entry that every node can read. If they make no such entry together, try each alone
+        and refuse those that fail."""
         entry = self._sound_entry(commands, now_ms)
         if entry is not None:
             self._propose(log, entry, dones, changes_from_ms, voters)
@@ -239,11 +242,12 @@ class Proposer(Part):
             dones[0](invalid("request", kind, "a command that can be read back from the log").failure)
 
     def _sound_entry(self, commands: Sequence[Command], now_ms: int) -> bytes | None:
-        """An entry of these commands, read as apply will read it. None: nobody could, or it says what nobody knows."""
+        """An entry of these commands, read back as apply will read it. None: it cannot be read, or it has fields
+        unknown to this version."""
         try:
             data = self._entry_of(commands, now_ms)
             sound = read_entry(data) is not None
-        except Exception:  # what protobuf raises for what it cannot write has no common base
+        except Exception:  # the errors that protobuf raises on writing have no common base
             return None
         if sound and any(command.WhichOneof("body") in _FROM_MESSAGES and unknown_in(command) for command in commands):
             return None
@@ -267,7 +271,7 @@ class Proposer(Part):
         return data
 
     def _gathers(self, now_ms: int) -> bool:
-        """Whether what waits should go on waiting for company."""
+        """Whether nothing should be proposed now: nothing waits, or it should go on waiting for company."""
         published = self._source.waiting_bytes if self._source is not None else 0
         if not self._waiting and not published:
             self._gathers_from_ms = 0
@@ -278,13 +282,14 @@ class Proposer(Part):
             return False
         if not self._gathers_from_ms:
             self._gathers_from_ms = min(now_ms, self._proposed_ms)
-        # No further ahead than a pause: the time may have been set back before anybody acted by it.
+        # A negative wait ends it: the cluster's time may have been set back before anybody acted by it.
         return 0 <= now_ms - self._gathers_from_ms < self._pause_ms
 
     @property
     def _pause_ms(self) -> int:
-        """How long what waits may wait. Schedules alone: for the answer to what is under way, so that entries grow with
-        the load instead of coming more often. Settlements: a little, and for the next dispatch if one has just left."""
+        """How long commands may wait for company. Schedules alone wait for the answer to entries under way: so entries
+        grow with the load instead of coming more often. Settlements wait a little, or for the next dispatch if one has
+        just left."""
         config = self._config
         if not self._waiting:
             return config.gather_busy_ms * self._entries_in_flight
@@ -293,14 +298,14 @@ class Proposer(Part):
         return config.gather_ms
 
     def wanted_ms(self) -> ClusterMs | None:
-        """When the next flush is needed at the latest; None: an answer or an arrival will bring it."""
+        """Latest time for the next `flush`. None: an answer or an arrival will bring it."""
         if not self._gathers_from_ms:
             return None
         answered = not self._entries_in_flight and self._source is not None and self._source.waiting_bytes
         return ClusterMs(self._gathers_from_ms + (0 if answered else self._pause_ms))
 
     def _gather(self) -> tuple[list[Command], list[Done], int]:
-        """Commands of the next entry, whom to answer, and the first due time that they can change."""
+        """Commands of the next entry, their callbacks, and the first due time that they can change."""
         commands: list[Command] = []
         dones: list[Done] = []
         changes_from_ms = NO_CHANGE
@@ -359,7 +364,7 @@ class Proposer(Part):
 def _changes_from_ms(command: Command) -> int:
     kind = command.WhichOneof("body")
     if kind == "publish":
-        # Sorted by due time: the first is the least.
+        # Sorted by due time: the first is the earliest.
         due: int = _FIRST_DUE.unpack_from(command.publish.due_ms)[0]
         return due
     if kind == "settle":
@@ -372,9 +377,9 @@ def _changes_from_ms(command: Command) -> int:
 
 
 def _answer_of(value: object) -> object:
-    """What apply says of a command, as its caller understands it."""
+    """The result of apply in the caller's terms: its value, or a Failure."""
     if isinstance(value, Ignored):
-        # A later master led before it was applied: as if it had never been proposed, but nobody may rely on that.
+        # A later master led before the command was applied, so it had no effect; but no caller may rely on that.
         return outcome_unknown()
     if isinstance(value, Refused):
         return value.failure

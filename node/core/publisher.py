@@ -1,8 +1,8 @@
-"""The way of a schedule request into the log: waits in order, gets topics and times, becomes a publish.
+"""The path of a schedule request into the log: it waits in order, gets topics and due times, becomes a publish.
 
-Owns the bounded queue of accepted requests. Requests are served in the order they came, so that a
-producer's sequences stay in order; a request that needs a new topic waits, and all behind it, until
-the topic has been created through the log.
+Owns the bounded queue of accepted requests. Requests are served in order of arrival, so that a
+producer's sequences stay in order. A request that needs a new topic waits until the topic has been
+created through the log, and all requests behind it wait too.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from tickwheel.proto.scheduler_pb2 import RescheduleOutcome
 
 EMPTY = b""
 BUFFERS_ACCEPTED_MAX = 2
-"""Arrival buffers full of what is not merged, from which on a master refuses schedules."""
+"""A master refuses schedules once unmerged messages fill this many arrival buffers."""
 REFUSALS_MAX = 256
-"""Requests that flow control refuses in one go: a few milliseconds."""
+"""Requests that one `take` refuses at most: a few milliseconds of work."""
 TOPICS_HINT_MS = 60_000
-"""When a client may try again that needs more topics than there may be: an operator has to act."""
+"""Retry hint when there may be no more topics: an operator has to act first."""
 MERGE_HINT_MS = 500
-"""When a client may try again whose messages found the arrival buffer full."""
+"""Retry hint when the arrival buffers are full."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedLevels:
-    """The delay level of each message, as the table allowed it, and its delay; 0, 0: none."""
+    """For each message its delay level, capped at the highest of the table, and that level's delay; 0 and 0: none."""
 
     levels: NDArray[np.uint32]
     delays_ms: NDArray[np.int64]
@@ -58,18 +58,18 @@ class BatchOutcome:
     due_ms: NDArray[np.int64]
     repeated: bool
     levels: AppliedLevels | None = None
-    """If one was asked for and this is the first answer."""
+    """Set if the request asked for a level and is not a repetition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rescheduled:
-    """Outcome of a reschedule."""
+    """Outcome of a reschedule: the message's new id and due time."""
 
     outcome: RescheduleOutcome.ValueType
     id: int
     due_ms: int
     remembered: bool = False
-    """The sender's sequence counts."""
+    """The sender's sequence number was recorded, so a repetition gets this answer again."""
 
 
 Answer = Callable[[BatchOutcome | Failure], None]
@@ -85,7 +85,7 @@ class _Request:
 
 
 class Publisher(Part):
-    """One per node; its queue is empty while the node is not master."""
+    """The queue is empty while the node is not master."""
 
     def __init__(
         self, core: Kernel, creations: Creations, senders: Senders, flow: FlowControl, disk_room: DiskRoom
@@ -104,24 +104,24 @@ class Publisher(Part):
         self._queue_bytes = 0
         self._creating: set[str] = set()
         self.cut_short = False
-        """The last `take` refused so many requests that the rest waits for the next."""
+        """The last `take` stopped early, after refusals or a failure: call it again soon."""
 
     @property
     def waiting(self) -> int:
-        """Requests accepted and not yet proposed."""
+        """Accepted requests that are not yet proposed."""
         return len(self._queue)
 
     @property
     def waiting_bytes(self) -> int:
-        """See PublishSource."""
+        """Bytes of the accepted requests that are not yet proposed; 0: there are none."""
         return self._queue_bytes
 
     def arrivals_full(self) -> bool:
-        """Whether so much waits to be merged into hour files that no more is accepted."""
+        """Whether the messages waiting to be merged into hour files fill `BUFFERS_ACCEPTED_MAX` arrival buffers."""
         return self._wheel.buffer_bytes >= BUFFERS_ACCEPTED_MAX * self._config.buffer_bytes_max
 
     def schedule(self, batch: IncomingBatch, answer: Answer) -> None:
-        """Accept a request, or refuse it at once when the queue is full."""
+        """Queue a request. Refuse it at once if the disk, the arrival buffers or the queue are full."""
         config = self._config
         refusal = self._disk_room.refusal()
         if refusal is not None:
@@ -142,7 +142,7 @@ class Publisher(Part):
         self._queue_bytes += size
 
     def end(self, failure: Failure) -> None:
-        """Mastership is gone: nothing that still waits was proposed, so all of it can safely go elsewhere."""
+        """Answer all waiting requests with `failure`. None was proposed, so clients can safely send them elsewhere."""
         queue, self._queue = self._queue, deque()
         self._queue_bytes = 0
         self._creating.clear()
@@ -150,7 +150,8 @@ class Publisher(Part):
             request.answer(failure)
 
     def take(self, bytes_max: int) -> tuple[Command, Done, int] | None:
-        """See PublishSource."""
+        """Make one publish of waiting requests of about `bytes_max`, at least one; None: none can go now. Requests that
+        flow control or their due time forbid are refused on the way."""
         taken: list[_Request] = []
         dues: list[NDArray[np.int64]] = []
         size = 0
@@ -179,17 +180,17 @@ class Publisher(Part):
         return None if publish is None else (Command(publish=publish), self._answers(taken), size)
 
     def _due_of(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
-        """`_due`, as a piece of the request."""
+        """`_due` under the request's guard: a mistake fails this request alone."""
         due: list[NDArray[np.int64] | None] = []
         self._proposer.serving.run(request.caller, lambda: due.append(self._due(request, now_ms)))
         return due[0] if due else None
 
     def _publish_of(self, taken: list[_Request], dues: list[NDArray[np.int64]]) -> Publish | None:
-        """`publish_of`, as a piece of all of these requests; None: they were told that it failed."""
+        """`publish_of` under the guard of all these requests. None: it failed, and all of them were told."""
         made: list[Publish] = []
 
         def failed(failure: Failure) -> None:
-            self.cut_short = True  # others may wait behind them
+            self.cut_short = True  # other requests may wait behind these
             self._answers(taken)(failure)
 
         caller = failed if taken[0].caller is not None else None
@@ -224,13 +225,13 @@ class Publisher(Part):
 
             self._proposer.submit(command, created)
         if allowed < len(wanted):
-            # What may be created is, so that a batch of any size gets through in the end.
+            # The allowed part is created although the batch is refused: so a batch of any size gets through in the end.
             self._refuse_head(self._creations.topics_refused(len(wanted) - allowed))
         return False
 
     def _refuse_head(self, failure: Failure) -> None:
         request = self._queue.popleft()
-        self.cut_short = bool(self._queue)  # those behind it do not wait
+        self.cut_short = bool(self._queue)  # requests behind it need not wait
         self._queue_bytes -= request.bytes
         request.answer(failure)
 
@@ -242,12 +243,12 @@ class Publisher(Part):
             request.answer(failure)
 
     def _due(self, request: _Request, now_ms: int) -> NDArray[np.int64] | None:
-        """Absolute due times; None if the request was refused because one is too far ahead."""
+        """Absolute due times; None if the request was refused: no agreed time, too far ahead, or flow control."""
         batch = request.batch
         if not self._clock.known and np.any(np.not_equal(batch.kinds, KIND_DUE)):
             request.answer(no_agreed_time())
             return None
-        # Relative times count from the next full millisecond, so that none is short by a fraction of one.
+        # Relative times count from the next full millisecond: no delay may be short by a fraction of one.
         table_ms = self._state.delay_levels_ms
         due = resolve_when(batch.when, batch.kinds, now_ms + 1, table_ms)
         request.levels = applied_levels(batch.when, batch.kinds, table_ms)
@@ -266,7 +267,8 @@ class Publisher(Part):
         return due
 
     def publish_of(self, batches: list[IncomingBatch], dues: list[NDArray[np.int64]]) -> Publish:
-        """The columns of batches whose topics exist, sorted by their resolved due times."""
+        """One publish of all batches, its columns sorted by due time. Every topic must exist. `dues`: due times of each
+        batch."""
         due = dues[0] if len(dues) == 1 else np.concatenate(dues)
         order: NDArray[np.int64] | None = None
         if len(due) > 1 and (due[1:] < due[:-1]).any():
@@ -324,7 +326,8 @@ class Publisher(Part):
 def resolve_when(
     when: NDArray[np.int64], kinds: NDArray[np.uint8] | int, now_ms: int, levels_ms: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Absolute due times of absolute times, delays and levels (0 none, above the maximum the maximum)."""
+    """Absolute due times in ms from absolute times, delays or levels, as `kinds` says. Level 0 is no delay; a level
+    above the highest counts as the highest."""
     if isinstance(kinds, int):
         if kinds == KIND_DUE:
             return when
@@ -341,7 +344,7 @@ def resolve_when(
 def applied_levels(
     when: NDArray[np.int64], kinds: NDArray[np.uint8] | int, levels_ms: NDArray[np.int64]
 ) -> AppliedLevels | None:
-    """Which levels a batch gets of those that it asks for; None if it asks for none."""
+    """The levels that a batch gets, capped at the highest, and their delays; None if it asks for no level."""
     if isinstance(kinds, int):
         if kinds != KIND_LEVEL:
             return None
@@ -355,7 +358,7 @@ def applied_levels(
 
 
 def reorder_records(records: bytes, sizes: NDArray[np.uint32], order: NDArray[np.int64]) -> bytes:
-    """The concatenated records in another order."""
+    """The concatenated records in another order: record `order[i]` comes at place i."""
     size = int(sizes[0])
     if (sizes == size).all():
         return np.frombuffer(records, np.uint8).reshape(len(sizes), size)[order].tobytes()

@@ -1,7 +1,7 @@
-"""Whether this node is master, and what begins and ends with that.
+"""Mastership of this node: how it begins, how it ends, and planned handover.
 
-Elected, it commits lead{term}; once that is applied it has applied everything before, and serves. Deposed, it stops its
-wheel at once and forgets what it delivered. A planned handover stops proposing first.
+An elected node commits lead{term}. Once that entry is applied, all earlier ones are too, and the node serves. A deposed
+node stops its wheel at once and drops its delivery state. A planned handover stops proposing first.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from tickwheel.proto.log_pb2 import Command, Lead
 from tickwheel.replication.log import LogStatus, Role
 
 SEEK_ROOM_MS = 5_000
-"""Between two tries to hand over to a member whose disk has room."""
+"""Pause between two tries to hand over to a member whose disk has room."""
 
 
 class Reign:
-    """One per node."""
-
     def __init__(
         self,
         core: Kernel,
@@ -31,8 +29,8 @@ class Reign:
         begin: Callable[[], None],
         end: Callable[[Failure], None],
     ) -> None:
-        """`create_cluster`: called by the first master of a new cluster. `begin`: this node leads, has applied
-        everything, and knows what time it is; `end`: it leads no more, with what whoever waits is told."""
+        """`create_cluster` is called on the first master of a new cluster. `begin`: this node leads, has applied
+        everything before its term and knows the time. `end`: it leads no more; waiting callers get the failure."""
         self._core = core
         self._sync = sync
         self._create_cluster = create_cluster
@@ -40,13 +38,13 @@ class Reign:
         self._end = end
         self.term = 0
         self.elected = False
-        """Master, by the log."""
+        """The log says that this node is master; its lead command may not be applied yet."""
         self._lead_applied = False
         self._lead_refused = False
         self.handing_over = False
         self._next_seek_ms = 0
         self.handed_over_index = 0
-        """What this node had applied when it was asked to hand over."""
+        """Applied index at the last request to hand over."""
         self.changes = 0
 
     @property
@@ -55,7 +53,7 @@ class Reign:
         return self.elected and self._lead_applied
 
     def role_changed(self, status: LogStatus) -> None:
-        """See LogListener."""
+        """The log reports a new role or term: begin or end mastership. Repetitions for one term do nothing."""
         if status.role is Role.MASTER:
             if self.elected and self.term == status.term:
                 return
@@ -73,7 +71,7 @@ class Reign:
                 self.changes += 1
 
     def tick(self) -> None:
-        """Elected, and the lead command is not applied: once more, if the log did not take it."""
+        """Propose the lead command again if the log refused it."""
         if self._lead_refused and self.elected and not self._lead_applied:
             self._propose_lead()
 
@@ -83,11 +81,11 @@ class Reign:
         self._core.proposer.submit(Command(lead=lead), self._lead_answered)
 
     def _lead_answered(self, result: object) -> None:
-        # Not at once: a log that has just found its disk full, or leads no more, would refuse it again, for ever.
+        # `tick` tries again. At once, a log that has just found its disk full or lost its role would refuse for ever.
         self._lead_refused = isinstance(result, Failure)
 
     def lead_was_applied(self, lead: Lead) -> None:
-        """A lead command was applied; perhaps this node's own."""
+        """A lead command was applied. If it is this node's own of this term, the node begins to serve."""
         core = self._core
         if not self.elected or lead.term != self.term or lead.node_id != core.identity.node_id:
             return
@@ -98,7 +96,7 @@ class Reign:
             self._begin()
 
     def step_down(self) -> None:
-        """Stop the wheel at once and clear the delivery state. Nothing if this node was not elected."""
+        """Stop the wheel at once and clear the delivery state. Does nothing if this node was not elected."""
         if not self.elected:
             return
         self.elected = False
@@ -106,8 +104,9 @@ class Reign:
         self._end(self._core.refusal() or not_master(None, None))
 
     def transfer(self, target_id: str | None, done: Callable[[Failure | None], None]) -> None:
-        """Planned handover: nothing new is proposed, the target catches up, then it is told to lead. Without a target
-        it is the member that has come furthest: one that holds the log may still wait for a bundle, and not serve."""
+        """Hand over by plan: stop proposing, let the target catch up, then tell it to lead. `done` gets None or why it
+        failed. Without a target the member furthest in applying is chosen: a member that holds the whole log may still
+        wait for a bundle and be unable to serve."""
         core = self._core
         failure = core.refusal()
         if failure is not None:
@@ -132,18 +131,18 @@ class Reign:
         core.serving.own(hand_over)
 
     def seek_room(self, steady_ms: SteadyMs) -> None:
-        """This node's disk is full, or soon will be: hand over to a member whose disk is not, if there is one."""
+        """Hand over to a member whose disk has room, if there is one. Called while this node's disk is nearly full."""
         core = self._core
         if self.handing_over or steady_ms < self._next_seek_ms:
             return
         target = self._furthest(self._sync.roomy_peers([member.node_id for member in core.log.members()]))
         if target is not None:
             self._next_seek_ms = steady_ms + SEEK_ROOM_MS
-            self.transfer(target, lambda failure: None)  # if it fails, the next look tries again
+            self.transfer(target, lambda failure: None)  # a failure is tried again after SEEK_ROOM_MS
 
     def _furthest(self, among: Collection[str] | None = None) -> str | None:
-        """The connected member that counts which holds, and has applied, most of the log; None: there is none. While
-        nobody has said yet what it applied, what each holds decides. `among`: only one of these."""
+        """The connected voting member that has applied most of the log; None: there is none. Equal members, for example
+        before any has reported what it applied, are compared by how much of the log they hold. `among`: only these."""
         core = self._core
         peers = core.log.status().peers
         reached: dict[str, tuple[int, int]] = {}

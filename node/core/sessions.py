@@ -1,7 +1,7 @@
-"""The consumers that are attached to this master, their credits and limits.
+"""The consumers attached to this master, their credits and limits.
 
-Owns who is attached to which group. Handing out, leases and settlements are elsewhere: a session is only somebody
-who takes so many messages.
+Owns which consumer is attached to which group. A session only says how many messages its consumer takes: handing out,
+leases and settlements are elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CREDITS_MAX = 1_000_000
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One consumer. Its stream or pull drives it; the delivery hands it batches."""
+    """One consumer. Its stream or pull gives credit; the delivery calls `deliver` with batches."""
 
     session_id: int
     group: str
@@ -31,18 +31,18 @@ class Session:
     deliver: Deliver
     closed: Closed
     topic: str = ""
-    """Only from this topic; empty: all of the group."""
+    """Takes messages of this topic only; empty: of all topics of the group."""
     filter: str = ""
-    """As the consumer stated it; empty: it takes what the group takes."""
+    """Filter that the consumer expects its group to have; empty: any."""
     name: str = ""
-    """What the consumer calls itself; for people."""
+    """Name that the consumer gave itself, for people to read."""
     credits: int = 0
     open: bool = True
     delivered: int = 0
 
 
 class Sessions:
-    """One per node; empty unless it leads. `wanted` hears of each group whose consumers take more."""
+    """Empty unless the node leads. `wanted` is called with the id of each group whose consumers have new credit."""
 
     def __init__(self, config: CoreConfig, wanted: Callable[[int], None]) -> None:
         self._config = config
@@ -55,11 +55,11 @@ class Sessions:
         return len(self._by_id)
 
     def groups(self) -> Iterable[int]:
-        """Groups that have a consumer."""
+        """Ids of the groups that have a consumer."""
         return self._by_group.keys()
 
     def of_group(self, group_id: int, topic: str | None = None) -> list[Session]:
-        """Consumers of a group; with `topic` those that take it."""
+        """Consumers of a group; with `topic` only those that take this topic."""
         found = self._by_group.get(group_id, [])
         return found if topic is None else [s for s in found if not s.topic or s.topic == topic]
 
@@ -76,7 +76,7 @@ class Sessions:
         topic: str = "",
         filter: str = "",
     ) -> Session:
-        """Attach a consumer to an existing group, for one topic of it or all. Raises RequestError."""
+        """Attach a consumer to an existing group, for one of its topics or all. Raises RequestError."""
         config = self._config
         lease_ms = lease_ms or config.lease_default_ms
         if not config.lease_min_ms <= lease_ms <= config.lease_max_ms:
@@ -101,14 +101,14 @@ class Sessions:
         return session
 
     def credit(self, session: Session, credits: int) -> None:
-        """The consumer takes so many messages more. Raises RequestError above CREDITS_MAX."""
+        """The consumer takes `credits` more messages. Raises RequestError if its credits would exceed CREDITS_MAX."""
         if session.credits + credits > CREDITS_MAX:
             raise invalid("credits", session.credits + credits, f"at most {CREDITS_MAX} outstanding")
         session.credits += credits
         self._wanted(session.group_id)
 
     def close(self, session: Session) -> bool:
-        """Whether it was open."""
+        """Detach a consumer; returns whether it was attached."""
         if not session.open:
             return False
         session.open = False
@@ -120,7 +120,7 @@ class Sessions:
         return True
 
     def close_all(self, failure: Failure) -> None:
-        """Tell everybody why it is over."""
+        """Detach all consumers and call each one's `closed` with `failure`."""
         sessions, self._by_id = self._by_id, {}
         self._by_group.clear()
         for session in sessions.values():

@@ -1,7 +1,7 @@
 """Settlements and extensions that consumers ask for: checked, put into the log, answered when committed.
 
-Owns what a request may contain and what its columns become. What a settlement changes is replicated; the leases that
-an extension changes are the master's own. Used by the master's deliveries and the desk of the consumers.
+Owns the limits of such requests and the translation of their columns. Settlements change the replicated state;
+extensions change only the master's own leases. Used by the master's deliveries and the consumers' desk.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ SETTLE_KINDS = {
     consumer_pb2.SKIP: SETTLE_SKIP,
 }
 WINDOW_VALUES_MAX = 1 << 28
-"""Values of two bytes in all windows together, half a gigabyte. Above it no window grows but by the smallest step:
-whoever settles far ahead of a message that nobody settles is told to come again."""
+"""Values of two bytes in all windows together: half a gigabyte. Above this limit a window grows only by the smallest
+step. A consumer that settles far ahead of an unsettled message is told to try again later."""
 WINDOW_HINT_MS = 1_000
 SETTLE_MESSAGES_MAX = 100_000
 REASON_MAX = 1_024
@@ -53,7 +53,8 @@ EXPIRED_TEXT = "its lease ran out"
 
 
 class Settlements:
-    """One per node. `came_back` hears of messages that a committed settlement returned."""
+    """`came_back` is called for the messages that a committed settlement returned, `settled` for each channel in which
+    a settlement was committed."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Settlements:
         settled: Callable[[ChannelKey], None],
         draw: Callable[[], float],
     ) -> None:
-        """`draw`: 0 to below 1, for jitter."""
+        """`draw` returns a number from 0 to below 1, for jitter."""
         self._config = config
         self._state = state
         self._proposer = proposer
@@ -83,7 +84,8 @@ class Settlements:
     def settle(
         self, batch: consumer_pb2.SettleBatch, now_ms: int, done: Callable[[SettleResult | Failure], None]
     ) -> None:
-        """Put a settlement into the log; `done` comes when it is committed. Raises RequestError."""
+        """Put a consumer's settlement into the log; `done` is called once it is applied, or with a Failure. Raises
+        RequestError."""
         group_id, topic_id = self._names(batch.group, batch.topic)
         kind = SETTLE_KINDS.get(batch.outcome)
         if kind is None:
@@ -124,7 +126,7 @@ class Settlements:
         self.propose(columns, done)
 
     def _too_far_ahead(self, subscription: Subscription, ids: Ids, positions: Positions | None) -> Failure | None:
-        """Why a settlement would take more memory than windows may have; None: it would not."""
+        """The refusal of a settlement that would exceed `WINDOW_VALUES_MAX`; None: it fits."""
         if self._state.backlog.window_values < WINDOW_VALUES_MAX:
             return None
         places, known = subscription.locate(ids, positions)
@@ -133,7 +135,8 @@ class Settlements:
         return None
 
     def _pauses_ms(self, group_id: int, batch: consumer_pb2.SettleBatch, deliveries: Attempts) -> NDArray[np.int64]:
-        """How long nacked messages wait: as the nack names it, else by the group's policy. Raises RequestError."""
+        """How long each nacked message waits: the delay or level that the nack gives, else the group's policy. Raises
+        RequestError."""
         state = self._state
         if batch.delay_ms and batch.delay_level:
             raise invalid("delay_level", batch.delay_level, "0 when delay_ms is given")
@@ -155,7 +158,8 @@ class Settlements:
         now_ms: int,
         done: Callable[[SettleResult | Failure], None],
     ) -> None:
-        """A lease ran out: what is open of it comes again by the policy of its group."""
+        """A lease ran out: retry its open messages by the group's policy. `positions`, `attempts`: only the open
+        ones."""
         state, channel = self._state, lease.channel
         subscription = state.subscription(*channel)
         assert subscription is not None
@@ -169,7 +173,7 @@ class Settlements:
         )
 
     def _due_ms(self, now_ms: int, pauses_ms: NDArray[np.int64]) -> NDArray[np.int64]:
-        """When messages come again: no later than what is scheduled may be, or apply could not take it."""
+        """When messages come again, capped at `delay_ms_max`: apply could not take a later time."""
         due_ms: NDArray[np.int64] = now_ms + np.minimum(pauses_ms, self._state.settings.delay_ms_max)
         return due_ms
 
@@ -186,7 +190,7 @@ class Settlements:
         self.retries.add(leaving)
 
     def propose(self, columns: SettleColumns, done: Callable[[SettleResult | Failure], None]) -> None:
-        """Put columns into the log; `done` comes when they are committed."""
+        """Put settlement columns into the log; `done` is called once they are applied, or with a Failure."""
         key = (columns.group_id, columns.topic_id)
 
         def answered(result: object) -> None:
@@ -203,7 +207,8 @@ class Settlements:
         self._proposer.submit(Command(settle=Settle(batches=[columns])), answered, may_gather=True)
 
     def positions_of(self, batch: consumer_pb2.SettleBatch) -> tuple[ChannelKey, Positions]:
-        """Where the messages of a settlement are. Raises RequestError."""
+        """The channel of a settlement and the positions of its messages; messages it does not know are left out. Raises
+        RequestError."""
         key = self._names(batch.group, batch.topic)
         if batch.outcome not in SETTLE_KINDS:
             raise invalid("outcome", batch.outcome, "ACK, RETRY, DEAD or SKIP")
@@ -219,7 +224,8 @@ class Settlements:
         return key, found[known]
 
     def extend(self, session_id: int, batch: consumer_pb2.ExtendBatch, now_ms: int) -> tuple[int, int, int]:
-        """Extend leases: (extended, refused, lease_until_ms). Raises RequestError."""
+        """Extend leases; returns (messages extended, messages refused, lease_until_ms). Settled messages, and those of
+        another attempt or epoch, are refused. Raises RequestError."""
         config = self._config
         key = self._names(batch.group, batch.topic)
         lease_ms = batch.lease_ms or config.lease_default_ms
@@ -239,7 +245,7 @@ class Settlements:
         if batch.HasField("epoch") and batch.epoch != subscription.epoch:
             known[:] = False
         if self._state.group_broadcasting(key[0]):
-            known[:] = False  # leases of several consumers on one message: none is extended
+            known[:] = False  # several consumers hold a lease on one message: no single one can be extended
         held = known.copy()
         held[known] = ~subscription.is_settled(found[known])
         held[held] = subscription.attempts_of(found[held]) == attempts[held]
