@@ -66,6 +66,11 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("log_applied_index", "gauge", "Last entry applied."),
     MetricSpec("applied_lag_entries", "gauge", "Entries committed and not yet applied on this node."),
     MetricSpec("peer_connected", "gauge", "1 while the peer is connected.", ("peer",)),
+    MetricSpec(
+        "peer_links_dropped",
+        "counter",
+        "Links that this node dropped because a frame of the peer cannot be true. The log has each with its reason.",
+    ),
     MetricSpec("peer_applied_lag_entries", "gauge", "Entries committed here and not yet applied there.", ("peer",)),
     MetricSpec("peer_sync_age_seconds", "gauge", "Time since the peer's last answer to a sync.", ("peer",)),
     MetricSpec("sync_age_seconds", "gauge", "Time since the last sync from the master (slaves)."),

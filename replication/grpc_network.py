@@ -349,13 +349,13 @@ class PeerService(PeerServicer):
         checkpoint: Callable[[], Awaitable[Sequence[CopiedFile] | str]],
         progressed: Callable[[Sequence[CopiedFile]], bool],
         copied: Callable[[Sequence[CopiedFile]], None],
-        warn: Callable[[str, str], None],
+        dropped: Callable[[str, str], None],
     ) -> None:
         """`network_of`: (node id, cluster id). `refusal(sender_id, disk_uuid, shown, context)`: why a peer that shows
         these members may not speak. `greeted(peer_id, address)`: a peer that may speak has called.
         `progressed`: whether the files of a copy that gets on are held still.
-        `warn(peer_id, text)`: why a peer's link was dropped."""
-        self._warn = warn
+        `dropped(peer_id, text)`: why a peer's link was dropped."""
+        self._dropped = dropped
         self._node_id, self._cluster_id = network_of
         self._inbox = inbox
         self._wake = wake
@@ -401,7 +401,7 @@ class PeerService(PeerServicer):
                     self._inbox.receive(peer_id, frame)
                 self._wake()
         except ImplausibleFrameError as error:
-            self._warn(peer_id, f"its frames cannot be true, its link is dropped: {error}")
+            self._dropped(peer_id, f"its frames cannot be true: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{self._node_id} drops this link: {error}")
 
     async def FetchCheckpoint(

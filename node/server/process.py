@@ -117,6 +117,7 @@ class NodeProcess:
         self._unsound = 0
         self._stood: tuple[int, int, object] = (0, 0, None)
         self._refused_calls: Counter[str] = Counter()
+        self._links_dropped = 0
         logging.getLogger(GRPC_LOGGER).addFilter(LostAnswers(self._refused_calls))
 
     def _log_context(self) -> Mapping[str, object]:
@@ -333,13 +334,17 @@ class NodeProcess:
             checkpoint=checkpoint,
             progressed=host.face.backup_progressed,
             copied=host.face.backup_copied,
-            warn=lambda peer, text: log.error("a peer sends what cannot be true", peer=peer, reason=text),
+            dropped=self._link_dropped,
         )
         door = Door(server, self._refused_calls, guard=guard, exact=False)
         door.serve(peer_pb2_grpc.add_PeerServicer_to_server, service)
         door.shut()
         port = self._bind(server, "peer_bind", self._config.listen.peer_bind, tls.server_credentials("peer"))
         return server, port
+
+    def _link_dropped(self, peer: str, reason: str) -> None:
+        self._links_dropped += 1
+        log.error("the link of a peer is dropped", peer=peer, reason=reason)
 
     def _signalled(self, number: int) -> None:
         self._signals += 1
@@ -502,6 +507,7 @@ class NodeProcess:
             "descriptor_reserve_uses": float(self._descriptors.uses),
             "request_faults": float(host.core.serving.faults),
             "refused_calls": {(kind,): float(self._refused_calls[kind]) for kind in REFUSED_KINDS},
+            "peer_links_dropped": float(self._links_dropped),
             "suppressed_log_lines": float(_suppressed(self._rate_limit)),
         }
         return {**host.face.metrics(), **own}

@@ -180,7 +180,7 @@ async def test_a_sender_ends_a_copy_whose_files_are_not_held_any_more() -> None:
         checkpoint=checkpoint_files,
         progressed=progressed,
         copied=given_back.append,
-        warn=lambda peer_id, text: None,
+        dropped=lambda peer, text: None,
     )
     ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
     ours = network()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tickwheel.node.local_cluster import LocalCluster, free_ports
 from tickwheel.node.server import process
+from tickwheel.proto.peer_pb2 import Hello, PeerFrame
+from tickwheel.replication.frames import FORMAT_VERSION
 from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
 
 
@@ -40,6 +44,38 @@ async def test_refusals_at_start_say_what_to_do(tmp_path: Path) -> None:
         assert foreign.returncode == 3 and "cluster" in foreign.stderr, foreign.stderr
         for refused in (used, watched, locked, foreign):
             assert "Traceback" not in refused.stderr
+
+
+async def test_links_that_were_dropped_are_counted_and_logged(tmp_path: Path) -> None:
+    """An operator learns that somebody sends a node what is no frame, or cannot be true; the node goes on."""
+
+    async def page() -> str:
+        reader, writer = await asyncio.open_connection(*node.metrics_address.rsplit(":", 1))
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        text = (await reader.read()).decode()
+        writer.close()
+        return text
+
+    async with LocalCluster(tmp_path, 2) as cluster, asyncio.timeout(30):
+        node, peer = cluster.nodes
+        hello = PeerFrame(
+            cluster_id=cluster.cluster_id,
+            sender_id=peer.node_id,
+            receiver_id=node.node_id,
+            format_version=FORMAT_VERSION,
+            hello=Hello(),
+        )
+        async with grpc.aio.insecure_channel(node.peer_address) as channel:
+            for hostile in (b"\xff" * 100, PeerFrame(term=(1 << 64) - 1).SerializeToString()):
+                call = channel.stream_stream("/tickwheel.v1.Peer/Exchange")()  # bytes as they are
+                await call.write(hello.SerializeToString())
+                assert PeerFrame.FromString(await call.read()).HasField("hello")
+                await call.write(hostile)
+                assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        counted = await page()
+        assert '\ntickwheel_refused_calls_total{kind="undecodable"} 1.0\n' in counted
+        assert "\ntickwheel_peer_links_dropped_total 1.0\n" in counted
+        assert node.running and "the link of a peer is dropped" in node.log_file.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

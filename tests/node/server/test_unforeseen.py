@@ -51,7 +51,7 @@ class Giving(peer_pb2_grpc.PeerServicer):
 def peer_service(
     inbox: Inbox,
     refusal: Callable[..., None] = lambda *asked: None,
-    warn: Callable[[str, str], None] = lambda peer_id, text: pytest.fail(text),
+    dropped: Callable[[str, str], None] = lambda peer, text: pytest.fail(text),
 ) -> PeerService:
     """What a node named a, of cluster c, offers to its peers."""
     return PeerService(
@@ -64,7 +64,7 @@ def peer_service(
         checkpoint=pytest.fail,
         progressed=lambda files: True,
         copied=lambda files: None,
-        warn=warn,
+        dropped=dropped,
     )
 
 
@@ -156,7 +156,7 @@ async def test_a_frame_that_cannot_be_true_drops_its_link_alone() -> None:
     """Loudly; the node goes on."""
     told: list[tuple[str, str]] = []
     inbox = GuardedInbox(Disbelieving(), lambda error: pytest.fail(repr(error)))
-    service = peer_service(inbox, warn=lambda peer_id, text: told.append((peer_id, text)))
+    service = peer_service(inbox, dropped=lambda peer_id, text: told.append((peer_id, text)))
     async with serving(service) as address, grpc.aio.insecure_channel(address) as channel, asyncio.timeout(5):
         call = peer_pb2_grpc.PeerStub(channel).Exchange()  # type: ignore[call-arg]  # written to
         hello = PeerFrame(cluster_id="c", sender_id="b", receiver_id="a", format_version=FORMAT_VERSION, hello=Hello())
