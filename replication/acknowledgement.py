@@ -1,7 +1,7 @@
-"""The answer that a slave owes its master until its disk has what the answer stands for.
+"""The acknowledgement that a slave owes its master until the acknowledged entries are on its disk.
 
-At most one is owed: a later one covers it. A master that waits for a slow disk hears of it meanwhile, so that it
-keeps its lease. Owns nothing else; raft's conversation sends what this hands out.
+At most one is owed: a later one covers the earlier. While a slow disk delays it, the master gets an unsuccessful answer
+in between, so that it keeps its lease. This module decides what to send; conversation.py sends it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tickwheel.proto.peer_pb2 import AppendResult
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To send."""
+    """An answer that must be sent now."""
 
     leader_id: str
     connection_id: int
@@ -28,12 +28,10 @@ class _Owed:
     next_index: int
     echo_sent_ns: int
     silent_since_ns: int
-    """Since when the master has had no answer because of it."""
+    """Since when the master has had no answer because of this one."""
 
 
 class Acknowledgement:
-    """See the module."""
-
     def __init__(self, answer_within_ns: int) -> None:
         self._answer_within_ns = answer_within_ns
         self._owed: _Owed | None = None
@@ -41,7 +39,7 @@ class Acknowledgement:
     def owe(
         self, leader_id: str, term: int, connection_id: int, next_index: int, echo_sent_ns: int, now_ns: int
     ) -> bool:
-        """A success up to `next_index` waits for the disk. False: the master must hear something now."""
+        """Owe a success up to `next_index` until the disk has it. False: the master has waited too long, answer now."""
         silent_since_ns = now_ns if self._owed is None else self._owed.silent_since_ns
         overdue = now_ns - silent_since_ns >= self._answer_within_ns
         if overdue:
@@ -50,7 +48,7 @@ class Acknowledgement:
         return not overdue
 
     def synced(self, durable_index: int, now_ns: int) -> Answer | None:
-        """The disk has everything up to `durable_index`: what can be said."""
+        """Entries up to `durable_index` are durable: the success that may be sent now, if one is owed."""
         owed = self._owed
         if owed is None:
             return None
@@ -62,7 +60,7 @@ class Acknowledgement:
         return Answer(owed.leader_id, owed.connection_id, result)
 
     def overdue(self, durable_index: int, now_ns: int) -> Answer | None:
-        """The disk takes long: that this node hears its master, and how far its log is durable."""
+        """The unsuccessful answer for a master that has waited too long: it says how far the log is durable."""
         owed = self._owed
         if owed is None or now_ns - owed.silent_since_ns < self._answer_within_ns:
             return None
@@ -71,20 +69,20 @@ class Acknowledgement:
         return Answer(owed.leader_id, owed.connection_id, result)
 
     def wanted_ns(self) -> int:
-        """When `overdue` has something to say; 0: never."""
+        """When `overdue` will return an answer; 0 for never."""
         return 0 if self._owed is None else self._owed.silent_since_ns + self._answer_within_ns
 
     def forget(self) -> None:
-        """Nothing is owed any more."""
+        """Drop the owed answer."""
         self._owed = None
 
     def keep(self, term: int, leader_id: str | None = None) -> None:
-        """Only to this master (any: None) of this term is anything owed."""
+        """Drop the owed answer unless it is for this term and this master (None: any master)."""
         owed = self._owed
         if owed is not None and (owed.term != term or leader_id not in (None, owed.leader_id)):
             self._owed = None
 
     def hung_up(self, peer_id: str) -> None:
-        """The connection to this peer has ended."""
+        """Drop the answer owed to this peer: its connection has ended."""
         if self._owed is not None and self._owed.leader_id == peer_id:
             self._owed = None

@@ -1,12 +1,13 @@
-"""The master's feed of entries to its slaves: what to send next, and how much is under way to whom.
+"""The master's feed of entries to its slaves, with a bound on what is under way to each.
 
-Owns, for each peer, the messages with entries that are not acknowledged, and when it was told of which commit index.
-Where a peer's next entry is, is pysyncobj's to know: it is an argument, and the answer.
+Owns, for each peer, the unacknowledged messages with entries, and which commit index it was told of and when.
+pysyncobj keeps the index of a peer's next entry: `send` takes it and returns the new one.
 
 Invariants:
-- Nothing is sent twice that one connection has carried, unless the peer asked for it (`restart`).
-- Bytes and messages under way to a peer are bounded; a message has at least one entry and is bounded too (the view).
-- A peer that lacks what the journal no longer holds gets heartbeats alone: it needs a checkpoint.
+- No entry is sent twice on one connection, unless the peer asked for it (`restart`).
+- Bytes and messages under way to a peer are bounded. Each message is bounded too (by the view), but has at least one
+  entry.
+- A peer that needs entries the journal no longer holds gets heartbeats only: it needs a checkpoint.
 
 Only the seam uses this.
 """
@@ -25,7 +26,7 @@ from tickwheel.replication.ports import Clock
 
 @dataclass(slots=True)
 class _Flight:
-    """What is under way to one peer: (last index, bytes) of each message with entries."""
+    """The messages under way to one peer: (last index, bytes) of each one with entries."""
 
     messages: deque[tuple[int, int]] = field(default_factory=deque)
     bytes: int = 0
@@ -46,7 +47,7 @@ class _Flight:
 
 
 class AppendFeed:
-    """See the module."""
+    """Sends entries through `outbound`, which returns False if a message could not be queued."""
 
     def __init__(
         self,
@@ -64,23 +65,23 @@ class AppendFeed:
         self._flights: dict[str, _Flight] = {}
 
     def begin_reign(self) -> None:
-        """This node has become master: nothing is under way, nobody was told of a commit index in this term."""
+        """This node has become master: in this term nothing is under way and no peer knows a commit index."""
         for flight in self._flights.values():
             flight.clear()
             flight.commit_told = 0
 
     def restart(self, peer_id: str) -> None:
-        """What is under way to a peer counts no more: its connection is gone or new, or it asks to begin elsewhere."""
+        """Forget the messages under way to a peer: its connection is gone or new, or it asks for other entries."""
         self._flight(peer_id).clear()
 
     def acknowledged(self, peer_id: str, index: int) -> None:
-        """A peer holds everything up to this entry."""
+        """A peer has acknowledged all entries up to `index`."""
         self._flight(peer_id).acknowledged(index)
 
     def send(self, peer_id: str, following: int, term: int, commit: int, *, heartbeat: bool) -> int:
-        """Send entries from `following` on, as many as there is room for; returns the index that follows them.
+        """Send entries from `following` on while the window has room. Returns the index after the last one sent.
 
-        `heartbeat`: if that is none, send a message without entries.
+        `heartbeat`: if no entry can be sent, send a message without entries.
         """
         journal, flight = self._journal, self._flight(peer_id)
         if following <= journal.base_index:
@@ -101,7 +102,7 @@ class AppendFeed:
         return following
 
     def notice_due_ns(self, peer_id: str, commit: int, notice_ns: int) -> int | None:
-        """When a peer is to be told of this commit index: `notice_ns` after what it was told last; None: it knows."""
+        """When to tell a peer of this commit index: `notice_ns` after the last message to it; None if it knows."""
         flight = self._flight(peer_id)
         return flight.told_ns + notice_ns if flight.commit_told < commit else None
 

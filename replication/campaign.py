@@ -1,8 +1,8 @@
-"""Before an election and in it: who would vote, and who did.
+"""The pre-vote question, and the votes of an election.
 
-The question before (pre-vote): a node raises its term only when a majority has said that it would vote for it, so one
-that comes back from a partition deposes nobody. It asks again every round, and counts answers to what it asked in the
-last few: they may take longer than a round. Votes count once a voter and term.
+A node raises its term only once a majority has said that it would vote for it. So a node that comes back from a
+partition deposes no master. It asks again every round, and counts answers to the last few rounds, since an answer may
+take longer than a round. In the election each voter counts once a term.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import enum
 from collections.abc import Collection
 
 ROUNDS_OPEN = 3
-"""A question stays open for so many rounds. Its answer says what the peer thought at some time since."""
+"""Answers to older questions do not count: an answer says what the peer thought at some time after the question."""
 
 
 class Next(enum.Enum):
-    """What a node that wants to campaign does now."""
+    """The next step of a node that wants to campaign."""
 
     ASK = "ask"
     WAIT = "wait"
@@ -23,21 +23,21 @@ class Next(enum.Enum):
 
 
 class Campaign:
-    """See the module; times in monotonic_ns."""
+    """Pre-vote answers and counted votes of one node. Times are monotonic_ns."""
 
     def __init__(self, round_ns: int) -> None:
         self._round_ns = round_ns
         self._first_ns = 0
-        """When the first question since the last master was asked; 0: none was."""
+        """When the first question since `end` was asked; 0 for none."""
         self._asked_ns = 0
-        """When the round under way began; 0: none is."""
+        """When the current round began; 0 for none."""
         self._answers: dict[str, tuple[int, bool]] = {}
-        """Of each peer the youngest question that it answered, by when it was asked, and whether it would vote."""
+        """For each peer its newest answer: (when the question was asked, whether the peer would vote)."""
         self._votes: set[str] = set()
         self._votes_term = 0
 
     def next(self, others: Collection[str], now_ns: int) -> Next:
-        """The election timeout has passed. ASK: a new round begins now, ask each of `others`."""
+        """Called once the election timeout has passed. ASK begins a new round: ask each of `others` now."""
         if not others:
             return Next.CAMPAIGN
         open_ns = now_ns - ROUNDS_OPEN * self._round_ns
@@ -52,21 +52,21 @@ class Campaign:
         return Next.ASK
 
     def answered(self, peer_id: str, asked_ns: int, would_vote: bool) -> None:
-        """A peer answers a question of that time; what it answers to a younger one takes the place of this."""
+        """A peer has answered the question asked at `asked_ns`. Its answer to a later question replaces this one."""
         if self._first_ns and asked_ns >= max(self._first_ns, self._answers.get(peer_id, (0, False))[0]):
             self._answers[peer_id] = (asked_ns, would_vote)
 
     def end(self) -> None:
-        """There is a master, or an election: no round is under way, and late answers count no more."""
+        """A master is known, or an election begins: end the round. Late answers to it no longer count."""
         self._first_ns = self._asked_ns = 0
         self._answers.clear()
 
     def wanted_ns(self) -> int:
-        """When the round under way is over; 0: none is."""
+        """When the current round ends; 0 for none."""
         return self._asked_ns + self._round_ns if self._asked_ns else 0
 
     def is_new(self, voter: str, term: int) -> bool:
-        """Whether this vote of this term was not counted yet; it is now."""
+        """Whether this is the voter's first vote in the term. Counts it, so a second call returns False."""
         if self._votes_term != term:
             self._votes_term = term
             self._votes.clear()

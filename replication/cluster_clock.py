@@ -1,18 +1,18 @@
-"""The cluster's time as one node sees it: what a majority of the nodes' clocks agrees on, and nothing else.
+"""The cluster's time as one node sees it: the time that a majority of the nodes' clocks agrees on.
 
-Every node asks every other twice a second what its wall clock shows, beside the log; a master also learns it from
-the answers to its 50 ms sync. What comes back, and the
-node's own wall clock, are intervals (cluster_clock_samples.py); what a majority agrees on (cluster_clock_interval.py)
-is where the cluster's time is steered to (cluster_clock_slew.py), at a rate that is measured (cluster_clock_drift.py).
-In between, and while nobody agrees (cluster_clock_state.py), it is carried on by the monotonic clock, so a step of a
-wall clock moves nothing. Used by the core on its one thread; nothing else in a node reads a wall clock.
+Every node asks every other for its wall clock twice a second, outside the log. A master also learns it from the answers
+to its 50 ms sync. Each answer, and the node's own wall clock, is an interval (cluster_clock_samples.py). The cluster's
+time is steered (cluster_clock_slew.py) to the time in which a majority of intervals agrees (cluster_clock_interval.py),
+at a measured rate (cluster_clock_drift.py). Between agreements, and without one (cluster_clock_state.py), the monotonic
+clock carries the time on, so a step of a wall clock moves nothing. Used by the core on its one thread; nothing else in
+a node reads a wall clock.
 
 Invariants:
-- The time that a master has acted by never goes back, and never goes on faster than `slew_ppm_max` allows. It is set,
-  not steered, at the first agreement, and when a node becomes master and is ahead of all that it has heard masters
-  say: a jump of the cluster's time is refused, and made good at that rate.
-- While a majority of the members' clocks is right, it is off by `error_ns` at most.
-- What a peer says can only move the peer's own interval.
+- The time by which a master has acted never goes back, and never runs faster than `slew_ppm_max` allows. It is set, not
+  steered, in two cases only: at the first agreement, and when a new master's time is ahead of everything that it has
+  heard masters say. In the second case the time is set back to theirs and catches up at that rate.
+- While a majority of the members' clocks is right, the time is wrong by at most `error_ns`.
+- A peer's answers can only move that peer's own interval.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from tickwheel.replication.ports import Clock
 NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
 ROUND_TRIP_NS_MAX = 2_000_000_000
-"""A slower answer says too little."""
+"""A slower answer is too uncertain to count."""
 ASKS_MAX = 8
-"""Questions to one peer that may still be answered."""
+"""Open questions to one peer at most; an answer to an older one is ignored."""
 FIRST_PERIOD_NS = 50 * NS_PER_MS
-"""Between questions until the nodes agree for the first time."""
+"""Pause between questions until the nodes agree for the first time."""
 FIRST_WAIT_NS = 200 * NS_PER_MS
-"""The first agreement waits so long for the answers of all who were asked: the closest majority may not be the
-quickest."""
+"""How long the first agreement waits for the answers of all peers: the majority whose clocks agree best may not be the
+one that answers first."""
 CALM_NS = 2_000_000_000
-"""A correction within what the clocks agree on is spread over this: it may be noise."""
+"""A correction is spread over this while the time lies within the agreed interval: it may be noise."""
 QUICK_NS = 200_000_000
-"""A correction to it is spread over this, if the limit allows."""
+"""A correction is spread over this while the time lies outside the agreed interval, if `slew_ppm_max` allows."""
 SYNC_PAUSE_NS = 40 * NS_PER_MS
-"""Answers to the 50 ms sync are samples too, since the master's time matters most; the two or four of one sync make
-one agreement."""
+"""Least pause between agreements on answers to the 50 ms sync: the two or four answers to one sync make one agreement.
+These answers are samples too, since the master's time matters most."""
 PATIENCE_NS = 200 * NS_PER_MS
-"""Beyond the period of questions: who has not answered by then does not count until it does."""
+"""A member without an answer for the period of questions plus this does not count until its next answer."""
 REIGNING_PATIENCE_NS = 250 * NS_PER_MS
-"""The same for a master, which hears of its slaves every 50 ms."""
+"""On a master a member without an answer for this does not count: slaves answer it every 50 ms."""
 YOUNG_NS = 100 * NS_PER_MS
-"""An agreement on older answers tells nothing of drift: they were carried on at the rate that is to be measured."""
+"""Drift is not measured on older answers: they were carried on at the very rate that is to be measured."""
 FOREVER_NS = 1 << 62
 
 Send = Callable[[str, PeerFrame], bool]
@@ -61,7 +61,7 @@ Send = Callable[[str, PeerFrame], bool]
 
 @dataclass(frozen=True, slots=True)
 class ClockSettings:
-    """See the section `clock` of the configuration."""
+    """The section `clock` of the configuration (docs/CONFIG.md)."""
 
     tolerance_ms: int = 500
     holdover_ms_max: int = 600_000
@@ -74,29 +74,29 @@ class ClockSettings:
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """A node's wall clock against the cluster's time, as last heard of."""
+    """The offset of a member's wall clock from the cluster's time, by its last answers."""
 
     offset_ms: float
     error_ms: float
     time_offset_ms: float = 0.0
-    """Its idea of the cluster's time against this node's; 0 if either has none."""
+    """The member's cluster time minus this node's; 0 if either has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockView:
-    """What status and metrics show."""
+    """The state of the clock for status and metrics."""
 
     state: TimeState
     error_ms: float
-    """Bound of the error of the cluster's time; 0 before the first agreement, when it may be off by anything."""
+    """Bound of the error of the cluster's time; 0 before the first agreement, when there is no bound."""
     slew_ms: float
-    """What is still to be corrected."""
+    """The correction that is still to come; above 0: the time must go forward."""
     rate_ppm: float
-    """How much faster than this node's oscillator time goes, as far as it is certain."""
+    """How much faster the agreed time runs than this node's oscillator, as far as certain."""
     agreed_age_ms: int
-    """Since a majority agreed last; 0 if it never did."""
+    """Time since a majority agreed last; 0 if it never did."""
     skews: dict[str, Skew]
-    """By member, this one included; only those heard of lately."""
+    """By member id, this node included; only members with answers of the last seconds."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class _Member:
 
 
 class ClusterClock:
-    """One per start of a node."""
+    """The cluster's time on one node, from its start to its stop. Units end the names; offsets are signed."""
 
     def __init__(self, clock: Clock, node_id: str, settings: ClockSettings | None = None) -> None:
         self._settings = settings or ClockSettings()
@@ -124,45 +124,45 @@ class ClusterClock:
         self._patience_ns = self._settings.sample_period_ms * NS_PER_MS + PATIENCE_NS
         self._next_ns = 0
         self._unanswered = 0
-        """Questions of this round; when all are answered it is time to agree, else with the next round."""
+        """Open questions of this round. The node agrees when all are answered, or at the next round."""
         self._first_ns = 0
-        """Since when a majority agrees while others who were asked have not answered yet."""
+        """Since when a majority agrees for the first time while other peers have not answered yet."""
         self._error_ns = 0
         self._error_at_ns = 0
         self._reigning = False
         self._acted = False
-        """This node was master: its time is not set any more but steered."""
+        """This node has been master, so the first agreement steers its time instead of setting it."""
         self._heard = HeardTime()
         self._started_ns = clock.monotonic_ns()
         self.jumps_refused = 0
         self.cursors_ahead = 0
-        """Dispatches applied that this node's time says came too early."""
+        """Count of applied dispatches that were too early by this node's time."""
 
     # -- reading
 
     def now_ms(self) -> int:
-        """The time that due times are compared with."""
+        """The cluster's time in milliseconds since the Unix epoch; due times are compared with it."""
         return self._time.at(self._monotonic_ns()) // NS_PER_MS
 
     def at_ms(self, now_ns: int) -> int:
-        """The same, by a reading of the monotonic clock."""
+        """The cluster's time in milliseconds at a reading of the monotonic clock."""
         return self._time.at(now_ns) // NS_PER_MS
 
     @property
     def known(self) -> bool:
-        """There is a time to act by: agreed since the start, or the operator lets the own clock do."""
+        """Whether there is a time to act by: one agreed since the start, or this node's own if the operator allows."""
         return self._dispatch_until_ns > 0
 
     def may_dispatch(self, now_ns: int | None = None) -> bool:
-        """Whether a master may move the cursor by this time."""
+        """Whether a master may dispatch by this time now."""
         return (self._monotonic_ns() if now_ns is None else now_ns) < self._dispatch_until_ns
 
     def state(self) -> TimeState:
-        """Where the agreement stands."""
+        """The state of the agreement."""
         return self._holdover.state(self._monotonic_ns())
 
     def error_ns(self) -> int:
-        """How far this time can be off; grows while nobody agrees. 0 before the first agreement: it may be anything."""
+        """Bound of the error; grows until the next agreement. 0 before the first one, when there is no bound."""
         now_ns = self._monotonic_ns()
         if self._holdover.agreed_ns is None:
             return 0
@@ -170,7 +170,7 @@ class ClusterClock:
         return self._error_ns + aged_ns + abs(self._time.left_ns(now_ns))
 
     def view(self) -> ClockView:
-        """For status and metrics."""
+        """A snapshot for status and metrics."""
         now_ns = self._monotonic_ns()
         time_ns = self._time.at(now_ns)
         agreed_ns = self._holdover.agreed_ns
@@ -193,7 +193,7 @@ class ClusterClock:
     # -- the loop
 
     def tick(self, now_ns: int, members: Callable[[], Sequence[str]], send: Send) -> None:
-        """Ask the other members, if it is time to. `send` is false if there is no connection."""
+        """Ask the other members if a question is due. `send` returns False if a frame could not be sent."""
         if now_ns < self._next_ns:
             return
         period_ns = self._settings.sample_period_ms * NS_PER_MS
@@ -210,11 +210,11 @@ class ClusterClock:
                 self._unanswered += 1
 
     def wanted_ns(self) -> int:
-        """The monotonic_ns of the next `tick` at the latest."""
+        """The latest monotonic_ns for the next `tick`."""
         return self._next_ns
 
     def peer_connected(self, peer_id: str) -> None:
-        """It can be asked: with the next tick."""
+        """A new connection to a peer: ask with the next tick. Questions on an earlier connection get no answer."""
         self._next_ns = 0
         member = self._members.get(peer_id)
         if member is not None:
@@ -228,11 +228,11 @@ class ClusterClock:
     # -- peers
 
     def wall_ms(self) -> int:
-        """This machine's own wall clock, for others to judge."""
+        """This machine's own wall clock, for answers to other nodes."""
         return self._clock.wall_ms()
 
     def receive(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
-        """A question, which is answered, or an answer."""
+        """Take a question or an answer of a peer. Returns the answer to a question, else None."""
         if frame.HasField("clock_ask"):
             answer = ClockAnswer(echo_sent_ns=frame.clock_ask.sent_ns, wall_ms=self._clock.wall_ms())
             if self._holdover.agreed_ns is not None:
@@ -261,7 +261,7 @@ class ClusterClock:
             self._agree()
 
     def sync_answered(self, peer_id: str, echo_sent_ns: int, wall_ms: int) -> None:
-        """As master: a slave answered a sync of this term, and said what its wall clock shows."""
+        """Master only: a slave has answered a sync of this term, with its wall clock."""
         member = self._members.get(peer_id)
         now_ns = self._monotonic_ns()
         if member is not None:
@@ -272,7 +272,7 @@ class ClusterClock:
     def _sampled(self, member: _Member, now_ns: int, round_trip_ns: int, wall_ms: int) -> None:
         if not 0 <= round_trip_ns <= ROUND_TRIP_NS_MAX:
             return
-        # It was read at some moment of the round trip, and may have been at any point of its millisecond.
+        # The peer read its clock at some moment of the round trip, and at any point within the millisecond.
         low_ns = wall_ms * NS_PER_MS
         shown = Interval(low_ns, low_ns + NS_PER_MS + round_trip_ns)
         member.samples.add(now_ns, shown, self._drift.rate_ppb, self._drift_ppb())
@@ -294,7 +294,7 @@ class ClusterClock:
         member.samples.add(now_ns, shown, self._drift.rate_ppb, self._drift_ppb())
 
     def _agree(self) -> None:
-        """Steer to what a majority agrees on, if one does."""
+        """Steer to the time of a majority, if one agrees."""
         members = self._members
         own = members.get(self._node_id)
         if own is not None:
@@ -302,7 +302,8 @@ class ClusterClock:
         now_ns = self._monotonic_ns()
         time_ns = self._time.at(now_ns)
         rate_ppb, drift_ppb = self._drift.rate_ppb, self._drift_ppb()
-        # Who has not been heard of just now is carried on by this node's oscillator alone: it would only echo it.
+        # Without a recent answer a member's interval is carried on by this node's oscillator alone, and would only
+        # confirm that.
         patience_ns = REIGNING_PATIENCE_NS if self._reigning else self._patience_ns
         intervals: list[Interval] = []
         sure: list[Interval] = []
@@ -324,7 +325,7 @@ class ClusterClock:
             if now_ns - self._first_ns < FIRST_WAIT_NS:
                 return
         off_ns = agreement.time_ns
-        # As old as the youngest majority of those who agree.
+        # The agreement is as old as the oldest answer of its newest majority.
         agreed_ns = sorted((heard_ns[n] for n in agreement.agreeing), reverse=True)[quorum - 1]
         if now_ns - agreed_ns <= YOUNG_NS:
             self._drift.add(now_ns, time_ns + off_ns, agreement.error_ns)
@@ -348,18 +349,18 @@ class ClusterClock:
     # -- jumps
 
     def heard_master(self, time_ms: int) -> None:
-        """What the master of this term says the time is, in a frame sent after this start; 0 if it has none."""
+        """The master of this term has sent its time, in a frame sent after this node's start; 0: it has none."""
         if time_ms:
             now_ns = self._monotonic_ns()
             self._heard.hear(now_ns, time_ms * NS_PER_MS, NS_PER_MS + now_ns - self._started_ns)
 
     def begin_reign(self) -> None:
-        """This node is master and will act by its time: it goes on where the masters before left off.
+        """This node becomes master and will act by its time, which must continue the time of earlier masters.
 
-        Behind is no matter, the cursor then waits. Ahead by more than the errors explain would be a jump, and
-        everything in between would be dispatched at once, not to be taken back: so the clock is put back to what was
-        heard and carried on from there. Nobody has acted by it since. Among the errors is how long what was heard may
-        have been under way.
+        A time behind theirs does no harm: the cursor waits. A time ahead by more than the errors explain would be a
+        jump. All messages due in between would be dispatched at once, and a dispatch cannot be taken back. So the clock
+        is set back to the time heard from masters and carried on from there; nobody has acted by a later one. The
+        errors include how long the master's time may have been under way.
         """
         self._reigning = self._acted = True
         now_ns = self._monotonic_ns()
@@ -377,14 +378,17 @@ class ClusterClock:
             self.jumps_refused += 1
 
     def end_reign(self) -> None:
-        """This node is master no longer; its time was the cluster's until now."""
+        """This node is no longer master. Its time was the cluster's until now, so it counts as heard."""
         if self._reigning:
             self._reigning = False
             now_ns = self._monotonic_ns()
             self._heard.hear(now_ns, self._time.at(now_ns), 0)
 
     def judge_cursor(self, due_ms: int) -> None:
-        """A dispatch up to `due_ms` was applied: the same on every node, so all that is left is to say so."""
+        """Count an applied dispatch up to `due_ms` that is too early by this node's time.
+
+        It only counts: apply must have the same result on every node.
+        """
         if self.state() is not TimeState.AGREED:
             return
         bound_ns = self.error_ns() + self._settings.skew_warn_ms * NS_PER_MS

@@ -1,7 +1,7 @@
-"""How fast this node's own oscillator goes, measured against what the nodes agree on.
+"""The rate of this node's oscillator, measured against the agreed time.
 
-Compares agreements that lie seconds apart. Only what their errors cannot explain counts as drift, so that an
-oscillator as good as is assumed is left alone; one that is 2 % off is corrected after a second, and a node keeps
+Compares agreements that are seconds apart. Only a difference that their errors cannot explain counts as drift, so an
+oscillator within the assumed drift is left alone. One that is 2 % off is corrected after a second, and the node keeps
 the cluster's time while it is cut off. Pure.
 """
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 PPB = 1_000_000_000
 RATE_PPB_MAX = 50_000_000
-"""An oscillator worse than 5 % is not corrected: then the agreed time itself has moved."""
+"""A difference above 5 % is not corrected: then the agreed time itself has moved."""
 WANDER_PPB = 1_000_000
-"""An oscillator that changes by more than 0.1 % at once is measured anew."""
+"""After a change of more than 0.1 % at once the oscillator is measured anew."""
 SPAN_NS_MAX = 60_000_000_000
 PAUSE_NS = 450_000_000
-"""Between two agreements that are compared at the least: bounds how many are remembered."""
+"""Least time between two agreements that are kept: bounds their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class _Point:
 
 
 class DriftEstimate:
-    """`rate_ppb`: how much faster than this oscillator time goes; `doubt_ppb`: what that may be off by."""
+    """`rate_ppb`: how much faster time runs than this oscillator; `doubt_ppb`: the possible error of that."""
 
     def __init__(self) -> None:
         self._points: deque[_Point] = deque()
@@ -62,14 +62,14 @@ class DriftEstimate:
             points.append(new)
 
     def _changed(self, before: _Point, now: _Point) -> bool:
-        """The rate as it is known cannot be what it was between these."""
+        """Whether the rate between the two points differs from `rate_ppb` by more than the errors explain."""
         passed_ns = now.at_ns - before.at_ns
         off_ns = abs(now.time_ns - before.time_ns - passed_ns - passed_ns * self.rate_ppb // PPB)
         return off_ns > passed_ns * (WANDER_PPB + self.doubt_ppb) // PPB + before.error_ns + now.error_ns
 
     @staticmethod
     def _stepped(before: _Point, now: _Point) -> bool:
-        """No rate explains it."""
+        """Whether no rate up to RATE_PPB_MAX explains the two points: the agreed time has stepped."""
         passed_ns = now.at_ns - before.at_ns
         off_ns = abs(now.time_ns - before.time_ns - passed_ns)
         return off_ns > passed_ns * RATE_PPB_MAX // PPB + before.error_ns + now.error_ns

@@ -1,15 +1,16 @@
-"""What the clocks of a majority agree on: Marzullo's algorithm, and how far the result may be from the truth.
+"""The time that the clocks of a majority agree on, by Marzullo's algorithm, and a bound of its error.
 
-Each clock is an interval in which the time lies if that clock is right. Marzullo's algorithm (Keith Marzullo,
+Each clock is an interval that holds the true time if the clock is right. Marzullo's algorithm (Keith Marzullo,
 "Maintaining the Time in a Distributed System", Stanford 1984; NTP selects its sources by a relative of it) finds
-where most intervals overlap. Right clocks still differ by what NTP leaves them, so their intervals may miss each
-other by a little: all of them are widened, by the least amount at which a majority overlaps and no further. Thus
-the closest majority decides, and a clock that is wrong can move the result by no more than right ones differ.
+where most intervals overlap. Right clocks still differ by the error that NTP leaves, so their intervals may miss each
+other by a little. So all intervals are widened by the least amount at which a majority overlaps. Thus the closest
+majority decides, and a wrong clock can move the result by no more than right clocks differ.
 
-Of what they overlap in, the lower end is taken: if all of these clocks are right, it is at least that late, so that
-nothing that goes by it is early, nor late by more than the overlap is wide. The error is the distance from there
-within which a majority of the intervals lies whole. Two majorities share a member: if a majority of the members'
-clocks is right, reachable or not, one of them is among those, and so the true time is within that distance. Pure.
+The result is the lower end of the overlap. If all these clocks are right, the true time is no earlier, so nothing is
+early by the result, nor late by more than the width of the overlap. The error is the distance from the result within
+which a majority of the intervals lies whole. Two majorities share a member. So if the clocks of a majority of the
+members are right, reachable or not, one of them is among those intervals, and the true time is within that distance.
+Pure.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-    """Both ends belong to it."""
+    """A closed interval: both ends belong to it."""
 
     low_ns: int
     high_ns: int
 
     def widened(self, by_ns: int) -> Interval:
-        """By so much at each end."""
+        """The interval with each end moved outwards by `by_ns`."""
         return Interval(self.low_ns - by_ns, self.high_ns + by_ns)
 
 
 class Overlap(NamedTuple):
-    """Where most intervals overlap: how many, from the first such point to the last."""
+    """The range in which most intervals overlap, from the first such point to the last, and their number."""
 
     clocks: int
     low_ns: int
@@ -44,19 +45,19 @@ class Agreement:
     """The time that a majority agrees on."""
 
     time_ns: int
-    """The lower end of what they overlap in."""
+    """The lower end of the overlap."""
     high_ns: int
     error_ns: int
-    """How far the true time can be from `time_ns`; see the module."""
+    """How far the true time can be from `time_ns`, if the clocks of a majority are right."""
     widened_ns: int
     """By how much the intervals had to be widened."""
     agreeing: tuple[int, ...]
-    """Places of the intervals that overlap there."""
+    """Places, in the argument, of the intervals that overlap there."""
 
 
 def marzullo(intervals: Sequence[Interval]) -> Overlap:
-    """Most overlap of one or more intervals. Places with equal overlap that lie apart are taken together."""
-    # At one point intervals begin before others end: touching is overlapping.
+    """The greatest overlap of one or more intervals. Separate ranges of equal overlap are joined into one."""
+    # At equal points beginnings sort before ends: intervals that touch overlap.
     edges = sorted([(i.low_ns, 0) for i in intervals] + [(i.high_ns, 1) for i in intervals])
     best = count = low_ns = high_ns = 0
     for at_ns, ends in edges:
@@ -72,7 +73,10 @@ def marzullo(intervals: Sequence[Interval]) -> Overlap:
 
 
 def _widenings(intervals: Sequence[Interval]) -> Iterator[int]:
-    """Amounts at which one more pair overlaps, least first. Intervals that overlap in pairs overlap all together."""
+    """The amounts of widening at which one more pair overlaps, ascending.
+
+    Pairs suffice: intervals of which each pair overlaps have a common point.
+    """
     gaps = (max(a.low_ns, b.low_ns) - min(a.high_ns, b.high_ns) for a, b in combinations(intervals, 2))
     yield from sorted({0, *((gap + 1) // 2 for gap in gaps if gap > 0)})
 
@@ -80,11 +84,11 @@ def _widenings(intervals: Sequence[Interval]) -> Iterator[int]:
 def agree(
     intervals: Sequence[Interval], quorum: int, tolerance_ns: int, sure: Sequence[Interval] = ()
 ) -> Agreement | None:
-    """What at least `quorum` of the members' intervals agree on; None if fewer do.
+    """The agreement of at least `quorum` intervals; None if fewer agree.
 
-    `intervals` are those at hand, `quorum` is a majority of all members. Clocks of the majority may be apart by
-    `tolerance_ns` beyond what their intervals allow. `sure` are wider ones of the same clocks, which hold even if what
-    made the others narrow does not: the error is by them.
+    `intervals` are those of the members heard lately; `quorum` is a majority of all members. Clocks of the majority may
+    be up to `tolerance_ns` further apart than their intervals allow. `sure` are wider intervals of the same clocks,
+    which hold even if the assumption that narrowed the others is wrong; the error is computed from them.
     """
     if len(intervals) < quorum:
         return None

@@ -1,7 +1,7 @@
-"""Time that is only ever made to go faster or slower: a function of the monotonic clock that never goes back.
+"""A time that is corrected only by running faster or slower, as a function of the monotonic clock.
 
-Between two turns of the screw it is the monotonic clock at a rate, plus a correction that is spread over a while.
-Pure; all readings are of one monotonic clock and do not go back.
+Between two calls of `steer` it is the monotonic clock at a rate, plus a correction that is spread over a while. It
+never goes back, except by `put`. Pure; all readings are of one monotonic clock and never go back.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class SlewedTime:
         self._slew_for_ns = 0
 
     def at(self, now_ns: int) -> int:
-        """The time."""
+        """The time at a reading of the monotonic clock, not before the last `steer` or `put`."""
         passed_ns = now_ns - self._since_ns
         slewed_ns = passed_ns if passed_ns < self._slew_for_ns else self._slew_for_ns
-        # One division for both, so that rounding cannot make it go back.
+        # One division for both terms, so that rounding cannot make the time go back.
         return self._time_ns + passed_ns + (passed_ns * self._rate_ppb + slewed_ns * self._slew_ppb) // PPB
 
     def left_ns(self, now_ns: int) -> int:
-        """What is still to be corrected; above 0: the time is behind what it should be."""
+        """The correction that is still to come; above 0 the time is behind."""
         return max(0, self._slew_for_ns - (now_ns - self._since_ns)) * self._slew_ppb // PPB
 
     def steer(self, now_ns: int, off_ns: int, *, over_ns: int, slew_ppb_max: int, rate_ppb: int) -> None:
-        """From now on go at `rate_ppb` and come to be `off_ns` further, over `over_ns` or as long as the limit asks."""
+        """From now on run at `rate_ppb`, and add `off_ns` spread over `over_ns`, or longer to stay within the limit."""
         self._time_ns = self.at(now_ns)
         self._since_ns = now_ns
         self._rate_ppb = rate_ppb
@@ -43,7 +43,7 @@ class SlewedTime:
         self._slew_ppb = speed_ppb if off_ns > 0 else -speed_ppb
 
     def put(self, now_ns: int, time_ns: int) -> None:
-        """Set it, back if need be: for a time that nobody has acted by yet."""
+        """Set the time, backwards too: only for a time by which nobody has acted yet."""
         self._since_ns = now_ns
         self._time_ns = time_ns
         self._slew_for_ns = self._slew_ppb = 0

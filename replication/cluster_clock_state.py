@@ -1,4 +1,4 @@
-"""Whether the nodes agree on a time, since when no longer, and what a master may do meanwhile.
+"""The state of the nodes' agreement on a time, and whether a master may dispatch in it.
 
 States of the agreement:
 
@@ -18,12 +18,10 @@ import enum
 
 FRESH_MS = 3_000
 FRESH_NS = FRESH_MS * 1_000_000
-"""An agreement holds for so long: several rounds of questions may fail before anybody is told."""
+"""An agreement counts for this long: several rounds of questions may fail before the state changes."""
 
 
 class TimeState(enum.Enum):
-    """See the module's table."""
-
     UNAGREED = "unagreed"
     OWN = "own"
     AGREED = "agreed"
@@ -32,7 +30,7 @@ class TimeState(enum.Enum):
 
 
 class Holdover:
-    """Remembers the newest agreement."""
+    """The newest agreement, and the state that follows from its age."""
 
     def __init__(self, holdover_ns: int, *, own_clock_allowed: bool) -> None:
         self._holdover_ns = max(holdover_ns, FRESH_NS)
@@ -41,11 +39,11 @@ class Holdover:
         """When a majority agreed last, by this node's monotonic clock."""
 
     def agreed(self, at_ns: int) -> None:
-        """A majority was heard at that moment, and agrees."""
+        """A majority agrees, by answers as old as `at_ns`."""
         self.agreed_ns = at_ns if self.agreed_ns is None else max(self.agreed_ns, at_ns)
 
     def state(self, now_ns: int) -> TimeState:
-        """Where the agreement stands."""
+        """The state of the agreement now."""
         if self.agreed_ns is None:
             return TimeState.OWN if self._own_clock_allowed else TimeState.UNAGREED
         age_ns = now_ns - self.agreed_ns
@@ -54,7 +52,7 @@ class Holdover:
         return TimeState.HOLDOVER if age_ns <= self._holdover_ns else TimeState.EXPIRED
 
     def dispatch_until_ns(self) -> int | None:
-        """Until when a master may dispatch if nothing more is heard; None: for ever; 0: not at all."""
+        """Until when a master may dispatch if no further agreement comes. None: for ever; 0: not at all."""
         if self.agreed_ns is None:
             return None if self._own_clock_allowed else 0
         return self.agreed_ns + self._holdover_ns

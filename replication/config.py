@@ -21,38 +21,38 @@ class RaftConfig:
     append_period_ms: int = 50
     """A heartbeat at least this often; also how often the sync goes out."""
     lease_ms: int = 300
-    """How long a majority's answer lets the master act, from when it was asked."""
+    """How long the answers of a majority let the master act, from when the questions were sent."""
     fallback_ms: int = 350
-    """A master that no majority has answered for this long steps down."""
+    """A master steps down after this long without answers of a majority."""
     campaign_round_ms: int = 100
-    """The question before an election is asked this often; its answers may take three times as long."""
+    """Pause between rounds of the pre-vote question; an answer may take three rounds."""
     answer_within_ms: int = 20
-    """A slave that waits for its disk answers heartbeats and entries after this all the same, unsuccessfully."""
+    """A slave whose disk takes longer answers its master unsuccessfully meanwhile, as a sign of life."""
     commit_notice_ms: int = 15
-    """A risen commit index is told to slaves after this, unless the next entries tell it before: under load they come
-    more often, and a frame for nothing else costs a slave a tenth of what the entry does."""
+    """A master tells slaves of a higher commit index after this, unless a message with entries does so earlier. Under
+    load such messages come more often, and a separate frame costs a slave a tenth of what an entry costs."""
     stall_ms: int = 150
     """A longer pause between two ticks is a stall: a new round of answers is needed for the lease."""
     batch_bytes_max: int = 1 << 20
-    """Entries of one message: at most this, or a single entry."""
+    """Bytes of entries in one message; a single entry may be larger."""
     batch_entries_max: int = 1024
     window_bytes_max: int = 4 << 20
-    """Sent to a slave and not acknowledged; bounds what a heartbeat waits behind."""
+    """Bytes sent to a slave and not acknowledged. Bounds how much data a heartbeat must wait behind."""
     window_messages_max: int = 64
     command_bytes_max: int = 48 << 20
-    """One payload of the largest size and its columns fit."""
+    """Holds one payload of the largest size and its columns."""
     proposals_max: int = 4096
     proposal_bytes_max: int = 64 << 20
-    """Proposed and not yet applied, together."""
+    """Bytes of all proposals that are not applied yet."""
     apply_slice_ms: int = 10
     apply_batch_entries: int = 64
     apply_entries_max: int = 1024
-    """Entries applied in one tick, however fast."""
+    """Entries applied in one tick at most, however quickly."""
     journal_tail_bytes_max: int = 64 << 20
-    """Kept below a checkpoint for slaves that are only a little behind."""
+    """Bytes of log kept below a checkpoint for slaves that are only a little behind."""
     disk_retry_ms: int = 1000
     sync_hang_ms: int = 1500
-    """A master whose fdatasync takes longer stands down, and stands for no election until it is over."""
+    """A master whose fdatasync takes longer stands down. It is no candidate until that fdatasync ends."""
     handover_wait_ms: int = 2000
     handover_answer_ms: int = 1000
     checkpoint_hint_ms: int = 1000

@@ -1,14 +1,14 @@
-"""What a node says to its peers about the log, and what it makes of what they say.
+"""The exchange of frames with peers: translates between frames and pysyncobj's messages, and guards both directions.
 
-Owns the peers and their connections, the envelope of every frame, and the way from frames to pysyncobj's messages and
-back. Between the two stand the guards: `guard.judge` before entries, fences before answers, the question before an
-election, votes counted once, acknowledgements that wait for the disk.
+Owns the peers and their connections, and the envelope of every frame. The guards stand between the two sides:
+`guard.judge` checks entries, fences drop stale answers, a question precedes each election, each vote counts once, and
+acknowledgements wait for the disk.
 
 Invariants:
-- No frame of another cluster, an earlier start, an earlier connection, or seen before acts.
-- Nothing is acknowledged that is not on this node's stable storage.
+- A frame has no effect if it comes from another cluster, an earlier start or an earlier connection, or twice.
+- Nothing is acknowledged before it is on this node's stable storage.
 
-Only raft.py makes one. `engine` is set before anything is called.
+Only raft.py creates one, and sets `engine` before the first call.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from tickwheel.replication.voters import Voters
 BESIDE = frozenset(
     {"clock_ask", "clock_answer", "bundle_ask", "bundle_piece", "record_ask", "record_answer", "founding"}
 )
-"""Frames that are no part of the log. Their term is heeded like any other's, no matter whose it is."""
+"""Frames outside the log, for `beside_in`. A higher term in them is obeyed like in any other frame."""
 NEVER_NS = 1 << 63
 
 
 @dataclass(slots=True)
 class Peer:
-    """What is known of a peer."""
+    """State of one peer. Times are monotonic_ns of this node, 0 for never."""
 
     connected: bool = False
     connection_id: int = 0
@@ -64,7 +64,7 @@ class Peer:
 
 
 class Conversation:
-    """See the module."""
+    """One node's exchange with all its peers. Methods named `_on_*` take one kind of frame."""
 
     engine: Engine
 
@@ -103,26 +103,26 @@ class Conversation:
         self._owed = Acknowledgement(config.answer_within_ms * NS_PER_MS)
         self._campaign = Campaign(config.campaign_round_ms * NS_PER_MS)
         self._answering: tuple[str, int, int] | None = None
-        """The append_entries being handled: whose, when it was sent, on which connection."""
+        """The append_entries being handled: (sender, its `sent_ns`, connection id)."""
         self._transfer_term = 0
         self._next_sync_ns = 1
         self.peers: dict[str, Peer] = {}
         self.master_heard_ns = 0
         self.master_commit_index = 0
-        """As the last one that was heard said."""
+        """The commit index that a master reported last."""
         self.started_ns = 0
 
     # -- connections
 
     def peer(self, peer_id: str) -> Peer:
-        """What is known of it."""
+        """The state of this peer, created at its first use."""
         peer = self.peers.get(peer_id)
         if peer is None:
             peer = self.peers[peer_id] = Peer()
         return peer
 
     def connected(self, peer_id: str) -> None:
-        """A new connection; what is under way on an earlier one does not count any more."""
+        """A new connection is up: frames and answers of an earlier one no longer count."""
         peer = self.peer(peer_id)
         if peer.connected:
             self.disconnected(peer_id)
@@ -149,7 +149,6 @@ class Conversation:
         return self._network.send(peer_id, self._envelope.seal(frame, peer_id, self.engine.term, connection_id))
 
     def send_beside(self, peer_id: str, frame: PeerFrame) -> bool:
-        """See ReplicatedLog."""
         return self._send(peer_id, frame)
 
     # -- roles and time
@@ -163,7 +162,7 @@ class Conversation:
             peer.rewound_ns = 0
 
     def term_changed(self) -> None:
-        """What is owed to the master of an earlier term is owed no more."""
+        """Drop the acknowledgement that is owed to the master of an earlier term."""
         self._owed.keep(self.engine.term)
 
     def halted(self) -> None:
@@ -171,16 +170,16 @@ class Conversation:
         self._owed.forget()
 
     def wanted_ns(self) -> int:
-        """When something here is due."""
+        """The monotonic_ns at which an answer or a sync is due; NEVER_NS for none."""
         until_ns = self._owed.wanted_ns() or NEVER_NS
         return min(until_ns, self._next_sync_ns) if self.engine.state == LEADER else until_ns
 
     def round_over_ns(self) -> int:
-        """When the round of questions under way is over; 0: none is."""
+        """The monotonic_ns at which the current round of pre-vote questions ends; 0 if there is none."""
         return self._campaign.wanted_ns()
 
     def known_master(self, now_ns: int) -> str | None:
-        """The leader of this term, unless it has been silent for longer than an election takes to begin."""
+        """The leader of this term; None if it has been silent for `election_timeout_ms_max`."""
         silent_ns = now_ns - self.master_heard_ns
         if self.engine.state != LEADER and silent_ns > self._config.election_timeout_ms_max * NS_PER_MS:
             return None
@@ -189,12 +188,12 @@ class Conversation:
     # -- acknowledgements
 
     def synced(self) -> None:
-        """The journal's disk has caught up."""
+        """A sync of the journal has ended: send the acknowledgement that waited for it."""
         self._owed.keep(self.engine.term)
         self._say(self._owed.synced(self._journal.durable_index, self._clock.monotonic_ns()))
 
     def answer_unsynced(self, now_ns: int) -> None:
-        """A slow disk must not look like a dead node."""
+        """Answer a master that waits for a slow disk, so that it does not take this node for dead."""
         self._owed.keep(self.engine.term)
         self._say(self._owed.overdue(self._journal.durable_index, now_ns))
 
@@ -206,7 +205,7 @@ class Conversation:
     # -- what pysyncobj wants to say
 
     def outbound(self, peer_id: str, message: Message) -> bool:
-        """One of its messages; False if it could not be queued."""
+        """Send a message of pysyncobj as a frame; False if it could not be queued."""
         kind = message["type"]
         if kind == "append_entries":
             return self._send_append(peer_id, message)
@@ -245,13 +244,13 @@ class Conversation:
         return self._send(peer_id, PeerFrame(append_entries=append))
 
     def _answer(self, peer_id: str, next_index: int, success: bool, reset: bool) -> bool:
-        """Answer the append_entries being handled; a success waits for the disk."""
+        """Answer the append_entries being handled. A success waits until the entries are durable."""
         answering = self._answering
         echo_ns = answering[1] if answering is not None and answering[0] == peer_id else 0
         connection_id = answering[2] if answering is not None else 0
         durable = self._journal.durable_index
         if success and self._guards.durable_before_acknowledged and next_index > durable + 1:
-            # The disk is asked at once and answers soon; only if it does not is the master told that we live.
+            # The sync begins at once and is usually quick. Only if it is slow does the master get a sign of life first.
             now_ns = self._clock.monotonic_ns()
             if self._owed.owe(peer_id, self.engine.term, connection_id, next_index, echo_ns, now_ns):
                 return True
@@ -260,7 +259,7 @@ class Conversation:
         return self._send(peer_id, PeerFrame(append_result=result), connection_id=connection_id)
 
     def may_campaign(self) -> bool:
-        """Ask first, raise the term only when a majority would vote for this node."""
+        """Whether to raise the term: only once a majority has said that it would vote. Sends that question if due."""
         now_ns = self._clock.monotonic_ns()
         if not (self._voters.counts and self._listener.may_vote()):
             return False
@@ -276,7 +275,7 @@ class Conversation:
     # -- what peers say
 
     def receive(self, peer_id: str, frame: PeerFrame) -> bool:
-        """Whether a frame may act at all. Raises ImplausibleFrameError."""
+        """Whether a frame may have an effect. Raises ImplausibleFrameError for numbers that cannot be true."""
         check_frame(frame, self.engine.term)
         if self._envelope.refuses(peer_id, frame):
             return False
@@ -284,7 +283,7 @@ class Conversation:
         return True
 
     def take(self, peer_id: str, frame: PeerFrame) -> None:
-        """A frame that may act."""
+        """Act on a frame that `receive` let through."""
         engine = self.engine
         kind = frame.WhichOneof("body")
         if kind == "request_vote":
@@ -294,7 +293,7 @@ class Conversation:
             self._on_pong(peer_id, frame)
         obeyed = peer_id in self._voters.ids or self._joining
         if frame.term > engine.term and self._guards.higher_term_obeyed and obeyed:
-            # Steps down and grants nothing: no log is behind an empty one.
+            # A vote request with an empty log: the engine takes over the term and grants no vote.
             engine.deliver(
                 peer_id, {"type": "request_vote", "term": frame.term, "last_log_index": -1, "last_log_term": -1}
             )
@@ -323,7 +322,7 @@ class Conversation:
         engine = self.engine
         append = frame.append_entries
         if frame.term < engine.term:
-            # The envelope of the answer tells it our term.
+            # The envelope of the answer tells the sender our term.
             self._send(
                 peer_id,
                 PeerFrame(append_result=AppendResult(echo_sent_ns=append.sent_ns)),
@@ -352,7 +351,7 @@ class Conversation:
             if judgement.next_index:
                 self._answer(peer_id, judgement.next_index, judgement.success, judgement.reset)
             elif not append.HasField("previous_index"):
-                # The master has no entry for us to follow on: it learns where we stand, perhaps with a checkpoint.
+                # The master no longer holds our next entry. Tell it where we stand: a checkpoint may have moved us on.
                 self._answer(peer_id, engine.commit_index + 1, success=False, reset=True)
         finally:
             self._answering = None
@@ -392,7 +391,7 @@ class Conversation:
     # -- elections
 
     def _would_refuse(self, now_ns: int) -> bool:
-        """Whether a vote would be refused: a live master is known, or this node has just started, or may not vote."""
+        """Whether this node would refuse a vote: it knows a live master, has just started, or may not vote."""
         timeout_ns = self._config.election_timeout_ms_min * NS_PER_MS
         if self.engine.state == LEADER:
             return self._lease.until_ns(self._voters.others, now_ns) > now_ns
@@ -404,8 +403,8 @@ class Conversation:
         return self._guards.starts_silent and not alone and now_ns - self.started_ns < timeout_ns
 
     def _on_request_vote(self, peer_id: str, frame: PeerFrame) -> None:
-        # Also of a peer that does not count here, and by a node that does not count itself: it may be that the entry
-        # by which they do is not in this log yet. Whose votes count is for the candidate to know, by its own log.
+        # Neither side needs to be a voter by this node's log: the entry that makes it one may not have arrived here.
+        # The candidate's own log decides which votes it counts.
         if self._storage.halted or not self._listener.may_vote():
             return
         request = frame.request_vote
@@ -445,7 +444,7 @@ class Conversation:
     def _on_pong(self, peer_id: str, frame: PeerFrame) -> None:
         pong = frame.pong
         if pong.echo_sent_ns > self._clock.monotonic_ns():
-            return  # of an earlier start of this machine
+            return  # asked before this machine's last boot
         behind = (pong.last_log_term, pong.last_log_index) <= (self._journal.last_term, self._journal.last_index)
         self._campaign.answered(peer_id, pong.echo_sent_ns, behind and not pong.hears_master)
 
@@ -463,11 +462,11 @@ class Conversation:
     # -- the 50 ms sync
 
     def sync_now(self) -> None:
-        """With the next tick, not when the period is over."""
+        """Send the next sync with the next tick instead of at the end of the period."""
         self._next_sync_ns = 1
 
     def send_sync(self, now_ns: int) -> None:
-        """As master, to every connected peer, if it is time."""
+        """Master only: send a sync to every connected peer, once every `append_period_ms`."""
         if now_ns < self._next_sync_ns:
             return
         self._next_sync_ns = now_ns + self._config.append_period_ms * NS_PER_MS

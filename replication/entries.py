@@ -1,10 +1,10 @@
-"""The form of an entry of the log: one byte that says its kind, then what the kind has.
+"""The format of an entry of the log: one byte for its kind, then the body of that kind.
 
 - REGULAR: a command of the node.
-- NO_OP: nothing; pysyncobj writes one when a master is elected.
-- VOTERS: length and list of the ids of all voters from then on, by commas, sorted; then a command of the node.
+- NO_OP: no body; pysyncobj writes one when a master is elected.
+- VOTERS: the ids of all voters from this entry on, as a u16 length and a sorted list with commas; then a command.
 
-Whoever reads a journal, the log itself or a command on a node that stands still, takes commands out with `command_of`.
+Every reader of a journal, the running log or an offline tool, takes the command out with `command_of`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 REGULAR = b"\x00"
 NO_OP = b"\x01"
 VOTERS = b"\x10"
-"""pysyncobj's own kinds are 0 to 3."""
+"""Beyond pysyncobj's own kinds, which are 0 to 3."""
 
 _LENGTH = struct.Struct("<H")
 
@@ -26,13 +26,13 @@ def regular(command: bytes) -> bytes:
 
 
 def naming(voters: Sequence[str], command: bytes) -> bytes:
-    """An entry that names the voters and holds the command by which they change."""
+    """An entry that lists all voters after the change, and holds the command of the change."""
     names = ",".join(sorted(voters)).encode()
     return VOTERS + _LENGTH.pack(len(names)) + names + command
 
 
 def split(entry: bytes) -> tuple[tuple[str, ...], bytes]:
-    """Voters and command of an entry that names voters. Raises ValueError if it is none."""
+    """(voters, command) of a VOTERS entry. Raises ValueError for another kind or a damaged list."""
     if entry[:1] != VOTERS or len(entry) < 1 + _LENGTH.size:
         raise ValueError("the entry names no voters")
     begin = 1 + _LENGTH.size
@@ -44,7 +44,7 @@ def split(entry: bytes) -> tuple[tuple[str, ...], bytes]:
 
 
 def command_of(entry: bytes) -> bytes:
-    """The node's command in an entry; empty: it has none. Raises ValueError for a kind that this log never writes."""
+    """The node's command in an entry; empty if it has none. Raises ValueError for a kind that this log never writes."""
     kind = entry[:1]
     if kind == REGULAR:
         return entry[1:]

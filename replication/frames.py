@@ -1,7 +1,7 @@
-"""The envelope of every frame between nodes: written when it leaves, checked when it arrives.
+"""The envelope of every frame between nodes: filled by the sender, checked by the receiver.
 
-What arrives twice, from an earlier start of the peer, for another cluster or for another node never
-reaches the log.
+A frame never reaches the log if it arrives twice, comes from an earlier start of the peer, or is meant for another
+cluster or node.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ BOOTS_REMEMBERED = 16
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a peer may not speak here, in words for its operator."""
+    """A peer may not connect. `reason` is for its operator."""
 
     reason: str
     final: bool = False
-    """It never may, as it is: it should stop."""
+    """The peer can never connect as it is configured: it should stop."""
     removed: bool = False
-    """Because it was removed from the cluster."""
+    """The reason is that the peer was removed from the cluster."""
 
 
 class Envelope:
-    """One node's side of its envelopes."""
+    """Seals this node's frames and checks those of its peers. `boot_id` is random at each start."""
 
     def __init__(self, cluster_id: str, node_id: str, boot_id: int, wheel_group: int, disk_uuid: str) -> None:
         self._cluster_id = cluster_id
@@ -40,7 +40,7 @@ class Envelope:
         self._past_boots: dict[str, deque[int]] = {}
 
     def seal(self, frame: PeerFrame, peer_id: str, term: int, connection_id: int) -> PeerFrame:
-        """Fill the envelope of an outgoing frame."""
+        """Fill the envelope of an outgoing frame, in place; returns the frame."""
         self._sequence += 1
         frame.cluster_id = self._cluster_id
         frame.sender_id = self._node_id
@@ -55,7 +55,7 @@ class Envelope:
         return frame
 
     def refuses(self, peer_id: str, frame: PeerFrame) -> str:
-        """Why a frame is dropped; empty if it is taken (and then never again)."""
+        """Why a frame must be dropped; empty if it is accepted. Accepting counts it as seen, so ask once a frame."""
         if frame.cluster_id != self._cluster_id:
             return f"it is of cluster {frame.cluster_id}"
         if frame.sender_id != peer_id or frame.receiver_id != self._node_id:
@@ -76,5 +76,5 @@ class Envelope:
         return ""
 
     def boot_of(self, peer_id: str) -> int:
-        """The newest start of a peer that was heard of."""
+        """The `boot_id` in a peer's newest accepted frame; 0 before the first."""
         return self._seen.get(peer_id, (0, 0))[0]

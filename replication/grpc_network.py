@@ -1,13 +1,13 @@
 """Frames between the nodes of a cluster over gRPC streams (asyncio).
 
-Each node dials each other one and writes its frames into that stream; what the other has to say comes on
-the stream that the other dialled. A stream begins with a hello, which the called side answers once it has
-checked who calls: cluster, member, format, and (with TLS) that the certificate is that member's. Only then
-is the peer reported connected. A stream that ends is dialled again after at most 200 ms, whatever ended it. With the
-hello the caller shows the members that it knows (introduction.py): the called side may not have heard of it yet.
+Each node dials every other node and writes its frames into that stream. The other node's frames come on the stream
+that it dialled itself. A stream begins with a hello. The called side answers it once it has checked the caller's
+cluster, node id and format, and (with TLS) that the certificate belongs to that member. Only then is the peer reported
+connected. A stream that ends, for any reason, is dialled again after 200 ms. The hello lists the members that the
+caller knows (introduction.py), since the called side may not have read of the caller yet.
 
-Checkpoints travel as a call of their own on a channel of their own, rate-limited, so that they delay no
-heartbeat. Implements the Network port, and CheckpointSource of the node.
+Checkpoints travel in a separate, rate-limited call on a separate channel, so that they delay no heartbeat.
+Implements the Network port, and the node's CheckpointSource.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ Context = grpc.aio.ServicerContext[Any, Any]
 REDIAL_S = 0.2
 HELLO_S = 2.0
 QUEUE_BYTES_MAX = 64 << 20
-"""Frames waiting for one peer's connection; above it sending fails, and the log tries again later."""
+"""Bytes of frames queued for one peer. Above it `send` returns False, and the log tries again later."""
 MESSAGE_BYTES_MAX = 64 << 20
 BUNDLE_BYTES_MAX = 256 << 10
 BUNDLE_FRAMES_MAX = 256
 CHUNK_BYTES = 1 << 20
 COPY_BYTES_PER_S = 64 << 20
 COPY_BEGIN_S = 120.0
-"""A peer that is asked for its checkpoint may have to write it first;"""
+"""Until the first chunk of a checkpoint: the peer may have to write the checkpoint first."""
 COPY_SILENCE_S = 20.0
-"""but once it gives, it gives. A machine that lost its power never says that it will not go on."""
+"""Between chunks. A machine that loses power ends no connection, so the receiver needs a bound of its own."""
 ASK_ALIVE_MS = 5_000
 DEAD_MS = 3_000
-"""A stream is dialled again if what was sent has no answer by then, not even of the peer's kernel. Without such a bound
-the kernel repeats what was lost after ever longer pauses, of two minutes in the end, and a peer whose network is whole
-again hears nothing for as long. (gRPC makes it TCP_USER_TIMEOUT where it asks at all.)"""
+"""A stream is dialled again if even the peer's kernel has acknowledged nothing for this long. Without the bound the
+kernel retransmits after ever longer pauses, up to two minutes, and the peer hears nothing for as long after its network
+is back. (Where keepalive is on, gRPC also sets TCP_USER_TIMEOUT to this.)"""
 _SIZES: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 ]
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     *_SIZES,
-    # Callers may ask as often as they do: on their stream the called side says nothing but its hello.
+    # Accept the callers' frequent pings: the called side sends nothing but its hello on their streams.
     ("grpc.http2.min_ping_interval_without_data_ms", ASK_ALIVE_MS // 2),
     ("grpc.http2.max_ping_strikes", 0),
 ]
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_SIZES,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Bounds an attempt to connect, too: three ways there and back for TCP and TLS.
+    # Also bounds an attempt to connect: three round trips for TCP and TLS.
     ("grpc.min_reconnect_backoff_ms", 600),
     ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.use_local_subchannel_pool", 1),
@@ -74,7 +74,7 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 
 
 class Inbox(Protocol):
-    """Who gets what the network brings: the node's host."""
+    """The receiver of frames and connection changes: the node's host."""
 
     def receive(self, peer_id: str, frame: PeerFrame) -> None: ...
 
@@ -84,7 +84,7 @@ class Inbox(Protocol):
 
 
 class CopiedFile(Protocol):
-    """One file of a checkpoint and how much of it counts."""
+    """One file of a checkpoint; its first `bytes` bytes belong to the checkpoint."""
 
     @property
     def path(self) -> str: ...
@@ -106,7 +106,7 @@ class _Link:
 
 
 def _next_message(link: _Link) -> PeerFrame:
-    """The next frame of a queue that is not empty; small ones that wait together as one bundle."""
+    """Take the next message from a queue that is not empty: several small frames go as one bundle."""
     frame, size = link.queue.popleft()
     link.queue_bytes -= size
     if not link.queue or size >= BUNDLE_BYTES_MAX:
@@ -121,6 +121,8 @@ def _next_message(link: _Link) -> PeerFrame:
 
 
 class GrpcNetwork:
+    """The calling side: a stream to each peer. All methods are called on one event loop."""
+
     """See the module. Lives on one event loop."""
 
     def __init__(
@@ -137,10 +139,12 @@ class GrpcNetwork:
         refused: Callable[[Refusal], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`credentials()` is asked before each dial, since certificates are renewed. `warn(peer_id, text)` tells an
-        operator why a peer cannot be reached, `unforeseen(peer_id, error)` when it is for what nobody thought of;
-        `refused(why)` that a peer will never let this node take part as it is; `failed(error)` that the node could
-        not take what was copied."""
+        """`credentials()` is called before each dial, since certificates are renewed.
+
+        `warn(peer_id, text)`: a peer cannot be reached, for the operator. `unforeseen(peer_id, error)`: the same, for
+        an unexpected exception. `refused(why)`: a peer will never accept this node as it is. `failed(error)`: the node
+        raised an exception while it took a copied checkpoint.
+        """
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._disk_uuid = disk_uuid
@@ -153,7 +157,7 @@ class GrpcNetwork:
         self._failed = failed
         self._links: dict[str, _Link] = {}
         self._up: dict[str, _Link] = {}
-        """Those that the node was told of; one that was replaced may take longer to end than the next to begin."""
+        """The links reported as connected. A replaced link may end only after its successor has begun."""
         self._inbox: Inbox | None = None
         self._wake: Callable[[], None] = lambda: None
         self._introduction: Callable[[], Introduction] = lambda: NO_INTRODUCTION
@@ -161,7 +165,7 @@ class GrpcNetwork:
         self._stopped = False
 
     def attach(self, inbox: Inbox, wake: Callable[[], None], introduction: Callable[[], Introduction]) -> None:
-        """Connect the node; `wake` is called after each piece of input. `introduction`: what peers are shown."""
+        """Start dialling. `wake` is called after each piece of input; `introduction` gives the members for a hello."""
         self._inbox = inbox
         self._wake = wake
         self._introduction = introduction
@@ -170,7 +174,7 @@ class GrpcNetwork:
                 link.task = asyncio.get_running_loop().create_task(self._dial(peer_id, link))
 
     async def stop(self) -> None:
-        """Idempotent."""
+        """End all streams and copies. Idempotent."""
         self._stopped = True
         tasks = [link.task for link in self._links.values() if link.task is not None] + list(self._copies)
         for task in tasks:
@@ -180,7 +184,6 @@ class GrpcNetwork:
     # -- Network port
 
     def set_peers(self, addresses: dict[str, str]) -> None:
-        """See Network."""
         for peer_id in [peer for peer in self._links if addresses.get(peer) != self._links[peer].address]:
             link = self._links.pop(peer_id)
             if link.task is not None:
@@ -192,7 +195,6 @@ class GrpcNetwork:
                     link.task = asyncio.get_running_loop().create_task(self._dial(peer_id, link))
 
     def send(self, peer_id: str, frame: PeerFrame) -> bool:
-        """See Network."""
         link = self._links.get(peer_id)
         if link is None or self._up.get(peer_id) is not link or link.queue_bytes > QUEUE_BYTES_MAX:
             return False
@@ -213,7 +215,7 @@ class GrpcNetwork:
         )
 
     def learn(self, peer_id: str, address: str) -> None:
-        """A member called this node, which knows no members yet: dial it back."""
+        """A member has called this node: dial it back if it is unknown here, as before this node knows its members."""
         if peer_id not in self._links and address:
             self.set_peers({**{known: link.address for known, link in self._links.items()}, peer_id: address})
 
@@ -226,7 +228,7 @@ class GrpcNetwork:
 
     async def _dial(self, peer_id: str, link: _Link) -> None:
         """Keep a stream to one peer open, until another link takes its place."""
-        # Not for as long as nobody cancels it: that may be lost while a stream that broke is tidied up.
+        # The condition does not rely on cancellation alone: that can get lost during the clean-up of a broken stream.
         while not self._stopped and self._links.get(peer_id) is link:
             try:
                 async with self._channel(peer_id, link.address) as channel:
@@ -287,7 +289,6 @@ class GrpcNetwork:
     # -- CheckpointSource
 
     def fetch(self, peer_id: str, chunk: Callable[[CheckpointChunk], None], done: Callable[[str | None], None]) -> None:
-        """See node.core.host.CheckpointSource."""
         link = self._links.get(peer_id)
         if link is None:
             done(f"{peer_id} is not known")
@@ -335,7 +336,7 @@ class GrpcNetwork:
 
 
 class PeerService(PeerServicer):
-    """The called side: takes the frames of peers that may speak, and gives checkpoints away."""
+    """The called side: receives the frames of accepted peers, and sends them checkpoints."""
 
     def __init__(
         self,
@@ -351,10 +352,12 @@ class PeerService(PeerServicer):
         copied: Callable[[Sequence[CopiedFile]], None],
         dropped: Callable[[str, str], None],
     ) -> None:
-        """`network_of`: (node id, cluster id). `refusal(sender_id, disk_uuid, shown, context)`: why a peer that shows
-        these members may not speak. `greeted(peer_id, address)`: a peer that may speak has called.
-        `progressed`: whether the files of a copy that gets on are held still.
-        `dropped(peer_id, text)`: why a peer's link was dropped."""
+        """`network_of`: (node id, cluster id).
+
+        `refusal(sender_id, disk_uuid, shown, context)`: why a peer that shows these members may not connect; None: it
+        may. `greeted(peer_id, address)`: an accepted peer has called. `progressed(files)`: called with each chunk of a
+        copy; False: the files are no longer kept for it. `dropped(peer_id, text)`: a peer's link was dropped.
+        """
         self._dropped = dropped
         self._node_id, self._cluster_id = network_of
         self._inbox = inbox
@@ -383,7 +386,6 @@ class PeerService(PeerServicer):
         return self._refusal(hello.sender_id, hello.disk_uuid, shown_in(hello.hello), context)
 
     async def Exchange(self, request_iterator: AsyncIterator[PeerFrame], context: Context) -> AsyncIterator[PeerFrame]:
-        """See peer.proto."""
         hello = await anext(request_iterator, None)
         if hello is None:
             return
@@ -407,7 +409,6 @@ class PeerService(PeerServicer):
     async def FetchCheckpoint(
         self, request: FetchCheckpointRequest, context: Context
     ) -> AsyncIterator[CheckpointChunk]:
-        """See peer.proto."""
         if request.cluster_id != self._cluster_id:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this is cluster {self._cluster_id}")
         refusal = self._refusal(request.node_id, "", NO_INTRODUCTION, context)
@@ -421,7 +422,7 @@ class PeerService(PeerServicer):
             total_bytes = sum(file.bytes for file in files)
             for number, file in enumerate(files):
                 async for chunk in self._chunks(file, total_bytes, last_file=number == len(files) - 1):
-                    # Asked when it has been read: until then the file was there, unchanged.
+                    # Checked after the read: the file was there, unchanged, until then.
                     if not self._progressed(files):
                         raise DiskError("the copy stood still for too long: a later checkpoint replaces this one")
                     yield chunk

@@ -1,7 +1,7 @@
-"""What stands between the wire and pysyncobj on a slave: no message may make it lose committed entries.
+"""The check of append_entries on a slave, before pysyncobj sees them: no message may cut committed entries.
 
-`judge` takes an append_entries of the current or a higher term and says what to hand on and what to
-answer. Pure: it reads the journal and changes nothing.
+`judge` takes an append_entries of the current or a higher term, and decides what pysyncobj gets and how this node
+answers. Pure: it reads the journal and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,25 +17,29 @@ from tickwheel.replication.pysyncobj_seam import Message
 
 
 class ImpossibleMessageError(Exception):
-    """A master wants a committed entry replaced: one of us has lost what must not be lost. Stop the node."""
+    """A message that no healthy master of the same version sends. Stops the node: one side may have lost entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What becomes of an append_entries."""
+    """The decision on an append_entries."""
 
     hand_on: Message | None
-    """For pysyncobj."""
+    """The message for pysyncobj; None for no message."""
     next_index: int = 0
-    """Answer at once with this next index; 0: pysyncobj answers, or nobody."""
+    """The index that the answer asks for next; 0: pysyncobj answers itself, or there is no answer."""
     success: bool = False
     reset: bool = False
 
 
 def judge(term: int, append: AppendEntries, journal: Journal, commit_index: int, guards: Guards) -> Judgement:
-    """See the module. `term` is the frame's."""
+    """Decide on an append_entries in a frame of `term`.
+
+    Strips entries that the journal already has, so that they truncate nothing, and clamps the commit index to the
+    entries that the message verifies. Raises ImpossibleMessageError if the message replaces committed entries.
+    """
     if not append.HasField("previous_index"):
-        # Verifies nothing, so it commits nothing.
+        # The message verifies no entry, so it commits none.
         commit = min(append.commit_index, commit_index) if guards.bare_commit_clamped else append.commit_index
         return Judgement({"type": "append_entries", "term": term, "commit_index": commit})
     previous, previous_term = append.previous_index, append.previous_term
@@ -44,11 +48,11 @@ def judge(term: int, append: AppendEntries, journal: Journal, commit_index: int,
         return Judgement(_message(term, append.commit_index, previous, previous_term, rows))
     last = journal.last_index
     if previous > last:
-        # Not `last + 1`: what follows the commit index may differ too, and two answers that send the master
-        # to different places can chase each other for ever.
+        # Not `last + 1`: entries after the commit index may differ too. Two answers that send the master to different
+        # places can then alternate for ever.
         return Judgement(_heartbeat(term, 0, commit_index), next_index=commit_index + 1, reset=True)
     if previous < journal.base_index:
-        # What the base covers is committed and applied here: equal by definition.
+        # Entries up to the base are committed and applied here, so the master's are equal.
         rows = [row for row in rows if row[1] > journal.base_index]
         previous, previous_term = journal.base_index, journal.base_term
         if not rows and append.entries and append.entries[-1].index < journal.base_index:
@@ -75,7 +79,11 @@ def judge(term: int, append: AppendEntries, journal: Journal, commit_index: int,
 
 
 def check_readable(rows: Sequence[tuple[bytes, int, int]], problem_of: Callable[[bytes, int], str]) -> None:
-    """Voters count from when they are written. And what a majority cannot apply must not be committed by it."""
+    """Raise ImpossibleMessageError if this version cannot read an entry, before it is written.
+
+    Voters count from when they are written, so a list must be readable by then. And a majority must not commit an
+    entry that it cannot apply.
+    """
     for entry, index, _ in rows:
         kind = entry[:1]
         if kind == REGULAR:
@@ -95,7 +103,7 @@ def check_readable(rows: Sequence[tuple[bytes, int, int]], problem_of: Callable[
 
 
 def _heartbeat(term: int, leader_commit: int, own_commit: int, matched: int = 0) -> Message:
-    """Commits at most what was verified up to `matched`, or what is committed here anyway."""
+    """A message without entries. It commits at most up to `matched`, or what this node has committed already."""
     commit = max(min(leader_commit, matched), min(leader_commit, own_commit))
     return {"type": "append_entries", "term": term, "commit_index": commit}
 

@@ -1,10 +1,10 @@
-"""The planned handover of mastership: a small machine, driven by the master's ticks.
+"""The planned handover of mastership: a state machine, driven by the master's ticks.
 
-idle      -> parking   transfer asked: proposals are parked
-parking   -> asked     the target holds all, all is applied here: the lease is given up, TimeoutNow sent
+idle      -> parking   a transfer was requested: proposals are refused from now on
+parking   -> asked     the target has all entries and all are applied here: the lease is given up, TimeoutNow is sent
 asked     -> idle      another node leads: done
-parking   -> idle      the target did not catch up in time: go on
-asked     -> idle      nobody took over in time: stand down, for the request to may still be on its way
+parking   -> idle      the target did not catch up in time: this node keeps leading
+asked     -> idle      nobody took over in time: stand down, since TimeoutNow may still arrive
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Phase(enum.Enum):
 
 
 class Handover:
-    """At most one at a time. `done` of each is called once: None, or why it failed."""
+    """At most one handover at a time. Its `done` is called once, with None or the reason why it failed."""
 
     def __init__(self, config: RaftConfig) -> None:
         self._wait_ns = config.handover_wait_ms * NS_PER_MS
@@ -39,18 +39,18 @@ class Handover:
 
     @property
     def parks_proposals(self) -> bool:
-        """Nothing may be proposed now."""
+        """Whether proposals must be refused now."""
         return self._phase is not _Phase.IDLE
 
     @property
     def lease_given_up(self) -> bool:
-        """The master must not act any more."""
+        """Whether the master has given up its lease and must no longer act."""
         return self._phase is _Phase.ASKED
 
     def begin(self, target_id: str | None, candidates: Mapping[str, int], term: int, now_ns: int, done: Done) -> bool:
-        """Start towards this voter, or towards the one that has most of the log; if not, False, and `done` says why.
+        """Start a handover to `target_id`; None: to the candidate with the longest log. False: `done` was told why not.
 
-        `candidates`: the other voters that are connected, and how far each holds the log.
+        `candidates`: the last index that each other connected voter holds.
         """
         if target_id is not None and target_id not in candidates:
             done(f"{target_id} is not a connected member that counts")
@@ -69,7 +69,7 @@ class Handover:
         return True
 
     def step(self, now_ns: int, *, leading: bool, term: int, leader_id: str | None, caught_up: bool) -> bool:
-        """Go on; True when TimeoutNow must be sent now."""
+        """Advance the machine. True: send TimeoutNow to `target` now."""
         if self._phase is _Phase.PARKING:
             if not leading or term != self._term:
                 self._end("mastership was lost before the handover")
@@ -87,16 +87,16 @@ class Handover:
         return False
 
     def wanted_ns(self) -> int:
-        """When `step` is needed at the latest; 0: not."""
+        """The latest monotonic_ns at which `step` is needed; 0 for none."""
         return self._until_ns if self._phase is not _Phase.IDLE else 0
 
     def abandon(self, problem: str) -> None:
-        """The log ends: whoever asked is told why there will be no handover."""
+        """The log stops: `done` gets `problem`."""
         if self._phase is not _Phase.IDLE:
             self._end(problem)
 
     def clear(self) -> None:
-        """This node leads a new term: whatever was under way is over."""
+        """This node leads a new term, so a handover of an earlier term has failed."""
         if self._phase is not _Phase.IDLE:
             self._end("this node was elected again")
 

@@ -1,7 +1,7 @@
-"""What a node must never forget of its votes: the term it is in and whom it voted for.
+"""The durable term and vote of a node.
 
-One small file, replaced whole. On return of `store` it is durable; a term or a vote counts only
-then. It never goes back: a lower term, or another vote in the same term, is a bug of the caller.
+One small file, replaced whole. It is durable when `store` returns; only then does a term or a vote count. It never goes
+back: a lower term, or another vote in the same term, is a bug of the caller.
 
 Layout of the content: u32 version, u32 length of the name, u64 term, name in UTF-8.
 Called by `journal.py` only.

@@ -1,12 +1,12 @@
-"""Who the members are, as one node shows it to another that may be behind.
+"""The list of members that a node shows to a peer that may be behind.
 
-A node lets in and calls the members by what it has applied. One that is far behind does not know those that were added
-since, and if what it knows is gone or down, nobody would reach it any more. So each caller shows in its hello the
-members by what it has applied itself, and how far that is, or what it was shown if that is newer. Who is to take what
-is shown, and when, is node/core/membership.py's to judge; the log keeps it (ReplicatedLog.introduce) and connects to
-them.
+A node lets in and dials the members by its applied entries. A node that is far behind does not know the members added
+since. If all members that it knows are gone or down, nobody could reach it. So each caller lists in its hello the
+members by its own applied entries and its applied index, or the list that it was shown itself if that is newer.
+node/core/membership.py decides whether a node takes such a list; the log keeps it (ReplicatedLog.introduce) and
+connects to its members.
 
-docs/architecture/members.md says why this is safe. Owns the form on the wire.
+docs/architecture/members.md says why this is safe. Owns the format on the wire.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tickwheel.replication.log import NO_INTRODUCTION, Introduction, Member
 from tickwheel.replication.plausible import INDEX_MAX
 
 MEMBERS_MAX = 64
-"""More are none of a cluster's: they are not looked at."""
+"""No cluster has more members: a longer list is ignored."""
 
 
 def hello_of(peer_address: str, introduction: Introduction) -> Hello:
-    """The first frame of a stream."""
+    """The body of a stream's first frame."""
     shown = [
         MemberShown(node_id=member.node_id, peer_address=member.peer_address, disk_uuid=member.disk_uuid)
         for member in introduction.members
@@ -29,7 +29,7 @@ def hello_of(peer_address: str, introduction: Introduction) -> Hello:
 
 
 def shown_in(hello: Hello) -> Introduction:
-    """What a caller shows; nothing, if it is of an older version."""
+    """The members in a hello; none if an older version sent it, or if its numbers are out of bounds."""
     if len(hello.members) > MEMBERS_MAX or hello.applied_index > INDEX_MAX:
         return NO_INTRODUCTION
     members = tuple(Member(shown.node_id, shown.peer_address, "", shown.disk_uuid) for shown in hello.members)

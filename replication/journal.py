@@ -1,15 +1,16 @@
 """The journal: the Raft log of one node on its disk, and its term and vote.
 
-Owns: a directory of segments (`journal_segment.py`) and the hard state (`hard_state.py`).
+Owns a directory of segments (`journal_segment.py`) and the hard state (`hard_state.py`).
+
 Invariants:
 - Entries have indexes without gaps: base_index < first_index .. last_index. Terms never fall.
 - Entries at or below `durable_index` survive a power loss, unchanged. It rises only by a sync that
   began after they were written, and falls when entries are truncated.
-- Segments are only ever appended to. A truncation is a record too, so whatever a sync covers, it
-  covers the truncations before it: replaced entries never count as durable without it.
+- Segments are only ever appended to. A truncation is a record too. So a sync of new entries also covers the
+  truncation before them, and replaced entries never count as durable without it.
 - A hard state counts when `set_hard_state` has returned, and never goes back.
-- After a failed sync nothing is done any more: JournalFailedError.
-- The next segment is reserved ahead (`reserve_ready`), so a disk that fills up leaves room to stop.
+- After a failed sync every call raises JournalFailedError.
+- The space of the next segment is reserved ahead (`reserve_ready`), so a disk that fills up leaves room to stop.
 
 Called by the replicated log on the node's one thread; only `SyncWork.run` runs in a worker, one at
 a time, while appends go on.
@@ -52,10 +53,10 @@ Entry = tuple[int, int, bytes]
 
 
 class Journal:
-    """See the module. Make one with `open`."""
+    """The entries, term and vote of one node on disk. Create it with `open`."""
 
     def __init__(self, disk: Disk, directory: str, segment_bytes: int, cache_bytes_max: int) -> None:
-        """For `open` only."""
+        """Called by `open` only."""
         self._disk = disk
         self._directory = directory
         self._segment_bytes = segment_bytes
@@ -65,15 +66,15 @@ class Journal:
         self._based = False
         self.durable_index = 0
         self.commit_hint = 0
-        """The highest index that `note_commit` was told before a sync, at most last_index."""
+        """The highest index given to `note_commit`, at most last_index; a start finds the one before the last sync."""
         self._commit_written = 0
-        # Written, and no sync begun since.
+        # Segments written to since the last sync began.
         self._dirty: list[Segment] = []
         self._dir_dirty = False
         self._reserve: File | None = None
         self._doomed: list[str] = []
         self._work: SyncWork | None = None
-        # Entries above it that the sync in flight covers have been truncated since.
+        # The sync under way makes no entry above this durable: later ones have been truncated since it began.
         self._sync_index_max = 0
         self._retired: list[File] = []
         self._synced_position = 0
@@ -89,7 +90,7 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
         cache_bytes_max: int = CACHE_BYTES_MAX,
     ) -> Journal:
-        """Read what is there, cut a torn end, bring all of it to stable storage.
+        """Read the journal in `directory`, or begin a new one. Cuts a torn end and syncs the rest.
 
         Raises CorruptJournalError, CorruptFileError (hard state), UnknownVersionError.
         """
@@ -140,18 +141,18 @@ class Journal:
 
     @property
     def reserve_ready(self) -> bool:
-        """Whether the next segment's space is there. False with no sync in flight: the disk is full, take no more."""
+        """Whether the space of the next segment is reserved. False while no sync is under way: the disk is full."""
         return self._reserve is not None
 
     @property
     def needs_sync(self) -> bool:
-        """Whether a sync has anything to do that none has been begun for."""
+        """Whether anything was written or let go since the last sync began."""
         return bool(self._dirty) or self._dir_dirty or bool(self._doomed)
 
     # Writing.
 
     def append(self, index: int, term: int, command: bytes) -> None:
-        """Write an entry; not yet durable. On DiskFullError nothing has changed."""
+        """Write an entry, which is not yet durable. On DiskFullError nothing has changed."""
         self._check_usable()
         assert index == self.last_index + 1, f"append of {index} after {self.last_index}"
         assert term >= self.last_term, f"entry {index} has term {term}, below {self.last_term}"
@@ -167,7 +168,7 @@ class Journal:
         self._drop_from(index)
 
     def note_commit(self, index: int) -> None:
-        """A hint for the next start; goes to disk with the next sync."""
+        """Note a commit index, as a hint for the next start; the next sync writes it."""
         self.commit_hint = max(self.commit_hint, min(index, self.last_index))
 
     def set_hard_state(self, term: int, voted_for: str) -> None:
@@ -182,7 +183,7 @@ class Journal:
     # Syncing.
 
     def begin_sync(self) -> SyncWork:
-        """What has been written so far, as one work for an executor. One at a time."""
+        """A sync of all that was written so far, to run in an executor. One at a time; end it with `finish_sync`."""
         self._check_usable()
         assert self._work is None, "a sync is in flight already"
         self._write_mark()
@@ -206,7 +207,7 @@ class Journal:
         return work
 
     def finish_sync(self, work: SyncWork) -> None:
-        """On the loop, after `work.run()` has ended: raises durable_index. Raises SyncFailedError if it failed."""
+        """Called on the loop once `work.run()` has ended: moves durable_index up. Raises SyncFailedError."""
         assert work is self._work, "not the sync in flight"
         if not work.done:
             self._failure = str(work.error or "the sync was not run to its end")
@@ -225,7 +226,7 @@ class Journal:
                 self._doomed.append(work.reserve_path)
 
     def restore_reserve(self) -> bool:
-        """Try to reserve the next segment, after space was freed; tells whether it is there now."""
+        """Try to reserve the next segment once space was freed. True: it is reserved now."""
         if self._reserve is None and self._work is None:
             for path in self._doomed:
                 self._disk.remove(path)
@@ -236,7 +237,10 @@ class Journal:
     # Reading.
 
     def entry(self, index: int) -> Entry:
-        """One entry; from disk if the cache no longer has it (then checked). Raises CorruptJournalError."""
+        """(index, term, command) of one entry. Outside the cache it is read from disk and its checksums are compared.
+
+        Raises CorruptJournalError.
+        """
         command = self._entries.cached(index)
         if command is not None:
             return index, self._entries.term(index), command
@@ -259,7 +263,7 @@ class Journal:
         return self._entries.term(index)
 
     def slice(self, first: int, count_max: int, bytes_max: int) -> list[Entry]:
-        """Entries from `first` on, as many as both bounds allow, but one at least if it exists."""
+        """Entries from `first` on within both bounds, but at least one if it exists. Raises like `entry`."""
         assert first > self.base_index, f"entry {first} is no longer held, the first is {self.first_index}"
         found: list[Entry] = []
         size = 0
@@ -271,7 +275,7 @@ class Journal:
         return found
 
     def bytes_after(self, index: int) -> int:
-        """Bytes of journal that a restart would replay after this entry."""
+        """Bytes of journal after entry `index`, which a restart with a checkpoint there would replay."""
         if index >= self.last_index:
             return 0
         return self._segments[-1].end_position - self._entries.position(max(index, self.base_index) + 1)
@@ -279,7 +283,7 @@ class Journal:
     # Cutting the beginning.
 
     def base_before(self, index: int, tail_bytes_max: int) -> int:
-        """The lowest base of a journal that keeps at most `tail_bytes_max` of what ends with this entry."""
+        """The base to `compact` to so that at most `tail_bytes_max` bytes of the entries up to `index` stay."""
         covered = self.bytes_after(index)
         low, high = self.base_index, index
         while low < high:
@@ -291,7 +295,7 @@ class Journal:
         return low
 
     def compact(self, index: int, term: int) -> None:
-        """A durable checkpoint covers everything up to `index`: the base moves there, whole segments below go."""
+        """Move the base to `index`, which a durable checkpoint covers. The next sync removes segments below it."""
         self._check_usable()
         if index <= self.base_index:
             return
@@ -301,16 +305,16 @@ class Journal:
         keep_from = self._entries.position(index + 1) if index < self.last_index else end
         while len(self._segments) > 1:
             start = self._segments[1].header.start_position
-            # Its successor must be found at the next start, so it must have been synced.
+            # The next start must find the segment's successor, so the successor must have been synced.
             if start > keep_from or self._synced_position < start + SEGMENT_HEADER_BYTES:
                 break
             self._retire(self._segments.pop(0))
 
     def reset_to(self, index: int, term: int) -> None:
-        """A checkpoint from elsewhere was installed: keep what follows (index, term), or begin anew there.
+        """Fit the journal to an installed checkpoint up to (index, term).
 
-        Durable on return, which blocks for two syncs when the journal begins anew. On DiskFullError
-        nothing has changed.
+        Keeps the entries after it if the journal holds that entry, else begins anew there. Durable on return: to begin
+        anew blocks for two syncs. On DiskFullError nothing has changed.
         """
         self._check_usable()
         assert index >= self.base_index, f"checkpoint {index} is older than the base {self.base_index}"
@@ -321,7 +325,7 @@ class Journal:
         if self._reserve is not None:
             file, self._reserve = self._reserve, None
         else:
-            # A sync in flight may be making the file of the next number.
+            # A sync under way may be creating the file of the next number.
             sequence += self._work is not None
             file = self._new_segment_file(sequence)
         position = self._segments[-1].end_position
@@ -334,7 +338,7 @@ class Journal:
             self._retire(self._segments.pop(0))
 
     def close(self) -> None:
-        """Idempotent. Syncs nothing; what was not synced may be lost."""
+        """Close the files. Idempotent. Syncs nothing: unsynced writes may be lost."""
         if self._closed:
             return
         self._closed = True
@@ -379,7 +383,7 @@ class Journal:
             raise JournalFailedError("the journal is closed")
 
     def _write_record(self, kind: int, index: int, term: int, command: bytes) -> int:
-        """Returns its position."""
+        """Append a record; returns its position."""
         segment = self._segment_for(RECORD_HEADER_BYTES + len(command))
         offset = segment.end
         record = pack_record(segment.header.sequence, offset, kind, index, term, command, self._synced_position)
@@ -396,17 +400,17 @@ class Journal:
         try:
             self._write_record(KIND_MARK, self.commit_hint, 0, b"")
         except DiskFullError:
-            # Only a hint: a full disk must not keep what was written from being synced.
+            # The mark is only a hint: a full disk must not keep written entries from being synced.
             return
         self._commit_written = self.commit_hint
 
     def _segment_for(self, size: int) -> Segment:
-        """The segment that the next record goes to."""
+        """The segment for the next record of `size` bytes; begins a new segment if the active one is full."""
         active = self._segments[-1]
         if active.end + size <= self._segment_bytes or active.end == SEGMENT_HEADER_BYTES:
             return active
         if self._reserve is None and self._work is not None:
-            # The sync in flight is making the next segment: this one grows a little until it is there.
+            # The sync under way is creating the next segment. Until then this one may exceed its size a little.
             return active
         sequence = active.header.sequence + 1
         file, self._reserve = self._reserve or self._new_segment_file(sequence), None
@@ -430,7 +434,7 @@ class Journal:
         self._dir_dirty = True
 
     def _new_segment_file(self, sequence: int) -> File:
-        """An empty file for a segment, with its space if there is any."""
+        """An empty file for a segment, with its space reserved if the disk has room."""
         file = self._disk.open(segment_path(self._directory, sequence), create=True)
         file.truncate(0)
         self._reserve_rest(file)
@@ -440,11 +444,11 @@ class Journal:
         try:
             file.preallocate(self._segment_bytes)
         except DiskFullError:
-            # Appends will say so; until then there may be room for a few.
+            # Appends will raise the error; there may still be room for a few.
             return
 
     def _sync_now(self) -> None:
-        """Sync the last segment and its directory entry before going on: when a journal begins."""
+        """Sync the last segment and its directory entry at once, when a journal begins."""
         segment = self._segments[-1]
         try:
             segment.file.sync()
@@ -468,7 +472,7 @@ class Journal:
         return segment_path(self._directory, self._segments[-1].header.sequence + 1)
 
     def _retire(self, segment: Segment) -> None:
-        """Its file goes with the next sync; a sync in flight may still be at it."""
+        """Remove a segment's file with the next sync, since a sync under way may still use it."""
         self._doomed.append(segment.file.path)
         if self._work is not None:
             self._retired.append(segment.file)

@@ -1,8 +1,8 @@
-"""Which entries the journal holds: where each lies, its term, and the newest ones' commands.
+"""The index of the journal's entries: position, length and term of each, and a cache of the newest commands.
 
-Owns: three arrays (20 bytes an entry) and a cache of commands bounded in bytes.
-Invariants: the arrays cover base_index + 1 .. last_index without gaps; the cache covers the newest
-of them without gaps, and always the last one. Called by `journal.py` only.
+Owns three arrays (20 bytes an entry) and a cache of commands bounded in bytes.
+Invariants: the arrays cover base_index + 1 .. last_index without gaps. The cache covers the newest of these without
+gaps, and always holds the last one. Called by `journal.py` only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from array import array
 
 
 class JournalEntries:
-    """The entries held, by index. Knows nothing of files."""
+    """The entries that the journal holds, by index. Does no I/O."""
 
     def __init__(self, cache_bytes_max: int) -> None:
         self._cache_bytes_max = cache_bytes_max
@@ -27,7 +27,7 @@ class JournalEntries:
         self.last_term = 0
 
     def add(self, term: int, command: bytes, position: int) -> None:
-        """The next entry."""
+        """Add the entry after `last_index`, whose record begins at `position`."""
         self._positions.append(position)
         self._lengths.append(len(command))
         self._terms.append(term)
@@ -42,19 +42,19 @@ class JournalEntries:
         return self._cache.get(index)
 
     def position(self, index: int) -> int:
-        """Where the record of an entry that is held begins."""
+        """The position at which the record of a held entry begins."""
         return self._positions[self._place(index)]
 
     def length(self, index: int) -> int:
-        """Bytes of its command."""
+        """Bytes of the command of a held entry."""
         return self._lengths[self._place(index)]
 
     def term(self, index: int) -> int:
-        """Term of an entry or of the base."""
+        """Term of a held entry or of the base."""
         return self.base_term if index == self.base_index else self._terms[self._place(index)]
 
     def drop_from(self, index: int) -> None:
-        """The entries from `index` on are gone."""
+        """Drop the entries from `index` on."""
         for gone in range(max(index, self._cache_first), self.last_index + 1):
             self._cache_bytes -= len(self._cache.pop(gone))
         self._cache_first = min(self._cache_first, index)
@@ -64,7 +64,7 @@ class JournalEntries:
         self.last_term = self._terms[-1] if self._terms else self.base_term
 
     def move_base(self, index: int, term: int) -> None:
-        """The entries up to `index` are gone; it is held."""
+        """Drop the entries up to `index`, a held one, which becomes the base."""
         count = index - self.base_index
         del self._positions[:count], self._lengths[:count], self._terms[:count]
         while self._cache_first <= index:
@@ -72,7 +72,7 @@ class JournalEntries:
         self.base_index, self.base_term = index, term
 
     def begin_at(self, index: int, term: int) -> None:
-        """No entries, and this base."""
+        """Drop all entries and set the base."""
         self.drop_from(self.base_index + 1)
         self.base_index = self.last_index = index
         self.base_term = self.last_term = term

@@ -1,14 +1,13 @@
-"""Reading the journal at start: which records count, and the repair of a torn end.
+"""Reads the journal at a start: decides which records count, and repairs a torn end.
 
 Invariants:
-- Everything that was ever on stable storage is read, or CorruptJournalError is raised: nothing is
-  cut away that a sync had covered.
-- On return the end is durably cut: behind it there are only zeros, on stable storage too, so that
-  what is written next can never mix with what was there.
-- On return all that was read is on stable storage, even what a killed process had not synced.
-- Of a segment no more than PIECE_BYTES, or one record, is in memory at once: what is kept are the commands alone.
+- Every record that a sync had covered is read, or CorruptJournalError is raised: no synced record is cut away.
+- On return the end is cut durably: only zeros follow it, on stable storage too. So new records can never mix with
+  the remains of old ones.
+- On return all records read are on stable storage, even those that a killed process had not synced.
+- At most PIECE_BYTES of a segment, or one record, is in memory at once, besides the commands that the caller keeps.
 
-Called by `journal.py`; `entries_cut` by who restores a checkpoint.
+Called by `journal.py`. The restore of a checkpoint calls `entries_cut`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ OnRecord = Callable[[SegmentHeader, str, int, RecordHeader, bytes], None]
 
 
 def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecord) -> list[Segment]:
-    """Hand each segment and record that counts to the callbacks, in order; returns the segments, repaired and open.
+    """Call back for each segment and record that counts, in order. Returns the segments, repaired and open.
 
     Raises CorruptJournalError, UnknownVersionError.
     """
@@ -81,9 +80,10 @@ def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecor
 
 
 def entries_cut(disk: Disk, directory: str) -> int:
-    """How many entries at the beginning are not in the journal any more, or never were; 0 for one that is not there.
+    """The number of entries before the first one that the journal holds; 0 if there is no journal.
 
-    Says nothing of damage: `replay` does."""
+    Does not look for damage: `replay` does.
+    """
     _, sequences = _split_at_reset(disk, directory, segment_sequences(disk.list(directory)))
     if not sequences:
         return 0
@@ -100,7 +100,7 @@ def _header(disk: Disk, directory: str, sequence: int) -> SegmentHeader | None:
 
 
 def _split_at_reset(disk: Disk, directory: str, sequences: Sequence[int]) -> tuple[list[int], list[int]]:
-    """What lies before the last segment that begins the journal anew, and the rest."""
+    """(numbers before, numbers from) the last segment that begins the journal anew; those before it are void."""
     for place in range(len(sequences) - 1, 0, -1):
         header = _header(disk, directory, sequences[place])
         if header is not None and header.flags & FLAG_RESET:
@@ -109,7 +109,7 @@ def _split_at_reset(disk: Disk, directory: str, sequences: Sequence[int]) -> tup
 
 
 def _judge_end(disk: Disk, directory: str, segments: Sequence[Segment], unusable: Sequence[int]) -> None:
-    """Raise CorruptJournalError unless a crash can have ended the journal where its whole records end."""
+    """Raise CorruptJournalError unless a crash can explain that the intact records end where they do."""
     position = 0
     path, offset = (segment_path(directory, unusable[0]), 0) if unusable else (directory, 0)
     if segments:
@@ -141,12 +141,12 @@ def _repair(
     unusable: Sequence[int],
     synced_position: int,
 ) -> None:
-    """Cut the end, remove what does not count, and bring all the rest to stable storage.
+    """Cut the torn end, remove the segments that do not count, and sync the rest.
 
-    What nobody has said was synced is written again first: after a failed fdatasync the kernel may hold
-    such pages as clean though they never reached the disk, and no later fdatasync would write them.
+    Bytes above `synced_position` are written again before the sync. After a failed fdatasync the kernel may hold such
+    pages as clean though they never reached the disk, and then no later fdatasync would write them.
     """
-    # The last one first: what a crash leaves of this is again a journal with a torn end.
+    # The last one first: a crash in between again leaves a journal with a torn end.
     for sequence in reversed(unusable):
         disk.remove(segment_path(directory, sequence))
     for sequence in void:

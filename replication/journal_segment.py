@@ -1,20 +1,19 @@
-"""The bytes of the journal: segment headers and records, and how a damaged one is judged.
+"""The format of the journal's files, and the rules that tell damage from a torn end.
 
-A segment is a file: header, records one after the other, zeros (space reserved ahead). A place in
-the journal is a *position*: bytes since its beginning, counted through all segments that ever were;
-offset 0 of a segment is at its `start_position`.
+A segment is a file: a header, records one after the other, then zeros (space reserved ahead). A *position* counts
+bytes since the beginning of the journal, through all segments that ever were. Offset 0 of a segment is at its
+`start_position`.
 
-Every header and record says up to which position the journal was on stable storage when it was
-written (`synced_position`). That tells a crash from damage. Behind the last sync any page may be
-missing, even with whole pages after it; below a position that was synced nothing may be. So a
-record that fails its check is
-- damage, if anything further on says that this place had been synced;
-- damage, if each of its sectors holds something: what a crash leaves out is zeros, as the space was
-  reserved as zeros and is never used twice;
-- else the torn end.
+Every header and record states up to which position the journal was on stable storage when it was written
+(`synced_position`). That tells a crash from damage: after the last sync any page may be missing, even with intact
+pages behind it, but nothing below a synced position may be missing. So a record that fails its check is
+- damage, if a later header or record states that this place had been synced;
+- damage, if each of its sectors holds data: a crash leaves zeros where it loses data, since the space was reserved as
+  zeros and is never used twice;
+- the torn end otherwise.
 
-The check of a record is seeded with the segment's number and the record's offset, so a record that
-stands in the wrong place is none. Called by `journal.py` and `journal_replay.py` only.
+The checksum of a record covers the segment's number and the record's offset too, so a record in the wrong place fails
+its check. Called by `journal.py` and `journal_replay.py` only.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ FORMAT_VERSION = 1
 SECTOR_BYTES = 512
 """A disk writes a sector whole or not at all."""
 PIECE_BYTES = 1 << 20
-"""A start reads so much of a segment at once, or one record if that is longer."""
+"""A start reads this much of a segment at a time, or one record if that is longer."""
 
 KIND_ENTRY = 1
 KIND_TRUNCATE = 2
-"""Entries from `index` on are gone; `term` is that of the entry before."""
+"""The entries from `index` on are dropped; `term` is that of the entry before."""
 KIND_MARK = 3
-"""`index` is the commit index known when it was written."""
+"""`index` is the commit index that was known when the record was written."""
 
 FLAG_RESET = 1
 """The journal begins anew with this segment: earlier ones are void."""
@@ -61,12 +60,12 @@ class CorruptJournalError(CorruptFileError):
 
 
 class JournalFailedError(DiskError):
-    """The journal refuses work because a sync has failed before: the process must stop."""
+    """A sync has failed before, or the journal is closed: it takes no more work."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """First bytes of a segment: `base` is the last entry before it."""
+    """The first bytes of a segment. `base_index` and `base_term` are those of the last entry before it."""
 
     sequence: int
     base_index: int
@@ -115,7 +114,7 @@ class SegmentHeader:
 
 @dataclass(frozen=True, slots=True)
 class RecordHeader:
-    """What stands before a record's command. `crc32c` is the command's."""
+    """The header of a record, before its command. `crc32c` and `length` are those of the command."""
 
     kind: int
     length: int
@@ -127,7 +126,7 @@ class RecordHeader:
 
 @dataclass(slots=True)
 class Segment:
-    """An open segment: its records end at `end`."""
+    """An open segment. Its records end at offset `end`."""
 
     header: SegmentHeader
     file: File
@@ -150,14 +149,14 @@ def segment_sequences(names: list[str]) -> list[int]:
 def pack_record(
     sequence: int, offset: int, kind: int, index: int, term: int, command: bytes, synced_position: int
 ) -> bytes:
-    """The header that goes before `command` at `offset` of a segment."""
+    """The header for `command` in a record at `offset` of segment `sequence`."""
     checked = _CHECKED.pack(kind, len(command), google_crc32c.value(command), 0, index, term, synced_position)
     crc32c: int = google_crc32c.value(_PLACE.pack(sequence, offset) + checked)
     return _RECORD_MAGIC + crc32c.to_bytes(4, "little") + checked
 
 
 def unpack_record(data: bytes, at: int, sequence: int, offset: int) -> RecordHeader | None:
-    """The header at `data[at:]`, which stands at `offset` of its segment; None if there is none that is whole."""
+    """The header at `data[at:]`, read from `offset` of its segment; None if it is cut short or fails its check."""
     checked = data[at + 8 : at + RECORD_HEADER_BYTES]
     if len(checked) < _CHECKED.size or data[at : at + 4] != _RECORD_MAGIC:
         return None
@@ -171,17 +170,17 @@ def unpack_record(data: bytes, at: int, sequence: int, offset: int) -> RecordHea
 
 
 class SegmentReader:
-    """The bytes of a segment's file, read in pieces: what is held at once is bounded, however long the segment."""
+    """Reads a segment's file in pieces, so that the memory in use does not grow with the segment."""
 
     def __init__(self, file: File) -> None:
         self._file = file
         self._piece = b""
         self._piece_start = 0
         self.size = file.size()
-        """Bytes of the file; it must not change meanwhile."""
+        """Bytes of the file, which must not change while this reader is in use."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes (fewer at the end of the file). Cheap for places that rise by less than a piece."""
+        """Up to `size` bytes, fewer at the end of the file. Cheap for ascending offsets."""
         at = offset - self._piece_start
         wanted = min(size, self.size - offset)
         if at < 0 or at + wanted > len(self._piece):
@@ -193,7 +192,7 @@ class SegmentReader:
 
 
 def scan(reader: SegmentReader, sequence: int) -> Iterator[tuple[int, RecordHeader, bytes]]:
-    """The whole records of a segment in order: offset, header, command. Ends at the first that is not whole."""
+    """(offset, header, command) of each intact record in order. Ends before the first record that is not intact."""
     offset = SEGMENT_HEADER_BYTES
     while (header := record_header(reader, sequence, offset)) is not None:
         start = offset + RECORD_HEADER_BYTES
@@ -207,19 +206,19 @@ def scan(reader: SegmentReader, sequence: int) -> Iterator[tuple[int, RecordHead
 
 
 def record_header(reader: SegmentReader, sequence: int, offset: int) -> RecordHeader | None:
-    """The header at this place; None if there is none that is whole."""
+    """The record header at `offset`; None if there is no intact one."""
     return unpack_record(reader.read(offset, RECORD_HEADER_BYTES), 0, sequence, offset)
 
 
 def record_may_be_torn(reader: SegmentReader, sequence: int, offset: int) -> bool:
-    """Whether a crash can have left what stands at `offset` instead of a whole record (or nothing)."""
+    """Whether a crash can explain that no intact record begins at `offset`."""
     header = record_header(reader, sequence, offset)
     size = RECORD_HEADER_BYTES + (header.length if header is not None else 0)
     return may_be_torn(reader, offset, offset + size)
 
 
 def may_be_torn(reader: SegmentReader, start: int, end: int) -> bool:
-    """Whether some sector's part of these bytes is missing or all zeros."""
+    """Whether the bytes of at least one sector in this range are missing or all zeros."""
     if end > reader.size:
         return True
     while start < end:
@@ -232,12 +231,12 @@ def may_be_torn(reader: SegmentReader, start: int, end: int) -> bool:
 
 
 def synced_beyond(reader: SegmentReader, sequence: int, start: int, position: int) -> bool:
-    """Whether anything whole at or behind offset `start` says that more than `position` had been synced."""
+    """Whether an intact header at or after offset `start` states a synced position above `position`."""
     if start < SEGMENT_HEADER_BYTES:
         segment_header = SegmentHeader.unpack(reader.read(0, SEGMENT_HEADER_BYTES), sequence)
         if segment_header is not None and segment_header.synced_position > position:
             return True
-    # The pieces overlap, so that each header that begins in one of them (but the overlap) lies in it whole.
+    # The pieces overlap, so that each header lies wholly within one of them.
     overlap = RECORD_HEADER_BYTES - 1
     while start < reader.size:
         piece = reader.read(start, PIECE_BYTES)

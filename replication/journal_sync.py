@@ -1,8 +1,7 @@
-"""One sync of the journal, as work for an executor, and the space reserved ahead of it.
+"""One sync of the journal as work for an executor, and the reservation of the next segment.
 
-`SyncWork` touches only what the loop leaves alone meanwhile: syncs of files that it may go on
-appending to, the removal of segments that it has let go, and the file of the next segment, which
-the loop takes up in `Journal.finish_sync`.
+`SyncWork` runs beside the loop, which may keep appending to the files meanwhile. It syncs those files, removes segments
+that the loop no longer uses, and creates the file of the next segment, which the loop takes in `Journal.finish_sync`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from tickwheel.storage.disk import Disk, DiskError, DiskFullError, File, SyncFai
 
 
 class SyncWork:
-    """One group commit: what was written before `begin_sync` goes to stable storage. Made by the journal."""
+    """One group commit of everything written before `Journal.begin_sync`, which creates it."""
 
     def __init__(
         self,
@@ -38,16 +37,16 @@ class SyncWork:
         self.error: SyncFailedError | None = None
 
     def run(self) -> None:
-        """In any thread. Raises SyncFailedError; hand the work to `finish_sync` all the same."""
+        """Run in any thread. Raises SyncFailedError; `finish_sync` must be called with the work all the same."""
         try:
             for file in self._files:
                 file.sync()
             if self._sync_dir:
                 self._disk.sync_dir(self._directory)
-            # The oldest first, and no sync of the directory: what a power loss brings back is the end of what was
-            # removed, in front of what is held, and a start reads it again (the checkpoint covers it). Should a file
-            # system keep a later removal and lose an earlier one (ext4, XFS and Btrfs do not), there is a gap, and
-            # the start is refused: nothing wrong is ever read.
+            # The oldest first, and without a sync of the directory. A power loss can then bring back only the newest of
+            # the removed segments, in front of those still held. A start reads them again, which is harmless: the
+            # checkpoint covers them. A file system that kept a later removal but lost an earlier one (ext4, XFS and
+            # Btrfs do not) would leave a gap; the start is then refused, so wrong entries are never read.
             for path in self._doomed:
                 self._disk.remove(path)
             if self.reserve_path:
@@ -62,7 +61,7 @@ class SyncWork:
 
 
 def reserved_file(disk: Disk, path: str, size: int) -> File | None:
-    """A new file with its space reserved, or None if there is no room for it, or not even for its name."""
+    """A new file with its space reserved; None if the disk has no room for the space or the directory entry."""
     try:
         file = disk.open(path, create=True)
     except DiskFullError:

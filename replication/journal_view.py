@@ -1,11 +1,11 @@
-"""The journal as pysyncobj wants to see it: a list of (command, index, term) that starts at the base.
+"""The journal in the form that pysyncobj expects: a list of (command, index, term) that starts at the base.
 
-Position 0 is not a stored entry but the journal's base, the last entry a checkpoint covers (0, 0 in a
-new log); so pysyncobj's rule that the first entry is never sent holds by itself, and a rebuilt node
-starts from any index. What is read at once is bounded, however long the log. Only the seam uses this.
+Position 0 is not a stored entry but the journal's base, the last entry that a checkpoint covers (0, 0 in a new log).
+pysyncobj never sends the first entry, so that fits, and a rebuilt node can start from any index. Each read is bounded,
+however long the log. Only the seam uses this.
 
-Invariants: term and vote are durable when `setCurrentTerm` returns; the last entry's index and term
-are read without touching its command.
+Invariants: term and vote are durable when `setCurrentTerm` returns. To read the last entry's index and term does not
+load its command.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tickwheel.replication.journal_sync import SyncWork
 Row = tuple[bytes, int, int]
 
 BASE_COMMAND = b"\x01"
-"""Stands for the entries below the base: a no-op of pysyncobj."""
+"""A no-op of pysyncobj, in place of the base's command."""
 
 
 class Journal(Protocol):
-    """What the log asks of `journal.Journal`."""
+    """The part of `journal.Journal` that the log uses; its contracts are stated there."""
 
     @property
     def base_index(self) -> int: ...
@@ -57,23 +57,23 @@ class Journal(Protocol):
 
 
 class ViewListener(Protocol):
-    """Hears of every change that pysyncobj makes to the journal."""
+    """Is called at every change that pysyncobj makes to the journal."""
 
     def written(self, index: int, entry: bytes) -> None:
-        """This entry is in the journal, not yet durable."""
+        """The entry at `index` was written and is not yet durable."""
         ...
 
     def before_cut(self, index: int) -> None:
-        """The entries from this one on are about to go. An exception keeps them."""
+        """The entries from `index` on are about to be cut. An exception prevents that."""
         ...
 
     def cut(self, index: int) -> None:
-        """They are gone."""
+        """The entries from `index` on have been cut."""
         ...
 
 
 class JournalView:
-    """Methods are named as pysyncobj calls them."""
+    """A journal with the method names that pysyncobj calls."""
 
     def __init__(
         self, journal: Journal, *, entries_max: int, bytes_max: int, bounded: bool, listener: ViewListener
@@ -113,14 +113,14 @@ class JournalView:
         if start < stop:
             rows.extend(self.rows(journal.base_index + start, stop - start))
         if len(rows) == 1 < stop - start:
-            # One large entry has filled the bounds. That anything follows it must be seen all the same: by that
-            # pysyncobj knows that there is something to cut before it appends.
+            # One large entry has filled the bounds. The slice must still show that another follows: from that
+            # pysyncobj knows that it has to cut before it appends.
             index, term, command = journal.entry(rows[0][1] + 1)
             rows.append((command, index, term))
         return rows
 
     def rows(self, first: int, count_max: int) -> list[Row]:
-        """Entries from index `first` on, bounded in number and bytes, at least one if there is one."""
+        """Entries from index `first` on, bounded in number and bytes, but at least one if it exists."""
         found = self._journal.slice(first, min(count_max, self._entries_max), self._bytes_max)
         return [(command, index, term) for index, term, command in found]
 
@@ -156,7 +156,7 @@ class JournalView:
         return self._journal.voted_for or None
 
     def onOneSecondTimer(self) -> None:
-        """Nothing: what must be durable is durable when it is said."""
+        """No effect: durability never depends on a timer here."""
 
     def _destroy(self) -> None:
-        """Nothing: the node closes its journal."""
+        """No effect: the node closes its journal."""

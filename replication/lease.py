@@ -1,9 +1,9 @@
-"""The master's lease: for how long it may act on what it believes.
+"""The master's lease: until when it may act without fear of another master.
 
-A slave that was asked at time t, by the master's clock, votes for nobody else before t plus the shortest
-election timeout, for it heard the question at t or later. So a majority's answers let the master act until
-the time of its questions plus a lease that is shorter than that timeout. What counts is when a question was
-sent, never when its answer came; and after a gap in the master's own loop a new round is needed.
+A slave that answers a question sent at time t, by the master's clock, votes for nobody else before t plus the shortest
+election timeout, since it received the question at t or later. So the answers of a majority let the master act until
+the time of its questions plus a lease that is shorter than that timeout. The lease counts from when a question was
+sent, never from when its answer came. After a gap in the master's own loop it needs a new round of answers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ NS_PER_MS = 1_000_000
 
 
 class Lease:
-    """Asked-and-answered times of each voter, in the master's monotonic_ns."""
+    """For each voter, when its newest answered question was sent. Times are the master's monotonic_ns."""
 
     def __init__(self, lease_ms: int) -> None:
         self._lease_ns = lease_ms * NS_PER_MS
         self._answered: dict[str, int] = {}
         self._not_before_ns = 0
         self._oldest: tuple[Collection[str], int] | None = None
-        """(voters, oldest of a majority's answers), until another answer comes: the lease is looked at all the time."""
+        """Cache until the next answer, as the lease is read very often: (voters, sending time of the oldest question
+        that the newest majority has answered)."""
         self.given_up = False
-        """A planned handover has ended it; nothing brings it back in this term."""
+        """Set when a planned handover has ended the lease: answers no longer renew it in this term."""
 
     def reset(self) -> None:
         """A new term of mastership begins."""
@@ -33,7 +34,7 @@ class Lease:
         self.given_up = False
 
     def note(self, peer_id: str, sent_ns: int) -> None:
-        """A voter answered a request that was sent at `sent_ns`."""
+        """A voter has answered a request that was sent at `sent_ns`."""
         if sent_ns > self._answered.get(peer_id, 0):
             self._answered[peer_id] = sent_ns
             self._oldest = None
@@ -43,7 +44,7 @@ class Lease:
         self._not_before_ns = now_ns
 
     def until_ns(self, others: Collection[str], now_ns: int) -> int:
-        """End of the lease if no more answers come; 0 if it is not held."""
+        """When the lease ends if no more answers come; 0 if it is not held. `others`: the voters but the master."""
         if self.given_up:
             return 0
         needed = (len(others) + 1) // 2

@@ -1,7 +1,7 @@
 """The port of the replicated log: one ordered sequence of commands, the same on every node.
 
 Implemented by `raft.py` (pysyncobj, journal, transport guard). All methods are called on the
-node's one thread and none blocks; what takes long goes through the executor port.
+node's one thread. None blocks: slow work goes through the executor port.
 
 Invariants every implementation keeps:
 - `apply` is called once per index and start, in order without gaps, with committed commands only.
@@ -21,7 +21,7 @@ from tickwheel.proto.peer_pb2 import PeerFrame
 
 
 class Role(enum.Enum):
-    """What a node is in its term."""
+    """The part that a node plays in its term."""
 
     SLAVE = "slave"
     CANDIDATE = "candidate"
@@ -30,7 +30,7 @@ class Role(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """What became of a proposal."""
+    """The outcome of a proposal."""
 
     COMMITTED = "committed"
     NOT_MASTER = "not_master"
@@ -38,9 +38,9 @@ class Verdict(enum.Enum):
     QUEUE_FULL = "queue_full"
     """Not appended: retry later."""
     TOO_LARGE = "too_large"
-    """Not appended, and never will be: no peer could be sent it."""
+    """Not appended: no message to a peer can hold it. Do not retry."""
     UNKNOWN = "unknown"
-    """Mastership was lost on the way: it may commit or not."""
+    """Mastership was lost before the entry was applied: it may still commit, or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,18 @@ class Member:
     client_address: str
     disk_uuid: str = ""
     learner: bool = False
-    """It follows the log and does not count: not for what commits, not in an election."""
+    """A learner receives the log but has no vote, neither on commits nor in elections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """The members as of an entry of the log, shown by a node that has applied it to one that may not have."""
+    """The members as of entry `applied_index`. A node that has applied that entry shows them to peers that may not."""
 
     applied_index: int = 0
     members: tuple[Member, ...] = ()
 
     def named(self, node_id: str) -> Member | None:
-        """The member of this id."""
+        """The member with this id; None if it is not listed."""
         return next((member for member in self.members if member.node_id == node_id), None)
 
 
@@ -81,7 +81,7 @@ NO_INTRODUCTION = Introduction()
 
 @dataclass(frozen=True, slots=True)
 class PeerProgress:
-    """What this node knows of a peer."""
+    """This node's view of a peer. `match_index` is 0 unless this node is master."""
 
     connected: bool
     match_index: int
@@ -90,12 +90,12 @@ class PeerProgress:
 
 @dataclass(frozen=True, slots=True)
 class LogStatus:
-    """A snapshot of the log's state."""
+    """A snapshot of the log's state, as this node sees it."""
 
     role: Role
     term: int
     master_id: str | None
-    """Whom this node follows; None if it has not heard of a master for longer than an election takes to begin."""
+    """The master that this node follows; None after `election_timeout_ms_max` without a word from it."""
     first_index: int
     last_index: int
     commit_index: int
@@ -103,56 +103,56 @@ class LogStatus:
     lease_held: bool
     peers: Mapping[str, PeerProgress] = field(default_factory=dict)
     halted: str = ""
-    """Why this node takes no part (disk full); empty while it does."""
+    """Why this node neither votes nor acknowledges entries (a full disk); empty if it does."""
     master_commit_index: int = 0
-    """How far the log is committed by the word of the master that was heard last; 0: none was."""
+    """The commit index that a master reported last; 0 before the first report."""
     caught_up: bool = True
-    """Since its start this node has applied everything that was committed when it first heard of a master."""
+    """Whether this node has applied everything that it had applied before its last stop (caught_up.py)."""
 
 
 class ApplyLaterError(Exception):
-    """An entry cannot be applied now, and nothing of it was: it is given again once `may_apply` says so."""
+    """`apply` could not apply an entry yet and has changed nothing. The log retries once `may_apply` is true."""
 
 
 class LogListener(Protocol):
-    """What the log calls. The node's core is one."""
+    """The callbacks of a log. The node's core implements them."""
 
     def apply(self, index: int, term: int, command: bytes) -> object:
-        """Apply a committed command. Never raises for bad content; an exception stops the process, but ApplyLaterError.
+        """Apply a committed command. Any exception but ApplyLaterError stops the process, so bad content raises none.
 
         `command` is b"" for an entry without one (the no-op of an election).
         """
         ...
 
     def problem_of(self, entry: bytes, start: int) -> str:
-        """Why this node could not apply a command that a master sends; empty: it can. Asked before it is written.
+        """Why this node could not apply a command of the master; empty if it can. Called before the entry is written.
 
-        The command is what follows `start`: not cut out, for that would copy every byte of the log.
+        The command is `entry[start:]`. It is not sliced by the caller: that would copy every byte of the log.
         """
         ...
 
     def role_changed(self, status: LogStatus) -> None:
-        """Role, term or known master changed. On MASTER the node proposes lead{term}."""
+        """Role, term or known master has changed. A new MASTER proposes lead{term}."""
         ...
 
     def sync_out(self, peer_id: str) -> PeerFrame | None:
-        """The 50 ms sync for one slave (master only): a frame with `sync` filled, or None for nothing now."""
+        """Master only: the 50 ms sync for one slave, as a frame with `sync` filled. None: send nothing now."""
         ...
 
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
-        """A `sync` of this term's master arrived: returns the frame with `sync_reply`."""
+        """A `sync` of this term's master has arrived. Returns the answer, a frame with `sync_reply`; None for none."""
         ...
 
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
-        """A slave answered a sync of this term."""
+        """Master only: a slave has answered a sync of this term."""
         ...
 
     def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
-        """A frame that is no part of the log arrived (clock_ask, clock_answer): returns what is to be answered."""
+        """A frame outside the log has arrived (`conversation.BESIDE`). Returns the answer, or None for none."""
         ...
 
     def may_apply(self) -> bool:
-        """Whether there is room for what the next entries bring. If not, they wait in the journal: ask again soon."""
+        """Whether the node has room for the effects of more entries. If not, they wait in the journal."""
         ...
 
     def may_vote(self) -> bool:
@@ -160,11 +160,11 @@ class LogListener(Protocol):
         ...
 
     def handover_ready(self, peer_id: str) -> bool:
-        """Whether this slave has heard of everything beside the log that it needs to lead without a repeat."""
+        """Whether this slave has all the state outside the log that it needs to lead without repeating deliveries."""
         ...
 
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
-        """This slave is too far behind for the log: fetch the checkpoint of `peer_id` and restart from it."""
+        """The master's log no longer reaches back to this slave: fetch the checkpoint of `peer_id`, restart from it."""
         ...
 
     def fatal(self, reason: str) -> None:
@@ -176,19 +176,19 @@ class ReplicatedLog(Protocol):
     """One replicated log on one node."""
 
     def start(self) -> None:
-        """Replay from the journal, then take part."""
+        """Connect to the members and take part. The next ticks apply what the journal holds beyond the checkpoint."""
         ...
 
     def stop(self) -> None:
-        """Idempotent; pending proposals end UNKNOWN."""
+        """Take no more part. Idempotent; pending proposals end UNKNOWN."""
         ...
 
     def tick(self) -> int:
-        """Run what is due and what arrived; returns the monotonic_ns when it wants the next call at the latest."""
+        """Do the work that is due. Returns the latest monotonic_ns at which the next call is needed."""
         ...
 
     def receive(self, peer_id: str, frame: PeerFrame) -> None:
-        """A frame from a peer whose identity the transport has checked."""
+        """Take a frame from a peer whose identity the transport has checked."""
         ...
 
     def peer_connected(self, peer_id: str) -> None: ...
@@ -198,69 +198,77 @@ class ReplicatedLog(Protocol):
     def propose(
         self, command: bytes, done: Callable[[ProposalResult], None], voters: Sequence[str] | None = None
     ) -> None:
-        """Append a command if this node is master. Bounded: QUEUE_FULL at the limit.
+        """Append a command if this node is master. `done` is called exactly once; QUEUE_FULL at the limits.
 
-        `voters`: the ids of the members that count once this command is applied, if it changes them. They count as
-        soon as it is written. QUEUE_FULL while another change is not applied, or no entry of this term has committed.
+        `voters`: for a command that changes the voters, the ids of all voters after the change. They count from the
+        moment the entry is written (voters.py). QUEUE_FULL while another change of the voters is not applied, or while
+        no entry of this term has committed.
         """
         ...
 
     def send_beside(self, peer_id: str, frame: PeerFrame) -> bool:
-        """A frame that is no part of the log, for `beside_in` of a peer; False if there is no connection."""
+        """Send a frame outside the log to `beside_in` of a peer. False: not connected, or its queue is full."""
         ...
 
     def in_flight(self) -> tuple[int, int]:
-        """Proposals not yet applied: number and bytes."""
+        """(number, bytes) of the proposals that are not applied yet."""
         ...
 
     def lease_held(self) -> bool:
-        """Whether this node may act as master now: a majority answered requests sent within the lease."""
+        """Whether this node may act as master now: a majority has answered requests sent less than a lease ago."""
         ...
 
     def lease_until_ns(self) -> int:
-        """The monotonic_ns until which the lease holds if nothing more arrives; 0 if not held."""
+        """The monotonic_ns at which the lease ends if no more answers arrive; 0 if it is not held."""
         ...
 
     def transfer(self, target_id: str | None, done: Callable[[str | None], None]) -> None:
-        """Planned handover: parks proposals, waits for the target, gives the lease up, sends the transfer.
+        """Hand mastership over as planned (handover.py). `target_id` None: to the voter with the longest log.
 
-        `done(None)` once another node leads, else `done(reason)`. This node goes on if the target did not catch up in
-        time; once it has given its lease up, an election decides.
+        Refuses proposals, waits until the target has all entries, gives up the lease and asks the target to lead.
+        `done(None)` is called once another node leads, else `done(reason)`. If the target does not catch up in time,
+        this node keeps leading. Once the lease is given up, an election decides.
         """
         ...
 
     def step_down(self) -> None:
-        """Stop leading, unplanned: an election decides, in which this node comes late. Nothing on a slave."""
+        """Stop leading without a handover; no effect on a slave. In the election that follows this node stands late."""
         ...
 
     def set_members(self, members: Sequence[Member]) -> None:
-        """The members, learners too, as just applied from the log or read from a manifest; one changes at a time."""
+        """Set all members, learners too, as just applied from the log or read from a manifest.
+
+        From one call to the next only one member changes.
+        """
         ...
 
     def members(self) -> Sequence[Member]: ...
 
     def introduce(self, introduction: Introduction) -> None:
-        """Members as of an entry that this node has not applied: connected to beside its own until it has.
+        """Also connect to these members, until this node has applied the entry that they are known from.
 
-        They count for nothing: who commits and who elects is said by this node's own log.
+        They have no vote here: only this node's own log says who votes.
         """
         ...
 
     def introduced(self) -> Introduction:
-        """That; empty once this node has applied as much itself."""
+        """The members given to `introduce`; empty once this node has applied as much of the log itself."""
         ...
 
     def entries_after(self, index: int) -> int:
-        """How many bytes of log a restart would replay after `index`: tells when a checkpoint pays."""
+        """Bytes of log that a restart would replay after entry `index`: tells when a checkpoint pays."""
         ...
 
     @property
     def syncing(self) -> bool:
-        """A sync is at work on the journal's files in another thread; also of a stopped log, until it has ended."""
+        """Whether a worker is syncing the journal's files. May stay true after `stop`, until that sync has ended."""
         ...
 
     def checkpointed(self, index: int, term: int) -> None:
-        """A durable checkpoint covers everything up to `index`: the journal may be cut below it."""
+        """A durable checkpoint covers all entries up to `index`: the journal may drop them.
+
+        A tail of `journal_tail_bytes_max` stays for slaves that are only a little behind.
+        """
         ...
 
     def status(self) -> LogStatus: ...

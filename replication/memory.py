@@ -1,8 +1,8 @@
-"""The replicated log in memory: the same port without disk, network or time, for tests and for trying things.
+"""The replicated log in memory: the same port without disk, network or time, for tests.
 
-Owns the one sequence of entries that all logs of a `MemoryCluster` share. There are no elections: `elect` says
-who leads. An entry is committed once a majority of the members is up. It keeps the port's invariants, and is
-held to them by the suite that the real one passes (tests/replication/test_conformance.py).
+Owns the one sequence of entries that all logs of a `MemoryCluster` share. There are no elections: `elect` sets the
+master. An entry is committed while a majority of the voters is up. It keeps the port's invariants: the suite that the
+real log passes (tests/replication/test_conformance.py) also runs against this one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROPOSALS_MAX = 4096
 
 
 class MemoryCluster:
-    """What the logs share: entries, term, master."""
+    """The state that the logs share: entries, term, master."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = tuple(members)
@@ -41,22 +41,22 @@ class MemoryCluster:
 
     @property
     def voters(self) -> list[str]:
-        """Members that count."""
+        """Ids of the members that are no learners."""
         return [m.node_id for m in self.members if not m.learner]
 
     @property
     def has_majority(self) -> bool:
-        """Whether enough members are up to commit."""
+        """Whether a majority of the voters is up."""
         up = sum(voter in self.logs and self.logs[voter].running for voter in self.voters)
         return up > len(self.voters) // 2
 
     @property
     def commit_index(self) -> int:
-        """Last entry that is committed."""
+        """Index of the last committed entry."""
         return len(self.entries) if self.has_majority else max((log.applied for log in self.logs.values()), default=0)
 
     def elect(self, node_id: str | None) -> None:
-        """This node leads a new term, or nobody does."""
+        """Make this node the master of a new term; None: there is no master. Raises ValueError if it cannot lead."""
         former = self.master_id
         if node_id is not None:
             if node_id not in self.voters or not self.logs[node_id].running or not self.has_majority:
@@ -78,7 +78,7 @@ class _Proposal:
 
 
 class MemoryLog:
-    """Implements ReplicatedLog."""
+    """Implements ReplicatedLog (log.py), which states what the methods promise."""
 
     def __init__(
         self, cluster: MemoryCluster, node_id: str, listener: LogListener, applied: int = 0, *, proposals_max: int = 0
@@ -94,12 +94,10 @@ class MemoryLog:
         cluster.logs[node_id] = self
 
     def start(self) -> None:
-        """See ReplicatedLog."""
         self.running = True
         self.tell()
 
     def stop(self) -> None:
-        """See ReplicatedLog."""
         if not self.running:
             return
         self.running = False
@@ -108,7 +106,7 @@ class MemoryLog:
         self.lose()
 
     def lose(self) -> None:
-        """Mastership is gone: what was not applied is in doubt."""
+        """Mastership is lost: proposals that are not applied end UNKNOWN."""
         proposals, self._proposals = self._proposals, {}
         for index in sorted(proposals):
             proposals[index].done(ProposalResult(Verdict.UNKNOWN))
@@ -123,7 +121,6 @@ class MemoryLog:
             self._listener.role_changed(self.status())
 
     def tick(self) -> int:
-        """See ReplicatedLog."""
         cluster = self._cluster
         while self.running and self.applied < cluster.commit_index and self._listener.may_apply():
             term, command = cluster.entries[self.applied]
@@ -140,23 +137,22 @@ class MemoryLog:
         return IDLE_NS
 
     def receive(self, peer_id: str, frame: PeerFrame) -> None:
-        """See ReplicatedLog: there are no frames between logs in memory."""
+        """Always raises: logs in memory exchange no frames."""
         raise AssertionError(f"a frame from {peer_id} at a log that sends none")
 
     def send_beside(self, peer_id: str, frame: PeerFrame) -> bool:
-        """See ReplicatedLog."""
         return False
 
     def peer_connected(self, peer_id: str) -> None:
-        """See ReplicatedLog."""
+        """No effect: there are no connections."""
 
     def peer_disconnected(self, peer_id: str) -> None:
-        """See ReplicatedLog."""
+        """No effect: there are no connections."""
 
     def propose(
         self, command: bytes, done: Callable[[ProposalResult], None], voters: Sequence[str] | None = None
     ) -> None:
-        """See ReplicatedLog: an entry is as good as committed when it is written, so voters count when applied."""
+        """Append if this node is master. Ignores `voters`: new voters count when the listener applies the command."""
         cluster = self._cluster
         if not self.running or cluster.master_id != self._node_id:
             done(ProposalResult(Verdict.NOT_MASTER))
@@ -169,20 +165,17 @@ class MemoryLog:
             self._proposals[len(cluster.entries)] = _Proposal(cluster.term, len(command), done)
 
     def in_flight(self) -> tuple[int, int]:
-        """See ReplicatedLog."""
         return len(self._proposals), sum(proposal.bytes for proposal in self._proposals.values())
 
     def lease_held(self) -> bool:
-        """See ReplicatedLog."""
         return self.lease_until_ns() > 0
 
     def lease_until_ns(self) -> int:
-        """See ReplicatedLog: without time, as long as it leads a majority."""
+        """The far future while this node leads a majority, as there is no time here; else 0."""
         leads = self.running and self._cluster.master_id == self._node_id
         return 1 << 62 if leads and self._cluster.has_majority else 0
 
     def transfer(self, target_id: str | None, done: Callable[[str | None], None]) -> None:
-        """See ReplicatedLog."""
         cluster = self._cluster
         others = [
             voter
@@ -201,41 +194,35 @@ class MemoryLog:
             self._transfer = (target_id or others[0], done)
 
     def step_down(self) -> None:
-        """See ReplicatedLog."""
         if self._cluster.master_id == self._node_id:
             self._cluster.elect(None)
 
     def set_members(self, members: Sequence[Member]) -> None:
-        """See ReplicatedLog."""
         self._cluster.members = tuple(members)
         if self._cluster.master_id is not None and self._cluster.master_id not in self._cluster.voters:
             self._cluster.elect(None)
 
     def members(self) -> Sequence[Member]:
-        """See ReplicatedLog."""
         return self._cluster.members
 
     def introduce(self, introduction: Introduction) -> None:
-        """See ReplicatedLog: all share one list of members, so nobody is behind another's."""
+        """No effect: all logs share one list of members, so none is behind."""
 
     def introduced(self) -> Introduction:
-        """See ReplicatedLog."""
         return NO_INTRODUCTION
 
     @property
     def syncing(self) -> bool:
-        """See ReplicatedLog: there are no files."""
+        """Always false: there are no files."""
         return False
 
     def entries_after(self, index: int) -> int:
-        """See ReplicatedLog."""
         return sum(len(command) for _, command in self._cluster.entries[index:])
 
     def checkpointed(self, index: int, term: int) -> None:
-        """See ReplicatedLog: nothing is cut, memory is all there is."""
+        """No effect: all entries stay in memory."""
 
     def status(self) -> LogStatus:
-        """See ReplicatedLog."""
         cluster = self._cluster
         role = Role.SLAVE
         if cluster.master_id == self._node_id:

@@ -1,8 +1,8 @@
-"""What a peer's frame can honestly say: bounds, looked at before anything acts on it.
+"""Bounds on the numbers in a peer's frame, checked before the frame has any effect.
 
-A frame beyond them is damaged, or its sender is not what it should be. It changes nothing, its link is dropped and its
-receiver goes on: one number near 2^64 must not end elections for ever, fill the memory, or stop whoever reads it. What
-honest nodes can only say when a log has lost something is not judged here: that is guard.py's, and stops the node.
+A frame beyond them is damaged, or its sender is no healthy node. It changes nothing, its link is dropped, and the
+receiver keeps running: one number near 2^64 must not end elections for ever, fill the memory or stop the receiver.
+Frames that show that a log has lost entries are not judged here: guard.py does that, and stops the node.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from __future__ import annotations
 from tickwheel.proto.peer_pb2 import AppendEntries, PeerFrame, Sync
 
 TERM_MAX = 1 << 48
-"""No cluster gets there: 900 years of 10,000 elections a second."""
+"""Out of reach for any cluster: 900 years of 10,000 elections a second."""
 TERM_JUMP_MAX = 1 << 32
-"""So far behind a node may be that was away. Each term takes an election, 100 ms apart at the least: that is
-13 years of nothing else."""
+"""The most terms that an absent node can miss: 13 years of elections, which are at least 100 ms apart."""
 INDEX_MAX = 1 << 56
-"""Of entries, positions, and numbers of frames: 2,000 years of a million a second."""
+"""Bound of entry indexes, positions and frame numbers: 2,000 years of a million a second."""
 RANGE_MAX = 1 << 24
-"""Positions of one range of leases: what a group may have open is smaller."""
+"""Positions in one range of leases; above the most that a group may have open."""
 RANGES_MAX = 1 << 26
-"""Positions of all ranges of a sync."""
+"""Positions in all ranges of a sync together."""
 
 
 class ImplausibleFrameError(Exception):
-    """A frame that no honest node sends; names what of it. Nothing was done with it: drop the link it came by."""
+    """A frame that no healthy node sends; the text names the field. The frame had no effect: drop its link."""
 
 
 def check_frame(frame: PeerFrame, own_term: int) -> None:
-    """Raises ImplausibleFrameError."""
+    """Raise ImplausibleFrameError if a number of the frame is out of bounds. `own_term` bounds the frame's term."""
     if frame.term > min(TERM_MAX, own_term + TERM_JUMP_MAX):
         raise ImplausibleFrameError(f"term {frame.term}, where this node is in {own_term}")
     if frame.sequence > INDEX_MAX:
@@ -48,7 +47,7 @@ def check_frame(frame: PeerFrame, own_term: int) -> None:
 
 
 def check_echo(echo_ns: int, now_ns: int) -> None:
-    """An answer to what this node asked on this connection. Raises ImplausibleFrameError."""
+    """Raise ImplausibleFrameError if an answer on this connection echoes a time later than `now_ns`."""
     if echo_ns > now_ns:
         raise ImplausibleFrameError("it answers what was not asked yet")
 

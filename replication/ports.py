@@ -1,4 +1,4 @@
-"""What the replicated log and the node above it ask of the world: time, executor, peers, randomness.
+"""The ports through which the log and the node reach the world: time, worker threads, peers, randomness.
 
 The real ones live in `node/` (asyncio, threads, gRPC), the simulated ones in `chaos/sim/`.
 """
@@ -14,42 +14,43 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """Two readings; nothing else in a node reads a clock."""
+    """The only clock of a node: nothing else in it reads the time."""
 
     def monotonic_ns(self) -> int:
-        """CLOCK_BOOTTIME: never steps, counts while the machine sleeps."""
+        """CLOCK_BOOTTIME, in nanoseconds: never steps, and counts while the machine sleeps."""
         ...
 
     def wall_ms(self) -> int:
-        """This machine's own idea of the time, milliseconds since the Unix epoch. May step."""
+        """This machine's wall clock, in milliseconds since the Unix epoch. May step."""
         ...
 
 
 class Executor(Protocol):
-    """Runs blocking work beside the loop."""
+    """Runs blocking work in threads beside the loop."""
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         """Run `work` in a worker; then `done(result, None)` or `done(None, error)` on the loop.
 
-        Works are started in order, but may end in any; the caller keeps what must not overlap apart.
+        Work starts in the order of the calls and may end in any order. The caller sees to it that work which must not
+        overlap does not.
         """
         ...
 
 
 class Network(Protocol):
-    """Frames to peers: in order per connection or not at all; a lost connection loses what was in flight."""
+    """Sends frames to peers, in order on each connection. A connection that breaks loses the frames under way."""
 
     def send(self, peer_id: str, frame: PeerFrame) -> bool:
         """Queue a frame; False if there is no connection or its bounded queue is full."""
         ...
 
     def set_peers(self, addresses: dict[str, str]) -> None:
-        """Member id to peer address of all others: dial new ones, drop those that are gone."""
+        """Set all peers, member id to address: dials new ones, hangs up on those that are gone."""
         ...
 
 
 class Random(Protocol):
-    """Seeded in a simulation."""
+    """A source of random numbers; the simulation's is seeded."""
 
     def random(self) -> float: ...
 

@@ -1,6 +1,6 @@
-"""What this node proposed as master and has no answer for yet.
+"""The proposals that this node has appended as master and not yet applied.
 
-Every `done` is called exactly once: when the entry is applied, or when mastership is lost.
+Each `done` is called exactly once: when the entry is applied, or when mastership is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Proposal:
 
 
 class Proposals:
-    """By index; bounded in number and bytes together."""
+    """The waiting proposals by index. The caller checks `full` before `add`; the last one may exceed the bytes."""
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
         self._count_max = count_max
@@ -41,12 +41,12 @@ class Proposals:
         return len(self._waiting) >= self._count_max or self._bytes >= self._bytes_max
 
     def add(self, index: int, term: int, size: int, done: Done) -> None:
-        """An entry was appended."""
+        """An entry of `size` bytes was appended at `index`."""
         self._waiting[index] = _Proposal(term, size, done)
         self._bytes += size
 
     def applied(self, index: int, term: int, value: object) -> None:
-        """The entry at `index` was applied; it is ours only if its term is."""
+        """The entry at `index` was applied. In another term it is not the proposed one, which then ends UNKNOWN."""
         proposal = self._waiting.pop(index, None)
         if proposal is None:
             return
@@ -57,7 +57,7 @@ class Proposals:
             proposal.done(ProposalResult(Verdict.UNKNOWN))
 
     def fail(self, verdict: Verdict) -> None:
-        """Mastership is over: all that wait get this verdict, in order."""
+        """Mastership is over: end all waiting proposals with this verdict, in order of their indexes."""
         waiting, self._waiting = self._waiting, {}
         self._bytes = 0
         for index in sorted(waiting):

@@ -1,10 +1,10 @@
-"""By which names pysyncobj reaches the world, and what stands there instead.
+"""Replacements for the globals through which pysyncobj reaches the world.
 
-It takes clock, randomness, journal, poller and pickle from globals of its modules (monotonicTime, random,
-createJournal, createPoller, pickle). `install` replaces them by names that ask the engine entered at the moment;
-outside of any engine they are the stock ones. So several nodes with clocks of their own live in one process.
+pysyncobj takes clock, random numbers, journal, poller and pickle from globals of its modules (monotonicTime, random,
+createJournal, createPoller, pickle). `install` replaces each by one that asks the current engine; outside any engine it
+behaves like the original. So several nodes with their own clocks can live in one process.
 
-Invariants: the engine entered last is asked, and no other; inside an engine nothing is pickled or unpickled.
+Invariants: the engine entered last is the current one; inside an engine nothing is pickled or unpickled.
 
 Only the seam uses this, and tests that look through it.
 """
@@ -21,11 +21,11 @@ from tickwheel.replication.ports import Random
 
 
 class PickleRefusedError(RuntimeError):
-    """Something inside a node wanted to pickle or unpickle."""
+    """Code inside a node tried to pickle or unpickle."""
 
 
 class Inside(Protocol):
-    """What an engine gives to pysyncobj while it is entered."""
+    """The part of an engine that pysyncobj uses through its globals."""
 
     random: Random
     guards: Guards
@@ -39,7 +39,7 @@ _stack: list[Inside] = []
 
 
 class entered:
-    """`with entered(engine)`; a class, since generators as context managers take four times as long."""
+    """`with entered(engine)` makes it the current engine. A class: a generator would take four times as long."""
 
     __slots__ = ("_engine",)
 
@@ -71,7 +71,7 @@ class _RandomHere:
 
 
 class _PickleHere:
-    """Refuses inside an engine; elsewhere in the process pysyncobj may do as it likes."""
+    """Raises PickleRefusedError inside an engine; behaves like pickle elsewhere in the process."""
 
     def __init__(self, stock: Any) -> None:
         self._stock = stock
@@ -83,7 +83,7 @@ class _PickleHere:
 
 
 def install() -> None:
-    """Put our names into pysyncobj's modules, once per process."""
+    """Replace the globals of pysyncobj's modules. Later calls in the process do nothing."""
     module = pysyncobj.syncobj
     if isinstance(module.pickle, _PickleHere):
         return

@@ -1,11 +1,11 @@
-"""The engine: the file that knows the insides of pysyncobj, of the one version that was read and tested.
+"""The engine: the only file that relies on the internals of pysyncobj, of one version that was read and tested.
 
-Owns a `SyncObj` without threads, sockets, files, pickle, or clock and randomness of its
-own. It gets them from its host (raft.py), through which all messages go as dicts. Next to it stand
-pysyncobj_globals.py, by which it reaches the world, and append_feed.py, which sends the entries.
+Owns a `SyncObj` without threads, sockets, files or pickle, and without a clock or random numbers of its own. The host
+(raft.py) gives it those, and carries all messages, as dicts. pysyncobj_globals.py replaces the module globals through
+which pysyncobj reaches the world; append_feed.py sends the entries.
 
 Invariants:
-- Every entry into pysyncobj goes through `entered(engine)`.
+- Every call into pysyncobj happens within `with entered(engine)`.
 - The term is never above what is on stable storage.
 - The commit index never falls, and on a master never passes its own durable entries.
 - The master's next index of a peer moves back only by an answer to what was sent last.
@@ -48,10 +48,10 @@ class UnknownVersionError(RuntimeError):
 
 
 class EngineHost(Protocol):
-    """What the engine asks of raft.py."""
+    """The callbacks of the engine; raft.py implements them."""
 
     def outbound(self, peer_id: str, message: Message) -> bool:
-        """Send; False if it could not be queued."""
+        """Send a message to a peer; False if it could not be queued."""
         ...
 
     def may_campaign(self) -> bool:
@@ -69,11 +69,11 @@ class EngineHost(Protocol):
     def became_leader(self) -> None: ...
 
     def voters_written(self, index: int, entry: bytes) -> None:
-        """An entry that names the voters is in the journal now."""
+        """An entry that lists the voters was written to the journal."""
         ...
 
     def entries_cut(self, index: int) -> None:
-        """The journal ends before this entry now."""
+        """The journal was cut and now ends before entry `index`."""
         ...
 
 
@@ -84,7 +84,7 @@ def require_known_version(version: str = VERSION) -> None:
 
 
 class PeerNode(Node):  # type: ignore[misc]
-    """A peer whose place in a set is the same in every process."""
+    """A peer with a hash that is the same in every process, and so with the same place in sets."""
 
     def __init__(self, id: str) -> None:
         super().__init__(id)
@@ -95,7 +95,7 @@ class PeerNode(Node):  # type: ignore[misc]
 
 
 class _NoDumps:
-    """In the place of pysyncobj's serializer: there are no dumps."""
+    """Replaces pysyncobj's serializer: writes, sends and loads no dumps."""
 
     def checkSerializing(self) -> tuple[int, None]:
         return 0, None
@@ -110,7 +110,7 @@ class _NoDumps:
 
 
 class _HostTransport(Transport):  # type: ignore[misc]
-    """Hands what pysyncobj sends to the host."""
+    """Passes the messages of pysyncobj to the host."""
 
     def __init__(self, engine: Engine, self_node: Node, other_nodes: object) -> None:
         super().__init__(engine, self_node, other_nodes)
@@ -129,7 +129,7 @@ class _HostTransport(Transport):  # type: ignore[misc]
 
 
 class Engine(SyncObj):  # type: ignore[misc]
-    """One node of pysyncobj, driven from outside."""
+    """One node of pysyncobj, driven by the calls of raft.py."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._ready = False
         self._ticked = False
         self._skips = guards.proposals_local and guards.dumps_refused
-        """pysyncobj has no work of its own in a tick: nothing queued, nothing to dump."""
+        """Whether ticks may be skipped: pysyncobj has no queue and no dumps to work on by itself."""
         self._commit = 0
         self._nodes: dict[str, PeerNode] = {}
         self._followers_now: list[Node] | None = None
@@ -274,17 +274,14 @@ class Engine(SyncObj):  # type: ignore[misc]
             following[peer] = self._feed.send(peer.id, following[peer], self.term, self._commit, heartbeat=True)
 
     def written(self, index: int, entry: bytes) -> None:
-        """See ViewListener."""
         if entry[:1] == VOTERS:
             self.host.voters_written(index, entry)
 
     def before_cut(self, index: int) -> None:
-        """See ViewListener."""
         if index <= max(self.applied_index, self._commit) and self.guards.known_entries_stripped:
             raise AssertionError(f"entry {index} would be truncated, but {self._commit} is committed")
 
     def cut(self, index: int) -> None:
-        """See ViewListener."""
         self.host.entries_cut(index)
 
     def _followers(self) -> list[Node]:
@@ -308,9 +305,9 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._ticked = True
 
     def _nothing_due(self) -> bool:
-        """Whether a tick would find nothing to commit or apply, and no time over: most are like that.
+        """Whether a tick would find nothing to commit or apply, and no timer that has run out, like most ticks.
 
-        How long answers have been missing is looked at with each heartbeat.
+        The check for missing answers (`fallback_ms`) comes with each heartbeat, so it is not skipped.
         """
         if self._commit > self.applied_index or not self._skips or not self._ticked:
             return False
@@ -319,12 +316,12 @@ class Engine(SyncObj):  # type: ignore[misc]
         return bool(self.now_s() <= self._SyncObj__raftElectionDeadline)
 
     def deliver(self, peer_id: str, message: Message) -> None:
-        """A message that passed the guard."""
+        """Give pysyncobj a message that passed the guard."""
         with entered(self):
             self._SyncObj__onMessageReceived(self._node(peer_id), message)
 
     def deliver_answer(self, peer_id: str, message: Message, *, rewinds: bool) -> None:
-        """A slave's answer: never moves the next index back unless `rewinds`."""
+        """Give pysyncobj a slave's answer. The slave's next index moves back only if `rewinds`."""
         peer = self._node(peer_id)
         following = self._SyncObj__raftNextIndex
         if self.state != LEADER or peer not in following:
@@ -340,13 +337,16 @@ class Engine(SyncObj):  # type: ignore[misc]
         self._feed.acknowledged(peer_id, self._SyncObj__raftMatchIndex[peer])
 
     def append(self, entry: bytes) -> int:
-        """Append as master; returns the index. Raises what the journal raises."""
+        """Append an entry as master; returns its index. Raises the errors of `Journal.append`."""
         index = self._journal.last_index + 1
         self.view.add(entry, index, self.term)
         return index
 
     def send_new(self, notice_ns: int) -> int:
-        """Send what slaves lack; tell a risen commit index. Returns when a notice is due, or 0."""
+        """Send missing entries to the slaves, and notices of a higher commit index that are due.
+
+        Returns the monotonic_ns of the next notice; 0 for none.
+        """
         now_ns, due_ns = self.clock.monotonic_ns(), 0
         following, feed = self._SyncObj__raftNextIndex, self._feed
         with entered(self):
@@ -362,7 +362,7 @@ class Engine(SyncObj):  # type: ignore[misc]
         return due_ns
 
     def connected(self, peer_id: str) -> None:
-        """The peer answers: elections and entries may count on it."""
+        """A connection to the peer is up: elections and entries may rely on it."""
         peer = self._node(peer_id)
         self._feed.restart(peer_id)
         self._followers_now = None
@@ -384,7 +384,7 @@ class Engine(SyncObj):  # type: ignore[misc]
                 self._SyncObj__onNodeDisconnected(peer)
 
     def set_voters(self, voters: Sequence[str]) -> None:
-        """The members that count, from the log."""
+        """Set the voters, as the log lists them. A connected peer that is no voter still gets the log, as a learner."""
         self._followers_now = None
         wanted = {PeerNode(peer) for peer in voters if peer != self.node_id}
         others, learners = self._SyncObj__otherNodes, self._SyncObj__readonlyNodes
@@ -400,14 +400,14 @@ class Engine(SyncObj):  # type: ignore[misc]
             self._SyncObj__lastResponseTime[peer] = self.now_s()
 
     def step_down(self) -> None:
-        """Stop leading in this term; the peers elect by their own timers."""
+        """Stop leading in this term. The peers elect a master when their timers run out."""
         with entered(self):
             self._SyncObj__setState(FOLLOWER)
             self._SyncObj__raftLeader = None
             self._SyncObj__raftElectionDeadline = self.now_s() + self._config.election_timeout_ms_max / 1000
 
     def postpone_election(self, until_ns: int) -> None:
-        """After a stall: what has arrived meanwhile is read first."""
+        """Begin no election before `until_ns`: after a stall, frames that have arrived are read first."""
         if not self._SyncObj__transferInProgress:
             self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until_ns / 1e9)
 

@@ -1,11 +1,11 @@
 """The replicated log over pysyncobj: ReplicatedLog as the node uses it.
 
-Composes the engine (pysyncobj_seam.py), the journal and its disk (stable_storage.py), what is said to and heard from
-peers (conversation.py), the voters, the lease and the planned handover. Owns: what a tick does and when the next one
-is needed, which proposals wait for what, when the node is told of a role.
+Composes the engine (pysyncobj_seam.py), the journal and its disk (stable_storage.py), the exchange with peers
+(conversation.py), the voters, the lease and the planned handover. Owns the order of work in a tick, the time of the
+next tick, the refusal of proposals, and the moment at which the node hears of its role.
 
 Invariants:
-- `done` of a proposal is called once; after mastership is lost with UNKNOWN.
+- `done` of a proposal is called once: with UNKNOWN if mastership is lost first.
 - One change of the voters at a time, each counting from when it is written (voters.py).
 - After `fatal` nothing more is sent or applied.
 """
@@ -48,11 +48,11 @@ from tickwheel.storage.disk import DiskError, DiskFullError, NoDescriptorError, 
 IDLE_NS_MAX = 1_000 * NS_PER_MS
 TICK_NS_MIN = 100_000
 NO_ROOM_PAUSE_NS = 5 * NS_PER_MS
-"""Until a listener without room for more is asked again."""
+"""Pause before `may_apply` is asked again after it said no."""
 
 
 class RaftLog:
-    """See the module."""
+    """Implements ReplicatedLog (log.py) and EngineHost (pysyncobj_seam.py): both state what the methods promise."""
 
     def __init__(
         self,
@@ -118,14 +118,13 @@ class RaftLog:
         self._dead = False
         self._told: tuple[int, int, str | None] = (-1, -1, None)
         self._stirred = True
-        """Something came in, or was said, since the last tick."""
+        """Whether the log's input or state has changed since the last tick, so that the next tick must do its work."""
         self._quiet_until_ns = 0
-        """Unless stirred there is nothing to do before."""
+        """While `_stirred` is false, a tick before this monotonic_ns has nothing to do."""
 
     # -- life
 
     def start(self) -> None:
-        """See ReplicatedLog."""
         now_ns = self._clock.monotonic_ns()
         self._running = True
         self._stirred = True
@@ -133,7 +132,6 @@ class RaftLog:
         self._roster.announce(self._engine.applied_index)
 
     def stop(self) -> None:
-        """See ReplicatedLog."""
         if not self._running:
             return
         self._end()
@@ -153,7 +151,7 @@ class RaftLog:
         self._handover.abandon("this node stops")
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Run a piece of work; what must not happen stops the node, a full disk halts it."""
+        """Run `work`. A full disk halts this node's part in the log; any other expected error stops the node."""
         try:
             work()
         except DiskFullError as error:
@@ -164,7 +162,6 @@ class RaftLog:
     # -- the loop
 
     def tick(self) -> int:
-        """See ReplicatedLog."""
         now_ns = self._clock.monotonic_ns()
         if not self._running:
             return now_ns + IDLE_NS_MAX
@@ -248,19 +245,16 @@ class RaftLog:
     # -- what the engine asks (EngineHost)
 
     def outbound(self, peer_id: str, message: Message) -> bool:
-        """See EngineHost."""
         return self._running and self._peers.outbound(peer_id, message)
 
     def may_campaign(self) -> bool:
-        """See EngineHost."""
         return self._peers.may_campaign()
 
     def may_apply(self) -> bool:
-        """See EngineHost: nothing more once this node has to stop, not even what is committed."""
+        """False once this node has to stop: not even committed entries are applied then."""
         return self._running and self._listener.may_apply()
 
     def apply_entry(self, index: int, term: int, command: bytes) -> object:
-        """See EngineHost."""
         try:
             body = command_of(command)
         except ValueError as error:
@@ -277,7 +271,6 @@ class RaftLog:
             raise AssertionError(f"log entry {index} could not be applied: {error!r}") from error
 
     def applied(self, index: int, term: int, value: object) -> None:
-        """See EngineHost."""
         if self._voters.changing:
             self._voters.applied(index)
             self._count_voters()
@@ -286,18 +279,15 @@ class RaftLog:
         self._proposals.applied(index, term, value)
 
     def became_leader(self) -> None:
-        """See EngineHost."""
         self._lease.reset()
         self._handover.clear()
         self._peers.leads()
 
     def voters_written(self, index: int, entry: bytes) -> None:
-        """See EngineHost."""
         self._voters.written(index, split(entry)[0])
         self._count_voters()
 
     def entries_cut(self, index: int) -> None:
-        """See EngineHost."""
         if self._voters.changing:
             self._voters.cut_from(index)
             self._count_voters()
@@ -305,17 +295,14 @@ class RaftLog:
     # -- receiving
 
     def peer_connected(self, peer_id: str) -> None:
-        """See ReplicatedLog."""
         self._stirred = True
         self._peers.connected(peer_id)
 
     def peer_disconnected(self, peer_id: str) -> None:
-        """See ReplicatedLog."""
         self._stirred = True
         self._peers.disconnected(peer_id)
 
     def receive(self, peer_id: str, frame: PeerFrame) -> None:
-        """See ReplicatedLog."""
         if not self._running or not self._peers.receive(peer_id, frame):
             return
         self._stirred = True
@@ -325,13 +312,11 @@ class RaftLog:
             self._tell_role()
 
     def send_beside(self, peer_id: str, frame: PeerFrame) -> bool:
-        """See ReplicatedLog."""
         return self._running and self._peers.send_beside(peer_id, frame)
 
     # -- proposals
 
     def propose(self, command: bytes, done: Done, voters: Sequence[str] | None = None) -> None:
-        """See ReplicatedLog."""
         engine = self._engine
         if not self._running or engine.state != LEADER or self._told[0] != LEADER:
             done(ProposalResult(Verdict.NOT_MASTER))
@@ -354,30 +339,26 @@ class RaftLog:
 
         self._guarded(append)
         if not index:
-            # A full disk took nothing; what another failure left in the journal is for the next start to find out.
+            # A full disk has written nothing. After any other failure only the next start knows what was written.
             done(ProposalResult(Verdict.QUEUE_FULL if self._running else Verdict.UNKNOWN))
             return
         self._stirred = True
         self._proposals.add(index, engine.term, len(command), done)
 
     def in_flight(self) -> tuple[int, int]:
-        """See ReplicatedLog."""
         return len(self._proposals), self._proposals.bytes
 
     # -- lease and handover
 
     def lease_held(self) -> bool:
-        """See ReplicatedLog."""
         return self.lease_until_ns() > self._clock.monotonic_ns()
 
     def lease_until_ns(self) -> int:
-        """See ReplicatedLog."""
         if self._engine.state != LEADER or not self._running:
             return 0
         return self._lease.until_ns(self._voters.others, self._clock.monotonic_ns())
 
     def transfer(self, target_id: str | None, done: Callable[[str | None], None]) -> None:
-        """See ReplicatedLog."""
         engine = self._engine
         if engine.state != LEADER:
             done("this node is not the master")
@@ -388,7 +369,6 @@ class RaftLog:
             self._peers.sync_now()
 
     def step_down(self) -> None:
-        """See ReplicatedLog."""
         if self._engine.state == LEADER:
             self._stirred = True
             self._engine.step_down()
@@ -409,8 +389,8 @@ class RaftLog:
             now_ns, leading=engine.state == LEADER, term=engine.term, leader_id=engine.leader_id, caught_up=caught_up
         )
         if self._lease.given_up and not self._handover.lease_given_up and engine.state == LEADER:
-            # Nobody took over in time, but the request to may still be on its way: leading on in this term could
-            # make two masters. Stand down, and let an election decide.
+            # Nobody took over in time, but the request to take over may still arrive. To keep leading in this term
+            # could make two masters. Stand down, and let an election decide.
             engine.step_down()
             return
         self._lease.given_up = self._handover.lease_given_up
@@ -420,7 +400,7 @@ class RaftLog:
     # -- members and voters
 
     def _count_voters(self) -> None:
-        """The voters may have changed."""
+        """Tell the engine the voters, which may have changed."""
         self._stirred = True
         self._engine.set_voters(self._voters.ids)
 
@@ -429,7 +409,6 @@ class RaftLog:
         return committed_here and not self._voters.changing
 
     def set_members(self, members: Sequence[Member]) -> None:
-        """See ReplicatedLog."""
         self._roster.members = tuple(members)
         self._voters.set_applied(self._roster.voters)
         self._count_voters()
@@ -439,37 +418,31 @@ class RaftLog:
             self._engine.step_down()
 
     def introduce(self, introduction: Introduction) -> None:
-        """See ReplicatedLog."""
         self._roster.introduction = introduction
         if self._running:
             self._roster.announce(self._engine.applied_index)
 
     def introduced(self) -> Introduction:
-        """See ReplicatedLog."""
         return self._roster.introduced(self._engine.applied_index)
 
     @property
     def voters(self) -> tuple[str, ...]:
-        """Ids of the members that count, by what stands in this log, committed or not."""
+        """Ids of the voters by the newest entry in this log that lists them, committed or not; sorted."""
         return self._voters.ids
 
     def members(self) -> Sequence[Member]:
-        """See ReplicatedLog."""
         return self._roster.members
 
     # -- checkpoints, status
 
     @property
     def syncing(self) -> bool:
-        """See ReplicatedLog."""
         return self._storage.syncing
 
     def entries_after(self, index: int) -> int:
-        """See ReplicatedLog."""
         return self._journal.bytes_after(max(index, self._journal.base_index))
 
     def checkpointed(self, index: int, term: int) -> None:
-        """See ReplicatedLog. A tail below the checkpoint stays for slaves that are only a little behind."""
         journal = self._journal
         base = journal.base_before(index, self._config.journal_tail_bytes_max)
         self._stirred = True
@@ -477,7 +450,6 @@ class RaftLog:
             self._guarded(lambda: journal.compact(base, journal.term_at(base)))
 
     def status(self) -> LogStatus:
-        """See ReplicatedLog."""
         engine = self._engine
         now_ns = self._clock.monotonic_ns()
         if engine.state == LEADER:

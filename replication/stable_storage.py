@@ -1,7 +1,8 @@
-"""The disk under the log: its syncs, and what a full, failing or hanging one means.
+"""The disk under the log: its syncs, and the reaction to a full, failing or hanging disk.
 
 Owns: at most one sync at a time in a worker, the halt of a node whose disk is full, and when it may take part again.
-A sync that fails stops the node (its pages may be gone); a full disk halts it until there is room.
+A failed sync stops the node, since the kernel may have dropped the pages. A full disk halts it until there is room:
+a halted node neither votes nor acknowledges entries.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ NS_PER_MS = 1_000_000
 
 
 class StableStorage:
-    """See the module. `synced` runs after each sync, guarded by `guarded`; `on_halt` when the disk is full."""
+    """`synced` is called after each sync, inside `guarded`; `on_halt` at a full disk; `fatal` after a failed sync."""
 
     def __init__(
         self,
@@ -43,19 +44,19 @@ class StableStorage:
         self._halted_ns = 0
         self._stopped = False
         self.halted = ""
-        """Why this node takes no part; empty while it does."""
+        """Why this node is halted, for its operator; empty while it is not."""
 
     @property
     def syncing(self) -> bool:
-        """One is under way, or hangs, in a worker; also after `stop`."""
+        """Whether a worker is running a sync; may be true after `stop`."""
         return self._syncing
 
     def stop(self) -> None:
-        """What a sync in flight says is not listened to any more."""
+        """Ignore the result of a sync under way."""
         self._stopped = True
 
     def sync(self) -> None:
-        """Bring what was written to stable storage, unless that is under way."""
+        """Begin a sync of what was written, unless one is under way; that one then begins the next when it ends."""
         if self._syncing or not self._journal.needs_sync:
             return
         self._syncing = True
@@ -76,23 +77,23 @@ class StableStorage:
 
             self._guarded(finish)
             if not self._stopped:
-                # What was written meanwhile does not wait for the next tick.
+                # Entries written during the sync do not wait for the next tick.
                 self._guarded(self.sync)
 
         self._executor.submit(work.run, finished)
 
     def hangs(self, now_ns: int) -> bool:
-        """A sync is under way for so long that a master would hold its lease and commit nothing."""
+        """Whether a sync has run for over `sync_hang_ms`: a master would hold its lease and commit nothing."""
         return self._syncing and now_ns - self._began_ns > self._config.sync_hang_ms * NS_PER_MS
 
     def hangs_from_ns(self) -> int:
-        """When the sync under way counts as hanging; 0: none is."""
+        """When the sync under way begins to count as hanging; 0 for no sync."""
         return self._began_ns + (self._config.sync_hang_ms + 1) * NS_PER_MS if self._syncing else 0
 
     def halt(self, reason: str, *, no_descriptor: bool = False) -> None:
-        """The disk is full, or no descriptor is left: take no part until there is room."""
+        """Halt the node: the disk is full, or no file descriptor is left (`no_descriptor`)."""
         if not self.halted:
-            # What goes on failing must not put off the next look for room.
+            # Repeated failures must not postpone the next look for room.
             self._halted_ns = self._clock.monotonic_ns()
         self.halted = f"the disk is full: {reason}; free space in the data directory"
         if no_descriptor:
@@ -100,7 +101,7 @@ class StableStorage:
         self._on_halt()
 
     def look_for_room(self, now_ns: int) -> bool:
-        """Halt if the next file of the journal has no room; once in a while try again. True: there is room again."""
+        """Halt if the journal's next file has no room; retry every `disk_retry_ms`. True: the halt has just ended."""
         journal = self._journal
         if not (journal.reserve_ready or journal.needs_sync or self._syncing or self.halted):
             self.halt("no room for the next file of the journal")

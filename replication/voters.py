@@ -1,11 +1,11 @@
-"""Who counts in this log: the voters that the newest entry naming them names, from when it is written here.
+"""The voters of this log: those in the newest entry that lists voters, from when it is written here.
 
-A change of the voters is an entry of a kind of its own: the voters that result from it stand before its command.
-They count on each node as soon as the entry is in its log, committed or not, and no longer if it is cut off again
-(D. Ongaro, Consensus: Bridging Theory and Practice, 2014, section 4.1: only so do the majorities of two neighbouring
-sets of voters always meet). One change at a time, and none before an entry of the master's own term has committed.
+An entry that changes the voters lists all voters after the change, before its command. They count on each node as soon
+as the entry is in its log, committed or not. If the entry is cut off again, the voters before it count again. Only
+so do the majorities of two neighbouring sets of voters always meet (D. Ongaro, Consensus: Bridging Theory and Practice,
+2014, section 4.1). There is one change at a time, and none before an entry of the master's own term has committed.
 
-Owns which of such entries are written and not applied yet; their form is entries.py's. Used by raft.py and
+Owns the list of such entries that are written and not applied yet; entries.py has their format. Used by raft.py and
 conversation.py.
 """
 
@@ -17,11 +17,11 @@ from tickwheel.replication.entries import VOTERS, split
 from tickwheel.replication.journal_view import Journal
 
 SCAN_ENTRIES = 256
-"""Entries read at once when a start looks for changes."""
+"""Entries read at a time when a start looks for entries that list voters."""
 
 
 class Voters:
-    """The voters by the log, as `node_id` sees them: `ids` all of them, sorted, `others` without itself."""
+    """The voters by the log of `node_id`. `ids`: all of them, sorted. `others`: without this node, the same order."""
 
     def __init__(self, node_id: str, applied: Sequence[str]) -> None:
         self._node_id = node_id
@@ -33,16 +33,16 @@ class Voters:
 
     @property
     def counts(self) -> bool:
-        """Whether this node is one of them."""
+        """Whether this node is a voter."""
         return self._node_id in self.ids
 
     @property
     def changing(self) -> bool:
-        """A change is written and not applied: no other may be proposed."""
+        """Whether a change is written and not applied yet: no other may be proposed meanwhile."""
         return bool(self._written)
 
     def find_written(self, journal: Journal, applied_index: int, bytes_max: int) -> None:
-        """At a start: what the log names behind what is applied, read in pieces of about `bytes_max`."""
+        """At a start: find the changes after `applied_index`, reading the journal in pieces of about `bytes_max`."""
         index = applied_index + 1
         while index <= journal.last_index:
             for found, _term, entry in journal.slice(index, SCAN_ENTRIES, bytes_max):
@@ -51,24 +51,24 @@ class Voters:
                 index = found + 1
 
     def written(self, index: int, ids: Sequence[str]) -> None:
-        """An entry that names these is in the log."""
+        """The entry at `index`, which lists these voters, is now in the log."""
         self._written.append((index, tuple(ids)))
         self._update()
 
     def cut_from(self, index: int) -> None:
-        """The log ends before this entry now."""
+        """The log has been cut and now ends before entry `index`."""
         while self._written and self._written[-1][0] >= index:
             self._written.pop()
         self._update()
 
     def applied(self, index: int) -> None:
-        """What was written up to this entry is applied; `set_applied` has told what came of it."""
+        """Entries up to `index` are applied. `set_applied` has been called before with the voters that result."""
         while self._written and self._written[0][0] <= index:
             self._written.pop(0)
         self._update()
 
     def set_applied(self, ids: Sequence[str]) -> None:
-        """The voters by what is applied."""
+        """Set the voters by the entries applied so far."""
         self._applied = tuple(ids)
         self._update()
 
