@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -67,7 +68,8 @@ async def test_links_that_were_dropped_are_counted_and_logged(tmp_path: Path) ->
         )
         async with grpc.aio.insecure_channel(node.peer_address) as channel:
             for hostile in (b"\xff" * 100, PeerFrame(term=(1 << 64) - 1).SerializeToString()):
-                call = channel.stream_stream("/tickwheel.v1.Peer/Exchange")()  # bytes as they are
+                # Without serializers: bytes as they are.
+                call: Any = channel.stream_stream("/tickwheel.v1.Peer/Exchange")()  # type: ignore[call-arg]
                 await call.write(hello.SerializeToString())
                 assert PeerFrame.FromString(await call.read()).HasField("hello")
                 await call.write(hostile)
