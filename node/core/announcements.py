@@ -1,9 +1,9 @@
-"""One typed channel by which parts of a core tell facts to each other, and to the server.
+"""A typed channel by which parts of a core inform each other and the server.
 
 `announce` calls every subscriber at once, on the core's thread, in the order of subscription. NodeCore subscribes the
-parts (`_subscribe`); the host subscribes what operators read. A part knows neither its subscribers nor their results.
-Subscribers must not raise. A question that needs an answer is not an announcement: a part gets what it asks when it is
-made.
+parts (`_subscribe`); the host subscribes to what operators read. A part knows neither its subscribers nor their
+results. Subscribers must not raise. A question that needs an answer is not an announcement: a part is given its sources
+of answers when it is made.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class PushedAhead:
 
 @dataclass(frozen=True, slots=True)
 class DispatchFailed:
-    """A dispatch was not applied: what was delivered ahead of it no longer counts."""
+    """A dispatch was not applied, so messages delivered ahead of it are not dispatched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A batch went to a consumer; `now_ms`: cluster time."""
+    """A batch went to a consumer; `now_ms` is cluster time."""
 
     now_ms: int
     topic_id: int
@@ -82,10 +82,10 @@ class Announcements:
         self._hearers: dict[type[Announcement], list[Callable[..., None]]] = {}
 
     def subscribe(self, kind: type[A], hear: Callable[[A], None]) -> None:
-        """Call `hear` with each announcement of a kind, after those who subscribed before."""
+        """Call `hear` with each announcement of a kind, after all earlier subscribers."""
         self._hearers.setdefault(kind, []).append(hear)
 
     def announce(self, what: Announcement) -> None:
-        """Tell everybody who hears this kind."""
+        """Call every subscriber of this kind."""
         for hear in self._hearers.get(type(what), ()):
             hear(what)

@@ -1,12 +1,13 @@
-"""Broadcasting groups: every consumer that is attached gets every message, and nothing is retried.
+"""Broadcasting groups: every attached consumer gets every message, and nothing is retried.
 
-Each consumer reads the ready queue on its own, from the group's floor when it comes. A message is settled for the group
-once every consumer attached then has answered for it, whatever it answered, or has let its lease run out, or is gone:
-the group's floor is the least of its consumers' places. What a consumer answers is noted by the master, not in the log;
-only the group's floor is. So after a change of master the consumers get again what not all of them had answered for.
-While nobody is attached, messages wait. A consumer that takes nothing holds the floor, until retention.
+Each consumer reads the ready queue on its own, starting at the group's floor when it attaches. A consumer is done with
+a message once it has answered (with any outcome), has let the lease run out, or is gone. A message is settled for the
+group once every attached consumer is done with it: the group's floor is the least of its consumers' places. The master
+notes the answers itself; only the group's floor goes into the log. So after a change of master the consumers get again
+every message that some of them had not answered. While no consumer is attached, messages wait. A consumer that takes
+nothing holds the floor, until retention.
 
-Soft state of the master, dropped with its reign. Called by the delivery, which sends and keeps the leases.
+Soft state of the master, dropped with its reign. Called by the delivery, which sends messages and keeps the leases.
 """
 
 from __future__ import annotations
@@ -24,27 +25,25 @@ from tickwheel.node.state.results import SettleResult
 from tickwheel.proto.log_pb2 import SETTLE_ACK, SettleColumns
 
 SETTLE_MAX = 10_000
-"""Messages of one command that moves a floor."""
+"""Messages that one command settles when it moves a floor."""
 
 Propose = Callable[[SettleColumns, Callable[[SettleResult | Failure], None]], None]
 
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """One consumer's way through one topic. `out`: positions it was given and has not answered for."""
+    """One consumer's progress through one topic. `out`: positions it was given and has not answered."""
 
     session: Session
     channel: Channel
     out: set[int] = field(default_factory=set)
 
     def place(self) -> int:
-        """The first position that this consumer is not done with."""
+        """Lowest position that this consumer is not done with."""
         return min(min(self.out, default=self.channel.first_unsent), self.channel.first_unsent)
 
 
 class Broadcasts:
-    """One per node."""
-
     def __init__(self, make: Callable[[ChannelKey], Channel | None], propose: Propose) -> None:
         self._make = make
         self._propose = propose
@@ -53,7 +52,7 @@ class Broadcasts:
         self._reign = 0
 
     def reader(self, key: ChannelKey, session: Session) -> Reader | None:
-        """This consumer's place in a topic; None: the group has not (any more) that topic."""
+        """This consumer's reader of a topic, made if needed; None if the group does not have the topic (any more)."""
         readers = self._readers.setdefault(key, {})
         reader = readers.get(session.session_id)
         if reader is None:
@@ -64,14 +63,14 @@ class Broadcasts:
         return reader
 
     def channels(self, group_id: int) -> list[Channel]:
-        """Of all consumers of a group."""
+        """Channels of all consumers of a group."""
         return [reader.channel for reader in self._all() if reader.channel.key[0] == group_id]
 
     def _all(self) -> Iterator[Reader]:
         return (reader for readers in self._readers.values() for reader in readers.values())
 
     def answered(self, key: ChannelKey, session_id: int, positions: Positions) -> int:
-        """A consumer answered for messages, or its leases ran out; returns how many it had out."""
+        """A consumer answered for messages, or its leases ran out. Returns how many of them it had out."""
         reader = self._readers.get(key, {}).get(session_id)
         if reader is None:
             return 0
@@ -81,34 +80,33 @@ class Broadcasts:
         return before - len(reader.out)
 
     def left(self, session_id: int) -> None:
-        """A consumer is gone: nobody waits for it."""
+        """A consumer is gone: the floor no longer waits for it."""
         for key, readers in self._readers.items():
             if readers.pop(session_id, None) is not None:
                 self._advance(key)
 
     def drop(self, key: ChannelKey) -> None:
-        """The group was reset, or is gone: its consumers begin anew."""
+        """Drop the readers of a channel, whose group was reset or deleted."""
         self._readers.pop(key, None)
 
     def topics_read(self) -> list[ChannelKey]:
-        """What consumers read."""
+        """Channels that consumers read."""
         return list(self._readers)
 
     def upkeep(self) -> None:
-        """Every second or so: floors that stayed behind because nobody answered for anything."""
+        """Advance floors that lag because no consumer answered lately. Called about once a second."""
         for key in self._readers:
             self._advance(key)
         for reader in self._all():
             reader.channel.forget_settled()
 
     def end(self) -> None:
-        """Mastership is gone."""
         self._reign += 1
         self._readers.clear()
         self._under_way.clear()
 
     def _advance(self, key: ChannelKey) -> None:
-        """Settle for the group what all its consumers are done with."""
+        """Settle for the group all messages that all its consumers are done with."""
         readers = self._readers.get(key)
         if not readers or key in self._under_way:
             return

@@ -1,12 +1,13 @@
-"""Bulk load on a node: takes bundles in, has them taken over, and fetches those it lacks from its peers.
+"""Bulk load on a node: receives bundles, has them taken over, and fetches missing ones from its peers.
 
-A load's bundles come to every node that can be reached. The master takes one over when it has checked it and a
-majority of the members says that it holds it on stable storage; then the `Ingest` command goes into the log, alone in
-its entry. A node that applies it without having the bundle fetches it, and applies nothing further until it has:
-some member of that majority is always among those that can elect a master. If that one has removed it by now, what it
-brought is over, and the node begins anew from that one's checkpoint, whoever of the two leads.
+A client sends a load's bundles to every node that it can reach. The master takes a bundle over once it has checked it
+and a majority of the members hold it on stable storage; then the `Ingest` command goes into the log, alone in its
+entry. A node that must apply this entry without the bundle fetches the bundle first, and applies nothing further until
+then. It will find one: every majority that can elect a master includes a holder. If that holder has removed the bundle
+by then, the bundle's messages are over. The node then starts again from the holder's checkpoint, whichever of the two
+leads.
 
-Bounded: one bundle is taken over at a time, one piece is asked for at a time, questions end after ASK_MS.
+Bounded: one takeover at a time, one piece requested at a time, questions end after ASK_MS.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ from tickwheel.storage.bundle import BadBundleError, Layout
 from tickwheel.storage.disk import DiskError
 
 ASK_MS = 3_000
-"""How long peers are asked whether they hold a bundle."""
+"""How long the master waits for peers to say that they hold a bundle."""
 PIECE_MS = 1_000
-"""How long a piece is waited for before another peer is asked."""
+"""How long a node waits for a piece before it asks another peer."""
 PIECE_BYTES = 512 << 10
 AGAIN_MS = 100
-"""Between two rounds of asking when no peer had it."""
+"""Pause between two rounds of asking when no peer had the bundle."""
 LOADED_UNITS_MAX = 1_000_000
-"""Above so many due or nearly due messages in memory a bundle waits: late ones must be dispatched first."""
+"""While memory holds more due or nearly due messages than this, a bundle waits: late messages must be dispatched
+first."""
 CHECKED_MAX = 1_024
 
 LoadAnswer = Callable[[bulk_pb2.LoadState | Failure], None]
@@ -48,12 +50,12 @@ LoadAnswer = Callable[[bulk_pb2.LoadState | Failure], None]
 
 @dataclass(slots=True, eq=False)
 class _TakeOver:
-    """The bundle that is being taken over."""
+    """The takeover under way."""
 
     request: bulk_pb2.TakeOverRequest
     done: LoadAnswer
     begun_ms: int
-    """Steady."""
+    """In steady time."""
     holders: set[str] = field(default_factory=set)
     layout: Layout | None = None
     proposed: bool = False
@@ -65,22 +67,23 @@ class _TakeOver:
 
 @dataclass(slots=True)
 class _Fetch:
-    """A bundle that this node lacks."""
+    """A bundle that the log claims and this node lacks."""
 
     name: str
     total_bytes: int
     peer: int = -1
-    """Place in the list of peers of the one that was asked."""
+    """Place of the asked peer in the list of peers; -1: none is asked."""
     asked_until_ms: int = 0
     bytes: int = 0
     failed: int = 0
-    """Peers asked in a row of which nothing came."""
+    """Peers asked in a row without a piece."""
     past: str = ""
-    """A peer that does not hold it and has applied more than this node: what it brought has been removed there."""
+    """A peer that lacks the bundle and has applied more than this node: the bundle's messages have been removed
+    there."""
 
 
 class BulkDesk(Part):
-    """One per node. See the module."""
+    """Takes bundles in, has them taken over, and fetches those that this node lacks."""
 
     def __init__(
         self,
@@ -91,8 +94,8 @@ class BulkDesk(Part):
         checkpoint_bundles: Callable[[], set[str]],
         checkpoint_needed: Callable[[str], None],
     ) -> None:
-        """`checkpoint_bundles`: those that the newest durable checkpoint needs. `checkpoint_needed`: this node is to
-        begin anew from the checkpoint of this peer."""
+        """`checkpoint_bundles` returns the names that the newest durable checkpoint needs. `checkpoint_needed` gets a
+        peer's id: this node must start again from that peer's checkpoint."""
         self._core = core
         self._disk = core.disk
         self._disk_room = disk_room
@@ -109,7 +112,7 @@ class BulkDesk(Part):
     # -- clients
 
     def offer(self, name: str, total_bytes: int) -> Held | Failure:
-        """See BundleStore. New ones only while this node's disk is below its high-water mark."""
+        """As `BundleStore.offer`. A new bundle is refused while this node's disk is above its high-water mark."""
         refusal = self._disk_room.own_refusal()
         if refusal is not None and not self.store.held(name):
             return self.counts.judged("offer", refusal)
@@ -118,7 +121,7 @@ class BulkDesk(Part):
     def take(
         self, name: str, total_bytes: int, offset: int, data: bytes, crc32c: int, done: Callable[[Held | Failure], None]
     ) -> None:
-        """See BundleStore. The master checks what is whole at once: it will be asked to take it over."""
+        """As `BundleStore.take`. A master checks a whole bundle at once, because a takeover will follow."""
 
         def taken(answer: Held | Failure) -> None:
             if isinstance(answer, Held) and answer.held and self._core.leading:
@@ -129,12 +132,12 @@ class BulkDesk(Part):
         self.store.take(name, total_bytes, offset, data, crc32c, answer)
 
     def load(self, job_id: str) -> bulk_pb2.LoadState:
-        """How far a load has been taken over here."""
+        """How far this node has applied a load."""
         load = self._core.state.load(job_id)
         return bulk_pb2.LoadState(job_id=job_id) if load is None else load.message()
 
     def take_over(self, request: bulk_pb2.TakeOverRequest, done: LoadAnswer) -> None:
-        """Take a bundle of a load over; on the master."""
+        """Take over a bundle of a load; for the master."""
         core = self._core
         done = core.serving.bound(self.counts.judging("take_over", done))
         failure = core.refusal()
@@ -178,7 +181,7 @@ class BulkDesk(Part):
         self._go_on()
 
     def end(self, failure: Failure) -> None:
-        """This node is master no longer."""
+        """Answer the takeover under way with `failure`."""
         current = self._current
         if current is not None and not current.proposed:
             self._end(current, failure)
@@ -191,7 +194,7 @@ class BulkDesk(Part):
             current.done(answer)
 
     def _check(self, name: str) -> None:
-        """Check all of a bundle in a worker, once."""
+        """Check the whole bundle in a worker, once."""
         if name in self._checking or name in self._checked:
             return
         self._checking.add(name)
@@ -219,14 +222,14 @@ class BulkDesk(Part):
         return [m.node_id for m in self._core.log.members() if not m.learner and m.node_id != own_id]
 
     def _reachable(self) -> list[str]:
-        """Whom to ask for what is lacking: the voters as applied here, and those that this node was shown, for it may
-        stand at an entry from before any that is left was added."""
+        """Peers to ask for missing bundles: the voters as applied here, and those that peers have shown this node. The
+        applied list alone may be too old: none of its members may be left."""
         own_id = self._core.identity.node_id
         shown = [m.node_id for m in self._core.log.introduced().members if m.node_id != own_id]
         return list(dict.fromkeys([*self._voters(), *shown]))
 
     def _go_on(self) -> None:
-        """Propose it if it has been checked and a majority holds it."""
+        """Propose the takeover if the bundle is checked and a majority holds it."""
         current = self._current
         if current is None or current.proposed or current.layout is None:
             return
@@ -243,7 +246,7 @@ class BulkDesk(Part):
             current.proposed = True
             self._core.proposer.submit_alone(Command(ingest=command), lambda result: self._applied(current, result))
 
-        # A peer's word may bring it here: what the request says is still the request's.
+        # A peer's frame may trigger this: errors still belong to the request.
         self._core.serving.run(lambda failure: self._end(current, failure), propose)
 
     def _command(self, request: bulk_pb2.TakeOverRequest, layout: Layout) -> Ingest | Failure:
@@ -284,7 +287,7 @@ class BulkDesk(Part):
     # -- peers
 
     def ask_in(self, peer_id: str, ask: BundleAsk) -> PeerFrame | None:
-        """A peer asks for a piece, or whether a bundle is here."""
+        """Answer a peer that asks for a piece, or whether this node has a bundle."""
         held = self.store.held(ask.name)
         if not ask.bytes_max or not held:
             applied_index = 0 if held else self._core.applied_index
@@ -317,7 +320,7 @@ class BulkDesk(Part):
         return None
 
     def piece_in(self, peer_id: str, piece: BundlePiece) -> None:
-        """A peer's answer."""
+        """Take a peer's answer to such a question."""
         if piece.held_only:
             current = self._current
             if piece.held and current is not None and current.request.name == piece.name:
@@ -353,7 +356,7 @@ class BulkDesk(Part):
     # -- time
 
     def tick(self, steady_ms: SteadyMs) -> None:
-        """Give up questions that took too long, fetch what is lacking, clean up."""
+        """Give up old questions, fetch missing bundles, remove unclaimed ones."""
         core = self._core
         current = self._current
         if current is not None and not current.proposed and steady_ms >= current.until_ms:
@@ -386,10 +389,8 @@ class BulkDesk(Part):
         self._ask(fetch)
 
     def _copy_instead(self, fetch: _Fetch) -> None:
-        """Nobody who answers has it: begin anew from the checkpoint of one who is past it.
-
-        A master that cannot apply serves nobody: it makes way at once if that one has all of its log.
-        """
+        """No answering peer has the bundle: start again from the checkpoint of a peer that has applied more. A master
+        that cannot apply serves nobody, so it steps down at once if that peer holds all of its log."""
         log, past = self._core.log, fetch.past
         fetch.past, fetch.failed = "", 0
         status = log.status()
@@ -407,7 +408,7 @@ class BulkDesk(Part):
                 fetch.asked_until_ms = self._core.steady_ms() + AGAIN_MS
 
     def wanted_ms(self) -> SteadyMs | None:
-        """When `tick` is needed at the latest."""
+        """Latest time for the next `tick`; None: no timer is needed."""
         if self._fetch is None and self._current is None:
             return None
         times = [fetch.asked_until_ms for fetch in (self._fetch,) if fetch is not None]
@@ -417,7 +418,7 @@ class BulkDesk(Part):
 
     @property
     def waiting(self) -> str:
-        """What this node waits for before it applies further, in words; empty if nothing."""
+        """The missing bundle that keeps this node from applying, in words; empty: none."""
         fetch = self._fetch
         if fetch is None:
             return ""

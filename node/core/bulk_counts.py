@@ -1,4 +1,4 @@
-"""What a node counts of bulk load since its start, for metrics and status. Belongs to BulkDesk and BundleStore."""
+"""Counts of bulk load since the node's start, for metrics and status. Belongs to BulkDesk and BundleStore."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ class BulkCounts:
     """Changed by the core's thread only."""
 
     received_bytes: int = 0
-    """Of bundles, from clients and peers, also of those that did not become whole."""
+    """Bytes of bundles from clients and peers, including bundles that were never completed."""
     received: int = 0
-    """Bundles that became whole here;"""
+    """Bundles completed on this node,"""
     fetched: int = 0
-    """of those, the ones that this node lacked and had from peers."""
+    """and of those, bundles that it lacked and fetched from peers."""
     removed: int = 0
-    """Bundles that nobody claimed."""
+    """Unclaimed bundles that were removed."""
     takeover_ms: int = 0
-    """From the requests for taking over to their answers, of those that were done. Master."""
+    """Total time from request to answer of successful takeovers, on the master."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Offers, pieces and takings over that were refused, by which of them: `offer`, `piece`, `take_over`."""
+    """Refusals by step: `offer`, `piece`, `take_over`."""
 
     def judged(self, step: str, answer: A) -> A:
-        """Counts an answer if it is a refusal; returns it."""
+        """Count an answer if it is a refusal; returns the answer."""
         if isinstance(answer, Failure):
             self.refused[step] += 1
         return answer
 
     def judging(self, step: str, done: Callable[[A], None]) -> Callable[[A], None]:
-        """`done`, and what it is called with is counted if it is a refusal."""
+        """Wrap `done` so that a refusal is counted before it is passed on."""
         return lambda answer: done(self.judged(step, answer))

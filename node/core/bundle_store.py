@@ -1,10 +1,10 @@
-"""Bundles on a node's disk: those that are whole, and those that are just coming in.
+"""Bundles on a node's disk, complete ones and incoming ones.
 
-Owns the directory `bulk/`: `<name>.bundle` is whole, checked against its name and on stable storage; `<name>.part` is
-coming in, and worth nothing after a restart. A bundle is held once the rename and its directory have been synced.
+Owns the directory `bulk/`. `<name>.bundle` is complete, checked against its name and on stable storage. `<name>.part`
+is incoming, and worthless after a restart. A bundle is held once the rename and its directory have been synced.
 
-What is claimed (taken over, or named by the newest checkpoint) stays. The rest goes UNCLAIMED_MS after anybody last
-asked for it, and not while this node has entries of the log that it has not applied: one of them may claim it.
+A claimed bundle (taken over, or named by the newest checkpoint) stays. Any other is removed UNCLAIMED_MS after the last
+request for it, but not while this node has unapplied entries of the log: one of them may claim it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from tickwheel.storage.bundle import DIRECTORY, FILE_BYTES_MAX, SUFFIX, bundle_p
 from tickwheel.storage.disk import Disk, DiskFullError, File, SyncFailedError
 
 PARTS_MAX = 32
-"""Bundles that may be coming in at once."""
+"""Bundles that may be incoming at once."""
 PART_IDLE_MS = 120_000
-"""A bundle that has stopped coming in is dropped after this."""
+"""An incoming bundle without progress is dropped after this."""
 UNCLAIMED_MS = 3_600_000
 PIECE_BYTES_MAX = 1 << 20
 SPACE_RESERVE_BYTES = 256 << 20
-"""So much room is left to everything else."""
+"""Disk space that bundles leave to everything else."""
 CHECK_PERIOD_MS = 30_000
 PART_SUFFIX = ".part"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How much of a bundle is here."""
+    """How much of a bundle this node has."""
 
     name: str
     bytes: int
@@ -59,11 +59,11 @@ class _Part:
 
 
 class _DamagedError(Exception):
-    """What came in is not what was sent, or not what the name says."""
+    """The received bytes differ from those sent, or from those that the name demands."""
 
 
 class BundleStore:
-    """One per node; survives a core that is built anew from a checkpoint only through its files."""
+    """A core built anew from a checkpoint gets a new store, which knows only the files."""
 
     def __init__(
         self, disk: Disk, executor: Executor, steady_ms: Callable[[], SteadyMs], fatal: Callable[[str], None]
@@ -74,7 +74,7 @@ class BundleStore:
         self._fatal = fatal
         self._parts: dict[str, _Part] = {}
         self._whole: dict[str, int] = {}
-        """Name and when anybody last asked for it."""
+        """Name -> when it was last asked for."""
         self._next_ms = 0
         self._stopped = False
         self.counts = BulkCounts()
@@ -86,7 +86,7 @@ class BundleStore:
                 disk.remove(f"{DIRECTORY}/{name}")
 
     def held(self, name: str) -> bool:
-        """Whether it is here, whole. Asking keeps it for a while."""
+        """Whether this node has the complete bundle. Asking keeps an unclaimed bundle for another UNCLAIMED_MS."""
         if name not in self._whole:
             return False
         self._whole[name] = self._steady_ms()
@@ -94,15 +94,15 @@ class BundleStore:
 
     @property
     def held_count(self) -> int:
-        """Whole bundles that are here."""
+        """Number of complete bundles."""
         return len(self._whole)
 
     def bytes_of(self, name: str) -> int:
-        """Of a whole one."""
+        """Size of a complete bundle in bytes."""
         return self._disk.size(bundle_path(name))
 
     def offer(self, name: str, total_bytes: int) -> Held | Failure:
-        """How much of it is here; what is missing will be taken."""
+        """How much of the bundle this node has; it then accepts the rest. A Failure if it has no room."""
         if self._stopped:
             return Failure(common_pb2.WRONG_STATE, "this node starts anew", {"retry_after_ms": "1000"})
         if not is_name(name):
@@ -126,7 +126,8 @@ class BundleStore:
         return Held(name, part.bytes, False)
 
     def take(self, name: str, total_bytes: int, offset: int, data: bytes, crc32c: int, done: Answer) -> None:
-        """A piece, in order; `done` tells what is here then. One that does not follow is not taken."""
+        """Append a piece. A piece that does not follow the bytes so far is ignored. `done` tells how much of the bundle
+        is here, or a Failure."""
         state = self.offer(name, total_bytes)
         if isinstance(state, Failure) or state.held:
             done(state)
@@ -165,7 +166,7 @@ class BundleStore:
         self._executor.submit(lambda: self._write(part, data, crc32c, last=last), ended)
 
     def _write(self, part: _Part, data: bytes, crc32c: int, *, last: bool) -> None:
-        """In a worker."""
+        """Runs in a worker."""
         if google_crc32c.value(data) != crc32c:
             raise _DamagedError(f"the piece at {part.bytes} does not match its checksum")
         path = f"{DIRECTORY}/{part.name}{PART_SUFFIX}"
@@ -204,7 +205,7 @@ class BundleStore:
         self._disk.remove(f"{DIRECTORY}/{part.name}{PART_SUFFIX}")
 
     def tick(self, steady_ms: SteadyMs, claimed: Callable[[], set[str]], applied_all: Callable[[], bool]) -> None:
-        """Drop what nobody wants any more; little, now and then."""
+        """Drop stale incoming bundles and unclaimed complete ones, a few at a time."""
         if steady_ms < self._next_ms:
             return
         self._next_ms = steady_ms + CHECK_PERIOD_MS
@@ -223,7 +224,7 @@ class BundleStore:
             self.counts.removed += 1
 
     def stop(self) -> None:
-        """Take nothing more; what is coming in is worth nothing to whoever comes after."""
+        """Stop accepting pieces and drop the incoming bundles: a later store cannot use them."""
         self._stopped = True
         for part in self._parts.values():
             if part.file is not None and not part.busy:

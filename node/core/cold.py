@@ -1,7 +1,7 @@
-"""Requests about the cold tier, on the master: parts become known, single messages are cancelled, moved, looked up.
+"""Requests about the cold tier, on the master: register parts; cancel, move or look up single messages.
 
-What holds is decided when a command is applied (node/state/cold.py). A message that is loaded by then is in the wheel,
-and the request goes on there under the id that it has there; once loaded it stays so, so there is no way back.
+The outcome is decided when a command is applied (node/state/cold.py). A message that has been loaded by then is in the
+wheel, and the request continues there under its id in the wheel. A loaded message never returns to the cold tier.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from tickwheel.proto.log_pb2 import Command
 
 
 class ColdDesk:
-    """One per node."""
-
     def __init__(self, core: Kernel, disk_room: DiskRoom) -> None:
         self._core = core
         self._disk_room = disk_room
@@ -30,7 +28,7 @@ class ColdDesk:
     def register(
         self, request: cold_pb2.RegisterColdRequest, done: Callable[[cold_pb2.ColdJob | Failure], None]
     ) -> None:
-        """Make the parts of a job known."""
+        """Register the parts of a job."""
         failure = self._core.refusal() or self._disk_room.refusal()
         if failure is not None:
             done(failure)
@@ -52,12 +50,12 @@ class ColdDesk:
     def moved(
         self, request: cold_pb2.ListColdMovedRequest, done: Callable[[cold_pb2.ColdMoved | Failure], None]
     ) -> None:
-        """A page of messages that were moved and wait."""
+        """A page of messages that were moved and are waiting to be loaded."""
         failure = self._core.refusal()
         done(failure or self._core.state.cold.list_moved(request.after, request.due_below_ms))
 
     def wants(self, request: bulk_pb2.TakeOverRequest, done: Callable[[bulk_pb2.LoadState | Failure], None]) -> bool:
-        """Whether a bundle of the cold tier is to be taken over; if not, this has answered."""
+        """Whether a bundle of the cold tier should be taken over. If not, `done` has been called."""
         cold = self._core.state.cold
         units = len(request.cold.ids) // 8
         part = cold.parts.get(request.cold.part)
@@ -80,8 +78,8 @@ class ColdDesk:
     # -- single messages
 
     def _permission(self, number: int, permitted: Permitted) -> Failure | None:
-        """A message that is not loaded has no topic yet: it needs the right to every topic. One that is loaded is asked
-        for where its topic is known."""
+        """The refusal of a request for an unloaded message. It has no topic yet, so the request needs the right to
+        every topic. For a loaded message the topic's right is checked later."""
         place = self._core.state.cold.place(number)
         return None if place is not None and place.kind == LOADED else permitted("")
 
@@ -92,7 +90,8 @@ class ColdDesk:
         permitted: Permitted,
         loaded: Callable[[int], None],
     ) -> None:
-        """By a cold id. `loaded`, instead of `done`: the message is in the wheel, under this id."""
+        """Cancel by a cold id. If the message is in the wheel, `loaded` is called with its id there instead of
+        `done`."""
         refusal = self._permission(number, permitted)
         if refusal is not None:
             done(refusal)
@@ -118,7 +117,8 @@ class ColdDesk:
         permitted: Permitted,
         loaded: Callable[[int], None],
     ) -> None:
-        """To a time that may not be near: a job must still bring the message. `loaded` as in `cancel`."""
+        """Move by a cold id. The new time must be far enough ahead for a job to bring the message. `loaded` as in
+        `cancel`."""
         core = self._core
         refusal = self._permission(number, permitted)
         if refusal is not None:
@@ -176,7 +176,7 @@ class ColdDesk:
         permitted: Permitted,
         loaded: Callable[[int], None],
     ) -> None:
-        """State of a message. `loaded` as in `cancel`: then the wheel has its content."""
+        """State of a message by its cold id. `loaded` as in `cancel`: the wheel then has its content."""
         core = self._core
         failure = core.refusal() or self._permission(number, permitted)
         if failure is not None:
@@ -200,7 +200,7 @@ class ColdDesk:
     # -- operators
 
     def status(self) -> admin_pb2.ColdStatus:
-        """What waits, and whether it is late."""
+        """What is waiting in the cold tier, and whether it is late."""
         core = self._core
         cold = core.state.cold
         next_ms = cold.next_due_ms()

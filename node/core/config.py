@@ -1,7 +1,7 @@
-"""What the core of a node can be told, with its defaults and the reason of each.
+"""Configuration of a node's core: each field with its default and the reason.
 
-Times and sizes carry their unit in the name. What replicas must agree on is not here but in the
-replicated settings (`node/state/settings.py`). Relations between fields are checked in `check`.
+Times and sizes carry their unit in the name. Values on which replicas must agree are not here but in the
+replicated settings (`node/state/settings.py`). `check` verifies the relations between fields.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SLEW_PPM_MOST = 500_000
 
 
 class DeliveryOrder(enum.Enum):
-    """Whether a dispatch is committed before its messages go out, or right after."""
+    """Whether messages go out after their dispatch is committed (commit-first) or before (push-first)."""
 
     COMMIT_FIRST = "commit-first"
     PUSH_FIRST = "push-first"
@@ -25,70 +25,70 @@ class DeliveryOrder(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """Frozen, read once; see `check` for the relations."""
+    """Read once at start. `check` verifies the relations between fields."""
 
     sync_period_ms: int = 50
-    """Tick, local index and new leases go to the slaves this often."""
+    """How often the master sends tick, local index and new leases to the slaves."""
 
     election_timeout_min_ms: int = 400
     election_timeout_max_ms: int = 700
     lease_ms: int = 300
-    """The master acts only while a majority answered within this; shorter than the shortest election timeout."""
+    """The master acts only while a majority answered within this time; shorter than the shortest election timeout."""
 
     delivery_order: DeliveryOrder = DeliveryOrder.COMMIT_FIRST
     dispatch_in_flight_max: int = 16
     """Dispatch commands proposed and not yet applied; 1 is the synchronous mode."""
 
     dispatch_messages_max: int = 8_192
-    """Messages one dispatch command moves at most (more only when they arrive between proposal and apply)."""
+    """Messages that one dispatch command moves at most; more only if they arrive between proposal and apply."""
 
     dispatch_ahead_ms: int = 8
-    """A dispatch is proposed this long before it is due, so that the majority's fdatasync is hidden."""
+    """A dispatch is proposed this long before its messages are due: that hides the majority's fdatasync."""
 
     dispatch_period_ms: int = 5
-    """Dispatches are at least this far apart unless they are full: bounds the log's growth."""
+    """Least pause between dispatches that are not full: bounds the log's growth."""
 
     delivery_period_ms: int = 3
-    """Batches of one group and topic leave at least this far apart unless they are full: many tiny ones would cost
-    the node and its consumers more time than they save."""
+    """Least pause between batches of one group and topic that are not full: many tiny ones would cost the node and its
+    consumers more time than they save."""
 
     push_behind_ms: int = 40
-    """Push-first: how long a commit may stay behind before nothing more is delivered ahead of it. Kept under 50."""
+    """Push-first: while a commit is later than this, nothing more is delivered ahead. Kept under 50."""
 
     propose_in_flight_max: int = 8
-    """Entries proposed and not applied; more wait and are merged (group commit)."""
+    """Entries proposed and not yet applied. Further commands wait and are merged (group commit)."""
 
     gather_ms: int = 4
-    """Settlements make an entry so long after the last one at the earliest, behind a dispatch a little later than the
-    next one is expected; a dispatch leaves at once and takes along what waits. 0: everything leaves at once."""
+    """Least time from the last entry to an entry of settlements; after a dispatch they wait a little longer, for the
+    next dispatch. A dispatch leaves at once and takes waiting commands along. 0: settlements leave at once."""
 
     gather_busy_ms: int = 16
-    """Schedules wait for the answers to entries that are under way, but for each of them so long after the last one was
-    proposed at the most. 0: they do not wait."""
+    """Schedules wait for the answers to entries under way, at most this long for each such entry, counted from the last
+    proposal. 0: they do not wait."""
 
     propose_bytes_max: int = 4 << 20
-    """Bytes of entries proposed and not applied."""
+    """Bytes of entries proposed and not yet applied."""
 
     entry_bytes_target: int = 1 << 20
-    """An entry takes waiting requests up to about this size; a larger single request makes its own entry."""
+    """An entry takes waiting requests up to about this size. A larger single request makes its own entry."""
 
     intake_bytes_max: int = 64 << 20
-    """Requests accepted and not yet proposed; above it callers get LIMIT_REACHED."""
+    """Bytes of requests accepted and not yet proposed; beyond it callers get LIMIT_REACHED."""
 
     intake_requests_max: int = 50_000
 
     lease_default_ms: int = 30_000
     lease_min_ms: int = 100
     lease_max_ms: int = 43_200_000
-    """Bounds of the lease of a delivery (12 hours)."""
+    """Upper bound of a delivery's lease (12 hours)."""
 
     staged_messages_max: int = 16_384
-    """Messages of one group and topic read from disk and waiting for credit or their time."""
+    """Messages of one group and topic that are read from disk and wait for credit or their time."""
 
     staged_bytes_max: int = 32 << 20
 
     batch_messages_max: int = 4_096
-    """Messages in one delivered batch at most."""
+    """Messages in one delivered batch."""
 
     batch_bytes_max: int = 2 << 20
 
@@ -99,66 +99,66 @@ class CoreConfig:
     """A checkpoint is written when a restart would replay more log than this."""
 
     checkpoint_entries: int = 2_000
-    """Or more entries: small ones cost a replay as much as large ones, 0.4 ms on a free processor."""
+    """A checkpoint is also written when a restart would replay more entries: small ones cost a replay as much as large
+    ones, 0.4 ms on a free processor."""
 
     checkpoint_period_ms: int = 300_000
-    """And at least this often while the log grows."""
+    """A checkpoint is also written this often while the log grows."""
 
     disk_high_percent: int = 0
-    """Schedules are refused while so much of the disk is used, and until 5 % less is; 0: never."""
+    """Schedules are refused from this share of the disk in use until it is 5 % less; 0: never."""
 
     retention_period_ms: int = 60_000
-    """How often the master looks for hours that can be removed."""
+    """How often the master looks for removable hours."""
 
     hours_kept: int = 1
-    """Whole hours before the cursor's that stay whatever is settled: a message can be looked up for a while after it
-    was delivered."""
+    """Whole hours before the cursor's that are kept even if all is settled: a message can be looked up for a while
+    after its delivery."""
 
     buffer_bytes_max: int = 128 << 20
-    """Arrivals kept in memory before they are merged into hour files."""
+    """Bytes of arrivals kept in memory before they are merged into hour files."""
 
     preload_ms: int = 10_000
-    """Ticks this far ahead of the clock are kept loaded."""
+    """Ticks up to this far ahead of the clock are kept loaded."""
 
     segment_bytes: int = 64 << 20
     """Size of a journal file."""
 
     clock_tolerance_ms: int = 500
-    """Clocks of a majority may differ by this much and still agree; the closest majority decides. Above what NTP leaves
-    by far, so that dispatch does not stop for a badly kept clock that the warning has told of."""
+    """Clocks of a majority may differ by this much and still agree; the closest majority decides. Far above the error
+    that NTP leaves: a badly kept clock is warned of and must not stop dispatch."""
 
     clock_holdover_ms_max: int = 600_000
-    """Without agreement dispatch goes on from the last one for so long: at 200 ppm it is 120 ms off by then."""
+    """How long dispatch goes on from the last agreement: at 200 ppm the time is 120 ms off by then."""
 
     clock_drift_ppm_max: int = 200
-    """How far an oscillator may be off: the error grows by it. Quartz keeps within 100."""
+    """Assumed error of an oscillator, by which the uncertainty grows. Quartz keeps within 100."""
 
     clock_slew_ppm_max: int = 100_000
-    """How much faster or slower than it should the time goes while it is corrected: a second takes ten."""
+    """How much faster or slower the time runs while it is corrected: 100,000 ppm corrects a second in ten."""
 
     clock_sample_period_ms: int = 500
-    """How often the nodes ask each other. A drift of 200 ppm is 0.1 ms in that time."""
+    """How often the nodes ask each other for the time. A drift of 200 ppm makes 0.1 ms meanwhile."""
 
     clock_skew_warn_ms: int = 100
-    """A clock that is off by more is warned of."""
+    """A clock that is off by more causes a warning."""
 
     clock_own_until_agreed: bool = False
-    """Dispatch by the master's own clock until the nodes have agreed for the first time."""
+    """Dispatch by the master's own clock until the nodes agree for the first time."""
 
     apply_slice_ms: int = 10
-    """Longest time that apply may hold the loop before other work gets its turn."""
+    """Longest time that apply holds the core's thread before other work gets a turn."""
 
     sweep_step_messages: int = 1_000
-    """Messages that one step of a bulk cancel or move takes at most: apply takes some milliseconds for them on each
-    node."""
+    """Messages that one step of a bulk cancel or move takes: their apply costs each node some milliseconds."""
 
     events_bytes_max: int = 0
-    """Bytes of event files that a node keeps for traces and audits; 0: it writes none. A node's configuration has its
+    """Bytes of event files that a node keeps for traces and audits; 0: it writes none. The node's configuration has its
     own default."""
 
     @property
     def clock(self) -> ClockSettings:
-        """What the cluster clock is told."""
+        """The settings of the cluster clock."""
         return ClockSettings(
             tolerance_ms=self.clock_tolerance_ms,
             holdover_ms_max=self.clock_holdover_ms_max,

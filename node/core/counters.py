@@ -29,11 +29,12 @@ class Counters:
     settled: int = 0
     expired: int = 0
     late_counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(LATE_BOUNDS_MS) + 1, np.int64))
-    """First deliveries by lateness: at most each bound, the last one above all."""
+    """Deliveries by lateness: for each bound those at most that late and later than the bound before; the last for all
+    others."""
     late_sum_ms: int = 0
 
     def note_delivery(self, now_ms: int, due_ms: NDArray[np.int64], attempts: NDArray[np.uint32]) -> None:
-        """A batch goes out; all three by message."""
+        """Count a batch. The arrays have one element for each message."""
         self.delivered += len(due_ms)
         self.redelivered += int((attempts > 1).sum())
         late_ms = now_ms - due_ms
@@ -52,16 +53,16 @@ class _Note:
 
 @dataclass(slots=True)
 class Totals:
-    """What was applied since the process started."""
+    """Counts of what was applied since the process started."""
 
     scheduled: int = 0
     dispatched: int = 0
     settled: int = 0
     cancelled: int = 0
     loaded: int = 0
-    """Of those scheduled, the ones that came in bundles;"""
+    """Of `scheduled`, messages that came in bundles,"""
     loaded_bundles: int = 0
-    """and in how many."""
+    """and the number of these bundles."""
 
     def note(self, result: object) -> None:
         """Count one result of apply."""
@@ -90,7 +91,7 @@ class Rates:
         self._notes: deque[_Note] = deque()
 
     def note(self, totals: Totals, delivered: int, steady_ms: SteadyMs) -> None:
-        """Remember where the totals stand."""
+        """Note the totals. Called once a second."""
         self._notes.append(_Note(steady_ms, totals.scheduled, totals.dispatched, delivered, totals.settled))
         while self._notes[0].at_ms < steady_ms - RATE_WINDOW_MS:
             self._notes.popleft()

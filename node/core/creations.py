@@ -1,10 +1,10 @@
-"""How fast topics and groups come into being, and how many subscriptions there may be: asked by the master before it
+"""How fast topics and groups may be created, and how many subscriptions there may be. The master asks before it
 proposes.
 
-A name costs every node memory for ever and a slice of its loop when it is applied, while a message costs next to
-nothing; one batch that named 9,000 new topics kept a master from its heartbeats for longer than its lease. So creation
-has an allowance that grows with time. One request may overdraw it, if there is any left: then nothing is created until
-it is made good. Soft state of the master.
+A name costs every node memory for ever, and time of the core's thread when it is applied; a message costs next to
+nothing. One batch that named 9,000 new topics kept a master from its heartbeats for longer than its lease. So creation
+has an allowance that grows with time. One request may overdraw it if any is left; then nothing is created until the
+debt is made good. Soft state of the master.
 """
 
 from __future__ import annotations
@@ -18,20 +18,18 @@ from tickwheel.proto.log_pb2 import AdminCommand
 TOPIC_COST = 3
 GROUP_COST = 3
 SUBSCRIPTION_COST = 1
-"""In allowance; one is about 20 microseconds of the loop of each node."""
+"""Costs are in units of allowance. One unit is about 20 microseconds of each node's core thread."""
 ALLOWANCE_A_SECOND = 1_500
-"""500 topics a second: 3 % of a loop."""
+"""500 topics a second: 3 % of a core's thread."""
 ALLOWANCE_MAX = 600
 """200 topics at once: about 12 ms in one entry."""
 TOPICS_PER_GROUP_MAX = 1_024
-"""Of one request; a group may be given more by another one."""
+"""Topics that one request may give a group; further requests may add more."""
 SUBSCRIPTIONS_MAX = 200_000
-"""Topics of all groups together: half a kilobyte each while they are quiet, so 100 MB."""
+"""Topics of all groups together. A quiet one takes half a kilobyte, so 100 MB."""
 
 
 class Creations:
-    """One per node."""
-
     def __init__(self, state: StateMachine, steady_ms: Callable[[], int]) -> None:
         self._state = state
         self._steady_ms = steady_ms
@@ -39,18 +37,19 @@ class Creations:
         self._at_ms = 0
 
     def topics(self, wanted: int) -> int:
-        """How many of so many new topics may be created now; they are taken off the allowance."""
+        """How many of `wanted` new topics may be created now. They are taken off the allowance."""
         self._renew()
         allowed = min(wanted, max(0, int(self._left) // TOPIC_COST))
         self._left -= allowed * TOPIC_COST
         return allowed
 
     def topics_refused(self, missing: int) -> Failure:
-        """So many topics more were wanted than may be created now."""
+        """The refusal of `missing` topics beyond the allowance."""
         return self._refused(missing * TOPIC_COST)
 
     def refusal(self, command: AdminCommand) -> Failure | None:
-        """Why a command must not create now what it would; if it may, that is taken off the allowance."""
+        """Why a command must not create its topics or group now; None: it may, and the cost is taken off the
+        allowance."""
         kind = command.WhichOneof("body")
         state = self._state
         if kind == "create_topic":
@@ -80,7 +79,8 @@ class Creations:
         self._at_ms = now_ms
 
     def _refused(self, missing: int) -> Failure:
-        """Retry once half of the allowance is there again, or all that is missing if that is less."""
+        """A refusal whose retry hint is when `missing` units are there again, or half of the allowance if that is
+        sooner."""
         wait = (min(missing, ALLOWANCE_MAX / 2) + max(0.0, -self._left)) * 1_000 / ALLOWANCE_A_SECOND
         limit = f"{ALLOWANCE_A_SECOND // TOPIC_COST} new topics a second, subscriptions a third of that each"
         return limit_reached("names_created", limit, max(10, int(wait) + 1))

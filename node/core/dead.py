@@ -1,7 +1,7 @@
-"""Questions about dead letters and what operators do with them; on the master.
+"""Requests about dead letters, on the master.
 
-Reads are answered from the state at once: rows of a page, and one payload at a time. Changes go through the log in
-bounded commands, several to a request; a request over many letters says how far it came, and is asked again.
+Reads are answered from the state at once: a page of rows, or one letter's payload. Changes go through the log in
+bounded commands, several to a request. A request over many letters tells how far it came; the caller then asks again.
 """
 
 from __future__ import annotations
@@ -23,27 +23,25 @@ PAGE_DEFAULT = 100
 PAGE_MAX = 1_000
 NUMBERS_MAX = 1_000
 GONE_MAX = 1_000_000
-"""Letters of a group replayed or purged by number while an older one stays: each is remembered, 8 bytes in a
-checkpoint and 60 in memory. Replay or purge all, or the oldest."""
+"""Letters of a group replayed or purged by number while an older one stays. Each must be remembered: 8 bytes in a
+checkpoint and 60 in memory. To go on, replay or purge all, or the oldest."""
 GONE_HINT_MS = 60_000
-"""That a request names."""
+"""Ids that one request may name."""
 COMMANDS_MAX = 16
-"""Of one request that is for all; then the caller hears how far it came."""
+"""Commands of one request that is for all letters; then the caller is told how far it came."""
 QUEUE_PREFIX = "%DLQ%"
 
 Changed = Callable[[dead_pb2.ChangeDeadResponse | Failure], None]
 
 
 class DeadDesk:
-    """One per node."""
-
     def __init__(self, core: Kernel) -> None:
         self._core = core
 
     def list(
         self, request: dead_pb2.ListDeadRequest, done: Callable[[dead_pb2.ListDeadResponse | Failure], None]
     ) -> None:
-        """A page, oldest first."""
+        """A page of dead letters, oldest first."""
         try:
             _, dead = self._letters(request.group)
             if request.page_size > PAGE_MAX:
@@ -66,7 +64,7 @@ class DeadDesk:
         done(response)
 
     def get(self, request: dead_pb2.GetDeadRequest, done: Callable[[dead_pb2.DeadLetter | Failure], None]) -> None:
-        """One with its payload."""
+        """One dead letter with its payload."""
         try:
             _, dead = self._letters(request.group)
         except RequestError as error:
@@ -85,7 +83,7 @@ class DeadDesk:
         done(letter)
 
     def replay(self, request: dead_pb2.ReplayDeadRequest, done: Changed) -> None:
-        """Deliver them again."""
+        """Deliver dead letters again."""
         try:
             group_id, dead = self._letters(request.group)
             self._check_numbers(request.numbers, dead)
@@ -95,7 +93,7 @@ class DeadDesk:
         _Replay(self._core, group_id, dead, request, done).go_on()
 
     def purge(self, request: dead_pb2.PurgeDeadRequest, done: Changed) -> None:
-        """Throw them away."""
+        """Remove dead letters for good."""
         try:
             group_id, dead = self._letters(request.group)
             self._check_numbers(request.numbers, dead)
@@ -149,7 +147,7 @@ class DeadDesk:
 
 
 class _Replay:
-    """One request, command by command."""
+    """One request, carried out command by command."""
 
     def __init__(
         self, core: Kernel, group_id: int, dead: DeadLetters, request: dead_pb2.ReplayDeadRequest, done: Changed

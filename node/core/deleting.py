@@ -1,14 +1,14 @@
-"""Deletes topics and groups so that nothing goes unsaid: what they hold is counted, and cancelled if that is meant.
+"""Deletes topics and groups. Their messages are counted first, and cancelled if the request confirms that.
 
-A deletion is a sweep of the replicated state (node/state/sweeps.py): from its first command on the target takes
-and hands out nothing; what is pending is cancelled step by step, by whoever is master; at the end the target goes. Here
-is what stands before it, the question whether it may begin, and the answer after it.
+A deletion is a sweep of the replicated state (node/state/sweeps.py). From its first command on, the target accepts and
+hands out nothing. The master of the moment cancels the pending messages step by step; at the end the target is removed.
+This module decides whether a deletion may begin, and answers when it has ended.
 
-Unconfirmed requests are judged by a count. What is scheduled between that count and the first command, a moment later,
-is cancelled with the rest, and counted and noted like it.
+An unconfirmed request is judged by a count. Messages scheduled between that count and the first command, a moment
+later, are cancelled, counted and recorded like the others.
 
-A call that is repeated because its answer was lost names itself: it is answered by the sweep that the first try began,
-whether the target still exists, is gone, or exists anew.
+A call that is repeated because its answer was lost carries the same request id. It gets the sweep that the first try
+began, whether the target still exists, is gone, or exists again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tickwheel.proto.admin_pb2 import DeleteGroupRequest, DeleteTopicRequest
 from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, Selection, Sweep
 
 ANSWER_MS_MAX = 5_000
-"""A deletion that takes longer is answered as it stands, and goes on."""
+"""A deletion that takes longer is answered with its state so far, and goes on."""
 
 Done = Callable[[Sweep | Failure], None]
 
@@ -42,8 +42,6 @@ class _Waiting:
 
 
 class Deleter(Part):
-    """One per node."""
-
     def __init__(self, core: Kernel, pending: PendingDesk, sweeper: Sweeper) -> None:
         self._core = core
         self._pending = pending
@@ -51,7 +49,7 @@ class Deleter(Part):
         self._waiting: list[_Waiting] = []
 
     def topic(self, request: DeleteTopicRequest, done: Done) -> None:
-        """Delete a topic; if it holds anything, only when that is confirmed."""
+        """Delete a topic. If it holds anything, the request must confirm."""
         state = self._core.state
         topic_id = state.topic_id(request.name)
         owed = {} if topic_id is None else {"undelivered": state.topic_undelivered(topic_id)}
@@ -59,7 +57,7 @@ class Deleter(Part):
         self._delete("topic", request.name, topic_id, wanted, owed, request.cancel_pending, request.request_id, done)
 
     def group(self, request: DeleteGroupRequest, done: Done) -> None:
-        """Delete a group; if it holds anything, only when that is confirmed."""
+        """Delete a group. If it holds anything, the request must confirm."""
         state = self._core.state
         group_id = state.group_id(request.name)
         owed = {} if group_id is None else state.group_owed(group_id)
@@ -129,7 +127,7 @@ class Deleter(Part):
         self.tick(self._core.steady_ms())
 
     def tick(self, steady_ms: SteadyMs) -> None:
-        """Answer whose job has ended, and who has waited long enough."""
+        """Answer the callers whose job has ended or whose time is up."""
         if not self._waiting:
             return
         left: list[_Waiting] = []
@@ -147,20 +145,20 @@ class Deleter(Part):
             done(answer)
 
     def end(self, failure: Failure) -> None:
-        """Mastership is gone; the next master carries the deletions on."""
+        """Answer the waiting callers with `failure`; the next master carries the deletions on."""
         waiting, self._waiting = self._waiting, []
         for caller in waiting:
             caller.done(failure)
 
 
 def _deletes(job: Sweep, wanted: Sweep) -> bool:
-    """Whether a job runs that deletes the same."""
+    """Whether a running job deletes the same target."""
     same = job.WhichOneof("action") == wanted.WhichOneof("action") and job.target_id == wanted.target_id
     return same and job.state == SWEEP_RUNNING
 
 
 def _is_of(job: Sweep, wanted: Sweep, request_id: int) -> bool:
-    """Whether a job was begun by an earlier try of the same call."""
+    """Whether an earlier try of the same call began the job."""
     same = (job.delete_topic, job.delete_group) == (wanted.delete_topic, wanted.delete_group)
     return bool(request_id) and same and job.job_id.endswith(f"-{request_id:x}")
 

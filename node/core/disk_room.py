@@ -1,11 +1,10 @@
-"""Whether there is room for more schedules: on this node's disk, and on those of a majority.
+"""Whether there is room for more schedules, on this node's disk and on those of a majority.
 
-Above the high-water mark (a share of the disk), or with less free than the reserve, settlements, dispatch, retries and
-the removal of hours shall have the rest; a full disk would stop the node altogether. So a master in that state hands
-over to a member with room, and until then takes what a majority of the members still has room for; with no such member
-it lets no schedule in. It takes schedules again once the share is HYSTERESIS_PERCENT lower. Slaves tell theirs with the
-sync: the master also refuses when fewer disks than a majority have room, for then the cluster would soon stop with two
-nodes at once.
+Above the high-water mark (a share of the disk), or with less free than the reserve, the remaining room is for
+settlements, dispatch, retries and the removal of hours: a full disk would stop the node altogether. A master in that
+state hands over to a member with room. Until then it accepts schedules only while a majority of the members has room.
+The state ends once the share is HYSTERESIS_PERCENT lower. Slaves report their state with the sync. A master with room
+also refuses schedules when no majority has room: otherwise the cluster would soon stop, with two nodes at once.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ RETRY_AFTER_MS = 5_000
 
 
 class DiskRoom:
-    """One per node. `look` once a second or so."""
+    """Call `look` about once a second."""
 
     def __init__(
         self,
@@ -30,25 +29,25 @@ class DiskRoom:
         full_peers: Callable[[], set[str]],
         roomy_peers: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`high_percent` 0: no mark. `full_peers`: members that said last that they are above theirs; `roomy_peers`:
-        those that said just now that they are not."""
+        """`high_percent` 0: no mark. `full_peers`: members whose last report was above their mark. `roomy_peers`:
+        members that have just reported to be below it."""
         self._disk = disk
         self._members = members
         self._full_peers = full_peers
         self._roomy_peers = roomy_peers
         self.high_percent = high_percent
         self.above = False
-        """This node's disk is above its mark, or was and is not far enough below."""
+        """This node's disk is above its mark, or has been and is not yet far enough below."""
         self.total_bytes = 0
         self.free_bytes = 0
 
     @property
     def used_ratio(self) -> float:
-        """Share of the disk that is used, 0 to 1; 0 before the first look."""
+        """Used share of the disk, 0 to 1; 0 before the first look."""
         return 1 - self.free_bytes / self.total_bytes if self.total_bytes else 0.0
 
     def look(self) -> None:
-        """Ask the disk."""
+        """Read the disk's figures."""
         try:
             self.total_bytes, self.free_bytes = self._disk.space_total(), self._disk.space_left()
         except DiskError:
@@ -59,7 +58,7 @@ class DiskRoom:
         self.above = (bool(self.high_percent) and used_percent >= mark) or not self.free_bytes
 
     def own_refusal(self) -> Failure | None:
-        """Why nothing new is to come to this node's disk; None if there is room."""
+        """Why this node's disk should take nothing new; None if it has room."""
         if not self.above:
             return None
         if not self.free_bytes:
@@ -67,7 +66,7 @@ class DiskRoom:
         return limit_reached("storage.high_water_percent", f"{self.high_percent} %", RETRY_AFTER_MS)
 
     def refusal(self) -> Failure | None:
-        """Why a master lets no schedule in now; None if there is room."""
+        """Why a master accepts no schedule now; None if there is room."""
         own = self.own_refusal()
         if own is not None:
             return None if 2 * len(self._roomy_peers()) > len(self._members()) else own

@@ -1,4 +1,4 @@
-"""What a node's data directory holds: bytes by part, by hour, and by topic of some hours. Any node answers for itself.
+"""Use of a node's data directory: bytes by part, by hour, and by topic for some hours. Any node answers for itself.
 
 Files are measured and indexes read in a worker.
 """
@@ -21,7 +21,7 @@ HOURS = f"{WHEEL_DIRECTORY}/hours"
 
 
 def measure(disk: Disk, path: str = "") -> dict[str, int]:
-    """Bytes of each file below a directory; what goes meanwhile does not count."""
+    """Bytes of each file below a directory. Files removed meanwhile do not count."""
     try:
         names = disk.list(path)
     except DiskError:
@@ -40,7 +40,7 @@ def _size(disk: Disk, path: str) -> int:
 
 
 def describe(files: dict[str, int]) -> admin_pb2.DiskUse:
-    """The answer without topics: parts are the first two names of a path below state and wheel, else the first."""
+    """The answer without topics. A part is the first two names of a path below state and wheel, else the first name."""
     parts: dict[str, int] = {}
     hours: dict[int, int] = {}
     for path, size in files.items():
@@ -59,7 +59,7 @@ def describe(files: dict[str, int]) -> admin_pb2.DiskUse:
 
 
 def disk_use(core: Kernel, room: DiskRoom, request: admin_pb2.GetDiskUseRequest, done: Answer) -> None:
-    """Answer one question."""
+    """Answer one request; calls `done` once."""
     disk = core.disk
     room.look()
     last = request.hour_max or (1 << 32) - 1
@@ -85,7 +85,7 @@ def disk_use(core: Kernel, room: DiskRoom, request: admin_pb2.GetDiskUseRequest,
 
 
 def add_topics(core: Kernel, use: admin_pb2.DiskUse, job: UsageJob) -> None:
-    """What the job found, by name; topics that were deleted have none. The largest, as many as fit an answer."""
+    """Add the job's bytes by topic name, without deleted topics: the largest ones, as many as fit an answer."""
     left = ANSWER_BYTES_MAX - use.ByteSize()
     for number, (topic_id, (messages, size)) in enumerate(sorted(job.topics.items(), key=lambda item: -item[1][1])):
         topic = admin_pb2.DiskUse.Topic(topic=core.state.topic_name(topic_id), messages=messages, bytes=size)

@@ -1,11 +1,11 @@
-"""Notes what happened to messages, for `tickwheel trace` and audits: in bounded files, by a worker.
+"""Records the events of messages in bounded files, for `tickwheel trace` and audits.
 
-The loop only puts references to what it has in hand into a queue (arrays of a result, columns of a command or of a
-delivered batch), once a batch; a worker makes columns of them and writes them (storage/events.py). When the queue is
-full records are left out and counted, so that writing never holds the node up. Nothing depends on these files.
+Once a batch, the core's thread puts references into a queue: arrays of a result, columns of a command or of a delivered
+batch. A worker makes columns of them and writes them (storage/events.py). If the queue is full, records are left out
+and counted, so writing never delays the node. Nothing depends on these files.
 
-A process that is killed loses what waited. The journal has it: what is replayed behind the last entry that the files
-tell of is noted then; only deliveries, which are in no log, are lost.
+A killed process loses the queued records. A replay of the journal records them again, from the last entry in the files
+on. Only deliveries are lost for good: they are in no log.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ from tickwheel.wheel.units import Units, ids_of
 
 DIRECTORY = "events"
 QUEUE_BYTES_MAX = 32 << 20
-"""What waits to be written is bounded by about this."""
+"""Approximate bound of the records waiting to be written."""
 WRITE_BYTES = 1 << 20
-"""So much is written at once,"""
+"""The worker writes as soon as this much waits,"""
 WRITE_PERIOD_MS = 100
-"""and what there is at the latest after this. Notes become bytes in a worker that shares the interpreter with the loop:
-half a second's notes at once would hold messages up for as long as they take."""
+"""or after this time. Records become bytes in a worker that shares the interpreter with the core's thread: writing half
+a second's records at once would delay messages for as long as that takes."""
 TOPICS_A_RECORD = 256
-"""Their names find room in its texts."""
+"""Topics in one record; their names fit into its texts."""
 FOUND_MAX = 1_000
-"""Events that a trace answers at most."""
+"""Events in the answer to one trace, at most."""
 UNITS_MAX = 1_000
-"""Units (retries of a message are units of their own) that a trace follows."""
+"""Units that one trace follows. Each retry of a message is a unit of its own."""
 
 Make = Callable[[], EventRecord | None]
-"""Makes a record of what was put aside, in a worker."""
+"""Makes a record from queued references. Runs in a worker."""
 
 
 def _start_ms(request: CreateGroupRequest | ResetGroupRequest) -> int:
-    """From which due time on what was dispatched before counts for a group that starts there."""
+    """First due time of the messages that a starting group gets from those dispatched before."""
     if request.start_from == LATEST:
         return FROM_NOW_MS
     return request.start_ms if request.start_from == TIME else 0
@@ -82,7 +82,7 @@ def _column(data: bytes, dtype: str) -> Column:
 
 
 class Names(Protocol):
-    """Who knows the names of topics and groups: the state machine."""
+    """Gives the names of topics and groups; the state machine implements it."""
 
     def topic_name(self, topic_id: int) -> str: ...
 
@@ -90,7 +90,7 @@ class Names(Protocol):
 
 
 class Events:
-    """One per node. Without `bytes_max` it does nothing."""
+    """Does nothing if `bytes_max` is 0."""
 
     def __init__(self, disk: Disk, executor: Executor, names: Names, node_id: str, bytes_max: int) -> None:
         self._disk = disk
@@ -100,14 +100,14 @@ class Events:
         self.enabled = bytes_max > 0
         self._writer = EventWriter(disk, DIRECTORY, bytes_max)
         self.noted_to = newest_index(disk, DIRECTORY) if self.enabled else 0
-        """Last entry that was noted before this start; what a replay brings beyond it had not been written yet."""
+        """Last log entry recorded before this start. A replay records the entries beyond it."""
         self._queue: list[Make] = []
         self._queue_bytes = 0
         self._writing = False
         self._write_at_ms = 0
         self._left_out = 0
         self.lost = 0
-        """Records left out since the start."""
+        """Records left out since the start because the queue was full."""
         self.written_bytes = 0
         self.failures = 0
 
@@ -122,7 +122,7 @@ class Events:
     # -- what the core tells
 
     def applied(self, index: int, now_ms: int, entry: LogEntry, command: Command, kind: str, result: object) -> None:
-        """A command was applied."""
+        """Record an applied command."""
         facts: dict[str, Any] = {
             "at_ms": now_ms,
             "stamped_ms": entry.stamped_ms,
@@ -168,7 +168,7 @@ class Events:
             self._put(lambda: record, 128)
 
     def _administered(self, command: AdminCommand, result: AdminResult, facts: Mapping[str, Any]) -> None:
-        """What decides which messages a group must get."""
+        """Record commands that decide which messages a group must get."""
         body, group = command.WhichOneof("body"), result.group
         if body == "create_group" and group is not None:
             start, topics = _start_ms(command.create_group), command.create_group.topics
@@ -188,7 +188,7 @@ class Events:
             self._group(GroupChange.REMOVED, "", "", [""], result.hour_min_kept * HOUR_MS, facts)
 
     def _deleted(self, job: Sweep, facts: Mapping[str, Any]) -> None:
-        """A sweep that deletes has ended: its topic, or its group with all topics, is gone."""
+        """Record the end of a deleting sweep: its topic is gone, or its group with all topics."""
         if job.state == SWEEP_FINISHED and job.delete_topic:
             self._group(GroupChange.DELETED, "", "", [job.delete_topic], 0, facts)
         elif job.state == SWEEP_FINISHED and job.delete_group:
@@ -218,7 +218,7 @@ class Events:
         self._put(lambda: _scheduled(publish, result, facts, texts), 3 * len(publish.due_ms) + 512)
 
     def _loaded(self, ingest: Ingest, ingested: Ingested, facts: Mapping[str, Any]) -> None:
-        """One note for the whole bundle: readers find its messages in it."""
+        """Record a bundle with a single record: readers find its messages in the bundle."""
         chunks = ingested.chunks
         columns = {name: chunks[name].astype(np.uint64) for name in ("hour", "first_index", "units")}
         columns["clamp_ms"] = np.full(len(chunks), ingested.clamp_ms, np.uint64)
@@ -248,7 +248,7 @@ class Events:
         self._put(lambda: record, 3 * ids.nbytes + 512)
 
     def dispatched(self, index: int, now_ms: int, term: int, topic_id: int, units: Units) -> None:
-        """Units of a topic became ready, by the entry with this index."""
+        """Record units that the entry with this index put into a topic's ready queue."""
         topic = self._names.topic_name(topic_id)
 
         def make() -> EventRecord:
@@ -267,7 +267,7 @@ class Events:
         self._put(make, units.nbytes + 512)
 
     def delivered(self, now_ms: int, consumer: str, batch: DeliverBatch) -> None:
-        """A batch was handed to a consumer."""
+        """Record a batch handed to a consumer."""
         term, texts = batch.term, (batch.topic, batch.group, consumer)
         ids, due_ms, attempts = batch.ids, batch.due_ms, batch.attempts
 
@@ -282,14 +282,14 @@ class Events:
     # -- writing
 
     def tick(self, steady_ms: SteadyMs) -> None:
-        """Have what waits written, when it is time."""
+        """Start a write if enough waits or WRITE_PERIOD_MS have passed."""
         if not self._queue or (self._queue_bytes < WRITE_BYTES and steady_ms < self._write_at_ms):
             return
         self._write_at_ms = steady_ms + WRITE_PERIOD_MS
         self.flush()
 
     def flush(self) -> None:
-        """Have what waits written now, if no write is under way."""
+        """Start a write of the queued records, unless one is under way."""
         if not self._queue or self._writing:
             return
         self._writing = True
@@ -300,7 +300,7 @@ class Events:
             if error is None:
                 self.written_bytes += size or 0
             else:
-                # A full or failing disk is the journal's to notice; these can be missed.
+                # The journal reacts to a full or failing disk; the node can do without these files.
                 self.failures += 1
 
         self._executor.submit(work, done)
@@ -320,7 +320,7 @@ class Events:
     # -- reading
 
     def find(self, ids: np.ndarray, done: Callable[[FindJob | None, BaseException | None], None]) -> None:
-        """What the files tell of some ids. What waits is written first, unless a write is under way just now."""
+        """Find the events of some ids. Queued records are written first, unless a write is under way."""
         job = FindJob(self._disk, ids.astype(np.uint64))
         write = None
         if self._queue and not self._writing:
@@ -341,21 +341,21 @@ class Events:
 
 
 class FindJob:
-    """Looks through the event files, newest first, in a worker. After `run`: `found` of (record, row), oldest first."""
+    """Searches the event files in a worker, newest first. After `run`, `found` lists (record, row), oldest first."""
 
     def __init__(self, disk: Disk, ids: Column) -> None:
         self._disk = disk
         self._ids = ids
         self.found: list[tuple[EventRecord, int]] = []
         self.oldest_ms = 0
-        """How far back the files reach; 0: there are none."""
+        """Time of the oldest record in the files; 0: there are none."""
         self.lost = 0
-        """Records that were left out, in all files."""
+        """Records left out, summed over all files."""
         self.complete = True
-        """False: there was more than FOUND_MAX."""
+        """False: there were more than FOUND_MAX events."""
 
     def run(self) -> None:
-        """Read every file; and again if that named units of these messages that were not known before."""
+        """Read every file, and read again if that revealed further units of these messages."""
         known = -1
         while known < len(self._ids) <= UNITS_MAX:
             known = len(self._ids)
@@ -386,7 +386,7 @@ class FindJob:
 
     @property
     def message_of(self) -> dict[int, int]:
-        """Id of the message of each unit that was dispatched."""
+        """Unit id -> message id, for each unit that was dispatched."""
         return {
             int(record.columns["unit"][row]): int(record.columns["id"][row])
             for record, row in self.found

@@ -1,7 +1,7 @@
-"""The client face of a node, in the messages of the wire: what services and other drivers call.
+"""A node's operations as messages of the wire: services and other drivers call them.
 
-Thin over NodeCore: turns answers into the messages of proto/. Serves from the core that is current, so
-that services need not know when a checkpoint of a peer replaced it.
+A thin layer over NodeCore that turns answers into the messages of proto/. It always serves from the current core, so
+services need not know when a peer's checkpoint has replaced the core.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LE
 
 
 def receipt_of(sequence: int, result: SettleResult) -> consumer_pb2.SettleReceipt:
-    """A committed settlement as its receipt."""
+    """The receipt of an applied settlement."""
     return consumer_pb2.SettleReceipt(
         sequence=sequence, settled=result.settled, stale=result.stale, unknown=result.unknown
     )
@@ -43,7 +43,7 @@ def receipt_of(sequence: int, result: SettleResult) -> consumer_pb2.SettleReceip
 def settle_answer(
     sequence: int, done: Callable[[consumer_pb2.SettleReceipt | Failure], None]
 ) -> Callable[[SettleResult | Failure], None]:
-    """Turns the result of a settlement into its receipt."""
+    """A callback that passes the result of a settlement on to `done` as a receipt."""
 
     def answered(result: SettleResult | Failure) -> None:
         if isinstance(result, Failure):
@@ -58,22 +58,22 @@ def settle_answer(
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One open consumer, as a stream drives it."""
+    """An open consumer, driven by its stream."""
 
     handle: ConsumerHandle
 
     def opened(self) -> consumer_pb2.Opened:
-        """Term and lease that hold."""
+        """The first message to the consumer: the term and the lease that apply."""
         return consumer_pb2.Opened(term=self.handle.term, lease_ms=self.handle.session.lease_ms)
 
     def credit(self, credits: int) -> Failure | None:
-        """The consumer takes so many messages more; a Failure if that is beyond its bound."""
+        """Accept `credits` more messages; a Failure if that exceeds CREDITS_MAX."""
         return self.handle.credit(credits)
 
     def settle(
         self, batch: consumer_pb2.SettleBatch, done: Callable[[consumer_pb2.SettleReceipt | Failure], None]
     ) -> None:
-        """Settle; the receipt comes when it is committed."""
+        """Settle deliveries. The receipt comes once the settlement is applied."""
         self.handle.settle(batch, settle_answer(batch.sequence, done))
 
     def extend(
@@ -83,24 +83,24 @@ class Session:
         self.handle.extend(batch, done)
 
     def close(self) -> None:
-        """The consumer is gone. Idempotent."""
+        """Detach the consumer. Idempotent."""
         self.handle.close()
 
 
 class CoreFace:
-    """See the module; implements `node.server.core_port.CorePort`."""
+    """Implements `node.server.core_port.CorePort`."""
 
     def __init__(self, current: Callable[[], NodeCore]) -> None:
         self._current = current
 
     @property
     def core(self) -> NodeCore:
-        """The core that serves now."""
+        """The current core."""
         return self._current()
 
     @property
     def serving(self) -> Serving:
-        """Whose request is being served."""
+        """The guard that fails a request instead of the node."""
         return self.core.serving
 
     @property
@@ -147,7 +147,8 @@ class CoreFace:
         )
 
     def refused(self, producer_id: str, sequence: int, failure: Failure) -> Failure:
-        """A refusal of what was not even given to the core, with what is certain of the producer's sequence."""
+        """A refusal of a request that never reached the core, completed with what is certain of the producer's
+        sequence."""
         return self.core.senders.told(Sender(producer_id, sequence), failure)
 
     def reschedule(
@@ -157,7 +158,7 @@ class CoreFace:
         permitted: Permitted = everybody,
         owner: str = "",
     ) -> None:
-        """Move a pending message to another time. `owner`: who asks, if that is known."""
+        """Move a pending message to another time. `owner`: the producer id's owner, if known."""
         name = request.WhichOneof("when")
         if name is None:
             failure = Failure(
@@ -241,7 +242,7 @@ class CoreFace:
         done: Callable[[staging_pb2.StagedJob | Failure], None],
         owner: str = "",
     ) -> None:
-        """Drop what a run has staged."""
+        """Drop the rows that a run has staged."""
         self.core.staging.abort(request, done, owner)
 
     def staged_job(
@@ -256,23 +257,23 @@ class CoreFace:
     def delete_topic(
         self, request: admin_pb2.DeleteTopicRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
     ) -> None:
-        """Delete a topic; answered with the sweep that does it, once it has ended or takes long."""
+        """Delete a topic. The answer is the deleting sweep, once it has ended or takes long."""
         self.core.deleter.topic(request, done)
 
     def delete_group(
         self, request: admin_pb2.DeleteGroupRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
     ) -> None:
-        """Delete a group, likewise."""
+        """Delete a group, with the same answer."""
         self.core.deleter.group(request, done)
 
     def begin_sweep(
         self, request: scheduler_pb2.BeginSweepRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
     ) -> None:
-        """Begin to cancel or move what a selection means."""
+        """Begin to cancel or move the messages of a selection."""
         self.core.sweeper.begin_sweep(request, done)
 
     def get_sweep(self, job_id: str, done: Callable[[scheduler_pb2.Sweep | Failure], None]) -> None:
-        """Where a sweep stands."""
+        """The state of a sweep."""
         self.core.sweeper.get(job_id, done)
 
     def list_sweeps(self, done: Callable[[scheduler_pb2.ListSweepsResponse | Failure], None]) -> None:
@@ -280,17 +281,17 @@ class CoreFace:
         self.core.sweeper.list(done)
 
     def stop_sweep(self, job_id: str, done: Callable[[scheduler_pb2.Sweep | Failure], None]) -> None:
-        """End a sweep where it stands."""
+        """Stop a sweep; its changes so far stay."""
         self.core.sweeper.stop(job_id, done)
 
     def pin(self, request: snapshot_pb2.PinRequest, done: Callable[[snapshot_pb2.PinResponse | Failure], None]) -> None:
-        """Remember what is pending now, for a reader that takes its time."""
+        """Pin the pending messages of this moment, for a slow reader."""
         self.core.pins.pin(request, done)
 
     def read_pinned(
         self, request: snapshot_pb2.ReadPinnedRequest, done: Callable[[snapshot_pb2.PinnedPage | Failure], None]
     ) -> None:
-        """A page of what a pin means."""
+        """A page of a pin's messages."""
         self.core.pins.read(request, done)
 
     def agree_pin(
@@ -298,11 +299,11 @@ class CoreFace:
         request: snapshot_pb2.AgreePinRequest,
         done: Callable[[snapshot_pb2.AgreePinResponse | Failure], None],
     ) -> None:
-        """Which pin is read under a name."""
+        """Agree on the pin that is read under a name."""
         self.core.pins.agree(request, done)
 
     def unpin(self, pin_id: int) -> None:
-        """Nobody reads it any more."""
+        """Drop a pin. Idempotent."""
         self.core.pins.unpin(pin_id)
 
     def pin_settled(
@@ -310,13 +311,13 @@ class CoreFace:
         request: snapshot_pb2.PinSettledRequest,
         done: Callable[[snapshot_pb2.PinSettledResponse | Failure], None],
     ) -> None:
-        """Remember what a group has settled by now."""
+        """Pin the messages that a group has settled by now."""
         self.core.settled.pin(request, done)
 
     def read_settled(
         self, request: snapshot_pb2.ReadSettledRequest, done: Callable[[snapshot_pb2.SettledPage | Failure], None]
     ) -> None:
-        """A page of it."""
+        """A page of such a pin's messages."""
         self.core.settled.read(request, done)
 
     def open_consumer(
@@ -327,7 +328,7 @@ class CoreFace:
         opened: Callable[[Session | Failure], None],
         actor: str = "",
     ) -> None:
-        """Open a consumer; `opened` comes before anything is delivered."""
+        """Open a consumer; `opened` is called before any delivery."""
         self.core.consumers.open(
             request,
             deliver,
@@ -342,7 +343,7 @@ class CoreFace:
         done: Callable[[consumer_pb2.DeliverBatch | Failure], None],
         actor: str = "",
     ) -> None:
-        """One batch, or an empty one after wait_ms."""
+        """Get one batch, or an empty one after `wait_ms`."""
         self.core.consumers.pull(request, done, actor)
 
     def settle(
@@ -376,7 +377,7 @@ class CoreFace:
     def purge_dead(
         self, request: dead_pb2.PurgeDeadRequest, done: Callable[[dead_pb2.ChangeDeadResponse | Failure], None]
     ) -> None:
-        """Throw dead letters away."""
+        """Remove dead letters for good."""
         self.core.dead.purge(request, done)
 
     def admin(self, command: AdminCommand, done: Callable[[AdminResult | Failure], None]) -> None:
@@ -384,7 +385,7 @@ class CoreFace:
         self.core.requests.admin(command, done)
 
     def transfer(self, target_id: str, done: Callable[[admin_pb2.TransferMasterResponse | Failure], None]) -> None:
-        """Planned handover; answered once another node leads."""
+        """Hand over by plan; answered once another node leads."""
         core = self.core
         began_ns = core.monotonic_ns()
 
@@ -408,7 +409,8 @@ class CoreFace:
         return admin_pb2.MemberList(members=[message_of(member) for member in self.core.log.members()])
 
     def topics(self, after_id: int = 0) -> Iterator[admin_pb2.Topic]:
-        """Topics with a higher id, by rising id, one at a time: whoever asks lets others have their turn in between."""
+        """Topics with a higher id than `after_id`, by rising id. An iterator, so that the caller can pause between
+        topics."""
         core = self.core
         limits = core.topic_pending.limits() if core.topic_pending.wanted else {}
         for _, name in sorted(found for found in core.state.named_topics() if found[0] > after_id):
@@ -428,7 +430,8 @@ class CoreFace:
         return topic
 
     def groups(self, after_id: int = 0) -> Iterator[admin_pb2.Group]:
-        """Groups with a higher id, by rising id, one at a time, with what this node knows of their consumers."""
+        """Groups with a higher id than `after_id`, by rising id, with their consumers as far as this node knows them.
+        An iterator, so that the caller can pause between groups."""
         core = self.core
         in_flight = core.delivery.in_flight_by_group()
         for _, name in sorted(found for found in core.state.named_groups() if found[0] > after_id):
@@ -452,15 +455,15 @@ class CoreFace:
         return self.core.state.settings.message()
 
     def status(self) -> admin_pb2.NodeStatus:
-        """What this node knows."""
+        """This node's status."""
         return node_status(self.core)
 
     def vitals(self) -> admin_pb2.NodeStatus:
-        """What the node itself looks at several times a second: the status without topics."""
+        """The status without topics, cheap enough for the node's own checks several times a second."""
         return node_vitals(self.core)
 
     def trace(self, request: admin_pb2.TraceRequest, done: Callable[[admin_pb2.TraceResponse | Failure], None]) -> None:
-        """What this node has noted about messages."""
+        """Events that this node recorded about single messages."""
         self.core.tracer.trace(request, done)
 
     def digest(self) -> admin_pb2.StateDigest:
@@ -470,23 +473,23 @@ class CoreFace:
     def disk_use(
         self, request: admin_pb2.GetDiskUseRequest, done: Callable[[admin_pb2.DiskUse | Failure], None]
     ) -> None:
-        """What this node's data directory holds."""
+        """Bytes of this node's data directory by part, hour and topic."""
         disk_use(self.core, self.core.disk_room, request, done)
 
     def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
-        """Write a checkpoint and name what a copy consists of; it stays until `backup_copied`."""
+        """Write a checkpoint and list the files of a copy. The checkpoint stays until `backup_copied`."""
         self.core.checkpointer.request(done)
 
     def backup_origin(self) -> admin_pb2.BackupOrigin:
-        """Where the files come from that are being copied; before that: its stale_reason as it would be."""
+        """Origin of the files being copied; before a copy, with the `stale_reason` that it would have."""
         return backup_origin(self.core)
 
     def backup_progressed(self, files: object) -> bool:
-        """A copy of these files gets on; tells whether they are held still."""
+        """A copy of these files makes progress. Returns whether they are still kept for it."""
         return self.core.checkpointer.progressed(files)
 
     def backup_copied(self, files: object) -> None:
-        """A copy is made or given up: checkpoints go on after the last one."""
+        """A copy has ended or was given up: checkpoints resume after the last one."""
         self.core.checkpointer.copied(files)
 
     def metrics(self) -> Mapping[str, MetricValue]:

@@ -1,4 +1,4 @@
-"""What a caller is told when a request cannot be done: a reason for programs, words for people.
+"""Refusals: a reason for programs, words for people.
 
 Every refusal of the core is a `Failure`; the gRPC services turn it into a status with details.
 """
@@ -35,7 +35,7 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A typed refusal. `metadata` holds what a program needs (see ErrorReason in common.proto)."""
+    """A typed refusal. `metadata` holds facts for programs (see ErrorReason in common.proto)."""
 
     reason: pb.ErrorReason.ValueType
     message: str
@@ -48,12 +48,12 @@ class Failure:
 
 
 Permitted = Callable[[str], Failure | None]
-"""Asked with the topic of a message that a request names by its id (empty: it has none any more, or it is not known):
-why the caller may not; None: it may."""
+"""Called with the topic of a message that a request names by its id; empty: the message has no topic any more, or the
+topic is unknown. Returns the caller's refusal; None: the caller may go on."""
 
 
 class RequestError(Exception):
-    """A request is refused; carries the Failure. Raised and caught inside the core only."""
+    """Carries the Failure of a refused request. Raised and caught inside the core only."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -61,7 +61,7 @@ class RequestError(Exception):
 
 
 def invalid(name: str, value: object, limit: str) -> RequestError:
-    """A field with a value that is not allowed: which, what, and what would be."""
+    """The refusal of a field's value: names the field, the value and what is allowed."""
     shown = str(value)
     if len(shown) > 100:
         shown = shown[:97] + "..."
@@ -71,7 +71,7 @@ def invalid(name: str, value: object, limit: str) -> RequestError:
 
 
 def limit_reached(what: str, limit: object, retry_after_ms: int = 100) -> Failure:
-    """A queue or quota is full for now."""
+    """The refusal because a queue or quota is full for now."""
     return Failure(
         pb.LIMIT_REACHED,
         f"{what}: limit {limit} reached; retry after {retry_after_ms} ms",
@@ -80,7 +80,7 @@ def limit_reached(what: str, limit: object, retry_after_ms: int = 100) -> Failur
 
 
 def not_master(master_id: str | None, master_address: str | None, term: int = 0) -> Failure:
-    """This node is not the master; names it, and the term in which it is, if that is known."""
+    """The refusal because this node is not master. Names the master and its term as far as known."""
     if master_id and master_address:
         return Failure(
             pb.NOT_MASTER,
@@ -91,7 +91,7 @@ def not_master(master_id: str | None, master_address: str | None, term: int = 0)
 
 
 def no_agreed_time() -> Failure:
-    """A delay cannot be resolved yet."""
+    """The refusal of a delay before the cluster has an agreed time."""
     return Failure(
         pb.NO_AGREED_TIME,
         "the nodes have not agreed on a time since the master's start, so a delay cannot be resolved; "
@@ -101,7 +101,7 @@ def no_agreed_time() -> Failure:
 
 
 def node_fault(error_id: str) -> Failure:
-    """A mistake of ours while the request was served; the log has it under this id."""
+    """The failure through a mistake of ours. The node's log has the details under this id."""
     return Failure(
         pb.NODE_FAULT,
         f"a mistake in the node: the request may have been carried out; the node's log tells more under {error_id}",
@@ -110,7 +110,7 @@ def node_fault(error_id: str) -> Failure:
 
 
 def outcome_unknown() -> Failure:
-    """Mastership was lost while the request was on its way."""
+    """The answer when mastership was lost while the request was under way: it may or may not take effect."""
     return Failure(
         pb.OUTCOME_UNKNOWN,
         "mastership changed on the way: the request may have been carried out; "

@@ -1,8 +1,8 @@
-"""Reads what channels have claimed: units if they are not at hand, then records; from memory, else by a worker.
+"""Reads the messages that channels have claimed: units if they are not in memory, then records, by a worker if needed.
 
-What was removed with its hour meanwhile is left out. What the disk does not give back is withheld by its channel and
-announced (salvage.py looks after it); anything else that fails is a bug and stops the node. Answers of an earlier
-reign are dropped.
+Messages removed with their hour are left out. Messages that the disk cannot read are withheld by their channel and
+announced (salvage.py looks after them). Any other failure is a bug and stops the node. Answers of an earlier reign are
+dropped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from tickwheel.wheel.units import Units
 
 
 class Fetching:
-    """One per node."""
-
     def __init__(
         self,
         core: Kernel,
         news: Callable[[], None],
     ) -> None:
-        """`news`: something that was read may be handed out."""
+        """`news` is called when a read has ended, so messages may be ready to hand out."""
         self._state = core.state
         self._background = core.background
         self._announce = core.announcements.announce
@@ -37,11 +35,11 @@ class Fetching:
         self._reign = 0
 
     def next_reign(self) -> None:
-        """Mastership began or is gone: nobody waits for answers any more."""
+        """A reign begins or ends: drop the answers to earlier reads."""
         self._reign += 1
 
     def fetch(self, channel: Channel, staged: Staged) -> None:
-        """See channel.Fetch."""
+        """Implements `channel.Fetch`."""
         reign = self._reign
 
         def broken(error: BaseException) -> None:

@@ -1,15 +1,15 @@
-"""One group's way through a FIFO topic: of each message group at most one message is out, in order.
+"""One group's progress through a FIFO topic: of each message group at most one message is out, in order.
 
-A channel that reads ahead in the order of the ready queue and sorts what it read into lanes, one for each message group
-(messages that name none share one). Only the head of a lane may leave, and only when nothing of its lane is out. It
-stays the head until it is settled: a nack raises its attempt in place, and it leaves again when its pause (in the
-replicated state) is over; others go on meanwhile.
+This channel reads ahead in the order of the ready queue and sorts the messages into lanes, one for each message group
+(messages without one share a lane). Only the head of a lane may leave, and only when no message of the lane is out. A
+head stays the head until it is settled. A nack raises its attempt in place, and it leaves again when its pause (in the
+replicated state) is over; other lanes go on meanwhile.
 
-A message that cannot be read may be of any message group: it holds back what was read together with it and all behind
-it until its record has come from another member or it is set aside (salvage.py).
+An unreadable message may belong to any message group. It holds back the messages read together with it and all behind
+them, until another member has sent its record or the message is set aside (salvage.py).
 
-Bounded: AHEAD_MAX messages and the channel's bytes are read ahead. While so many wait behind blocked heads, message
-groups further back wait too. All of it is soft state; a new master begins at the floor.
+Bounded: at most AHEAD_MAX messages and the channel's bytes are read ahead. If that many wait behind blocked heads,
+message groups further back wait too. All of it is soft state; a new master begins at the floor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tickwheel.node.core.sift import Sifted
 from tickwheel.wheel.units import Units
 
 AHEAD_MAX = 4_096
-"""Messages read ahead, those that are out included."""
+"""Messages read ahead, including those that are out."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,8 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Lane:
-    """A message group; the head stays until it is settled. `out`: attempt in which the head is out, 0 if it is not."""
+    """A message group's messages in order; the head stays until it is settled. `out`: attempt in which the head is out,
+    0 if it is not out."""
 
     waiting: deque[_Waiting] = field(default_factory=deque)
     out: int = 0
@@ -50,7 +51,7 @@ class _Lane:
 
 @dataclass(slots=True, eq=False)
 class _Incomplete:
-    """A Staged of which some cannot be read; `missing`: the rows that are not decided."""
+    """A Staged with unreadable messages; `missing`: rows that are still undecided."""
 
     staged: Staged
     units: Units
@@ -60,60 +61,57 @@ class _Incomplete:
 
 @dataclass(slots=True, eq=False)
 class FifoChannel(Channel):
-    """See the module. A lane is in one of `_free`, `_paused`, `_blocked`, `_out`."""
+    """A lane is in one of `_free`, `_paused`, `_blocked` and `_out`."""
 
     _lanes: dict[str, _Lane] = field(default_factory=dict)
     _free: deque[str] = field(default_factory=deque)
-    """Their heads may leave, if they are still there."""
+    """Lanes whose heads may leave, if the heads are still unsettled."""
     _paused: list[tuple[int, str]] = field(default_factory=list)
-    """A heap of those that wait for their time."""
+    """Heap of (time, lane): lanes whose heads wait for their time."""
     _blocked: dict[str, int] = field(default_factory=dict)
-    """An earlier master's lease is on their heads, their return is under way, or they have not met a changed filter;
-    and the attempt that is held."""
+    """Lane -> attempt of its head that is held: an earlier master's lease covers the head, its return is under way, or
+    a changed filter has not checked it yet."""
     _out: dict[str, None] = field(default_factory=dict)
     _ahead: int = 0
     _ahead_bytes: int = 0
     _stirred: bool = False
-    """Something was settled or came back since it was looked at what is out."""
+    """A message was settled or came back since the last look at the lanes that are out."""
     _incomplete: list[_Incomplete] = field(default_factory=list)
 
     @property
     def staged_count(self) -> int:
-        """Messages read or being read that are not out."""
+        """Messages read or being read, without those that are out."""
         return self._staged_count + self._ahead - len(self._out)
 
     @property
     def not_out(self) -> int:
-        """See Channel. What an earlier master's lease is on is read ahead like all others, but out."""
+        """As `Channel.not_out`. Messages under an earlier master's lease are read ahead too, but count as out."""
         out = {self._lanes[name].waiting[0].position for name in self._out}
         held = sum(position < self.next_position and position not in out for position in self._held)
         return max(0, self.staged_count - held)
 
     def claims(self, position: int, attempt: int) -> bool:
-        """What came back stays in its lane."""
+        """Always true for a returned message that is in its lane: the lane hands it out again."""
         return True
 
     def idle_at(self, ready_count: int) -> bool:
-        """See Channel."""
         return not self._lanes and Channel.idle_at(self, ready_count)
 
     def push(self, first_position: int, units: Units, credits: int) -> bool:
-        """What is not dispatched yet has no place in its lane."""
+        """Always False: a message has no place in its lane before its dispatch."""
         return False
 
     def stir(self) -> None:
-        """Something of this channel was settled or came back."""
+        """A message of this channel was settled or came back: look at the lanes in the next `advance`."""
         self._stirred = True
 
     def release_hold(self, positions: Positions) -> None:
-        """See Channel."""
         Channel.release_hold(self, positions)
         self._free.extend(self._blocked)
         self._blocked.clear()
         self._stirred = True
 
     def advance(self, demand: int, ready_count: int) -> None:
-        """Read ahead."""
         if demand <= 0:
             return
         self._sort()
@@ -132,7 +130,7 @@ class FifoChannel(Channel):
             self._start(self._staged, positions, ids, attempts)
 
     def _sort(self) -> None:
-        """What has been read goes into its lanes, in order."""
+        """Sort the messages that were read into their lanes, in order."""
         while self._staged and (self._staged[0].failed or self._staged[0].records is not None):
             staged = self._staged.popleft()
             self._staged_count -= staged.count
@@ -150,14 +148,13 @@ class FifoChannel(Channel):
                 self._ahead_bytes += len(record)
 
     def withhold(self, staged: Staged, found: Sifted) -> None:
-        """See Channel; here all of it waits."""
+        """As `Channel.withhold`, but here the whole Staged waits: an unreadable message may belong to any lane."""
         missing = {int(staged.positions[row]): row for row in found.failed}
         waiting = _Incomplete(staged, found.units, list(found.records), missing)
         self._incomplete.append(waiting)
         self._complete(waiting)
 
     def supply(self, position: int, id: int, unit: Units, record: bytes) -> None:
-        """See Channel."""
         for waiting in self._incomplete:
             row = waiting.missing.pop(position, None)
             if row is not None:
@@ -166,7 +163,6 @@ class FifoChannel(Channel):
                 return
 
     def forsake(self, position: int) -> None:
-        """See Channel."""
         for waiting in self._incomplete:
             if waiting.missing.pop(position, None) is not None:
                 self._complete(waiting)
@@ -179,20 +175,20 @@ class FifoChannel(Channel):
             self.fetched(waiting.staged)
 
     def forget_settled(self) -> None:
-        """See Channel. What was settled on other ways (a filter, a removal) is looked for now and then."""
+        """As in Channel. Also looks for messages settled in other ways (a filter, a removal), which nobody reports."""
         Channel.forget_settled(self)
         self._free.extend(self._blocked)
         self._blocked.clear()
         self._stirred = True
 
     def earliest_ms(self) -> int | None:
-        """When the next head may leave; None: a settlement, a read or a lease will tell."""
+        """When the next head may leave. None: a settlement, a read or a lease's end will come first."""
         if self._free or self._stirred or (self._staged and self._staged[0].records is not None):
             return self.hold_until_ms
         return max(self._paused[0][0], self.hold_until_ms) if self._paused else None
 
     def take(self, now_ms: int, limit: int) -> tuple[Staged, int, int] | None:
-        """The heads of up to `limit` lanes whose time has come."""
+        """Take the due heads of up to `limit` lanes."""
         if now_ms < self.hold_until_ms or limit <= 0:
             return None
         self._sort()
@@ -224,7 +220,7 @@ class FifoChannel(Channel):
         return self._together(chosen) if chosen else None
 
     def _look_at_what_is_out(self) -> None:
-        """Lanes whose head was settled, or came back, are free again."""
+        """Free the lanes whose head was settled or came back."""
         names = list(self._out)
         positions = np.array([self._lanes[name].waiting[0].position for name in names], np.uint64)
         given = np.array([self._lanes[name].out for name in names], np.uint32)
@@ -235,7 +231,7 @@ class FifoChannel(Channel):
             self._free.append(name)
 
     def _look_at_what_is_held(self) -> None:
-        """The consumer may answer for it under this master: then the lease that holds it is over."""
+        """Free the lanes whose held head was settled: a consumer may answer for a lease of an earlier master."""
         names = list(self._blocked)
         positions = np.array([self._lanes[name].waiting[0].position for name in names], np.uint64)
         held = np.array([self._blocked[name] for name in names], np.uint32)
@@ -246,7 +242,7 @@ class FifoChannel(Channel):
             self._free.append(name)
 
     def _attempt_of_head(self, name: str, lane: _Lane) -> int:
-        """Attempt of the first message of a lane that is not settled; 0: the lane was empty, and is gone."""
+        """Attempt of the first unsettled message of a lane; 0: the lane is empty and was removed."""
         waiting = lane.waiting
         while waiting:
             attempt = int(self.subscription.attempts_of(np.array([waiting[0].position], np.uint64))[0])

@@ -1,9 +1,9 @@
-"""The master's sweep: takes ready messages past their group's filter that no dispatch has taken past it.
+"""The master's filter sweep: settles ready messages that a group's filter rejects and that no dispatch has checked.
 
-That is what lies before a group that begins early, has fallen behind its window, got another filter or was reset.
-Units are read (never payloads), judged as arrays, and what is not wanted goes into the log as runs of positions: one
-command for thousands of messages, whoever consumes or not. One step of a subscription is under way at a time, few of
-all together; what waits longest is next.
+Such messages exist before a group that starts in the past, has fallen behind its window, got another filter or was
+reset. A step reads units (never payloads) and judges them as arrays. Rejected messages go into the log as runs of
+positions: one command for thousands of messages, whether anybody consumes or not. Each subscription has at most one
+step under way, and all together few; the one that waits longest is next.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tickwheel.wheel.units import Units
 
 STEP_MESSAGES_MAX = 4_096
 STEPS_MAX = 4
-"""Under way at a time: reads share the worker with deliveries."""
+"""Steps under way at a time: their reads share the worker with deliveries."""
 LOOK_PERIOD_MS = 20
 LOOKS_MAX = 256
 """Subscriptions looked at in one turn."""
 PAUSE_MS = 200
-"""After a step that failed."""
+"""Pause after a failed step."""
 
 
 class FilterSweep(Part):
-    """One per node; works only while the node leads. `wake` hears of each group for which something was decided."""
+    """Works only while the node leads. `wake` is called with the id of each group for which messages were decided."""
 
     def __init__(
         self,
@@ -58,25 +58,24 @@ class FilterSweep(Part):
         self._reign = 0
 
     def begin(self, term: int, now_ms: ClusterMs) -> None:
-        """This node leads."""
         self._reign += 1
         self._stepping.clear()
         self.refresh()
 
     def refresh(self) -> None:
-        """Groups came, went or changed their filter."""
+        """Look at all groups again: some came, went or changed their filter."""
         self._waiting = deque(self._state.unchecked())
         self._next_ms = 0
 
     def subscribed(self, group_id: int) -> None:
-        """A group is new or has more topics."""
+        """Look at this group: it is new or has more topics."""
         if self._state.group_filter(group_id):
             known = {topic_id for of_group, topic_id in self._waiting if of_group == group_id}
             self._waiting.extend((group_id, t) for t in self._state.group_topics(group_id) if t not in known)
             self._next_ms = 0
 
     def tick(self, now_ms: ClusterMs) -> None:
-        """Begin steps for who is behind."""
+        """Begin steps for subscriptions that are behind."""
         if not self._waiting or now_ms < self._next_ms:
             return
         self._next_ms = now_ms + LOOK_PERIOD_MS
@@ -92,11 +91,11 @@ class FilterSweep(Part):
                 self._behind = True
 
     def wanted_ms(self) -> ClusterMs | None:
-        """When to look again because somebody is behind; None: what becomes ready brings a tick with it."""
+        """When to look again because a subscription is behind. None: the next ready messages bring a tick."""
         return ClusterMs(self._next_ms) if self._behind or len(self._waiting) > LOOKS_MAX else None
 
     def _step(self, key: ChannelKey) -> bool:
-        """Read and judge the next messages of one; whether there were some."""
+        """Read and judge the next messages of one subscription; returns whether there were some."""
         subscription = self._state.subscription(*key)
         expression = self._state.group_filter(key[0])
         wanted_by = filter_of(expression)

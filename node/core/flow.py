@@ -1,17 +1,18 @@
-"""Flow control of schedules: which requests the master lets into the log, by replicated settings.
+"""Flow control of schedules: which requests the master admits to the log, by replicated settings.
 
-- `pending_max`, `topic_pending_max`: no more while so many messages are pending, in all and of a topic. What was let in
-  and is not applied yet counts.
+- `pending_max`, `topic_pending_max`: limits on pending messages, of the cluster and of a topic. Messages admitted and
+  not yet applied count.
 - `topic_quotas`, `client_quotas`: messages a second by topic and by client.
 - Quotas of a user while rights are on: messages and bytes a second, messages pending in the topics it may schedule to.
-- `tick_messages_max` (N): messages due in one tick. While a tick has fewer than N all are accepted, above 2 N none,
-  in between fewer and fewer, by chance: (2 N - count) / N of them.
+- `tick_messages_max` (N): messages due in one tick. While a tick has fewer than N, all are accepted; above 2 N, none;
+  in between a random share of (2 N - count) / N.
 
-A request is let in or refused whole, before the log knows of it, with the limit and when to try again; so it is safe
-to repeat under the same producer id and sequence. One that repeats what was accepted passes: it adds nothing.
+A request is admitted or refused whole, before it reaches the log. A refusal names the limit and when to try again, and
+repeating the request under the same producer id and sequence is safe. A repeat of an accepted request passes, because
+it adds nothing.
 
-Counts of ticks are the master's own, soft and bounded. What was there before it led is added once a tick has filled
-by a quarter: then the wheel is asked, in a worker. Called by the publisher, for requests in the order they came.
+Counts of ticks are the master's own, soft and bounded. Messages from before this reign are added once a tick has filled
+by a quarter: then a worker asks the wheel. Called by the publisher, for requests in order of arrival.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE
 from tickwheel.wheel.queries import CountJob, Wanted
 
 TICKS_MAX = 100_000
-"""Ticks counted at a time; beyond it those counted longest ago are forgotten."""
+"""Ticks counted at a time; beyond it, counts of the ticks counted longest ago are dropped."""
 TICK_WAIT_MS = 1_000
 PENDING_WAIT_MS = 1_000
 USER_SUM_MS = 100
-"""A user may have thousands of topics: not for each batch."""
+"""How long the sum over a user's topics is reused: a user may have thousands of topics, too many to sum for each
+batch."""
 
 
 class FlowControl(Part):
-    """One per node; works only while the node leads."""
+    """Works only while the node leads."""
 
     def __init__(
         self,
@@ -56,26 +58,28 @@ class FlowControl(Part):
         self._random_bits = core.random_bits
         self._topic_pending = topic_pending
         self._under_way: dict[int, int] = {}
-        """Let in and not answered, by identity, while a limit of what is pending is set: how often."""
+        """Admitted batches not yet answered, by identity -> how often; kept only while a limit on pending messages is
+        set."""
         self._in_all = 0
         self._by_topic: dict[str, int] = {}
-        """Their messages."""
+        """Topic -> messages of these batches."""
         self._topics = Buckets()
         self._clients = Buckets()
         self._user_messages = Buckets()
         self._user_bytes = Buckets()
         self._user_pending: dict[str, tuple[int, int]] = {}
-        """Of users with a limit: messages pending in their topics, and until when that counts."""
+        """User with a limit -> messages pending in the user's topics, and until when (cluster ms) that figure is
+        used."""
         self._ticks: dict[int, int] = {}
         self._asked: set[int] = set()
         self._to_ask: deque[int] = deque()
         self._asking = False
         self._reign = 0
         self.refused: dict[str, int] = {}
-        """Messages refused since the process started, by limit."""
+        """Limit -> messages refused by it since the process started."""
 
     def end(self, failure: Failure) -> None:
-        """Mastership is gone: the next one begins with its own counts."""
+        """Forget all counts: the next reign begins with its own."""
         self._reign += 1
         self._topics.clear()
         self._clients.clear()
@@ -91,7 +95,7 @@ class FlowControl(Part):
         self._by_topic.clear()
 
     def admit(self, batch: IncomingBatch, due_ms: NDArray[np.int64], now_ms: int) -> Failure | None:
-        """None: the request is let in and counts; else why not."""
+        """Admit and count the request (None), or return its refusal."""
         settings = self._state.settings
         if not (
             settings.tick_messages_max
@@ -124,7 +128,7 @@ class FlowControl(Part):
         return None
 
     def answered(self, batch: IncomingBatch) -> None:
-        """A request that was let in is applied, or will not be."""
+        """An admitted request has been applied, or never will be."""
         if not self._under_way:
             return
         times = self._under_way.pop(id(batch), 0)
@@ -160,7 +164,7 @@ class FlowControl(Part):
                 limit = limits.get(name) or limits.get(OTHERS, 0)
                 there = self._topic_pending.of(self._state.topic_id(name)) + self._by_topic.get(name, 0)
                 if count > limit > 0:
-                    # No other day will bring it in.
+                    # The request alone exceeds the limit: a retry can never succeed.
                     return invalid("topic_pending_max", f"{count} messages for {name}", f"at most {limit}").failure
                 if limit and there + count > limit:
                     failure = limit_reached("topic_pending_max", limit, PENDING_WAIT_MS)
@@ -173,8 +177,8 @@ class FlowControl(Part):
         return NO_QUOTAS if user is None else user.quotas
 
     def _user_pending_refusal(self, batch: IncomingBatch, now_ms: int) -> Failure | None:
-        """Why a user may not have more pending in the topics that it may schedule to. Summed over these topics once in
-        USER_SUM_MS; what is let in meanwhile is added."""
+        """The refusal by the user's quota of messages pending in all topics that it may schedule to; None: it fits. The
+        sum is taken once in USER_SUM_MS; requests admitted meanwhile are added."""
         limit = self._quotas(batch).pending_max
         user = self._state.access.user(batch.actor)
         if not limit or user is None:
@@ -189,7 +193,7 @@ class FlowControl(Part):
                 there = sum(self._topic_pending.of(self._state.topic_id(n)) + self._by_topic.get(n, 0) for n in names)
             until_ms = now_ms + USER_SUM_MS
         if batch.count > limit:
-            # No other day will bring it in.
+            # The request alone exceeds the quota: a retry can never succeed.
             return invalid("quotas.pending_max", f"{batch.count} messages", f"at most {limit}").failure
         fits = there + batch.count <= limit
         self._user_pending[user.name] = (until_ms, there + batch.count if fits else there)
@@ -202,7 +206,7 @@ class FlowControl(Part):
     # -- rates
 
     def _rates(self, batch: IncomingBatch) -> list[tuple[Buckets, str, str, int, int]]:
-        """Buckets that the batch must pass: (buckets, name, setting, rate, messages)."""
+        """Buckets that the batch must pass: (buckets, name, setting, rate a second, messages)."""
         settings = self._state.settings
         found: list[tuple[Buckets, str, str, int, int]] = []
         topics = parse_quotas(settings.topic_quotas) or {}
@@ -227,12 +231,12 @@ class FlowControl(Part):
     # -- ticks
 
     def _tick_refusal(self, due_ms: NDArray[np.int64], limit: int) -> Failure | None:
-        """Judge by the fullest tick that the request touches; count it if it is let in."""
+        """Judge by the fullest tick that the request touches. An admitted request is counted."""
         slot_ms = self._state.settings.slot_ms
         ticks, counts = np.unique(np.maximum(due_ms, self._wheel.cursor.due_ms) // slot_ms, return_counts=True)
         most = int(counts.max())
         if most > 2 * limit:
-            # No other day will bring it in.
+            # The request alone exceeds the limit: a retry can never succeed.
             allowed = f"at most {2 * limit} messages of a batch for one tick (twice tick_messages_max)"
             return invalid("due_ms", f"{most} for tick {int(ticks[counts.argmax()])}", allowed).failure
         own = self._ticks
@@ -250,7 +254,7 @@ class FlowControl(Part):
         return None
 
     def _ask(self, ticks: Iterable[int]) -> None:
-        """Ask the wheel what was there before, one tick after the other."""
+        """Ask the wheel how many messages these ticks held before this reign, one tick after the other."""
         for tick in ticks:
             self._asked.add(tick)
             self._to_ask.append(tick)
@@ -276,7 +280,7 @@ class FlowControl(Part):
         self._background.count(tick * slot_ms, (tick + 1) * slot_ms, slot_ms, Wanted(), counted)
 
     def prune(self) -> None:
-        """Now and then: ticks that have passed count no more."""
+        """Forget counts of ticks that have passed. Called about once a second."""
         first = self._wheel.cursor.due_ms // self._state.settings.slot_ms
         for tick in [tick for tick in self._ticks if tick < first]:
             del self._ticks[tick]
@@ -284,6 +288,6 @@ class FlowControl(Part):
 
 
 def _by_topic(batch: IncomingBatch) -> Iterable[tuple[str, int]]:
-    """Each topic of a batch and how many of its messages are for it."""
+    """(topic, messages) of a batch."""
     counts = [batch.count] if batch.topic_of is None else np.bincount(batch.topic_of).tolist()
     return zip(batch.topics, counts, strict=False)

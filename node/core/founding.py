@@ -1,21 +1,19 @@
-"""How a cluster is founded: once, by all of its founders, each with a disk that was empty.
+"""How a cluster is founded: once, by all of its founders, each with an empty disk.
 
-A node whose disk is new cannot tell a first start from a disk that was lost. If it voted, it and a founder that was
-away since the first moments could elect each other and found the cluster anew, without what the others have
-acknowledged. So a node with a new disk neither votes nor stands for election (`may_vote`) until one of two things is
-on its disk:
+A node with a new disk cannot tell a first start from a lost disk. If it voted, it could elect, or be elected by, a
+founder that has been away since the first moments. The two would found the cluster a second time, without the entries
+that the others have acknowledged. So a node with a new disk neither votes nor stands for election (`may_vote`) until
+its disk has one of two things:
 
-- The founding. A founder that has heard from every other founder that its disk is new as well records, for good, all
-  founders with their disks. Once all have recorded the same, the cluster is founded.
-- Its own entry in the cluster's log: the members that it has applied name it with this very disk. Then it has
-  everything that came before, and so everything that it could have acknowledged with an earlier disk.
+- The founding. A founder that has heard from every other founder that its disk is new too records all founders with
+  their disks. Once all have recorded the same list, the cluster is founded.
+- Its own entry in the cluster's log: the applied members include it with this very disk. Then it has every earlier
+  entry, and so every entry that it could have acknowledged with an earlier disk.
 
 Invariants:
-- What a node records it never replaces, and says nothing of before it is durable.
-- One that has voted never again says that its disk is new.
-- A data directory from before there was such a record votes as it always did; it says that its cluster exists.
-
-One per node, on the thread of the core.
+- A node never replaces its record, and tells nobody of it before it is durable.
+- A node that has voted never again says that its disk is new.
+- A data directory of a version without such records votes as before; it says that its cluster exists.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ from tickwheel.storage.whole_file import read_whole, write_whole
 
 PATH = "founding"
 EARLIER_NAMES = ("manifest", "journal")
-"""What a node leaves that has run: with one of them and without a record its directory is of an earlier version."""
+"""Files that exist if a node has run. One of them without a founding record means a directory of an earlier version."""
 ASK_PERIOD_MS = 200
-"""Between two questions to the other founders. What changes is told at once; this is for what was lost on the way."""
+"""Pause between two questions to the other founders. Changes are told at once; asking covers lost messages."""
 FOUNDERS_MAX = 64
-"""A peer that says more is not listened to."""
+"""Founders in a peer's message; a message with more is ignored."""
 ADVICE = "This node may have forgotten that it voted: remove the member and add it anew under a new id"
 
 Send = Callable[[str, PeerFrame], bool]
@@ -46,7 +44,7 @@ Send = Callable[[str, PeerFrame], bool]
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """What a founder last said."""
+    """The last report of a founder."""
 
     disk_uuid: str
     founders: Mapping[str, str]
@@ -54,12 +52,12 @@ class _Heard:
 
 
 class FoundingDesk:
-    """See the module."""
+    """Used on the core's thread."""
 
     def __init__(
         self, disk: Disk, identity: NodeIdentity, founder_ids: Iterable[str], fatal: Callable[[str], None]
     ) -> None:
-        """`founder_ids`: the members by the configuration; none: this node waits to be added. Raises DiskError."""
+        """`founder_ids`: members in the configuration; empty: this node waits to be added. Raises DiskError."""
         self._disk = disk
         self._identity = identity
         self._others = sorted(set(founder_ids) - {identity.node_id})
@@ -81,12 +79,12 @@ class FoundingDesk:
         return self._record.founded
 
     def disk_of(self, node_id: str) -> str:
-        """The disk that a founder had when the cluster was founded; empty: not known."""
+        """The disk that a founder had at the founding; empty: unknown."""
         return next((founder.disk_uuid for founder in self._record.founders if founder.node_id == node_id), "")
 
     @property
     def reason(self) -> str:
-        """Why this node may not vote yet, and what to do; empty: it may, or waits to be added."""
+        """Why this node may not vote yet, and what to do about it. Empty: it may, or it waits to be added."""
         if self.may_vote or not self._is_founder:
             return ""
         exists = [peer_id for peer_id, heard in self._heard.items() if heard.founded]
@@ -114,12 +112,12 @@ class FoundingDesk:
     # -- what comes in
 
     def connected(self, peer_id: str, send: Send) -> None:
-        """The way to a peer is open."""
+        """The connection to a peer is open."""
         if not self.may_vote and peer_id in self._others:
             send(peer_id, self._said(asks=True))
 
     def receive(self, peer_id: str, frame: PeerFrame, send: Send) -> PeerFrame | None:
-        """What a peer says of the founding; the answer, if it asks for one."""
+        """Take a peer's report about the founding; returns the answer if the peer asks for one."""
         heard = frame.founding
         if not self.may_vote and peer_id in self._others and len(heard.founders) <= FOUNDERS_MAX:
             founders = {founder.node_id: founder.disk_uuid for founder in heard.founders}
@@ -128,7 +126,8 @@ class FoundingDesk:
         return self._said() if heard.asks else None
 
     def tick(self, steady_ms: SteadyMs, members: Callable[[], Sequence[Member]], send: Send) -> None:
-        """`members`: by what this node has applied."""
+        """Record this node's membership once its log names it, and ask the other founders. `members` returns the
+        members as applied here."""
         if self.may_vote or steady_ms < self._next_ask_ms:
             return
         self._next_ask_ms = SteadyMs(steady_ms + ASK_PERIOD_MS)
@@ -141,18 +140,18 @@ class FoundingDesk:
             self._tell(send)
 
     def look_again(self) -> None:
-        """The members have changed: the next tick looks whether they name this node's disk, before a peer hears that
-        this node has applied it."""
+        """The members have changed. The next tick checks whether they name this node's disk, before any peer hears that
+        this node has applied the change."""
         self._next_ask_ms = SteadyMs(0)
 
     def wanted_ms(self) -> SteadyMs | None:
-        """When `tick` has something to do; None: nothing any more."""
+        """When `tick` is needed; None: never again."""
         return None if self.may_vote else self._next_ask_ms
 
     # -- how it goes on
 
     def _advance(self, send: Send) -> None:
-        """Record the founders, or that all have recorded the same; tell them."""
+        """Record the founders, or that all have recorded the same list; tell the others."""
         if not self._is_founder:
             return
         before = self._record
@@ -191,7 +190,7 @@ class FoundingDesk:
         return PeerFrame(founding=Founding(founders=self._record.founders, founded=self._record.founded, asks=asks))
 
     def _store(self, record: Founding) -> None:
-        """It counts once it is durable. A full disk is tried again at the next tick."""
+        """Store a record; it takes effect once durable. On a full disk the next tick tries again."""
         try:
             write_whole(self._disk, PATH, record.SerializeToString())
         except DiskFullError:

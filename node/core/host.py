@@ -1,9 +1,9 @@
-"""One node's core through its lives: built from the disk, and built again from a peer's checkpoint.
+"""Keeps one node's core: builds it from the disk, and builds it again from a peer's checkpoint.
 
-The server process and the simulation own a NodeHost. It opens the journal, restores the newest
-checkpoint, composes NodeCore with the replicated log, and, when the log says that this slave is too far
-behind, fetches a peer's checkpoint, installs it and starts over from it, in the same process. Nothing of the
-stopped core writes to a checkpoint's files any more when they are replaced.
+The server process and the simulation own a NodeHost. It opens the journal, restores the newest checkpoint and composes
+NodeCore with the replicated log. If the log reports that this slave is too far behind, the host fetches a peer's
+checkpoint, installs it and starts over from it, in the same process. It replaces the files only when nothing of the
+stopped core writes to them any more.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class CheckpointSource(Protocol):
     """Copies the newest checkpoint of a peer; the network implements it."""
 
     def fetch(self, peer_id: str, chunk: Callable[[CheckpointChunk], None], done: Callable[[str | None], None]) -> None:
-        """Call `chunk` for every chunk in order, then `done(None)`, or `done(reason)` when it failed."""
+        """Call `chunk` for every chunk in order, then `done(None)`; or `done(reason)` after a failure."""
         ...
 
 
 def raft_config(config: CoreConfig) -> RaftConfig:
-    """The log's timings that follow from the node's configuration. Raises ConfigError for bad relations."""
+    """The log's timings as they follow from the node's configuration. Raises ConfigError if their relations are bad."""
     return RaftConfig(
         election_timeout_ms_min=config.election_timeout_min_ms,
         election_timeout_ms_max=config.election_timeout_max_ms,
@@ -51,7 +51,7 @@ def raft_config(config: CoreConfig) -> RaftConfig:
 
 
 class NodeHost:
-    """See the module. Same thread and calling rules as NodeCore."""
+    """Same thread and calling rules as NodeCore."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class NodeHost:
         guards: Guards | None = None,
         report: Callable[[Reported], None] | None = None,
     ) -> None:
-        """`report`: gets what operators should read."""
+        """`report` gets lines for operators."""
         self._config = config
         self._raft = raft
         self._identity = identity
@@ -83,7 +83,7 @@ class NodeHost:
         self._connected: set[str] = set()
         self._fetching = False
         self._received = False
-        """A whole checkpoint of a peer waits to be put in place."""
+        """A complete checkpoint of a peer waits to be installed."""
         self._started = False
         self._stopped = False
         self.installs = 0
@@ -150,7 +150,7 @@ class NodeHost:
     # -- life
 
     def start(self) -> None:
-        """Replay and take part."""
+        """Replay the journal and join the cluster."""
         self._started = True
         self.core.start()
 
@@ -163,21 +163,21 @@ class NodeHost:
             self._journal = None
 
     def tick(self) -> int:
-        """See NodeCore.tick."""
+        """As `NodeCore.tick`; also carries on the copy of a checkpoint."""
         self._install()
         return self.core.tick()
 
     def receive(self, peer_id: str, frame: PeerFrame) -> None:
-        """See NodeCore.receive."""
+        """As `NodeCore.receive`."""
         self.core.receive(peer_id, frame)
 
     def peer_connected(self, peer_id: str) -> None:
-        """See NodeCore.peer_connected."""
+        """As `NodeCore.peer_connected`."""
         self._connected.add(peer_id)
         self.core.peer_connected(peer_id)
 
     def peer_disconnected(self, peer_id: str) -> None:
-        """See NodeCore.peer_disconnected."""
+        """As `NodeCore.peer_disconnected`."""
         self._connected.discard(peer_id)
         self.core.peer_disconnected(peer_id)
 
@@ -202,7 +202,7 @@ class NodeHost:
             if self._stopped:
                 return
             if reason is not None or problem:
-                # The log asks again as long as it is needed.
+                # If the copy is still needed, the log asks again.
                 copy.abandon()
                 self._fetching = False
                 return
@@ -218,7 +218,7 @@ class NodeHost:
                     self._fatal(f"a checkpoint could not be stored: {error}")
                 return
             if copy.index < self.core.applied_index:
-                # The log came after all, from a master that has more of it: this would set the node back.
+                # The missing entries came after all, from a master with a longer log: the copy would set the node back.
                 self._fetching = False
                 copy.abandon()
                 return
@@ -229,20 +229,21 @@ class NodeHost:
         self._source.fetch(peer_id, chunk, done)
 
     def _install(self) -> None:
-        """Put a received checkpoint in place once the stopped core's own works no longer write.
+        """Install a received checkpoint once the stopped core no longer writes.
 
-        Its checkpoint under way would rename an older manifest over the new one, or remove the files that this names;
-        a sync of its journal would make the file that it reserves empty, which may be the new journal's by then.
+        A checkpoint still under way would rename an older manifest over the new one, or remove files that the new one
+        names. A sync of the journal would truncate the file that it reserves, which may belong to the new journal by
+        then.
         """
         if self._received and not self._stopped and not self.core.writing:
             self._received = self._fetching = False
             try:
                 self._rebuild()
-            except Exception as error:  # half replaced: it must not stay up doing nothing, whoever called
+            except Exception as error:  # half replaced: the process must not stay up doing nothing
                 self._fatal(f"a checkpoint could not be put in place: {error!r}")
 
     def _rebuild(self) -> None:
-        """Put the checkpoint in place of the stopped core's files, start anew from it."""
+        """Replace the stopped core's files by the checkpoint and build a new core from it."""
         if self._journal is not None:
             self._journal.close()
         install_if_complete(self._ports.disk)

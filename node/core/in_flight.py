@@ -1,7 +1,7 @@
-"""How many messages of a group are out with its consumers, exactly, and how many more may be.
+"""Counts exactly how many messages of a group are out with its consumers, and how many more may be.
 
-Counted from what the channels have handed out and the replicated state has as unsettled: what came back and waits
-for its next attempt is not out. Asked only where a limit is set.
+The count comes from the channels (handed out) and the replicated state (unsettled); a returned message that waits for
+its next attempt is not out. Called only where a limit is set.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tickwheel.node.core.channel import Channel
 
 
 def out(channel: Channel) -> int:
-    """Messages of one channel that consumers hold, or an earlier master's lease does."""
+    """Messages of one channel that are out with consumers or under an earlier master's lease."""
     subscription = channel.subscription
     below = subscription.unsettled_below(channel.next_position)
     if subscription.returned_count:
@@ -29,5 +29,5 @@ def out(channel: Channel) -> int:
 
 
 def room(channels: Iterable[Channel], limit: int) -> int:
-    """How many more messages a group with these channels may be handed."""
+    """How many more messages a group with these channels may be given."""
     return max(0, limit - sum(map(out, channels)))

@@ -1,8 +1,8 @@
-"""What consumers hold of an earlier reign: the leases that this node heard of in the sync, or gave out itself.
+"""Messages that consumers hold from an earlier reign, under leases heard of in the sync or given out by this node.
 
-A held message is not delivered again before its lease is over. What was delivered ahead of a dispatch that is not in
-the log is held by its id, until it is dispatched after all or its lease is over; the slaves hear of it like of any
-lease. Soft state of one reign.
+A held message is not delivered again before its lease is over. A message that was delivered ahead of a dispatch that is
+not in the log is held by its id, until it is dispatched after all or its lease is over. Slaves hear of such a lease
+like of any other. Soft state of one reign.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from tickwheel.wheel.units import Units, ids_of
 
 
 class Inherited:
-    """One per node."""
-
     def __init__(
         self,
         state: StateMachine,
@@ -33,13 +31,12 @@ class Inherited:
         self._feed = feed
         self._channel = channel
         self._unplaced: dict[ChannelKey, dict[int, tuple[int, int]]] = {}
-        """Ids that were delivered ahead of a lost dispatch: until when they are leased, and where they were thought to
-        come."""
+        """Ids delivered ahead of a lost dispatch -> end of their lease, and the position that was expected for them."""
 
     def take_over(self, lease: Lease) -> None:
-        """A lease that still runs; what it delivered ahead of a dispatch that is not in the log is held by id."""
+        """Take over a running lease. Messages delivered ahead of a dispatch that is not in the log are held by id."""
         if self._state.group_broadcasting(lease.channel[0]):
-            return  # a consumer's own, and the consumers are other ones now
+            return  # each consumer had its own lease, and a new master has new consumers
         subscription = self._state.subscription(*lease.channel)
         if lease.ids is not None and subscription is not None:
             places, known = subscription.locate(lease.ids, lease.positions)
@@ -51,12 +48,12 @@ class Inherited:
             attempts = np.ones(len(positions), np.uint32)
             lease = Lease(lease.channel, positions, attempts, lease.until_ms, 0, epoch=lease.epoch)
         if subscription is not None:
-            # What came back or was settled since is held by nobody.
+            # A message that came back or was settled since is no longer held.
             lease = lease.only(current(subscription, lease))
         self._hold(lease)
 
     def _wait_for(self, lease: Lease) -> None:
-        """Of a lease by ids: what is not dispatched yet."""
+        """Hold by id the messages of a lease that are not dispatched yet."""
         if lease.ids is None or not len(lease.ids):
             return
         waiting = self._unplaced.setdefault(lease.channel, {})
@@ -64,7 +61,7 @@ class Inherited:
             waiting[id] = max(waiting.get(id, (0, 0)), (lease.until_ms, position))
 
     def unplaced(self) -> Iterator[Lease]:
-        """The leases of what is not dispatched yet, for a slave that is told everything."""
+        """Leases of messages that are not dispatched yet, for a slave that is told everything."""
         for key, waiting in self._unplaced.items():
             subscription = self._state.subscription(*key)
             if subscription is None:
@@ -78,7 +75,7 @@ class Inherited:
                 yield Lease(key, positions, attempts, until_ms, 0, ids=ids, epoch=subscription.epoch)
 
     def prune(self, now_ms: int) -> None:
-        """Forget what is over."""
+        """Forget leases that have ended."""
         for key in list(self._unplaced):
             kept = {id: held for id, held in self._unplaced[key].items() if held[0] > now_ms}
             if kept:
@@ -87,7 +84,7 @@ class Inherited:
                 del self._unplaced[key]
 
     def dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
-        """Units have places now: those that an earlier master had delivered are held there until their leases end."""
+        """Units got their positions: hold those that an earlier master had delivered until their leases end."""
         if not self._unplaced:
             return
         ids = ids_of(units)
@@ -110,9 +107,8 @@ class Inherited:
             self._feed.add(lease)
 
     def forget(self, key: ChannelKey) -> None:
-        """The group was reset, or is gone."""
+        """Forget a channel: its group was reset or deleted."""
         self._unplaced.pop(key, None)
 
     def clear(self) -> None:
-        """Mastership is gone."""
         self._unplaced.clear()

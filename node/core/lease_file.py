@@ -1,8 +1,8 @@
-"""Who holds what, kept on disk for the time after a loss of all nodes at once.
+"""Leases kept on disk, for the case that all nodes stop at once.
 
-Owns the whole file `leases`, written in a worker at most once a second and only when it has changed: by the master what
-it gave out, by slaves what they heard of. It is soft: without it, or with a damaged one, what is out with consumers is
-delivered once more. A node that starts knows these leases as if it had heard of them in a sync.
+Owns the whole file `leases`. A worker writes it at most once a second and only if it has changed: a master its own
+leases, slaves those they heard of. The file is soft: without it, or if it is damaged, messages out with consumers are
+delivered once more. A starting node treats these leases as if a sync had told of them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tickwheel.storage.whole_file import read_whole, write_whole
 
 PATH = "leases"
 BYTES_MAX = 1 << 20
-"""Of the file, about 30,000 ranges: written every second, it must cost little beside the journal. Beyond it those that
-end first are left out."""
+"""Size of the file, about 30,000 ranges. It is written every second, so it must cost little beside the journal. If
+there is more, leases that end first are left out."""
 
 
 def read_leases(disk: Disk) -> list[LeaseRange]:
-    """What was written last; nothing if there is none or it cannot be read."""
+    """The last ranges written; empty if the file is missing or cannot be read."""
     try:
         content = read_whole(disk, PATH)
         return list(Sync.FromString(content).leases) if content else []
@@ -32,7 +32,7 @@ def read_leases(disk: Disk) -> list[LeaseRange]:
 
 
 def encode(ranges: Iterable[LeaseRange]) -> bytes:
-    """Content of the file."""
+    """Content of the file for these ranges."""
     kept, size = Sync(), 0
     for r in sorted(ranges, key=lambda r: r.until_ms, reverse=True):
         size += r.ByteSize() + 4
@@ -43,19 +43,19 @@ def encode(ranges: Iterable[LeaseRange]) -> bytes:
 
 
 class LeaseFile:
-    """The writer. One per node."""
+    """Writes the file."""
 
     def __init__(self, disk: Disk, executor: Executor) -> None:
         self._disk = disk
         self._executor = executor
         self._written = None if disk.exists(PATH) else b""
-        """None: not known."""
+        """Content of the file; None: unknown."""
         self._writing = False
         self.failures = 0
 
     def write(self, ranges: Callable[[], Iterable[LeaseRange]]) -> None:
-        """Have them on disk soon, unless they are there already or a write is under way. `ranges` is called in a
-        worker: it may read only what does not change."""
+        """Start writing the ranges, unless they are on disk already or a write is under way. `ranges` is called in a
+        worker: it may read only data that never changes."""
         if self._writing:
             return
         self._writing = True
@@ -72,7 +72,7 @@ class LeaseFile:
             if error is None:
                 self._written = content
             else:
-                # A full or failing disk is the journal's to notice; this file can be missed.
+                # The journal reacts to a full or failing disk; the node can do without this file.
                 self.failures += 1
 
         self._executor.submit(work, done)

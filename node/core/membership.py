@@ -1,9 +1,9 @@
-"""Who is a member: what a master changes, one change at a time, and who is refused.
+"""Membership: changes by the master, one at a time, and refusal of peers that are no members.
 
-Owns: the changes that wait for the one under way; when a learner counts (it has everything that was in the log a
-moment ago); the disk each member came with, recorded in the log as soon as it is known, so that a member whose disk
-was wiped or swapped is refused ever after. A master that is to be removed hands over first, and the one who asked is
-sent to its successor.
+Owns: the changes that wait for the one under way; when a learner becomes a voter (it has everything that was in the log
+a moment ago); the disk that each member came with. The disk is recorded in the log as soon as it is known, so that a
+member whose disk was wiped or swapped is refused ever after. A master that should remove itself hands over first, and
+the caller is sent to its successor.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from tickwheel.replication.log import NO_INTRODUCTION, Introduction
 
 WAITING_MAX = 64
 ADDRESS_LENGTH_MAX = 300
-"""Of a member: a host name has 253, a port 5."""
+"""Longest address of a member: a host name has 253 characters, a port 5."""
 REMOVED_MAX = 10_000
-"""Members removed in a cluster's life: their ids are remembered for ever, since a lost disk has forgotten votes."""
+"""Members removed in a cluster's life. Their ids are remembered for ever: a member that lost its disk has forgotten its
+votes."""
 
 Done = Callable[[AdminResult | Failure], None]
 Transfer = Callable[[str | None, Callable[[Failure | None], None]], None]
-"""(to whom, None: to the one that is furthest; what became of it)."""
+"""(target, or None for the furthest member; callback with None or why it failed)."""
 
 
 class MemberDesk(Part):
-    """One per node; `change` and `upkeep` are for the master."""
+    """`change` and `upkeep` are for the master; the rest is for any node."""
 
     def __init__(self, core: Kernel, transfer: Transfer, founding: FoundingDesk, sync: SyncState) -> None:
-        """`transfer`: hands mastership over."""
+        """`transfer` hands mastership over."""
         self._core = core
         self._founding = founding
         self._sync = sync
@@ -45,12 +46,12 @@ class MemberDesk(Part):
         self._waiting: deque[tuple[AdminCommand, Done]] = deque()
         self._changing = False
         self._disks: dict[str, str] = {}
-        """Member to the disk that it came with."""
+        """Member -> the disk that it came with."""
         self._goals: dict[str, int] = {}
-        """Learner to the index that it has to reach until the next look."""
+        """Learner -> the index that it must reach by the next look to become a voter."""
 
     def change(self, command: AdminCommand, done: Done) -> None:
-        """Make a change (`membership.KINDS`), after those that wait."""
+        """Make a change (`membership.KINDS`) after those that wait. `done` gets the result, or a Failure."""
         if len(self._waiting) >= WAITING_MAX:
             done(limit_reached("member_changes_waiting", WAITING_MAX))
             return
@@ -63,7 +64,7 @@ class MemberDesk(Part):
         self._next()
 
     def end(self, failure: Failure) -> None:
-        """Mastership is gone."""
+        """Answer the waiting changes with `failure`."""
         self._changing = False
         self._goals.clear()
         waiting, self._waiting = self._waiting, deque()
@@ -71,7 +72,7 @@ class MemberDesk(Part):
             done(failure)
 
     def upkeep(self) -> None:
-        """As master, once a second."""
+        """Go on with waiting changes, record disks, promote learners. The master calls it once a second."""
         core = self._core
         if not core.state.created or self._changing:
             return
@@ -80,18 +81,19 @@ class MemberDesk(Part):
         self._promote()
 
     def introduction(self) -> Introduction:
-        """What this node shows whom it calls: the members, by what it has applied or was shown, whichever is newer."""
+        """The members as this node introduces them to peers that it calls: as applied or as shown to it, whichever is
+        newer."""
         state, shown = self._core.state, self._core.log.introduced()
         return shown if shown.members else Introduction(state.applied_index, tuple(state.members()))
 
     def refuses(self, node_id: str, disk_uuid: str, shown: Introduction = NO_INTRODUCTION) -> Refusal | None:
-        """Why a peer may not take part: unknown, or its disk is not the one it joined with. None: it may.
+        """Why a peer may not take part: it is unknown, or its disk is not the one it joined with. None: it may.
 
-        The disk that a member came with first is remembered; the master has it recorded in the log. Until then who
-        comes under the same id with another one is not let in either, else the last one to say so would be recorded.
+        This node remembers the first disk of each member; the master records it in the log. Until then a peer with the
+        same id and another disk is refused too: otherwise the last disk to arrive would be recorded.
 
-        `shown`: the members that it knows. By that a node whose log is behind learns of those that came later. One that
-        waits to be added keeps it too: the lists in the log that it is about to read begin with those of long ago.
+        `shown`: the members that the peer knows. From them a node whose log is behind learns of later members. A node
+        that waits to be added keeps them too, because the log that it is about to read begins with old lists.
         """
         core, log = self._core, self._core.log
         members = log.members()
@@ -99,7 +101,8 @@ class MemberDesk(Part):
         if self._believes(node_id, disk_uuid, shown) and (known is None or known.disk_uuid in ("", disk_uuid)):
             log.introduce(shown)
         if not members:
-            # It waits to be added: whoever calls is a member. Its word is needed, so it calls again when it knows that.
+            # This node waits to be added, so every caller is a member. A caller whose list lacks itself is not used
+            # yet: this node needs its list, and it calls again once it has read of its own membership.
             soon = bool(shown.members) and shown.named(node_id) is None
             return Refusal(f"{node_id} has not read yet that it is a member itself") if soon else None
         known = known or log.introduced().named(node_id)
@@ -127,16 +130,17 @@ class MemberDesk(Part):
         return None
 
     def came_with(self, node_id: str, disk_uuid: str) -> None:
-        """A member that was let in speaks: it comes with this disk. Its hello may have been before this core was."""
+        """Note the disk of a member that is connected; its hello may have been before this core was made."""
         if disk_uuid:
             self._disks.setdefault(node_id, disk_uuid)
 
     def _believes(self, node_id: str, disk_uuid: str, shown: Introduction) -> bool:
-        """Whether the members that a caller shows are this cluster's, and later ones than this node knows.
+        """Whether the members that a caller shows are this cluster's, and newer than those that this node knows.
 
-        It is among them with the disk that it comes with, and so is this node: only who has this cluster's log knows
-        the disk. Where neither this node's log nor the word has it yet, for no master has seen this node, none is asked
-        for. Nobody who was removed, as far as this node has applied, comes back.
+        The list must contain the caller with its disk, and this node with its own: only a member that has this
+        cluster's log knows that disk. If neither this node's log nor the list has this node's disk, because no master
+        has seen this node yet, the disk is not compared. The list must not contain a member whose removal this node
+        has applied.
         """
         core = self._core
         own, caller = shown.named(core.identity.node_id), shown.named(node_id)
@@ -152,7 +156,7 @@ class MemberDesk(Part):
         )
 
     def _next(self) -> None:
-        """Begin the next change, unless one is under way."""
+        """Propose the next change, unless one is under way."""
         core = self._core
         while self._waiting and not self._changing:
             command, done = self._waiting.popleft()
@@ -174,7 +178,7 @@ class MemberDesk(Part):
                 done(result.failure if isinstance(result, AdminResult) and result.failure is not None else result)
                 if isinstance(result, AdminResult):
                     self._next()
-                # Else mastership may be lost just now: those that wait are told where the master is, or try in upkeep.
+                # After a Failure mastership may be lost: `end` answers the waiting changes, or `upkeep` goes on.
 
             now = [member.node_id for member in core.state.members() if not member.learner]
             if sorted(made.voters) == sorted(now):
@@ -183,7 +187,7 @@ class MemberDesk(Part):
                 core.proposer.submit_alone(Command(admin=command), answered, made.voters)
 
     def _is_last_task(self, node_id: str) -> bool:
-        """Whether this master is to remove itself while somebody can follow it."""
+        """Whether this would remove the master itself while another member can follow it."""
         own_id = self._core.identity.node_id
         return node_id == own_id and any(m.node_id != own_id and not m.learner for m in self._core.state.members())
 
@@ -200,7 +204,7 @@ class MemberDesk(Part):
     def _promote(self) -> None:
         core = self._core
         status = core.log.status()
-        # It votes once its log names its disk (founding.py), so that comes first.
+        # A member votes once its log names its disk (founding.py), so the disk is recorded first.
         recorded = [m for m in core.state.members() if m.disk_uuid or not self._disks.get(m.node_id)]
         learners = [member.node_id for member in recorded if member.learner]
         for node_id in [known for known in self._goals if known not in learners]:
@@ -216,7 +220,7 @@ class MemberDesk(Part):
                 return
 
     def _record_disk(self) -> None:
-        """A member whose disk is not known yet gets the one it came with first."""
+        """Record the first disk of a member whose disk is not in the log yet."""
         core = self._core
         self._disks[core.identity.node_id] = core.identity.disk_uuid
         for member in core.state.members():
@@ -234,4 +238,4 @@ class MemberDesk(Part):
 
 
 def _seen_in_the_list(_: AdminResult | Failure) -> None:
-    """Nobody waits for it: what came of it is seen at the next look, which tries again."""
+    """No caller waits: the next `upkeep` sees the outcome and tries again if needed."""

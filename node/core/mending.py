@@ -1,13 +1,13 @@
-"""Rows of a delay index that this node's disk has lost: asked of the other members, and written again.
+"""Mends rows of a delay index that this node's disk has lost: asks the other members for them and writes them again.
 
-Whoever reads an hour's own index and finds a row that does not check tells `damaged`: a load of ticks that come near, a
-merge, a look-up, or an entry of the log that is about to be applied. The node goes on: the hour's index is surveyed in
-a worker, other members are asked for the units that are lost (they have the same ones, P8), and the rows are written
-again (wheel/mending.py). Meanwhile what needs them waits: the load, and an entry of the log that cannot be applied
-without (`ready`). Nothing that does not check is ever used.
+Any reader of an hour's own index that finds a row with a wrong checksum calls `damaged`: a load of coming ticks, a
+merge, a look-up, or an entry of the log about to be applied. The node goes on. A worker surveys the hour's index, other
+members are asked for the lost units (they have the same ones, P8), and the rows are written again (wheel/mending.py).
+Meanwhile the load waits, and so does an entry of the log that needs such a row (`ready`). A row with a wrong checksum
+is never used.
 
-A cluster of one has nobody to ask, and heads are in nobody else's files: then the node stops, as it did, and says what
-to do (node/rebuild.py). A record that is lost is another matter (salvage.py); so is a bundle.
+A cluster of one has no member to ask, and heads are in no other member's files: then the node stops and says what to do
+(node/rebuild.py). A lost record is another matter (salvage.py); so is a bundle.
 
 Bounded: HOURS_MAX hours at a time, ASKED_MAX units a question. Goes on from reign to reign, master or slave.
 """
@@ -33,57 +33,55 @@ from tickwheel.wheel.units import UNIT, UNIT_BYTES, ids_of
 HOURS_MAX = 16
 ASK_PERIOD_MS = 100
 RETRY_MS = 1_000
-"""After a write that failed for a cause that may pass."""
+"""Pause after a write that failed for a cause that may pass."""
 UNLIKE_MAX = 3
 TOLD_AFTER_MS = 1_000
-"""Status speaks of what has waited for so long."""
+"""Status tells of hours that have waited for this long."""
 
 REMEDY_ALONE = "stop the node and run `tickwheel rebuild --config ...`, which tells whether the journal holds enough"
 
 
 @dataclass(slots=True, eq=False)
 class _Case:
-    """An hour that is being mended."""
+    """An hour under repair."""
 
     hour: int
     error: str
     began_ms: int
     next_ms: int
     survey: SurveyJob | None = None
-    """Done; None: it is still to come or under way."""
+    """The finished survey; None: it is still to come or under way."""
     units: dict[int, np.void] = field(default_factory=dict)
-    """Found so far."""
+    """Lost unit -> the unit as another member sent it."""
     working: bool = False
-    """A worker has it."""
+    """A worker is surveying or writing the hour."""
     unlike: int = 0
-    """How often what others gave did not fit."""
+    """How often the members' units did not fit the index."""
 
     def lost(self) -> list[int]:
-        """Units that nobody has brought yet."""
+        """Lost units that no member has sent yet."""
         return [] if self.survey is None else [id for id in self.survey.ids.tolist() if id not in self.units]
 
 
 class Mending:
-    """One per node."""
-
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._cases: dict[int, _Case] = {}
         self._given_up: set[int] = set()
-        """Hours that are damaged in another way too."""
+        """Hours with damage other than lost rows: not mended."""
         self.mended = 0
-        """Rows that were written again."""
+        """Rows written again."""
         self.holds_log = False
-        """The next entry of the log waits for some."""
+        """The next entry of the log waits for lost rows."""
 
     @property
     def waiting(self) -> int:
-        """Hours with rows that are lost."""
+        """Hours with lost rows."""
         return len(self._cases)
 
     @property
     def reason(self) -> str:
-        """What is being waited for, for an operator; empty if nothing has waited for long."""
+        """What the node is waiting for, for an operator; empty if nothing has waited for long."""
         now_ms = self._core.steady_ms()
         case = next((case for case in self._cases.values() if now_ms - case.began_ms > TOLD_AFTER_MS), None)
         if case is None:
@@ -94,7 +92,8 @@ class Mending:
         self._core.announcements.announce(Reported(level, event, fields))
 
     def damaged(self, error: BaseException) -> bool:
-        """Something could not be read. True: it is being mended, try again; False: that is another kind of damage."""
+        """Take a read error. True: rows are lost and under repair, so try again later. False: another kind of
+        damage."""
         core = self._core
         hour = core.wheel.damaged_hour(error)
         if hour is None or not self._mendable(hour):
@@ -111,7 +110,7 @@ class Mending:
         return True
 
     def _mendable(self, hour: int) -> bool:
-        """Not hours that are gone, nor those where more is damaged than rows."""
+        """Whether the hour still exists and only rows of it are damaged."""
         return hour not in self._given_up and not self._core.wheel.removed(np.array([hour << 32], np.uint64))
 
     def _others(self) -> list[str]:
@@ -121,7 +120,8 @@ class Mending:
     # -- entries that must wait
 
     def ready(self, entry: LogEntry) -> bool:
-        """Whether what this entry needs of the indexes can be read. CorruptSegmentError: it cannot, nor be mended."""
+        """Whether all index rows that this entry needs can be read. Raises CorruptSegmentError if they cannot and
+        cannot be mended."""
         wheel = self._core.wheel
         try:
             for command in entry.commands:
@@ -142,12 +142,12 @@ class Mending:
     # -- finding what is lost
 
     def wanted_ms(self) -> SteadyMs | None:
-        """When the next `tick` is needed (steady)."""
+        """When the next `tick` is needed; None: nothing is under repair."""
         times = [case.next_ms for case in self._cases.values() if not case.working]
         return SteadyMs(min(times)) if times else None
 
     def tick(self, steady_ms: SteadyMs) -> None:
-        """Look after what is due."""
+        """Carry on the repairs that are due."""
         if not self._cases:
             return
         for case in list(self._cases.values()):
@@ -187,7 +187,7 @@ class Mending:
         self._core.background.submit(job.run, surveyed)
 
     def _failed(self, case: _Case, error: BaseException) -> None:
-        """A survey or a write did not come to its end."""
+        """A survey or a write failed."""
         if not self._mendable(case.hour):
             self._over(case)
         elif isinstance(error, SyncFailedError):
@@ -195,7 +195,7 @@ class Mending:
         elif isinstance(error, DiskFullError):
             self._later(case, RETRY_MS)
         else:
-            # Whoever needs the hour finds the damage again, and stops the node if it cannot go on without.
+            # The next reader of the hour finds the damage again, and stops the node if it needs the rows.
             self._given_up.add(case.hour)
             facts: dict[str, object] = {"hour": case.hour, "error": str(error)}
             self._report("error", "an index cannot be mended", facts)
@@ -208,7 +208,7 @@ class Mending:
         self._later(case, ASK_PERIOD_MS)
 
     def answer_in(self, peer_id: str, answer: RecordAnswer) -> None:
-        """A member has looked."""
+        """Take a member's answer."""
         for found in answer.records:
             case = self._cases.get(found.id >> 32)
             if case is None or case.working or found.state != RecordFound.READABLE:
@@ -249,7 +249,7 @@ class Mending:
 
 
 def _checked(found: RecordFound) -> np.void | None:
-    """The unit of what a member sent, if it is what it says."""
+    """The unit in a member's answer, if all its checks hold."""
     if len(found.unit) != UNIT_BYTES:
         return None
     if google_crc32c.extend(google_crc32c.value(found.unit), found.record) != found.crc32c:

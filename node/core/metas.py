@@ -1,8 +1,8 @@
-"""Keys, tags and headers as they lie in front of a payload, read for whoever asks about a message.
+"""Keys, tags and headers, which lie in front of a payload, decoded for requests about a message.
 
-What clients schedule is checked when it comes; but bundles are built outside, and logs hold what earlier versions took.
-So a record may have a meta that nobody can decode, or one that nests so deep that no client could decode an answer with
-it: such a message is one without a meta, and what is not known of one is left out.
+Metas of schedule requests are checked on arrival. But bundles are built outside, and logs hold metas that earlier
+versions accepted. So a record may have a meta that cannot be decoded, or one nested so deep that no client could decode
+an answer with it. Such a message counts as one without a meta. Unknown fields of a meta are left out.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from google.protobuf.message import DecodeError
 from tickwheel.proto.common_pb2 import MessageMeta
 
 ANSWER_BYTES_MAX = 3 << 20
-"""Of records in one answer, unless a single one is larger: below the 4 MiB that gRPC libraries take by default. A
-record of the largest payload is still below the 5 MiB that `limits.request_bytes_max` is at the least."""
+"""Bytes of records in one answer, unless a single one is larger: below the 4 MiB that gRPC libraries accept by default.
+A record of the largest payload is still below 5 MiB, the least value of `limits.request_bytes_max`."""
 
 FIELD_BYTES = 8
-"""What a message in a repeated field takes beside its own bytes, at the most."""
+"""Upper bound of what a message in a repeated field takes beside its own bytes."""
 
 
 def meta_of(data: bytes) -> MessageMeta:

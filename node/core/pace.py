@@ -1,8 +1,8 @@
-"""At which pace a job's rows may come, over all its tasks: each asks before it sends and is told how long to wait.
+"""The pace of a job's rows over all its tasks: each task asks before it sends, and is told how long to wait.
 
-Owns a moment for each job: what was reserved so far is through by then. It is the master's own, nothing of it is
-replicated: a new master begins anew, so for a moment rows may come twice as fast. Rows that were reserved and never
-sent (a task died) only cost their time.
+Owns one moment for each job: all rows reserved so far are sent by then. The moments are the master's own and not
+replicated: a new master starts afresh, so for a moment rows may come twice as fast. Rows that were reserved and never
+sent (a task died) cost only their time.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from __future__ import annotations
 from tickwheel.node.core.world import SteadyMs
 
 JOBS_MAX = 1_024
-"""Of more the one that is through first is forgotten: it may be a little faster."""
+"""Jobs remembered. Beyond that, the job whose moment is earliest is forgotten; it may then be a little faster."""
 WAIT_MS_MAX = 86_400_000
 
 
 class Paces:
-    """One per node."""
-
     def __init__(self) -> None:
         self._through_ms: dict[str, float] = {}
 
     def reserve(self, job_id: str, rows: int, rows_per_s: int, steady_ms: SteadyMs) -> int:
-        """In how many milliseconds these rows may be sent."""
+        """Reserve `rows`; returns after how many milliseconds they may be sent."""
         if job_id not in self._through_ms and len(self._through_ms) >= JOBS_MAX:
             self._through_ms = {name: at for name, at in self._through_ms.items() if at > steady_ms}
             if len(self._through_ms) >= JOBS_MAX:

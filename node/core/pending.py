@@ -1,11 +1,11 @@
-"""What is pending: pages and counts by topic, tag, key, key prefix and time, for whoever asks on this node.
+"""Pending messages: pages and counts by topic, tag, key, key prefix and time, on any node.
 
-Units are sorted out by what they say of themselves (topic, hashes, masks) in a worker; what hashes cannot decide is
-read and compared with the text. Every step is bounded: a worker job (wheel/queries.py), then at most MATCHES_MAX
-metas on the loop. A call takes as many steps as STEPS_MAX allows and then says where the next one goes on.
+A worker selects units by their own columns (topic, hashes, masks). If hashes cannot decide, the metas are read and
+compared with the text. Every step is bounded: a worker job (wheel/queries.py), then at most MATCHES_MAX metas on the
+core's thread. A call takes at most STEPS_MAX steps and then returns where the next call continues.
 
-Answers describe the moment of each step: what is scheduled or dispatched in between may or may not be in them; what was
-pending before the first step and still is after the last is, exactly once.
+Answers describe the moment of each step. A message that is pending before the first step and after the last appears
+exactly once. A message scheduled or dispatched in between may appear or not.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ PAGE_MAX = 1_000
 BUCKETS_MAX = 10_000
 BUCKET_WIDTHS_MS = (1_000, 60_000, 3_600_000)
 MATCHES_MAX = 1_000
-"""Metas compared in one step: about 2 ms of the loop."""
+"""Metas compared in one step: about 2 ms of the core's thread."""
 STEPS_MAX = 16
-"""Steps of one call: some eight million units looked at, or some sixteen thousand metas compared."""
+"""Steps of one call: about eight million units examined, or sixteen thousand metas compared."""
 CALLS_MAX = 32
-"""Calls under way; more are told to come later."""
+"""Calls under way at a time; further ones are refused with a retry hint."""
 INDEX_MAX = 1 << 32
-"""Of a page's end: one behind the last index of an hour."""
+"""Upper bound of the index in a page token: one beyond the last index of an hour."""
 TEXT_BYTES_MAX = 1_024
-"""Of a tag, key or prefix that is asked for."""
+"""Longest tag, key or prefix in a query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which pending messages are meant: all of what is given must hold."""
+    """A selection of pending messages: all given conditions must hold. Times in ms since 1970."""
 
     wanted: Wanted
     due_min: int
@@ -57,11 +57,11 @@ class Query:
 
     @property
     def by_text(self) -> bool:
-        """Whether the metas must be read."""
+        """Whether units alone do not decide: the metas must be read."""
         return bool(self.tag or self.key or self.key_prefix)
 
     def matches(self, meta: common_pb2.MessageMeta) -> bool:
-        """The exact check."""
+        """Whether a meta matches the texts exactly; units decide only by hash."""
         return (
             (not self.tag or self.tag in meta.tags)
             and (not self.key or self.key == meta.key)
@@ -71,7 +71,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One step: units in dispatch order, and where to go on; None: that was all."""
+    """Result of one step: units in dispatch order, and where the next step begins (None: no more messages)."""
 
     units: Units
     next_key: CursorKey | None
@@ -84,7 +84,7 @@ def make_query(
     stamped_ms_max: int | None = None,
     retries: bool = True,
 ) -> Query:
-    """A checked query. RequestError: unknown topic, a text too long, a time out of range."""
+    """A checked query. Raises RequestError: unknown topic, a text too long, a time out of range."""
     topic_id = None
     if selection.topic:
         topic_id = core.state.topic_id(selection.topic)
@@ -120,20 +120,21 @@ def make_query(
 
 
 def deletion_query(job: scheduler_pb2.Sweep) -> Query:
-    """All that is pending of the topic, or for the group, that a sweep deletes."""
+    """The query for everything that a deleting sweep cancels: all pending messages of its topic, or for its group."""
     of_topic = job.WhichOneof("action") == "delete_topic"
     wanted = Wanted(topic_id=job.target_id) if of_topic else Wanted(target_group=job.target_id)
     return Query(wanted, 0, DUE_MS_LIMIT)
 
 
 class Finder:
-    """Single steps of a query; for pages, counts by text, and bulk jobs."""
+    """Single steps of a query, shared by pages, counts by text and sweeps."""
 
     def __init__(self, core: Kernel) -> None:
         self._core = core
 
     def step(self, query: Query, start: CursorKey | None, limit: int, done: Callable[[Found | Failure], None]) -> None:
-        """At most `limit` (and MATCHES_MAX) units from `start` on, and no more work than one step."""
+        """Find at most `limit` units (and at most MATCHES_MAX) from `start` on. A step's work is bounded, so it may
+        find fewer although more follow."""
         background = self._core.background
 
         def scanned(job: ScanJob | None, error: BaseException | None) -> None:
@@ -162,7 +163,7 @@ class Finder:
 
         def read(records: list[bytes] | None, error: BaseException | None) -> None:
             if isinstance(error, RemovedError):
-                # Some were dispatched and settled meanwhile, and their hour went; the others are found again.
+                # Some messages were settled meanwhile and removed with their hour; the others are found again.
                 self.step(query, start, limit, done)
                 return
             if records is None:
@@ -181,8 +182,6 @@ class Finder:
 
 
 class PendingDesk:
-    """One per node."""
-
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._finder = Finder(core)
@@ -197,7 +196,7 @@ class PendingDesk:
         return failure
 
     def _once(self, done: Callable[[A | Failure], None]) -> Callable[[A | Failure], None]:
-        """The end of a call that `_begin` let in. A failed one may be ended twice, and counts once."""
+        """`done` for a call that `_begin` let in. It may be called twice after a failure; the call counts once."""
         ended = False
 
         def end(answer: A | Failure) -> None:
@@ -216,7 +215,7 @@ class PendingDesk:
         request: scheduler_pb2.ListPendingRequest,
         done: Callable[[scheduler_pb2.ListPendingResponse | Failure], None],
     ) -> None:
-        """One page of pending messages in delivery order."""
+        """One page of pending messages in dispatch order."""
         try:
             query = make_query(self._core, _selection(request))
             size = request.page_size or PAGE_DEFAULT
@@ -272,7 +271,7 @@ class PendingDesk:
         meta: bool,
         done: Callable[[list[scheduler_pb2.PendingMessage] | Failure], None],
     ) -> None:
-        """Units as messages; with their metas and payloads if asked. Those removed meanwhile are left out."""
+        """Units as messages; with their metas and payloads if asked. Messages removed meanwhile are left out."""
         core = self._core
         group = core.identity.wheel_group
         messages = [
@@ -298,7 +297,7 @@ class PendingDesk:
 
         def read(records: list[bytes] | None, error: BaseException | None) -> None:
             if isinstance(error, RemovedError):
-                # One at least, so each turn has fewer.
+                # At least one is gone, so this ends.
                 self.describe(units[~core.wheel.gone(ids_of(units))], content, meta, done)
                 return
             if records is None:
@@ -320,7 +319,7 @@ class PendingDesk:
         request: scheduler_pb2.CountPendingRequest,
         done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None],
     ) -> None:
-        """How many messages are pending in each bucket of time."""
+        """Count pending messages by bucket of due time."""
         try:
             query = make_query(self._core, _selection(request))
             bucket_ms = request.bucket_ms or BUCKET_WIDTHS_MS[-1]
@@ -339,7 +338,7 @@ class PendingDesk:
         self._core.serving.run(end, lambda: count.go(start))
 
     def count_all(self, query: Query, done: Callable[[int | Failure], None]) -> None:
-        """How many messages a query means, over all time."""
+        """Count all messages that a query selects."""
         failure = self._begin()
         if failure is not None:
             done(failure)
@@ -365,7 +364,7 @@ class PendingDesk:
 
 
 class _Count:
-    """One call of `count`, step by step."""
+    """One call of `count`, carried on step by step."""
 
     def __init__(
         self,
@@ -386,7 +385,6 @@ class _Count:
         self._steps = 0
 
     def go(self, start: CursorKey | None) -> None:
-        """One more step."""
         failure = self._core.refusal()
         if failure is not None:
             self._done(failure)
@@ -449,7 +447,8 @@ def _selection(
 
 
 def _within_bytes(units: Units, sizes: np.ndarray, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
-    """As many as fit an answer, and where to go on then. `sizes`: of what is told of each."""
+    """The units that fit into one answer, at least one, and where the next page begins. `sizes`: bytes that the answer
+    tells of each unit."""
     fitting = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), ANSWER_BYTES_MAX, side="right"))
     fitting = max(1, fitting)
     if fitting >= len(units):
@@ -463,12 +462,13 @@ def _unreadable(error: BaseException | None) -> Failure:
 
 
 def token_of(key: CursorKey) -> str:
-    """Where a page ends: the first key of the next one. It names a place in the order, so inserts do not shift it."""
+    """A page's end as text: the first key of the next page. The key is a place in the order, so later inserts do not
+    shift it."""
     return f"{key.due_ms}.{key.index}"
 
 
 def key_of_token(token: str) -> CursorKey | None:
-    """The reverse of `token_of`; empty is None."""
+    """The reverse of `token_of`; None for an empty token. Raises RequestError."""
     if not token:
         return None
     due, _, index = token.partition(".")

@@ -1,8 +1,8 @@
-"""Readers of everything that is pending: what they see is that of one applied index, however long they take.
+"""Pins: readers of all pending messages see those of one applied index, however long they take.
 
-Owns the pins of this node, master or slave. A pin holds no file and no checkpoint back (wheel/pinned.py); it is
-forgotten when its reader says so or has not been heard of for PIN_HOLD_MS. Pages are read by workers; a page is bounded
-by units and bytes.
+Owns the pins of this node, master or slave. A pin holds back no file and no checkpoint (wheel/pinned.py). It is
+forgotten when its reader drops it, or after PIN_HOLD_MS without a read. Workers read the pages; a page is bounded by
+units and bytes.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from tickwheel.wheel.queries import ScanJob
 from tickwheel.wheel.units import CursorKey, Units, ids_of
 
 PINS_MAX = 256
-"""Of more the one that was read least recently goes: a reader that pins again and again must not lock others out."""
+"""Beyond this the least recently read pin goes: a reader that pins again and again must not lock out others."""
 PIN_HOLD_MS = 600_000
-"""A reader may be busy with other hours for so long."""
+"""A pin is kept this long without a read: its reader may be busy with other hours."""
 PAGE_UNITS_MAX = 8_192
 PAGE_BYTES_MAX = 4 << 20
-"""Of records; one that is larger makes a page of its own."""
+"""Bytes of records in a page; a larger record makes a page of its own."""
 TOPICS_MAX = 1_000
 NAMED = "pin."
-"""Begins the ids of jobs that stand for what was agreed under a name."""
+"""Prefix of the ids of jobs that stand for a pin agreed under a name."""
 RETRY_HINT_MS = 20
 
 
@@ -57,19 +57,17 @@ class _Pin:
 
 
 class PinDesk:
-    """One per node."""
-
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._pins: dict[int, _Pin] = {}
 
     @property
     def count(self) -> int:
-        """Pins that are held."""
+        """Pins held now."""
         return len(self._pins)
 
     def pin(self, request: PinRequest, done: Callable[[PinResponse | Failure], None]) -> None:
-        """Remember what is pending now."""
+        """Pin the pending messages of this moment."""
         core = self._core
         if request.pin_id:
             known = self._pins.get(request.pin_id)
@@ -108,7 +106,7 @@ class PinDesk:
         done(told)
 
     def agree(self, request: AgreePinRequest, done: Callable[[AgreePinResponse | Failure], None]) -> None:
-        """Which pin is read under a name: the first that was said.
+        """Agree on the pin to read under a name: the first one that was proposed.
 
         A name is a job that happens once (node/state/staging.py), without rows; its fingerprint is the pin.
         """
@@ -151,11 +149,11 @@ class PinDesk:
             del self._pins[pin_id]
 
     def unpin(self, pin_id: int) -> None:
-        """Nobody reads it any more. Idempotent."""
+        """Drop a pin. Idempotent."""
         self._pins.pop(pin_id, None)
 
     def read(self, request: ReadPinnedRequest, done: Callable[[PinnedPage | Failure], None]) -> None:
-        """A page of one hour."""
+        """Read a page of one hour."""
         core = self._core
         pin = self._pins.get(request.pin_id)
         if pin is None:
@@ -215,7 +213,7 @@ class PinDesk:
 
 
 def _page(units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
-    """As many as fit into a page, and where the next one begins."""
+    """The units that fit into a page, and where the next page begins."""
     ends = np.cumsum(units["size"], dtype=np.int64)
     fit = max(1, int(np.searchsorted(ends, PAGE_BYTES_MAX, side="right")))
     if fit >= len(units):

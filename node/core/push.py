@@ -1,15 +1,15 @@
-"""Push-first: what a dispatch will bring is worked out when it is proposed, and delivered before it is committed.
+"""Push-first: works out the effect of a dispatch when it is proposed, and delivers before it is committed.
 
-The master knows exactly what its dispatch will do if nothing that lies before it in the log can change that: no publish
-under way that reaches below the new cursor, no cancel, reschedule or administration under way. Then the units below the
-new cursor are those pending now, and each topic's ready queue grows by them, in order. If that cannot be known the
-dispatch is not pushed: its messages go out once it is committed, as in commit-first.
+The master knows exactly what its dispatch will do if nothing before it in the log can change that: no publish under way
+reaches below the new cursor, and no cancel, reschedule or administration is under way. Then the dispatch brings the
+units now pending below the new cursor, and each topic's ready queue grows by them, in order. If the master cannot know
+this, the dispatch is not pushed: its messages go out once it is committed, as in commit-first.
 
-So settlements of pushed messages need no waiting (their command lies behind the dispatch in the same log), and when the
-dispatch is applied, what it brings is compared with what was pushed: a difference is our bug and stops the node.
+So settlements of pushed messages need no waiting: their command lies behind the dispatch in the same log. When the
+dispatch is applied, its units are compared with those pushed: a difference is our bug and stops the node.
 
-A commit may stay behind by `push_behind_ms`; while it does nothing more is pushed. What a master has pushed when it is
-deposed may be dispatched again by the next one, at other positions: the leases of pushed messages therefore travel with
+A commit may be late by `push_behind_ms`; while it is later, nothing more is pushed. If a master is deposed, the next
+one may dispatch its pushed messages again, at other positions: therefore the leases of pushed messages travel with
 their ids in the 50 ms sync.
 """
 
@@ -27,7 +27,7 @@ from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of
 
 @dataclass(slots=True)
 class _Flight:
-    """A dispatch under way: what it is expected to bring, by topic; `known` is False if that is not known."""
+    """A dispatch under way. `topics`: topic -> first position and ids that it should bring; empty unless `known`."""
 
     target: CursorKey
     proposed_ms: int
@@ -36,7 +36,7 @@ class _Flight:
 
 
 class PushAhead:
-    """One per node in push-first; `dispatched` and `answered` follow the dispatches in the order of their proposals."""
+    """Calls of `dispatched`, `applied` and `failed` follow the dispatches in the order of their proposals."""
 
     def __init__(self, core: Kernel) -> None:
         self._config = core.config
@@ -46,14 +46,15 @@ class PushAhead:
         self._announce = core.announcements.announce
         self._flights: deque[_Flight] = deque()
         self.pushed = 0
-        """Messages handed to delivery before their dispatch was committed."""
+        """Messages given to delivery before their dispatch was committed."""
 
     def reset(self) -> None:
-        """A reign begins or ends."""
+        """Forget the dispatches under way: a reign begins or ends."""
         self._flights.clear()
 
     def proposing(self, start: CursorKey, target: CursorKey, now_ms: int) -> None:
-        """A dispatch from `start` to `target` is about to be proposed: push what it will bring, if that is known."""
+        """Push the units that a dispatch from `start` to `target` will bring, if they are known. Called just before it
+        is proposed."""
         flight = _Flight(target, now_ms, known=False)
         units = self._expected(start, target, now_ms)
         self._flights.append(flight)
@@ -83,9 +84,10 @@ class PushAhead:
         return self._wheel.peek(start, target)
 
     def dispatched(self, topic_id: int, first_position: int, units: Units) -> bool | None:
-        """Units entered a ready queue: True if they were pushed, None if they were not what was pushed."""
-        # Several may lie in one entry of the log, and are answered together after it: whose units these are says the
-        # cursor, which has just moved to its target, or a little below if that was cut.
+        """Units entered a ready queue. True: exactly these were pushed. False: nothing was pushed. None: others were
+        pushed."""
+        # One entry of the log may contain several dispatches, all answered after it. The cursor tells whose units these
+        # are: it has just moved to that dispatch's target, or a little below if the dispatch was cut.
         flight = next((flight for flight in self._flights if flight.target >= self._wheel.cursor), None)
         if flight is None or not flight.known:
             return False
@@ -95,9 +97,9 @@ class PushAhead:
         return True
 
     def applied(self) -> bool:
-        """The oldest dispatch under way was applied; False if something that was pushed did not come with it."""
+        """The oldest dispatch under way was applied. False: it did not bring everything that was pushed."""
         return not self._flights or not self._flights.popleft().topics
 
     def failed(self) -> None:
-        """A dispatch was not applied, so none behind it that is under way brings what was expected of it."""
+        """A dispatch was not applied, so those under way behind it bring other units than expected: forget them all."""
         self._flights.clear()

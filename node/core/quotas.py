@@ -1,8 +1,8 @@
-"""Rates by name: a bucket of tokens for each, one second deep, that refills with the cluster's time.
+"""Rates by name: a bucket of tokens for each name, one second deep, refilled by the cluster's time.
 
-A request is let through while its bucket holds anything, and may leave it in debt: so a batch larger than a second's
-worth passes too, and whoever sent it waits longer. Bounded: the bucket that was used longest ago is forgotten, and
-begins full if its name comes again.
+A request passes while its bucket holds anything, and may leave it in debt. So a batch larger than a second's worth
+passes too, and its sender waits longer afterwards. Bounded: the least recently used bucket is forgotten, and starts
+full if its name comes again.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ class _Bucket:
 
 
 class Buckets:
-    """Buckets of one kind of name. Soft: a new master begins with full ones."""
+    """Buckets of one kind of name. Soft: a new master starts with full ones."""
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def wait_ms(self, name: str, rate: int, now_ms: int) -> int:
-        """0: a request may pass now; else when it makes sense to ask again."""
+        """0: a request may pass now; else after how many milliseconds to ask again. `rate`: messages or bytes a
+        second."""
         bucket = self._refilled(name, rate, now_ms)
         if bucket.tokens > 0:
             return 0
         return min(WAIT_MS_MAX, int(-bucket.tokens * 1_000 / rate) + 1)
 
     def take(self, name: str, rate: int, count: int, now_ms: int) -> None:
-        """So many messages passed."""
+        """Take `count` tokens for a request that passed."""
         self._refilled(name, rate, now_ms).tokens -= count
 
     def _refilled(self, name: str, rate: int, now_ms: int) -> _Bucket:
@@ -50,5 +51,4 @@ class Buckets:
         return bucket
 
     def clear(self) -> None:
-        """Mastership is gone."""
         self._buckets.clear()

@@ -10,7 +10,7 @@ from tickwheel.node.core.leases import Positions
 from tickwheel.wheel.units import Units, join_units
 
 UNITS_MAX = 100_000
-"""Per topic: kept at least, if so many came; at most twice as many, 19 MB of units."""
+"""Units of one topic that are kept at least; at most twice as many, 19 MB."""
 
 
 class RecentUnits:
@@ -22,7 +22,7 @@ class RecentUnits:
         self._count = 0
 
     def add(self, first_position: int, units: Units) -> None:
-        """Units that entered the ready queue, from `first_position` on."""
+        """Add units that entered the ready queue, from `first_position` on."""
         self._firsts.append(first_position)
         self._chunks.append(units)
         self._count += len(units)
@@ -48,7 +48,6 @@ class RecentUnits:
         return join_units(self._chunks[low:high])[places]
 
     def clear(self) -> None:
-        """Mastership is gone."""
         self._firsts.clear()
         self._chunks.clear()
         self._count = 0

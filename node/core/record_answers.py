@@ -1,8 +1,8 @@
-"""What this node answers a peer whose disk does not give some records back (salvage.py).
+"""Answers peers whose disks cannot read some records (salvage.py).
 
-Any node answers, from what it has applied: the record with a checksum, or that it cannot read it either. What it has
-not applied, or has removed, it says nothing about. Bounded: ASKED_MAX messages and ANSWER_BYTES_MAX (one at least) an
-answer, SERVING_MAX questions at a time; who hears nothing asks again.
+Any node answers from what it has applied: the record with a checksum, or that it cannot read the record either. It says
+nothing about messages that it has not applied or has removed. Bounded: ASKED_MAX messages and ANSWER_BYTES_MAX (at
+least one record) in an answer, SERVING_MAX questions at a time; a peer without an answer asks again.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordF
 
 ASKED_MAX = 64
 UNITS_ASKED_MAX = 2_048
-"""If only units are wanted, which are 96 bytes."""
+"""Units in one question if no records are wanted; a unit has 96 bytes."""
 ANSWER_BYTES_MAX = 512 << 10
 SERVING_MAX = 4
 
 
 class RecordAnswers:
-    """One per node."""
-
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._serving = 0
 
     def ask_in(self, peer_id: str, ask: RecordAsk) -> None:
-        """A peer asks; the answer goes beside the log when it has been read."""
+        """Take a peer's question. The answer goes beside the log once it has been read."""
         core = self._core
         if self._serving >= SERVING_MAX or core.wheel.absorbing or len(ask.ids) % 8:
             return

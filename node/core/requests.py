@@ -33,12 +33,12 @@ from tickwheel.wheel.units import CursorKey
 
 
 def everybody(topic: str) -> Failure | None:
-    """Permits every topic."""
+    """A `Permitted` that allows every topic."""
     return None
 
 
 def id_of(message_id: common_pb2.MessageId) -> int:
-    """A message id as one number."""
+    """A message id as one number: the hour in the upper 32 bits, the index in the lower."""
     return message_id.hour << 32 | message_id.index
 
 
@@ -53,8 +53,6 @@ def _no_message(number: int) -> Failure:
 
 
 class RequestDesk:
-    """One per node."""
-
     def __init__(
         self,
         core: Kernel,
@@ -76,7 +74,8 @@ class RequestDesk:
     # -- producers
 
     def schedule(self, batch: IncomingBatch, done: Callable[[BatchOutcome | Failure], None]) -> None:
-        """Schedule a checked batch; `done` when it is on stable storage of a majority."""
+        """Schedule a checked batch; `done` is called once it is on stable storage of a majority. A repeat of a
+        remembered sequence gets the first answer."""
         failure = self._core.refusal()
         if failure is not None:
             done(failure)
@@ -95,7 +94,7 @@ class RequestDesk:
         done: Callable[[scheduler_pb2.CancelOutcome.ValueType | Failure], None],
         permitted: Permitted = everybody,
     ) -> None:
-        """Cancel by id; the outcome is decided when the command is applied."""
+        """Cancel a message by id. The outcome is decided when the command is applied."""
         if is_cold(number):
             self._cold.cancel(number, done, permitted, lambda loaded_id: self.cancel(loaded_id, done, permitted))
             return
@@ -128,8 +127,8 @@ class RequestDesk:
         permitted: Permitted = everybody,
         sender: Sender = NOBODY,
     ) -> None:
-        """Move a pending message; `when` as `kind` of intake says. A repeat of the same sender's sequence is answered
-        as the first time."""
+        """Move a pending message; `kind` says what `when` is (KIND_DUE and others of intake). A repeat of the same
+        sender's sequence gets the first answer."""
         core = self._core
         failure = core.refusal()
         if failure is not None:
@@ -168,7 +167,7 @@ class RequestDesk:
         permitted: Permitted = everybody,
         sender: Sender = NOBODY,
     ) -> None:
-        """Move a message that is in the wheel to a time that was checked."""
+        """Move a message that is in the wheel. The caller has checked `due_ms`."""
         core = self._core
 
         def found(unit: Found | Failure) -> None:
@@ -235,7 +234,8 @@ class RequestDesk:
         return due_ms
 
     def _find(self, number: int, found: Callable[[Found | Failure], None], permitted: Permitted = everybody) -> None:
-        """Read the unit that an id names now; a Failure if `permitted` refuses its topic."""
+        """Read the unit that an id names now; its `units` is None if there is none. A Failure if `permitted` refuses
+        its topic."""
         core = self._core
         failure = core.refusal()
         if failure is not None:
@@ -262,7 +262,7 @@ class RequestDesk:
         done: Callable[[scheduler_pb2.GetResponse | Failure], None],
         permitted: Permitted = everybody,
     ) -> None:
-        """State and, with `content`, payload and meta of one message."""
+        """State of one message and, with `content`, its payload and meta."""
         core = self._core
         if is_cold(number):
             self._cold.get(number, done, permitted, lambda loaded_id: self.get(loaded_id, content, done, permitted))
@@ -312,7 +312,7 @@ class RequestDesk:
     # -- operators
 
     def admin(self, command: AdminCommand, done: Callable[[AdminResult | Failure], None]) -> None:
-        """Put an administrative command into the log."""
+        """Put an administrative command into the log. `done` gets the result of apply, or a Failure."""
         failure = self._core.refusal()
         if failure is not None:
             done(failure)
@@ -340,7 +340,7 @@ class RequestDesk:
         self._core.proposer.submit(Command(admin=command), applied)
 
     def create_cluster(self, settings: admin_pb2.Settings | None, members: Sequence[Member]) -> None:
-        """The first command of a new cluster."""
+        """Propose the first command of a new cluster."""
         core = self._core
         command = CreateCluster(
             cluster_id=core.identity.cluster_id,
@@ -351,5 +351,5 @@ class RequestDesk:
 
 
 def kind_column(kind: int) -> np.ndarray:
-    """One kind as a column."""
+    """The kind as a column of one row."""
     return np.array([kind], np.uint8)

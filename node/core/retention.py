@@ -1,13 +1,14 @@
-"""When hours go: the master proposes to remove those that nobody needs any more, or that retention is over for.
+"""Removal of hours: the master proposes to remove hours that nobody needs, or whose retention is over.
 
-An hour is not needed when every group of every topic has settled what was due in it; a
-topic without a group retains. Retention (a replicated setting) is the limit for all of them: what a group has not
-settled by then is removed, and counted; it begins when a message is dispatched, also if it was due long before it was
-scheduled. Hours near the cursor stay, so that a message can still be looked up a while
-after it was delivered. Removal itself is a command of the log: the same on every node, at the same place in it. It says
-which hours go because retention is over for them, and which only if nobody needs them when it is applied: a group may
-have been created since the master looked. Dead letters hold no hour; those that died before the retention reaches back
-go with the same command, also when no hour does.
+An hour is not needed once every group of every topic has settled the messages that were due in it; a topic without a
+group keeps its messages. Retention (a replicated setting) limits all of that: messages that a group has not settled by
+then are removed and counted. It begins when a message is dispatched, even if the message was due long before it was
+scheduled. Hours near the cursor stay, so that a message can still be looked up a while after its delivery.
+
+The removal is a command of the log: the same on every node, at the same place. It says which hours go because their
+retention is over, and which go only if nobody needs them when it is applied: a group may have been created since the
+master looked. Dead letters hold no hour. Letters that died before the retention period go with the same command, even
+if no hour does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tickwheel.wheel.units import HOUR_MS
 
 
 class Retention(Part):
-    """One per node; works only while the node leads."""
+    """Works only while the node leads."""
 
     def __init__(
         self, state: StateMachine, proposer: Proposer, cursor_ms: Callable[[], int], period_ms: int, hours_kept: int
@@ -37,16 +38,16 @@ class Retention(Part):
         self._proposed = False
 
     def begin(self, term: int, now_ms: ClusterMs) -> None:
-        """This node leads: what was proposed before is another reign's."""
+        """Start afresh: a removal proposed in an earlier reign does not count."""
         self._next_ms = 0
         self._proposed = False
 
     def begin_again(self) -> None:
-        """A look went wrong: the next one, a period later, takes nothing of it for done."""
+        """Forget a failed look; the next one comes a period later."""
         self._proposed = False
 
     def tick(self, now_ms: ClusterMs) -> None:
-        """Once a period: propose what can go, if anything can."""
+        """Propose a removal, once a period and if anything can go."""
         if self._proposed or now_ms < self._next_ms or not self._state.created:
             return
         self._next_ms = now_ms + self._period_ms
@@ -64,7 +65,7 @@ class Retention(Part):
         self._proposer.submit(Command(admin=AdminCommand(remove_hours=removal)), removed, may_gather=True)
 
     def hours_below(self, now_ms: int) -> tuple[int, int]:
-        """Hours below the first are over for retention, hours below the second can go."""
+        """Two hours: retention is over below the first; hours below the second can go."""
         latest = max(0, self._cursor_ms() // HOUR_MS - self._hours_kept)
         oldest = max(0, (now_ms - self._state.settings.retention_ms) // HOUR_MS)
         over = self._state.retention_over(oldest)

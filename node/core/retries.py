@@ -1,11 +1,11 @@
 """The master's queue of settlements that copy messages: nacks, expired leases, dead letters.
 
-Each of them makes every node read and append while it applies the command, so they go into the log in bounded pieces,
-one command at a time: however many leases end at once, an entry holds the loop for a few milliseconds at most. A
-command takes rows of several callers; what it did not come to stays at the head of the queue.
+Each makes every node read and append while it applies the command. So they go into the log in bounded pieces, one
+command at a time: however many leases end at once, an entry holds the core's thread for a few milliseconds. A command
+takes rows of several callers; rows that it did not reach stay at the head of the queue.
 
-Bounded by ROWS_MAX; beyond, callers get LIMIT_REACHED. Every callback is called exactly once. All is soft state: a
-master that is deposed forgets it, and the leases of what was not settled end under the next one.
+Bounded by ROWS_MAX; beyond it callers get LIMIT_REACHED. Every callback is called exactly once. All is soft state: a
+deposed master forgets it, and the leases of unsettled messages end under the next one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RETRY_AFTER_MS = 200
 
 @dataclass(slots=True, eq=False)
 class Leaving:
-    """Deliveries that leave their positions, in columns; `due_ms` is None for those that die."""
+    """Deliveries that leave their positions, as columns; `due_ms` is None for dead letters."""
 
     channel: ChannelKey
     kind: SettleKind.ValueType
@@ -43,18 +43,18 @@ class Leaving:
     reason: str
     done: Callable[[SettleResult | Failure], None]
     epoch: int | None = None
-    """How often the group had been reset when these were delivered; None: not compared."""
+    """How often the group had been reset at the delivery; None: not compared."""
     at: int = 0
-    """Rows that were applied."""
+    """Rows applied so far."""
     result: SettleResult = field(default_factory=SettleResult)
 
     @property
     def left(self) -> int:
-        """Rows that were not."""
+        """Rows not yet applied."""
         return len(self.ids) - self.at
 
     def columns(self, count: int) -> SettleColumns:
-        """The next rows as the log has them."""
+        """The next `count` rows as columns of the log."""
         part = slice(self.at, self.at + count)
         columns = SettleColumns(
             group_id=self.channel[0],
@@ -74,23 +74,23 @@ class Leaving:
 
 
 class RetryQueue:
-    """See the module. One per node."""
+    """Puts the rows into the log in order, one command at a time."""
 
     def __init__(self, proposer: Proposer) -> None:
         self._proposer = proposer
         self._waiting: deque[Leaving] = deque()
         self._rows = 0
         self._proposed: list[Leaving] = []
-        """Of the command under way."""
+        """Entries whose rows are in the command under way."""
         self._reign = 0
 
     @property
     def rows(self) -> int:
-        """Rows that wait or are under way."""
+        """Rows waiting or under way."""
         return self._rows
 
     def add(self, leaving: Leaving) -> None:
-        """`done` is called once all of it is applied, or with why not."""
+        """Queue deliveries; their `done` is called once all rows are applied, or with a Failure."""
         if self._rows + leaving.left > ROWS_MAX:
             leaving.done(limit_reached("waiting_retries", ROWS_MAX, RETRY_AFTER_MS))
             return
@@ -117,13 +117,13 @@ class RetryQueue:
         self._proposer.submit(command, lambda result: self._answered(result, reign), may_gather=True)
 
     def lose(self, failure: Failure) -> None:
-        """Mastership is gone: what waits is another reign's business. What is under way has its answer to come."""
+        """Answer the waiting deliveries with `failure`. Those under way still get the log's answer."""
         self._reign += 1
         for leaving in [leaving for leaving in self._waiting if leaving not in self._proposed]:
             self._end(leaving, failure)
 
     def _answered(self, result: object, reign: int) -> None:
-        # It stays under way until all are answered: whoever adds more meanwhile must not have it proposed once more.
+        # `_proposed` is kept until all are answered: a callback that adds more must not propose these rows again.
         proposed = self._proposed
         if isinstance(result, Failure):
             for leaving in proposed:

@@ -1,7 +1,7 @@
-"""Leases that are over: what of them is open comes again, later if they ran out, at once if they were given back.
+"""Returns the open messages of ended leases: after a pause if a lease ran out, at once if it was given back.
 
-Owns which returns are on their way into the log: such a message is not handed out before that is applied. Soft state of
-one reign.
+Owns which returns are on their way into the log: such a message is not handed out before its return is applied. Soft
+state of one reign.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ RETURN_RETRY_MS = 200
 
 
 class Returns:
-    """One per node."""
-
     def __init__(
         self,
         state: StateMachine,
@@ -36,7 +34,7 @@ class Returns:
         counters: Counters,
         channel: Callable[[ChannelKey], Channel | None],
     ) -> None:
-        """`channel`: the one that there is, if there is one."""
+        """`channel` returns an existing channel or None; it makes none."""
         self._state = state
         self._leases = leases
         self._settlements = settlements
@@ -47,24 +45,22 @@ class Returns:
         self._reign = 0
 
     def begin(self) -> None:
-        """A reign begins."""
         self._reign += 1
 
     def end(self) -> None:
-        """Mastership is gone."""
         self._reign += 1
         self._under_way.clear()
 
     def positions(self, key: ChannelKey) -> Positions:
-        """What of a channel is on its way into the log."""
+        """Positions of a channel whose return is on its way into the log."""
         return np.array(sorted(self._under_way.get(key, ())), np.uint64)
 
     def forget(self, key: ChannelKey) -> None:
-        """The group was reset, or is gone."""
+        """Forget a channel: its group was reset or deleted."""
         self._under_way.pop(key, None)
 
     def give_back(self, lease: Lease, now_ms: int) -> None:
-        """A lease is over: it ran out, or its consumer gave it back."""
+        """Return the open messages of a lease that ran out or was given back by its consumer."""
         expired = not lease.given_back
         subscription = self._state.subscription(*lease.channel)
         if subscription is None or not len(lease.positions):
@@ -73,7 +69,7 @@ class Returns:
             self._counters.expired += self._broadcasts.answered(lease.channel, lease.session_id, lease.positions)
             return
         if int(lease.positions[-1]) >= self._state.ready_count(lease.channel[1]):
-            # Delivered ahead, and its dispatch is not applied yet: there is nothing to return it to.
+            # Delivered ahead of a dispatch that is not applied yet: there is no position to return to.
             self._leases.give(replace(lease, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
             return
         is_open = current(subscription, lease)
@@ -81,7 +77,7 @@ class Returns:
         positions, attempts = still_open.positions, still_open.attempts
         channel = self._channel(lease.channel)
         if channel is not None:
-            # What is settled or came back on another way is not held by this lease any more.
+            # Messages that were settled or came back in another way: this lease no longer holds them.
             channel.release_hold(lease.positions[~is_open])
         if not len(positions):
             return
@@ -102,7 +98,7 @@ class Returns:
                 if failed:
                     self._leases.give(replace(still_open, until_ms=now_ms + RETURN_RETRY_MS, closed=False))
 
-        # Whoever's request gave the lease back: should this fail, the messages are not lost with it.
+        # If the callback fails it is called again with the failure: the messages are not lost with it.
         returned = self._settlements.serving.of(returned, returned)
         if expired:
             self._settlements.expire(lease, positions, attempts, now_ms, returned)

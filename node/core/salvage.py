@@ -1,16 +1,17 @@
-"""Messages that are due and whose records this node cannot read: asked of the other members, else set aside.
+"""Due messages whose records this node cannot read: other members are asked for them; a message whose record is lost
+everywhere is set aside.
 
-A bad page is the fault of one disk. So a record that cannot be read here is tried again with growing pauses, and every
-other member is asked for it at the same time; what comes is checked (CRC32C, id, size) and delivered as if it had been
-read here. Only when this node has failed TRIES times, and each other member of the cluster has said as often that it
-cannot read it either, a command settles the message for its group with PAYLOAD_LOST: it becomes a dead letter without
-content, with all that is known of it.
+A bad page is the fault of one disk. So this node tries an unreadable record again with growing pauses, and asks every
+other member for it at the same time. An answer is checked (CRC32C, id, size) and delivered as if it had been read here.
+Only when this node has failed TRIES times, and each other member has said as often that it cannot read the record
+either, a command settles the message for its group with PAYLOAD_LOST: it becomes a dead letter without content, with
+everything else that is known of it.
 
-While a member that may have it does not answer, the message waits: alone, or in a FIFO topic with what is behind it,
-since nobody can tell its message group. Status and metrics say so.
+While a member that may have the record does not answer, the message waits: alone, or in a FIFO topic with the messages
+behind it, since nobody can tell its message group. Status and metrics say so.
 
-Soft state of the master, dropped with its reign: the next one reads for itself. Bounded by what channels withhold
-(channel.UNREAD_MAX), ROUND_MAX messages a question.
+Soft state of the master, dropped with its reign: the next master reads for itself. Bounded by the messages that
+channels withhold (channel.UNREAD_MAX), and by ROUND_MAX messages a question.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordF
 from tickwheel.wheel.units import HOUR_MS, UNIT, UNIT_BYTES, Units, ids_of
 
 TRIES = 7
-"""Failed reads of this node, and of each other member, before a record counts as lost: over six seconds by the pauses
-between them, for a disk may fail to read for a while."""
+"""Failed reads of this node, and of each other member, before a record counts as lost. With the pauses that takes over
+six seconds: a disk may fail to read for a while."""
 ROUNDS_TOLD = 3
-"""After so many questions without a decision status speaks of it."""
+"""Questions without a decision after which status tells of the message."""
 ROUND_MAX = ASKED_MAX
 PAUSE_MS = 100
 PAUSE_MS_MAX = 5_000
@@ -49,7 +50,7 @@ PAUSE_MS_MAX = 5_000
 
 @dataclass(slots=True, eq=False)
 class _Case:
-    """A message that waits for its record. `unit` is None as long as nobody has read that either."""
+    """A message that waits for its record. `unit` is None until somebody has read the unit."""
 
     channel: Channel
     position: int
@@ -58,16 +59,16 @@ class _Case:
     error: str
     rounds: int = 0
     said: dict[str, int] = field(default_factory=dict)
-    """Member to how often it said that it cannot read it; this node too."""
+    """Member (this node too) -> how often it said that it cannot read the record."""
     record: bytes | None = None
-    """It was found, and waits for its time."""
+    """The record once found; it then waits for the message's due time."""
     proposed: bool = False
     turn: int = 0
-    """Number of its entry in the agenda: earlier ones are void."""
+    """Number of the case's valid entry in the agenda; earlier entries are void."""
 
 
 class Salvage(Part):
-    """One per node; has something to do on a master only."""
+    """Has work only on a master."""
 
     def __init__(self, core: Kernel, delivery: Delivery) -> None:
         self._core = core
@@ -78,16 +79,16 @@ class Salvage(Part):
         self._order = itertools.count()
         self._reign = 0
         self.salvaged = 0
-        """Records that came from other members."""
+        """Records that other members sent."""
 
     @property
     def waiting(self) -> int:
-        """Messages that cannot be read here and are not decided."""
+        """Messages that cannot be read here and are still undecided."""
         return len(self._cases)
 
     @property
     def reason(self) -> str:
-        """What is being waited for, for an operator; empty if nothing has waited for long."""
+        """What the node is waiting for, for an operator; empty if nothing has waited for long."""
         case = next((case for case in self._cases.values() if case.rounds > ROUNDS_TOLD), None)
         if case is None:
             return ""
@@ -99,7 +100,7 @@ class Salvage(Part):
         self._core.announcements.announce(Reported(level, event, fields))
 
     def add(self, unread: Unreadable) -> None:
-        """A message of a channel cannot be read; the channel has withheld it."""
+        """Look after an unreadable message; its channel has withheld it."""
         channel, position, id = unread.channel, unread.position, unread.id
         unit, error = unread.unit, unread.error
         case = _Case(channel, position, id, unit, error, said={self._core.identity.node_id: 1})
@@ -122,18 +123,17 @@ class Salvage(Part):
             del self._by_id[case.id]
 
     def end(self, failure: Failure) -> None:
-        """Mastership is gone."""
         self._reign += 1
         self._cases.clear()
         self._by_id.clear()
         self._agenda.clear()
 
     def wanted_ms(self) -> SteadyMs | None:
-        """When the next `tick` is needed (steady)."""
+        """When the next `tick` is needed; None: no message waits."""
         return SteadyMs(self._agenda[0][0]) if self._agenda else None
 
     def tick(self, steady_ms: SteadyMs) -> None:
-        """Look after what is due."""
+        """Carry on the cases that are due."""
         if not self._agenda or self._agenda[0][0] > steady_ms:
             return
         unread: list[_Case] = []
@@ -156,7 +156,7 @@ class Salvage(Part):
         heapq.heappush(self._agenda, (self._core.steady_ms() + pause_ms, case.turn, case))
 
     def _over(self, case: _Case) -> bool:
-        """Whether the message was settled on another way, reset, or removed: then its channel forgets it."""
+        """Whether the message was settled in another way, reset or removed: then its channel forgets it."""
         channel, state = case.channel, self._core.state
         subscription = state.subscription(*channel.key)
         if subscription is channel.subscription and subscription.epoch == channel.epoch:
@@ -174,7 +174,7 @@ class Salvage(Part):
     # -- looking for it
 
     def _try(self, cases: list[_Case]) -> None:
-        """Read them here once more, and ask everybody else."""
+        """Read the records here once more, and ask all other members."""
         core, reign = self._core, self._reign
         ids = np.unique(np.array([case.id for case in cases], np.uint64))
         ask = RecordAsk(ids=ids.astype("<u8").tobytes())
@@ -200,7 +200,7 @@ class Salvage(Part):
         Sift(core.background, ids, None, sifted, broken).go()
 
     def answer_in(self, peer_id: str, answer: RecordAnswer) -> None:
-        """A member has looked."""
+        """Take a member's answer."""
         for found in answer.records:
             if found.state == RecordFound.UNREADABLE:
                 self._cannot(peer_id, found.id)
@@ -208,7 +208,7 @@ class Salvage(Part):
                 self.salvaged += self._found(found.id, unit, found.record)
 
     def _found(self, id: int, unit: Units, record: bytes) -> bool:
-        """The record of a message; returns whether somebody waits for it."""
+        """Take a message's record; returns whether anybody waits for it."""
         cases = [case for case in self._by_id.get(id, ()) if case.record is None and not case.proposed]
         for case in cases:
             if case.unit is None or int(case.unit["size"][0]) == len(record):
@@ -223,7 +223,7 @@ class Salvage(Part):
                 self._look_again(case, 0)
 
     def _supply(self, case: _Case) -> None:
-        """Hand it to its channel, not before its time."""
+        """Give the record to its channel, not before the message is due."""
         assert case.unit is not None and case.record is not None
         wait_ms = int(case.unit["due_ms"][0]) - self._core.clock.now_ms()
         if wait_ms > 0:
@@ -236,7 +236,7 @@ class Salvage(Part):
     # -- setting it aside
 
     def _others(self) -> list[str]:
-        """All other members, learners too: they may have what nobody else has."""
+        """All other members, including learners: any may have a record that nobody else has."""
         own_id = self._core.identity.node_id
         return [member.node_id for member in self._core.log.members() if member.node_id != own_id]
 
@@ -246,7 +246,7 @@ class Salvage(Part):
         return all(case.said.get(name, 0) >= TRIES for name in (self._core.identity.node_id, *self._others()))
 
     def _set_aside(self, case: _Case) -> None:
-        """No member can read it."""
+        """Settle the message as a dead letter: no member can read its record."""
         if case.proposed:
             return
         channel, reign = case.channel, self._reign
@@ -297,7 +297,7 @@ class Salvage(Part):
 
 
 def _checked(found: RecordFound) -> Units | None:
-    """The unit of what a member sent, if all of it is what it says."""
+    """The unit in a member's answer, if all its checks hold."""
     if google_crc32c.extend(google_crc32c.value(found.unit), found.record) != found.crc32c:
         return None
     if len(found.unit) != UNIT_BYTES:

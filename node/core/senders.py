@@ -1,10 +1,9 @@
-"""What a master can say of a producer's sequence beside the log: that it was accepted before, or that it was not.
+"""A producer's sequences, as the master knows them beside the log: whether one was accepted before, or surely was not.
 
-A repeat of what is remembered is answered at once, before anything else is looked at: that its topic is gone by now, a
-limit reached or a disk full changes nothing about what was accepted. A refusal says what the last accepted sequence of
-its producer is, so that a client whose earlier try got no answer knows what became of it. That is said only while this
-node surely leads and has no other request of that producer under way: then nothing that is still to be applied can
-accept it.
+A repeat of a remembered sequence is answered at once, before anything else is checked. A deleted topic, a limit or a
+full disk changes nothing about an accepted request. A refusal names the last accepted sequence of its producer, so that
+a client whose earlier try got no answer knows its outcome. The master says so only while it surely leads and has no
+other request of that producer under way: then no entry still to be applied can accept the sequence.
 """
 
 from __future__ import annotations
@@ -22,35 +21,34 @@ from tickwheel.proto.log_pb2 import PublishRequest
 A = TypeVar("A")
 
 LOG_LEVEL = 1
-"""What this version understands in the log although no older one does, and writes without being asked to: checksums and
-owners of requests. A master does once all members have said that they understand it, or the log has some already."""
+"""The level of log content that this version adds without being told to: checksums and owners of requests. A master
+writes them once all members have said that they understand them, or the log contains some already."""
 
 _UNKNOWN_OUTCOME = frozenset({pb.OUTCOME_UNKNOWN, pb.NOT_MASTER, pb.NO_MASTER, pb.RECOVERING})
 
 
 class Senders:
-    """One per node."""
-
     def __init__(
         self, state: StateView, surely_leads: Callable[[], bool], all_understand: Callable[[int], bool]
     ) -> None:
-        """`all_understand`: whether every member reads a log of that level."""
+        """`all_understand` tells whether every member reads a log of a level."""
         self._state = state
         self._surely_leads = surely_leads
         self._all_understand = all_understand
         self._under_way: dict[str, int] = {}
-        """Requests without an answer, by producer id."""
+        """Producer id -> its requests without an answer."""
         self._states = False
 
     def known(self, sender: Sender, count: int) -> Batch | Failure | None:
-        """The answer of the first time; a refusal, if the sequence is another's; None: the log decides."""
+        """The first answer if the request is a repeat; a refusal if its sequence was used for another request; None:
+        the log decides."""
         if not sender.producer_id:
             return None
         found = self._state.repeated(sender, count)
         return self.told(sender, found) if isinstance(found, Failure) else found
 
     def follow(self, sender: Sender, done: Callable[[A | Failure], None]) -> Callable[[A | Failure], None]:
-        """A request is on its way: what to answer instead of `done`, exactly once."""
+        """Note a request under way; returns the callback to use instead of `done`, exactly once."""
         name = sender.producer_id
         if not name:
             return done
@@ -65,7 +63,7 @@ class Senders:
         return answered
 
     def told(self, sender: Sender, failure: Failure) -> Failure:
-        """A refusal, with the last accepted sequence if that is certain."""
+        """The refusal, with the last accepted sequence if that is certain."""
         name = sender.producer_id
         if not name or failure.reason in _UNKNOWN_OUTCOME or name in self._under_way or not self._surely_leads():
             return failure
@@ -75,7 +73,7 @@ class Senders:
         return replace(failure, metadata={**failure.metadata, "accepted_sequence": str(last)})
 
     def stated(self, sender: Sender, count: int) -> PublishRequest:
-        """A request as it stands in the log."""
+        """The request's columns as written to the log."""
         request = PublishRequest(producer_id=sender.producer_id, sequence=sender.sequence, count=count)
         if sender.producer_id and sender.checksum is not None and self._may_state():
             request.checksum = sender.checksum

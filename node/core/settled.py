@@ -1,9 +1,11 @@
-"""Readers of what a group has settled and the cluster still keeps: what they see is that of one applied index.
+"""Pins of settled messages: readers see the messages that a group has settled and the cluster still keeps, as of one
+applied index.
 
-Owns the pins of this node, master or slave: of each topic of the group its floor, a bit for each position of its open
-window, and the ids of messages that wait for a retry. No file is held. A message is done if the last position that it
-has for the group is settled and it waits for no retry; pages give settled positions, and apart from them where retries
-stand, so that readers tell which is the last. Hours that are removed meanwhile are passed over and counted.
+Owns the pins of this node, master or slave. A pin has, for each topic of the group, the floor, a bit for each position
+of the open window, and the ids of messages that wait for a retry. It holds no file. A message is done if its last
+position for the group is settled and it waits for no retry. Pages give the settled positions, and separately the
+positions of retries, so that readers can tell which position is the last. Hours that are removed meanwhile are skipped
+and counted.
 """
 
 from __future__ import annotations
@@ -31,13 +33,14 @@ from tickwheel.proto.snapshot_pb2 import (
 from tickwheel.wheel.units import Ids, Units, ids_of
 
 PINS_MAX = 16
-"""Each is a bit for each message of the group's open windows. Of more the one that was read least recently goes."""
+"""Each pin has a bit for each message of the group's open windows. Beyond this number the least recently read pin
+goes."""
 PIN_HOLD_MS = 600_000
 PAGE_POSITIONS = 4_096
 PAGE_RETRIES = 65_536
-"""Positions looked at for retries at once."""
+"""Positions searched for retries at a time."""
 PAGE_BYTES_MAX = 4 << 20
-"""Of records; one that is larger makes a page of its own."""
+"""Bytes of records in a page; a larger record makes a page of its own."""
 RETRY_HINT_MS = 20
 
 Done = Callable[[SettledPage | Failure], None]
@@ -45,16 +48,16 @@ Done = Callable[[SettledPage | Failure], None]
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """What a group had settled of one topic."""
+    """The messages of one topic that a group had settled at the pin."""
 
     floor: int
     bits: NDArray[np.uint8]
-    """Of the positions from the floor on, packed: 1 is settled."""
+    """One bit for each position from the floor on, packed: 1 is settled."""
     count: int
-    """Positions from here on were not settled, or not there."""
+    """Positions from this one on were not settled, or did not exist."""
 
     def settled(self, first: int, end: int) -> NDArray[np.bool_]:
-        """Of [first, end)."""
+        """True for each settled position of [first, end)."""
         found = np.zeros(end - first, np.bool_)
         found[: max(0, self.floor - first)] = True
         low, high = max(first, self.floor), min(end, self.floor + self.count)
@@ -81,14 +84,12 @@ def _window_of(subscription: Subscription) -> _Window:
 
 
 class SettledDesk:
-    """One per node."""
-
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._pins: dict[int, _Pin] = {}
 
     def pin(self, request: PinSettledRequest, done: Callable[[PinSettledResponse | Failure], None]) -> None:
-        """Remember what is settled now."""
+        """Pin the settled messages of this moment."""
         core, state = self._core, self._core.state
         if core.recovering or core.applied_index < request.applied_index_min:
             text = f"applied {core.applied_index} of {max(core.recover_to, request.applied_index_min)}"
@@ -146,7 +147,7 @@ class SettledDesk:
         done(response)
 
     def read(self, request: ReadSettledRequest, done: Done) -> None:
-        """A page of one topic."""
+        """Read a page of one topic."""
         pin = self._pins.get(request.pin_id)
         if pin is None:
             text = f"pin {request.pin_id} is not known: it was not read for long, or the node was restarted; pin anew"
@@ -188,7 +189,7 @@ class SettledDesk:
         self._core.background.read_units(ready.gather(positions), found)
 
     def _failed(self, request: ReadSettledRequest, error: BaseException | None, first: int, done: Done) -> None:
-        """Of a page from `first` on. Hours that were removed in the meantime are passed over."""
+        """Answer a failed read of a page from `first` on. Hours that were removed meanwhile are skipped."""
         ready = self._core.state.ready_log(request.topic_id)
         if isinstance(error, RemovedError) and (ready is None or ready.first_retained > first):
             self.read(request, done)

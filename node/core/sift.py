@@ -1,7 +1,7 @@
-"""Reads messages of which some cannot be read: finds out which, and brings the rest.
+"""Reads messages of which some cannot be read: finds those out, and brings the rest.
 
-A read of many fails as a whole. Here the failing part is halved and read again until single messages fail, so that a
-few bad ones cost some reads each, and none is said to be unreadable because of its neighbours.
+A read of many messages fails as a whole. Here the failing part is halved and read again until single messages fail. So
+a few bad messages cost some reads each, and none is called unreadable because of its neighbours.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tickwheel.wheel.units import UNIT, Ids, Units
 
 @dataclass(slots=True)
 class Sifted:
-    """By row of what was asked for: its unit, valid where `known`, and its record, None if it was not read."""
+    """For each requested row its unit, valid where `known`, and its record, None if it was not read."""
 
     units: Units
     known: list[bool]
     records: list[bytes | None]
     failed: dict[int, DiskError] = field(default_factory=dict)
-    """Rows that cannot be read, and why. Rows with neither record nor error were removed with their hour."""
+    """Row -> why it cannot be read. Rows with neither record nor error were removed with their hour."""
 
 
 class Sift:
-    """One use. `done` has the answer; `broken` is called instead for what is no fault of a disk."""
+    """For one use. `done` gets the answer; `broken` is called instead after an error that is not the disk's fault."""
 
     def __init__(
         self,
@@ -40,7 +40,8 @@ class Sift:
         *,
         units_only: bool = False,
     ) -> None:
-        """`units`: of the ids, if they are at hand. `units_only`: records are empty, and moves are not followed."""
+        """`units`: the ids' units if they are in memory. `units_only`: records are empty, and moves are not
+        followed."""
         self._background = background
         self._ids = ids
         self._done = done
@@ -52,7 +53,6 @@ class Sift:
         self._units_only = units_only
 
     def go(self) -> None:
-        """Read the next part, or answer."""
         if not self._left:
             self._done(self._found)
             return

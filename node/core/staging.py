@@ -1,6 +1,6 @@
-"""What a master does with bulk writes: takes blocks into the log at a bounded rate, and drives commits to their end.
+"""Bulk writes on the master: takes blocks into the log at a bounded rate, and carries commits to their end.
 
-Owns the queue of blocks that wait and how far ahead of the applied position each committed batch is proposed. Blocks
+Owns the queue of waiting blocks, and how far ahead of the applied position each committed batch is proposed. Blocks
 wait here and not in the proposer, where dispatches would stand behind them. Nothing here is needed to finish a commit:
 the next master finds in the state what is left to publish.
 """
@@ -40,20 +40,20 @@ from tickwheel.proto.staging_pb2 import (
 )
 
 QUEUE_BYTES_MAX = 32 << 20
-"""Blocks that wait for the log."""
+"""Bytes of blocks that wait for the log."""
 IN_FLIGHT_BYTES_MAX = 2 << 20
-"""Of blocks proposed and not yet applied: what a dispatch may have to stand behind."""
+"""Bytes of blocks proposed and not yet applied: a dispatch may have to stand behind them."""
 BLOCK_BYTES_MAX = 8 << 20
-"""A block is read and published in one piece on the loop; twice the largest payload."""
+"""A block is read and published in one piece on the core's thread. Twice the largest payload."""
 PUBLISH_AHEAD_MAX = 4
-"""Blocks of one batch proposed for publication and not yet applied."""
+"""Blocks of one batch that are proposed for publication and not yet applied."""
 JOBS_DRIVEN_MAX = 8
-"""Committed batches that are published at the same time; others wait."""
+"""Committed batches published at the same time; others wait."""
 PAUSE_MS = 100
 EXPIRY_PERIOD_MS = 10_000
 ATTEMPTS_MAX = 100_000
 MEMORY_MS_MAX = 3_650 * 86_400_000
-"""As `staging_memory_ms`."""
+"""Ten years, the same limit as for the setting `staging_memory_ms`."""
 BATCH_LIMIT = 1 << 62
 
 Answer = Callable[[StagedJob | Failure], None]
@@ -63,13 +63,13 @@ Answer = Callable[[StagedJob | Failure], None]
 class _Waiting:
     command: Command
     answer: Callable[[object], None]
-    """Gets the result of apply, or a Failure."""
+    """Called with the result of apply, or a Failure."""
     bytes: int
 
 
 @dataclass(slots=True)
 class _Drive:
-    """How far a batch is proposed."""
+    """How far a committed batch has been proposed."""
 
     batch: int
     next: int
@@ -78,7 +78,7 @@ class _Drive:
 
 
 class StagingDesk(Part):
-    """One per node; idle while it is not master."""
+    """Idle while the node is not master."""
 
     def __init__(self, core: Kernel, publisher: Publisher, disk_room: DiskRoom, requests: RequestDesk) -> None:
         self._core = core
@@ -173,7 +173,7 @@ class StagingDesk(Part):
         serving.own(self._pump)
 
     def _pump(self) -> None:
-        """Into the log, as far as what is under way allows."""
+        """Propose waiting blocks, as far as the limit on blocks in flight allows."""
         if self._pumping:
             return  # a proposal was answered at once; the loop below goes on
         self._pumping = True
@@ -195,7 +195,8 @@ class StagingDesk(Part):
         self._core.proposer.submit(item.command, applied, may_gather=True)
 
     def commit(self, request: CommitStagedRequest, done: Answer, owner: str = "") -> None:
-        """Decide which attempts count; `done` when that is certain, not when they are published."""
+        """Decide which attempts count. `done` is called once the decision is certain, not when the rows are
+        published."""
         failure = _names(request.job_id, request.run_id, request.batch)
         if failure is None and len(request.attempts) > ATTEMPTS_MAX:
             failure = invalid("attempts", len(request.attempts), f"at most {ATTEMPTS_MAX}").failure
@@ -204,7 +205,7 @@ class StagingDesk(Part):
         self._decide(StagingCommand(commit=request, owner=owner), request.job_id, request.batch, failure, done)
 
     def abort(self, request: AbortStagedRequest, done: Answer, owner: str = "") -> None:
-        """Drop what a run has staged and fence it."""
+        """Drop the rows that a run has staged, and fence the run off."""
         failure = _names(request.job_id, request.run_id, request.batch)
         self._decide(StagingCommand(abort=request, owner=owner), request.job_id, request.batch, failure, done)
 
@@ -216,7 +217,7 @@ class StagingDesk(Part):
         self._core.proposer.submit(Command(staging=command), lambda result: self._answer(job_id, batch, result, done))
 
     def job(self, request: GetStagedJobRequest, done: Answer, owner: str = "") -> None:
-        """How far a job is, as applied here."""
+        """The state of a job, as applied here."""
         failure = self._core.refusal() or _names(request.job_id, "any", request.batch)
         failure = failure or self._core.state.staging.owner_refusal(request.job_id, owner)
         if failure is not None:
@@ -261,7 +262,7 @@ class StagingDesk(Part):
     # -- what the master does by itself
 
     def tick(self, now_ms: ClusterMs) -> None:
-        """Propose the next blocks of what is committed; look for what has expired."""
+        """Propose the next blocks of committed batches; look for expired jobs."""
         self._wants_ms = None
         staging = self._core.state.staging
         for number, job in enumerate(staging.publishing()):
@@ -275,11 +276,11 @@ class StagingDesk(Part):
                 self._core.proposer.submit(command, lambda _: None, may_gather=True)
 
     def wanted_ms(self) -> ClusterMs | None:
-        """When to look again because something had to wait; None: nothing had."""
+        """When to look again because something had to wait; None: nothing had to."""
         return self._wants_ms
 
     def _drive_failed(self, job: Job, now_ms: ClusterMs) -> None:
-        """Its next try begins from what is applied, after a pause; the other jobs go on."""
+        """Try the job again after a pause, from what is applied by then; the other jobs go on."""
         drive = self._drives[job.job_id] = _Drive(job.batch, job.position)
         drive.not_before_ms = ClusterMs(now_ms + PAUSE_MS)
         self._wants_ms = ClusterMs(now_ms + PAUSE_MS)
@@ -315,7 +316,7 @@ class StagingDesk(Part):
         self._core.proposer.submit(command, applied, may_gather=True)
 
     def end(self, failure: Failure) -> None:
-        """Mastership is gone: what still waits was not proposed."""
+        """Answer the waiting blocks with `failure`: they were not proposed."""
         queue, self._queue = self._queue, deque()
         self._queue_bytes = 0
         self._drives.clear()

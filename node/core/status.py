@@ -1,4 +1,4 @@
-"""A node's status and metrics, gathered from its parts when somebody asks."""
+"""A node's status and metrics, gathered from its parts on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEVER_HEARD = PeerProgress(connected=False, match_index=0, sync_age_ms=0)
 
 VERSION = version("tickwheel")
 STATUS_TOPICS_MAX = 100
-"""Busiest topics that a status names."""
+"""Topics in a status: the busiest ones."""
 
 _ROLES = {
     Role.SLAVE: admin_pb2.SLAVE,
@@ -72,11 +72,12 @@ _STALE_STATES = (
     admin_pb2.NODE_ALONE,
 )
 BACKUP_LAG_ENTRIES_MAX = 10_000
-"""A slave that keeps up is some hundred entries behind; one that is further says so before it is taken for a backup."""
+"""A slave that keeps up is some hundred entries behind. One that is further behind warns before a backup is taken from
+it."""
 
 
 def backup_origin(core: NodeCore) -> admin_pb2.BackupOrigin:
-    """Where a copy of the newest checkpoint comes from, and whether the node that gives it is up to date."""
+    """Origin of a copy of the newest checkpoint, and whether the node is up to date."""
     log = core.log.status()
     committed = max(log.commit_index, log.master_commit_index)
     state, stale_reason = _state(core, log)
@@ -105,7 +106,7 @@ _CLOCK_STATES = {
 
 
 def clock_reason(clock: ClusterClock) -> str:
-    """What is wrong with the clocks' agreement, for an operator; empty if nothing is."""
+    """What is wrong with the agreement of the clocks, for an operator; empty: nothing."""
     age_s = clock.view().agreed_age_ms // 1_000
     never = "no majority of the members' clocks has agreed since this node's start"
     no_longer = f"no majority of the members' clocks has agreed for {age_s} s"
@@ -157,7 +158,7 @@ def _add_topics(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
 
 
 def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
-    """What this node knows, as a message."""
+    """The node's full status."""
     status = node_vitals(core)
     status.in_flight = core.delivery.in_flight
     _add_topics(core, status)
@@ -165,7 +166,7 @@ def node_status(core: NodeCore) -> admin_pb2.NodeStatus:
 
 
 def node_vitals(core: NodeCore) -> admin_pb2.NodeStatus:
-    """A status without what goes with topics and consumers: for the node itself, which looks several times a second."""
+    """The status without topics and consumers: cheap enough for the node's own checks several times a second."""
     log = core.log.status()
     state, reason = _state(core, log)
     members = {m.node_id: m for m in core.log.members()}
@@ -232,7 +233,7 @@ def node_vitals(core: NodeCore) -> admin_pb2.NodeStatus:
 
 
 def clock_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
-    """Those about the cluster clock."""
+    """Metrics of the cluster clock."""
     view = core.clock.view()
     return {
         "clock_skew_seconds": {(name,): skew.offset_ms / 1_000 for name, skew in view.skews.items()},
@@ -260,7 +261,7 @@ def _add_bulk(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
 
 
 def bulk_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
-    """Those about bulk load."""
+    """Metrics of bulk load."""
     counts = core.bulk.counts
     return {
         "bulk_received_bytes": float(counts.received_bytes),
@@ -276,7 +277,7 @@ def bulk_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
 
 
 def topic_pending_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
-    """Those about topics with a limit of what is pending."""
+    """Metrics of topics with a limit on pending messages."""
     if not core.topic_pending.wanted:
         return {}
     limits = core.topic_pending.limits()
@@ -288,7 +289,7 @@ def topic_pending_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
 
 
 def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
-    """Values of the metrics that the core owns, by the names of node/metrics.py."""
+    """Name -> value of the metrics that the core owns (names of node/metrics.py)."""
     status = node_vitals(core)
     counters = core.delivery.counters
     late = HistogramValue(

@@ -1,8 +1,8 @@
-"""Carries on the sweeps of the replicated state while this node is master, and answers for them.
+"""Carries on the sweeps of the replicated state while this node is master, and answers requests about them.
 
-A sweep goes step by step: find the next messages that its selection means (bounded, see pending.py), propose what is to
-become of them, and go on when that is applied. One step of a job is under way at a time; what a step did not get to say
-because mastership was lost, the next master finds again. Nothing about a job is kept here but that a step is under way.
+A sweep goes step by step: find the next messages of its selection (bounded, see pending.py), propose their cancelling
+or move, and go on when that is applied. Each job has at most one step under way. If a step is lost with mastership, the
+next master finds its messages again. The only thing kept here about a job is that a step is under way.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tickwheel.proto.scheduler_pb2 import SWEEP_RUNNING, BeginSweepRequest, List
 from tickwheel.wheel.units import HOUR_MS, ONE_TAG, CursorKey, Units, ids_of
 
 STEP_HOURS_MAX = 256
-"""Hours of one step: each costs apply some 20 us."""
+"""Hours of one step: each costs apply about 20 us."""
 STEP_BYTES_MAX = 512 << 10
-"""Payloads that a step of a move carries through the log; a single larger one makes a step of its own."""
+"""Bytes of payloads that a step of a move carries through the log; a single larger one makes a step of its own."""
 RETRY_MS = 500
 """Pause after a step that failed."""
 
@@ -35,20 +35,18 @@ Done = Callable[[Sweep | Failure], None]
 
 
 class Sweeper(Part):
-    """One per node."""
-
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._finder = Finder(core)
         self._under_way: set[str] = set()
         self._wait_until_ms: dict[str, int] = {}
         self.failures = 0
-        """Steps that had to be repeated."""
+        """Steps that failed and had to be repeated."""
 
     # -- requests
 
     def begin_sweep(self, request: BeginSweepRequest, done: Done) -> None:
-        """Begin a job, or tell of it if it has begun."""
+        """Begin a job; a repeated request gets the state of the job that has begun."""
         core = self._core
         failure = core.refusal()
         if failure is not None:
@@ -92,7 +90,7 @@ class Sweeper(Part):
         return sweep
 
     def get(self, job_id: str, done: Done) -> None:
-        """Where it stands."""
+        """The state of a job."""
         failure = self._core.refusal()
         job = self._core.state.sweeps.get(job_id)
         if failure is not None:
@@ -103,12 +101,12 @@ class Sweeper(Part):
             done(job)
 
     def list(self, done: Callable[[ListSweepsResponse | Failure], None]) -> None:
-        """All that are remembered."""
+        """All remembered jobs."""
         failure = self._core.refusal()
         done(failure if failure is not None else ListSweepsResponse(sweeps=self._core.state.sweeps))
 
     def stop(self, job_id: str, done: Done) -> None:
-        """End it where it stands."""
+        """Stop a job; its changes so far stay."""
         failure = self._core.refusal()
         if failure is not None:
             done(failure)
@@ -149,11 +147,11 @@ class Sweeper(Part):
             core.serving.run(step.failed, step.go)
 
     def end(self, failure: Failure) -> None:
-        """Mastership is gone; steps under way find that out by themselves."""
+        """Forget the steps under way; they notice by themselves."""
         self._wait_until_ms.clear()
 
     def ended(self, job_id: str, failed: bool) -> None:
-        """A step is over."""
+        """A step has ended; a failed one is repeated after a pause."""
         self._under_way.discard(job_id)
         if failed:
             self.failures += 1
@@ -180,7 +178,7 @@ class _Step:
         self._deletion = deletion_query(job) if self._action in DELETIONS else None
 
     def go(self) -> None:
-        """Find what is next."""
+        """Find the step's messages."""
         try:
             query: Query = self._deletion or make_query(
                 self._core, self._selection, self._stamped_ms_max, retries=False
@@ -193,7 +191,7 @@ class _Step:
         self._finder.step(query, self._start, self._core.config.sweep_step_messages, self._found)
 
     def failed(self, failure: Failure) -> None:
-        """Something went wrong on the way: it is found anew after a pause."""
+        """End the step as failed: its messages are found again after a pause."""
         self._sweeper.ended(self._job_id, failed=True)
 
     def _found(self, found: Found | Failure) -> None:
@@ -220,7 +218,7 @@ class _Step:
             self._propose()
 
     def _movable(self, units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
-        """As many as one step carries, without those that would go too far ahead."""
+        """The units that one step carries, without those that would move too far ahead."""
         fitting = int(np.searchsorted(np.cumsum(units["size"], dtype=np.int64), STEP_BYTES_MAX, side="right"))
         fitting = max(1, fitting)
         if fitting < len(units):
@@ -233,7 +231,7 @@ class _Step:
         return units, next_key
 
     def _cut(self, units: Units, count: int) -> tuple[Units, CursorKey]:
-        """Only so many in this step; the next one begins behind them."""
+        """The first `count` units, and where the next step begins."""
         self._step.examined = count
         first = units[count]
         return units[:count], CursorKey(int(first["due_ms"]), int(first["index"]))

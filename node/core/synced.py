@@ -1,8 +1,8 @@
-"""The newest tick and local index that this node knows of, kept on disk for the time after a restart.
+"""The newest tick and local index that this node knows of, kept on disk across a restart.
 
-Owns the whole file `synced`, written in a worker at most once a second and only when it has changed. It is soft: it
-is shown until the next sync arrives, moves no cursor and skips no message, so a file that cannot be read is taken
-for none. Written by both sides of the sync: slaves write what they heard, the master what it said.
+Owns the whole file `synced`. A worker writes it at most once a second and only if it has changed. The file is soft: its
+content is shown until the next sync arrives, but moves no cursor and skips no message. An unreadable file counts as
+missing. Both sides of the sync write it: slaves what they heard, the master what it told.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CONTENT = struct.Struct("<QqQ")
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Term, and in it the tick and local index of the cursor; compares by all three."""
+    """A term, and in it the tick and local index of the cursor; compares by all three."""
 
     term: int = 0
     tick: int = 0
@@ -28,7 +28,7 @@ class Synced:
 
 
 def read_synced(disk: Disk) -> Synced:
-    """What was written last; nothing if there is none or it cannot be read."""
+    """The last values written; zeros if the file is missing or cannot be read."""
     try:
         content = read_whole(disk, PATH)
     except DiskError:
@@ -39,7 +39,7 @@ def read_synced(disk: Disk) -> Synced:
 
 
 class SyncedFile:
-    """The writer. One per node."""
+    """Writes the file."""
 
     def __init__(self, disk: Disk, executor: Executor, written: Synced) -> None:
         self._disk = disk
@@ -49,7 +49,7 @@ class SyncedFile:
         self.failures = 0
 
     def write(self, synced: Synced) -> None:
-        """Have it on disk soon, unless it is there already or a write is under way."""
+        """Start writing the values, unless they are on disk already or a write is under way."""
         if self._writing or synced == self._written:
             return
         self._writing = True
@@ -62,7 +62,7 @@ class SyncedFile:
             if error is None:
                 self._written = synced
             else:
-                # A full or failing disk is the journal's to notice; this file can be missed.
+                # The journal reacts to a full or failing disk; the node can do without this file.
                 self.failures += 1
 
         self._executor.submit(work, done)

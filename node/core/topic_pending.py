@@ -1,13 +1,13 @@
-"""How many messages are pending by topic: what a master knows while the setting `topic_pending_max`, or the
-quota of a user, asks for it.
+"""How many messages are pending by topic: known to a master while the setting `topic_pending_max` or a user's quota
+needs it.
 
-A count is what one pinned moment held (wheel/pinned.py; read page by page by workers), and what has come and gone
-since: schedules and dispatches are counted as they are applied. Commands that do not say of which topics their messages
-are (cancels, sweeps, retries, bulk loads) make it stale; then it is taken anew, while the one before goes on. That is
-paced: a count that took long is not repeated for PAUSES times as long.
+A count is taken from one pinned moment (wheel/pinned.py; workers read it page by page). Schedules and dispatches
+applied since are added and subtracted. Commands that do not name the topics of their messages (cancels, sweeps,
+retries, bulk loads) make the count stale: it is then taken anew, while the old one stays in use. After a count there is
+a pause of PAUSES times its duration.
 
-Soft, of the master alone, gone with its reign. Until the first count of a reign has ended, what it has come to counts:
-a limit may be overrun by what the new master has not seen yet.
+Soft state of the master, gone with its reign. Until the first count of a reign has ended, its figure so far is used: a
+limit may be exceeded by messages that the new master has not counted yet.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tickwheel.wheel.queries import ScanJob
 from tickwheel.wheel.units import CursorKey
 
 PAGE_UNITS_MAX = 65_536
-"""Six megabytes of index at a time."""
+"""Units of one page: six megabytes of index."""
 COUNT_PERIOD_MS = 200
 PAUSES = 20
 UNTOLD = {"cancel", "sweep", "ingest", "staging", "replay_dead", "cold"}
-"""Commands after which counts are stale. A reschedule keeps its topic."""
+"""Commands that make counts stale. A reschedule keeps its topic, so it does not."""
 
 
 class _Count:
-    """One under way."""
+    """A count under way."""
 
     def __init__(self, pinned: Pinned, began_ms: int) -> None:
         self.pinned = pinned
@@ -44,14 +44,12 @@ class _Count:
         self.start: CursorKey | None = None
         self.found: dict[int, int] = {}
         self.since: dict[int, int] = {}
-        """What has come and gone since the moment that was pinned."""
+        """Topic id -> change of pending messages since the pinned moment."""
         self.stale = False
-        """Something since then did not say its topics."""
+        """A command since then did not name its topics."""
 
 
 class TopicPending(Part):
-    """One per node."""
-
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._known: dict[int, int] | None = None
@@ -62,18 +60,18 @@ class TopicPending(Part):
 
     @property
     def wanted(self) -> bool:
-        """Whether there is a limit, and this node is the one that keeps it. Cheap: asked at every tick."""
+        """Whether a limit exists and this node is the one that applies it. Cheap: called at every tick."""
         state = self._core.state
         asked = bool(state.settings.topic_pending_max) or (state.settings.rights and state.access.limits_pending)
         return asked and self._core.leading
 
     @property
     def counted(self) -> bool:
-        """The first count of this reign has ended, and nothing came since that it does not know of."""
+        """The first count of this reign has ended, and is not stale."""
         return self._known is not None and not self._stale
 
     def of(self, topic_id: int | None) -> int:
-        """Messages of a topic that are pending."""
+        """Pending messages of a topic."""
         if topic_id is None:
             return 0
         if self._known is not None:
@@ -82,7 +80,7 @@ class TopicPending(Part):
         return 0 if count is None else max(0, count.found.get(topic_id, 0) + count.since.get(topic_id, 0))
 
     def limits(self) -> dict[str, tuple[int, int]]:
-        """Of each topic that has a limit: what is pending, and the limit."""
+        """Topic with a limit -> (pending messages, limit)."""
         limits = parse_quotas(self._core.state.settings.topic_pending_max) or {}
         if not limits:
             return {}
@@ -94,7 +92,6 @@ class TopicPending(Part):
         return found
 
     def end(self, failure: Failure) -> None:
-        """See Part."""
         self._forget()
 
     def _forget(self) -> None:
@@ -107,7 +104,7 @@ class TopicPending(Part):
     # -- what is applied
 
     def applied(self, command: Command, result: object) -> None:
-        """A command was applied."""
+        """Count an applied command."""
         if self._known is None and self._count is None:
             return
         if isinstance(result, PublishResult):
@@ -132,7 +129,7 @@ class TopicPending(Part):
             self._spoil()  # some of it was a repeat
 
     def dispatched(self, topic_id: int, count: int) -> None:
-        """So many messages of a topic are pending no more."""
+        """`count` messages of a topic were dispatched."""
         if self._known is not None or self._count is not None:
             self._add(topic_id, -count)
 
@@ -151,7 +148,7 @@ class TopicPending(Part):
     # -- counting
 
     def tick(self, steady_ms: SteadyMs) -> None:
-        """Begin a count if one is wanted."""
+        """Begin a count if one is needed."""
         if not self.wanted:
             if self._known is not None or self._count is not None:
                 self._forget()

@@ -1,7 +1,7 @@
-"""What happens by topic, counted a batch at a time, and how fast it goes: for status and `tickwheel top`.
+"""Events by topic, counted a batch at a time, and their rates: for status and `tickwheel top`.
 
-Counts are of this process, of what it applied; deliveries are counted where they are made. Notes of the last seconds
-are kept, so a rate is the difference of two.
+The counts are of this process: of what it applied, and of its own deliveries. Notes of the last seconds are kept; a
+rate is the difference of two notes.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ WINDOW_MS = 5_000
 SCHEDULED, DISPATCHED, DELIVERED, SETTLED = range(4)
 _NO_RATES = (0.0, 0.0, 0.0, 0.0)
 LATE_ABOVE_MS = 3_600_000
-"""Said of what was later than the last bound."""
+"""Reported for deliveries later than the last bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Note:
     at_ms: int
     counts: dict[int, list[int]]
-    """Since the note before."""
+    """Counts since the note before."""
     late_counts: NDArray[np.int64]
     redelivered: int
 
 
 @dataclass(slots=True)
 class TopicRates:
-    """One per node. Remembers only topics of which something happened in the last seconds."""
+    """Remembers only topics with events in the last seconds."""
 
     counts: dict[int, list[int]] = field(default_factory=dict)
-    """Scheduled, dispatched, delivered, settled, by topic id, since the last note."""
+    """Topic id -> messages scheduled, dispatched, delivered and settled since the last note."""
     _notes: deque[_Note] = field(default_factory=deque)
     _busiest: list[tuple[int, tuple[float, ...]]] | None = None
-    """Found since the last note; None: not asked for yet."""
+    """Found since the last note; None: not requested yet."""
 
     def add(self, topic_id: int, what: int, count: int) -> None:
-        """So many messages of a topic."""
+        """Count `count` messages of a topic; `what` is DISPATCHED or another of the module's numbers."""
         found = self.counts.get(topic_id)
         if found is None:
             found = self.counts[topic_id] = [0, 0, 0, 0]
         found[what] += count
 
     def applied(self, command: Command, result: object) -> None:
-        """Count what a command did."""
+        """Count the effect of an applied command."""
         if isinstance(result, PublishResult):
             topics = np.frombuffer(command.publish.topic_ids, "<u4")
             if len(topics) == 1:
@@ -67,7 +67,7 @@ class TopicRates:
                 self.add(batch.topic_id, SETTLED, part.settled)
 
     def note(self, steady_ms: SteadyMs, counters: Counters) -> None:
-        """Begin to count anew; once a second."""
+        """Keep the counts as a note and start new ones. Called once a second."""
         self._notes.append(_Note(steady_ms, self.counts, counters.late_counts.copy(), counters.redelivered))
         self.counts = {}
         self._busiest = None
@@ -75,7 +75,7 @@ class TopicRates:
             self._notes.popleft()
 
     def per_second(self) -> dict[int, tuple[float, ...]]:
-        """Scheduled, dispatched, delivered and settled a second, by topic id."""
+        """Topic id -> messages scheduled, dispatched, delivered and settled per second."""
         if len(self._notes) < 2:
             return {}
         seconds = max(1, self._notes[-1].at_ms - self._notes[0].at_ms) / 1_000
@@ -87,9 +87,10 @@ class TopicRates:
         return {topic_id: tuple(count / seconds for count in counts) for topic_id, counts in sums.items()}
 
     def busiest(self, backlog: Backlog, limit: int) -> list[tuple[int, tuple[float, ...]]]:
-        """The topics of which most happens, then those with most messages that wait; with their rates.
+        """The busiest topics with their rates; then those with most waiting messages.
 
-        Which ones they are is found out anew after each note, however often somebody asks."""
+        The choice is made once after each note, however often it is requested.
+        """
         if self._busiest is None:
             rates = self.per_second()
             wanted = {topic_id for topic_id, values in rates.items() if any(values)} | set(backlog.fullest(limit))
@@ -99,14 +100,15 @@ class TopicRates:
         return self._busiest
 
     def redelivered_per_second(self) -> float:
-        """Deliveries that were not the first."""
+        """Redeliveries per second."""
         if len(self._notes) < 2:
             return 0.0
         first, last = self._notes[0], self._notes[-1]
         return (last.redelivered - first.redelivered) / (max(1, last.at_ms - first.at_ms) / 1_000)
 
     def late_ms(self, share: float) -> int:
-        """So many of the deliveries of the last seconds left at most so late; -1: there were none."""
+        """The lateness in ms that the given share of the last seconds' deliveries did not exceed; -1: there were
+        none."""
         if len(self._notes) < 2:
             return -1
         counts = self._notes[-1].late_counts - self._notes[0].late_counts

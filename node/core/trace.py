@@ -1,4 +1,4 @@
-"""Answers what this node has noted about single messages."""
+"""Answers requests for the events that this node recorded about single messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 IDS_MAX = 100
 TRACES_MAX = 4
-"""Traces under way: each reads all event files."""
+"""Traces under way at a time: each reads all event files."""
 
 _TEXTS = {
     EventKind.DISPATCHED: ("topic",),
@@ -29,8 +29,6 @@ _TEXTS = {
 
 
 class Tracer:
-    """One per node."""
-
     def __init__(self, events: Events, identity: NodeIdentity, serving: Serving) -> None:
         self._serving = serving
         self._events = events

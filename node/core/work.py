@@ -1,9 +1,8 @@
-"""Background work of the core: what reads or writes files beside the loop, through the executor port.
+"""Background work of the core: reads and writes of files beside the core's thread, through the executor port.
 
-Owns which of the wheel's jobs are under way, so that none runs twice. Answers always come on the
-core's thread, possibly before the call returns when nothing had to be read. A failed read is told to
-whoever asked; a failed merge is tried again, for its data is also in the journal; a failed fdatasync
-or a corrupt file stops the node.
+Owns which of the wheel's jobs are under way, so that none runs twice. Answers always come on the core's thread,
+possibly before the call returns if nothing had to be read. A failed read is reported to its caller. A failed merge is
+tried again, for its data is also in the journal. A failed fdatasync or a corrupt file stops the node.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of
 
 MERGE_RETRY_MS = 1_000
 PUMP_PERIOD_MS = 20
-"""Time alone changes what the wheel wants by the slot: looked at so often when nothing else happens."""
+"""Time alone changes the wheel's wishes only by the slot: without other events the wheel is asked this often."""
 
 T = TypeVar("T")
 Answer = Callable[[T | None, BaseException | None], None]
 
 
 class Read(Protocol):
-    """A job that only reads and needs no hand-back."""
+    """A job that only reads and needs no handing back to the wheel."""
 
     @property
     def done(self) -> bool: ...
@@ -42,7 +41,7 @@ class Read(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What an id names now; `units` is None if there is no such message."""
+    """The message that an id names now; `units` is None if there is none."""
 
     units: Units | None
     ids: Ids
@@ -50,12 +49,10 @@ class Found:
 
 
 class RemovedError(Exception):
-    """A message was removed with its hour: settled by all, or retention is over for it."""
+    """A message was removed with its hour: settled by all groups, or past its retention."""
 
 
 class Background:
-    """One per node."""
-
     def __init__(
         self,
         executor: Executor,
@@ -64,8 +61,8 @@ class Background:
         serving: Serving,
         damaged: Callable[[BaseException], bool],
     ) -> None:
-        """`serving`: answers are pieces of the requests that ask. `damaged`: told of what could not be read; True if
-        that is being mended (mending.py)."""
+        """`serving` runs each answer under the guard of the request that asked. `damaged` gets read errors and returns
+        True if the damage is under repair (mending.py)."""
         self._serving = serving
         self._executor = executor
         self._wheel = wheel
@@ -81,15 +78,15 @@ class Background:
     # -- the wheel's own work
 
     def pump(self, now_ms: ClusterMs, applied_index: int) -> None:
-        """Start what the wheel wants: loading ticks ahead, mapping hours, merging.
+        """Start the jobs that the wheel wants: loading ticks ahead, mapping hours, merging.
 
-        That changes with what is applied, with a job that ends, and slowly with time.
+        The wishes change with applied entries, with a job's end, and slowly with time.
         """
         if applied_index == self._pumped_index and 0 <= now_ms - self._now_ms < PUMP_PERIOD_MS:
             return
         self._pumped_index = applied_index
         self._now_ms = now_ms
-        # The time may have been set back before anybody acted by it.
+        # The cluster's time may have been set back before anybody acted by it.
         self._paused_until_ms = min(self._paused_until_ms, now_ms + MERGE_RETRY_MS)
         if now_ms < self._paused_until_ms:
             return
@@ -97,7 +94,7 @@ class Background:
             self._start(job)
 
     def wanted_ms(self, now_ms: ClusterMs) -> ClusterMs | None:
-        """When to look again because something had to wait; None: nothing had."""
+        """When to look again because something had to wait; None: nothing had to."""
         return ClusterMs(self._paused_until_ms) if self._paused_until_ms > now_ms else None
 
     def _start(self, job: Job) -> None:
@@ -130,12 +127,12 @@ class Background:
         self._executor.submit(job.run, ended)
 
     def resume(self) -> None:
-        """What had failed may succeed now: no pause is needed."""
+        """End the pause after a failure: the cause may be gone."""
         self._paused_until_ms = 0
         self._pumped_index = -1
 
     def write(self, work: Callable[[], T], answer: Answer[T]) -> None:
-        """Anything else that writes to files of a checkpoint."""
+        """Run other work that writes files of a checkpoint."""
         self.jobs_running += 1
 
         def ended(result: T | None, error: BaseException | None) -> None:
@@ -147,7 +144,7 @@ class Background:
     # -- reads
 
     def submit(self, work: Callable[[], T], answer: Answer[T]) -> None:
-        """Anything else that only reads."""
+        """Run other work that only reads."""
         self._executor.submit(work, self._serving.bound(answer))
 
     def _read(self, job: Read, answer: Answer[T], value: Callable[[], T]) -> None:
@@ -170,7 +167,7 @@ class Background:
         self._executor.submit(job.run, ended)
 
     def read_records(self, units: Units, answer: Answer[list[bytes]]) -> None:
-        """Records (meta and payload) of units, in their order. RemovedError: one of them is gone."""
+        """Read the records (meta and payload) of units, in their order. RemovedError: one of them is gone."""
         job = self._wheel.records(units)
         if job.missing:
             answer(None, RemovedError("a message was removed with its hour"))
@@ -185,13 +182,14 @@ class Background:
         self._read(job, ended, lambda: None)
 
     def _explained(self, ids: Ids, error: BaseException) -> BaseException:
-        """Files that were removed under a reader are no failure of the disk."""
+        """The error to report: RemovedError if files were removed under the reader, for that is no failure of the
+        disk."""
         if isinstance(error, DiskError) and self._wheel.removed(ids):
             return RemovedError("a message was removed with its hour")
         return error
 
     def read_units(self, ids: Ids, answer: Answer[Units], *, following: bool = True) -> None:
-        """Units of ids that exist, in their order. RemovedError: one of them is gone."""
+        """Read the units of existing ids, in their order. RemovedError: one of them is gone."""
         job = self._wheel.lookup(ids, following=following)
 
         def value() -> Units:
@@ -216,7 +214,7 @@ class Background:
         self._read(job, checked, lambda: None)
 
     def look_up(self, ids: Ids, answer: Answer[Found]) -> None:
-        """What one id names now."""
+        """Find the message that one id names now."""
         job = self._wheel.lookup(ids)
 
         def value() -> Found:
@@ -243,7 +241,7 @@ class Background:
         wanted: Wanted,
         answer: Answer[ScanJob],
     ) -> None:
-        """Pending units of a time range in delivery order, as far as one job goes."""
+        """Find pending units of a time range in dispatch order, as far as one job goes."""
         job = self._wheel.scan(due_min, due_max, start, limit, wanted)
         self._read(job, answer, lambda: job)
 
@@ -257,11 +255,11 @@ class Background:
         limit: int,
         answer: Answer[ScanJob],
     ) -> None:
-        """Units of one hour as of a pin, as far as one job goes."""
+        """Find units of one hour as of a pin, as far as one job goes."""
         job = self._wheel.scan_pinned(pinned, hour, start, due_min, due_max, limit)
         self._read(job, answer, lambda: job)
 
     def count(self, due_min: int, due_max: int, bucket_ms: int, wanted: Wanted, answer: Answer[CountJob]) -> None:
-        """Pending units of a time range by bucket, as far as one job goes."""
+        """Count pending units of a time range by bucket, as far as one job goes."""
         job = self._wheel.count(due_min, due_max, bucket_ms, wanted)
         self._read(job, answer, lambda: job)

@@ -1,4 +1,4 @@
-"""The world as a node sees it, and who the node is."""
+"""The ports of a node, its identity, and its two kinds of time."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from tickwheel.replication.ports import Clock, Executor, Network, Random
 from tickwheel.storage.disk import Disk
 
 ClusterMs = NewType("ClusterMs", int)
-"""A moment of the cluster clock, in milliseconds since 1970. Due times and leases go by it. It is not known at first,
-and may be set back until somebody has acted by it."""
+"""A moment of the cluster clock, in ms since 1970. Due times and leases go by it. It is unknown at first, and may be
+set back until somebody has acted by it."""
 SteadyMs = NewType("SteadyMs", int)
-"""A moment for waiting, in milliseconds by this machine's monotonic clock. It advances evenly and means nothing
-to others."""
+"""A moment of this machine's monotonic clock, in ms, for measuring waits. It advances evenly and means nothing to other
+nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The world as a node sees it."""
+    """Everything outside the core that it uses: clock, disk, threads, chance."""
 
     disk: Disk
     clock: Clock
     executor: Executor
-    """Reads, merges, checkpoints."""
+    """Runs reads, merges and checkpoints."""
     sync_executor: Executor
-    """The journal's fdatasync: never behind a read."""
+    """Runs the journal's fdatasync, so that it never waits behind a read."""
     network: Network
     random: Random
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """Who this node is."""
-
     cluster_id: str
     node_id: str
     wheel_group: int = 0
