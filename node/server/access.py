@@ -1,9 +1,9 @@
-"""Who may call what on the client port.
+"""The rights of a caller on the client port, by its certificate.
 
-Owns the two roles there: `client` schedules and consumes and looks, `admin` also changes the cluster. Peers have a
-port of their own. Without TLS everybody who reaches the port has both (the port is then on loopback, or the
-operator said --insecure); with TLS the role comes from the certificate, which must state one: an authority may sign for
-much else than this cluster.
+Owns the two roles there: `client` may schedule, consume and look; `admin` may also change the cluster. Peers have a
+separate port. Without TLS every caller has both roles: the port is then on loopback, or the operator said --insecure.
+With TLS the role comes from the certificate. It must state one, since an authority may sign certificates for much else
+than this cluster.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from tickwheel.proto import common_pb2
 
 CACHE_MAX = 1_024
 ANY_NAME = "*"
-"""In tls.client_names: whoever the authority has signed for."""
+"""In tls.client_names: any certificate that the authority has signed."""
 
 
 class Permission(enum.Enum):
-    """What a call needs."""
+    """The role that a call needs."""
 
     CLIENT = "client"
     ADMIN = "admin"
 
 
 class AuthenticatedContext(Protocol):
-    """The part of a servicer context that tells who calls."""
+    """The part of a servicer context that identifies the caller."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
 
 
 class Access:
-    """Decides by certificate. One per node."""
+    """Reads a caller's role and name from its certificate."""
 
     def __init__(self, *, tls: bool, admin_names: Sequence[str], client_names: Sequence[str] = ()) -> None:
         self._tls = tls
@@ -45,14 +45,14 @@ class Access:
 
     @property
     def certifies(self) -> bool:
-        """Whether callers show certificates at all."""
+        """Whether callers show certificates, that is, whether the client port has TLS."""
         return self._tls
 
     def _is_admin(self, identity: CertificateIdentity) -> bool:
         return ADMIN_UNIT in identity.units or identity.common_name in self._admin_names
 
     def refusal(self, context: AuthenticatedContext, needed: Permission) -> Failure | None:
-        """None if the caller may; the failure to answer otherwise."""
+        """The refusal of a caller without the needed role; None: it has the role."""
         if not self._tls:
             return None
         identity = self._identity(context)

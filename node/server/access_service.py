@@ -24,7 +24,7 @@ from tickwheel.storage.disk import DiskError
 Context = grpc.aio.ServicerContext[Any, Any]
 
 SECRET_PREFIX = "tw_"
-"""By which scanners for leaked secrets can know one."""
+"""Prefix of each secret, so that scanners for leaked secrets can recognize it."""
 SECRET_BYTES = 32
 AUDIT_LIMIT_DEFAULT, AUDIT_LIMIT_MAX = 100, 1_000
 

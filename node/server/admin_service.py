@@ -1,7 +1,7 @@
 """The Admin service: status, members, topics, groups, settings, digest, backup.
 
-Thin: a change is an AdminCommand given to the core; a look is answered by this node, whatever its role. Changes need
-the admin role, looks the client role.
+Thin: a change goes to the core as an AdminCommand; this node answers reads itself, whatever its role. Changes need
+the admin role, reads the client role.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def _readable(answer: admin_pb2.TraceResponse, who: Caller) -> admin_pb2.TraceResponse:
-    """Events of messages in topics that the caller may read; a message whose topic no event names is left out."""
+    """The events of messages in topics that the caller may read. Messages whose topic no event names are left out."""
 
     def key(event: admin_pb2.TraceEvent) -> tuple[int, int]:
         return event.id.hour, event.id.index
@@ -51,8 +51,6 @@ def _readable(answer: admin_pb2.TraceResponse, who: Caller) -> admin_pb2.TraceRe
 
 
 class AdminService(AdminServicer):
-    """See admin.proto."""
-
     def __init__(
         self,
         calls: Calls,
@@ -70,7 +68,7 @@ class AdminService(AdminServicer):
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """End status streams, so that a stop need not wait for them."""
+        """End the status streams, so that a stop does not wait for them."""
         self._stopping.set()
 
     # -- looks
@@ -209,7 +207,7 @@ class AdminService(AdminServicer):
         return await self._group(context, request.name)
 
     async def _group(self, context: Context, name: str) -> admin_pb2.Group:
-        """A group as it is now."""
+        """The group as it is now; ends the call if it is gone."""
         found = self._calls.core.group(name)
         if found is None:
             await self._gone(context, "group", name)
@@ -221,7 +219,7 @@ class AdminService(AdminServicer):
         return self._calls.core.settings_message()
 
     async def _gone(self, context: Context, kind: str, name: str) -> Any:
-        """Created, and removed again by another caller before the answer left."""
+        """End the call: another caller removed what this call has just created."""
         await abort(
             context, Failure(common_pb2.UNKNOWN_NAME, f"{kind} {name} was removed", {"field": "name", "value": name})
         )
@@ -266,7 +264,7 @@ class AdminService(AdminServicer):
                     context,
                     Failure(common_pb2.WRONG_STATE, f"{file.path} was removed meanwhile; start the backup again"),
                 )
-            # Asked when it has been read: until then the file was there, unchanged.
+            # Checked after the read: the file was there, unchanged, until then.
             if not self._calls.core.backup_progressed(files):
                 await abort(
                     context,

@@ -1,11 +1,12 @@
-"""The audit log of one node: what changed the cluster through it, by whom, with what result; and what was refused.
+"""The audit log of one node: the calls that changed the cluster through it, with caller and result, and the refusals.
 
-JSON lines in `audit/`, in a current file and the one before it, of at most FILE_BYTES_MAX each. A change is answered
-once its line is on stable storage; a refusal is noted behind the answer, at most REFUSALS_PER_S a second (the next
-line says how many were left out), so that nobody fills the disk or drives changes out by being refused. A line that
-cannot be written is an error in the node's log: a full disk must not keep an operator from making room.
+JSON lines in `audit/`, in a current file and one before it, of at most FILE_BYTES_MAX each. A change is answered only
+once its line is on stable storage. A refusal is answered first and noted afterwards, at most REFUSALS_PER_S a second;
+the next line states how many were left out. So refused calls can neither fill the disk nor push out the changes. A line
+that cannot be written is an error in the node's log and nothing more: a full disk must not keep an operator from making
+room.
 
-All on the loop's thread but `_write` and `_read`.
+Everything but `_write` and `_read` runs on the loop's thread.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DIRECTORY = "audit"
 CURRENT, BEFORE = f"{DIRECTORY}/audit.jsonl", f"{DIRECTORY}/audit.1.jsonl"
 FILE_BYTES_MAX = 16 << 20
 WAITING_MAX = 10_000
-"""Lines not written yet; beyond it they are left out and counted."""
+"""Lines waiting to be written. Lines beyond that go to the node's log as errors instead."""
 REFUSALS_PER_S = 10
 REQUEST_LENGTH_MAX = 2_000
 """Characters of a request that a line keeps."""
@@ -35,7 +36,7 @@ log = logger("audit")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line; see AuditRecord in access.proto."""
+    """One line of the log. AuditRecord in access.proto describes the fields."""
 
     at_ms: int
     node_id: str
@@ -49,13 +50,11 @@ class Record:
     """Refusals that were not noted since the line before."""
 
     def message(self) -> access_pb2.AuditRecord:
-        """For ListAudit."""
+        """The record as ListAudit returns it."""
         return access_pb2.AuditRecord(**asdict(self))
 
 
 class AuditLog:
-    """See the module."""
-
     def __init__(self, disk: Disk, executor: Executor, wall_ms: Callable[[], int], node_id: str) -> None:
         self._disk = disk
         self._executor = executor
@@ -74,13 +73,13 @@ class AuditLog:
         )
 
     async def changed(self, user: str, by: str, peer: str, method: str, request: str, result: str) -> None:
-        """A call that changes the cluster has ended; returns once its line is written, or cannot be."""
+        """Note the end of a call that changes the cluster. Returns once the line is durable or could not be written."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._put(self._record(user, by, peer, method, request, result), future)
         await asyncio.shield(future)
 
     def refused(self, user: str, by: str, peer: str, method: str, request: str, result: str) -> None:
-        """A call was refused for a lack of rights."""
+        """Note a call that was refused for a lack of rights, up to REFUSALS_PER_S. Returns at once."""
         second = self._wall_ms() // 1_000
         if second != self._second:
             self._second, self._refusals = second, 0
@@ -134,7 +133,7 @@ class AuditLog:
             disk.sync_dir(DIRECTORY)
 
     async def newest(self, limit: int, before_ms: int) -> list[access_pb2.AuditRecord]:
-        """At most `limit` records before a time (0: any), newest first. Raises DiskError."""
+        """At most `limit` records from before `before_ms` (0: now), newest first. Raises DiskError."""
         future: asyncio.Future[list[access_pb2.AuditRecord]] = asyncio.get_running_loop().create_future()
 
         def read(records: list[access_pb2.AuditRecord] | None, error: BaseException | None) -> None:
@@ -169,7 +168,7 @@ class AuditLog:
 
 
 def _parsed(line: bytes) -> access_pb2.AuditRecord | None:
-    """A line as a record; None for one that a crash cut off."""
+    """A line as a record; None for a line that a crash cut short."""
     try:
         return Record(**json.loads(line)).message()
     except (ValueError, TypeError):

@@ -1,10 +1,10 @@
-"""The boundary of client calls: an error that a service raises ends that call, and the node goes on.
+"""The boundary of client calls: an error that a service raises ends that call only, and the node keeps running.
 
-Owns what becomes of an error in a handler, in the core's answer to it, or in a step of a stream: the call ends with
-NODE_FAULT and an id, and the node's log has the traceback under this id. A refusal that a service raises ends the call
-as that refusal. What the node cannot go on without (serving.py, FATAL) ends the process, whoever ran into it.
+Handles an error in a handler, in the core's answer to it, or in a step of a stream. The call ends with NODE_FAULT and
+an id, and the node's log has the traceback under this id. A refusal that a service raises ends the call with that
+refusal. An error that the node cannot survive (serving.py, FATAL) ends the process, whichever call ran into it.
 
-The door puts every method of every service behind it.
+The door puts every method of every service behind this boundary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tickwheel.node.server.errors import abort
 from tickwheel.replication.ports import Clock
 
 REPEAT_NS = 5_000_000_000
-"""The traceback of an error at the same place is written once in this time; others name the id that has it."""
+"""Errors of one kind at one place get one traceback in this time; the others refer to the id that has it."""
 PLACES_MAX = 1_024
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -33,15 +33,15 @@ log = logger("boundary")
 
 
 class FaultLog:
-    """Writes errors that failed a request. One per node."""
+    """Logs the errors that failed a request."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._written: dict[tuple[str, str, int], tuple[int, str]] = {}
-        """By kind and place: until when a traceback need not be written again, and the id that has it."""
+        """By kind and place: (until when no further traceback is needed, the id that has one)."""
 
     def __call__(self, error_id: str, error: BaseException) -> None:
-        """Write one, under its id."""
+        """Log an error under its id."""
         frames = traceback.extract_tb(error.__traceback__)
         place = (type(error).__name__, frames[-1].filename, frames[-1].lineno or 0) if frames else (repr(error), "", 0)
         now_ns = self._clock.monotonic_ns()
@@ -56,7 +56,7 @@ class FaultLog:
 
 
 def contained(behave: Any, fault: Fault) -> Any:
-    """A handler whose errors end its call alone. `fault`: reports one, and returns what the caller is told."""
+    """Wrap a handler so that its errors end its call only. `fault` reports an error and returns the caller's answer."""
     if inspect.isasyncgenfunction(behave):
         return _generator(behave, fault)
     return _coroutine(behave, fault)
@@ -85,7 +85,7 @@ def _generator(behave: Callable[[Any, Context], AsyncIterator[Any]], fault: Faul
 
 async def _end(context: Context, error: Exception, fault: Fault) -> NoReturn:
     if isinstance(error, grpc.aio.BaseError):
-        raise error  # the call was ended on purpose, or its connection is gone
+        raise error  # the call was aborted on purpose, or its connection is gone
     if isinstance(error, RequestError):
         await abort(context, error.failure)
     if context.cancelled():

@@ -1,7 +1,7 @@
-"""The Bulk service: bundles come in, and are taken over.
+"""The Bulk service: receives bundles and takes their messages over.
 
-Thin: the core's BulkDesk does the work. Everything here needs the admin role: a bundle brings messages by the
-hundred thousand, for any topic.
+Thin: the core's BulkDesk does the work. Every method needs the admin role, since a bundle brings hundreds of thousands
+of messages, for any topic.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ def _state(held: Held) -> bulk_pb2.BundleState:
 
 
 class BulkService(BulkServicer):
-    """See bulk.proto."""
-
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 

@@ -1,8 +1,8 @@
-"""Who calls on the client port, and what a caller may do.
+"""The callers on the client port, and their rights.
 
-A caller is known by a token (`authorization: Bearer ...`) or by the common name of its certificate. While the setting
-`rights` is off, what it may do follows from its certificate alone (access.py) and everything else here lets it pass.
-While it is on, a caller must be a user of the replicated state; only a certificate of an administrator passes without.
+A caller is identified by a token (`authorization: Bearer ...`) or by the common name of its certificate. While the
+setting `rights` is off, only the certificate decides (access.py), and all checks in this module pass. While it is on, a
+caller must be a user of the replicated state, unless it has a certificate of an administrator.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tickwheel.proto.access_pb2 import Right
 AUTHORIZATION = "authorization"
 BEARER = "bearer "
 SECRET_LENGTH_MAX = 256
-"""Longer ones are of no node; they are not hashed."""
+"""No node issues longer secrets: they are refused without hashing."""
 NOTHING = Rights(())
 
 
 class CallingContext(AuthenticatedContext, Protocol):
-    """The part of a servicer context that says who calls."""
+    """The part of a servicer context that identifies the caller and its metadata."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
 
 def right_required(right: int, kind: str, name: str) -> Failure:
-    """The refusal of a user without a right. `kind`: topic or group; empty: everything."""
+    """The refusal of a user that lacks `right`. `kind`: topic or group; empty: the whole cluster."""
     shown = Right.Name(Right.ValueType(right)).removeprefix("RIGHT_").lower()
     where = f" {kind} {name[:127]}" if kind and name else " every topic" if kind == "topic" else " the whole cluster"
     text = f"no role of this user allows to {shown}{where}"
@@ -42,44 +42,44 @@ def right_required(right: int, kind: str, name: str) -> Failure:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call. What it may do is looked up anew each time, so that a long stream notices changes."""
+    """The caller of one call. Its rights are looked up anew at each check, so that a long stream notices changes."""
 
     name: str
     by: str
-    """certificate, token or none."""
+    """The means of identification: certificate, token or none."""
     unrestricted: bool
-    """By its certificate."""
+    """Whether its certificate lets it pass every check."""
     control: AccessControl
     enforced: Callable[[], bool]
-    """Whether rights are on."""
+    """Tells whether the setting `rights` is on."""
     sha256: bytes = b""
-    """Of its token."""
+    """Hash of its token; empty without one."""
     now_ms: Callable[[], int] = lambda: 0
 
     @property
     def free(self) -> bool:
-        """Whether nothing needs to be asked."""
+        """Whether every check passes."""
         return self.unrestricted or not self.enforced()
 
     @property
     def actor(self) -> str:
-        """The user whose quotas count; empty: nobody's."""
+        """The user whose quotas count; empty: no quotas."""
         return "" if self.free else self.name
 
     @property
     def rights(self) -> Rights:
-        """What a caller that is not `free` may do now."""
+        """The current rights of a caller that is not `free`."""
         user = self.control.bearer(self.sha256, self.now_ms()) if self.sha256 else self.control.user(self.name)
         return NOTHING if user is None else self.control.rights_of(user)
 
     @property
     def quotas(self) -> Quotas:
-        """The caller's quotas."""
+        """The caller's current quotas."""
         user = None if self.free else self.control.user(self.name)
         return NO_QUOTAS if user is None else user.quotas
 
     def topic(self, right: int, name: str) -> Failure | None:
-        """None if the caller has the right to a topic; the empty name stands for every topic."""
+        """The refusal if the caller lacks the right to a topic, else None. An empty name means every topic."""
         if self.free:
             return None
         rights = self.rights
@@ -87,17 +87,17 @@ class Caller:
         return None if allowed else right_required(right, "topic", name)
 
     def topics(self, right: int, names: Iterable[str]) -> Failure | None:
-        """None if it has the right to all of them."""
+        """The first refusal for one of the topics; None: the caller has the right to all."""
         if self.free:
             return None
         return next((refusal for name in names if (refusal := self.topic(right, name)) is not None), None)
 
     def group(self, right: int, name: str) -> Failure | None:
-        """None if it has the right to a group."""
+        """The refusal if the caller lacks the right to a group, else None."""
         return None if self.free or self.rights.group(right, name) else right_required(right, "group", name)
 
     def group_and_topics(self, right: int, group: str, topics: Iterable[str]) -> Failure | None:
-        """None if it has the right to a group for each of the topics."""
+        """The refusal if the caller lacks the right to a group or to one of the topics, else None."""
         if self.free:
             return None
         rights = self.rights
@@ -109,15 +109,15 @@ class Caller:
         return None
 
     def somewhere(self, right: int) -> Failure | None:
-        """None if it has the right to any name; who asks for one looks further."""
+        """The refusal if the caller has the right to no name at all, else None. The service then checks the name."""
         return None if self.free or self.rights.somewhere(right) else right_required(right, "any", "topic or group")
 
     def everything(self, right: int) -> Failure | None:
-        """None if it has the right to the whole cluster."""
+        """The refusal if the caller lacks the right to the whole cluster, else None."""
         return None if self.free or self.rights.everything(right) else right_required(right, "", "")
 
     def message(self) -> access_pb2.Caller:
-        """For WhoAmI."""
+        """The caller as WhoAmI shows it."""
         grants = [] if self.free else [grant.message() for grant in self.rights.grants]
         return access_pb2.Caller(
             name=self.name,
@@ -130,7 +130,7 @@ class Caller:
 
 
 class Callers:
-    """Knows callers. One per node."""
+    """Identifies callers by certificate and token."""
 
     def __init__(
         self,
@@ -146,11 +146,11 @@ class Callers:
 
     @property
     def enforced(self) -> bool:
-        """Whether rights are on."""
+        """Whether the setting `rights` is on."""
         return self._enforced()
 
     def of(self, context: CallingContext, needed: Permission) -> Caller | Failure:
-        """Who calls, or why it is refused whatever it asks. `needed` counts while rights are off."""
+        """The caller, or the refusal of any call of it. `needed` is checked only while rights are off."""
         control = self._control()
         certified = self._access.name_of(context)
         if not self._enforced():
@@ -175,7 +175,7 @@ class Callers:
 
 
 def unauthenticated(text: str) -> Failure:
-    """The caller is nobody that the cluster knows."""
+    """The refusal of a caller that the cluster does not know."""
     return Failure(pb.UNAUTHENTICATED, text, {"field": AUTHORIZATION})
 
 

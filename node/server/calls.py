@@ -1,4 +1,4 @@
-"""What all services share: the core, and turning a callback into an awaited answer."""
+"""Shared by all services: access to the core, and the step from a callback to an awaited answer."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ A = TypeVar("A")
 
 
 class Calls:
-    """One per node; handed to every service."""
+    """Every service gets the node's one instance."""
 
     def __init__(self, core: CorePort, wake: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
         """`failed` ends the process."""
         self.core = core
         self.wake = wake
-        """To be called after anything that was given to the core."""
+        """Must be called after each call into the core, so that its next tick comes soon."""
         self._failed = failed
 
     def serve(self, fail: Callable[[Failure], None], piece: Callable[[], None]) -> None:
-        """Have the core do something for a request: an error in it, now or in what follows on it, is told to `fail`."""
+        """Run `piece` for a request. An error in it, or in later work of the core that it began, goes to `fail`."""
         try:
             self.core.serving.run(fail, piece)
         except Exception as error:
@@ -38,7 +38,7 @@ class Calls:
             raise
 
     def fault(self, error: Exception) -> Failure:
-        """Report an error of a service; what its caller is told."""
+        """Report an error of a service. Returns the failure for its caller."""
         try:
             return self.core.serving.fault(error)
         except Exception as fatal:
@@ -50,7 +50,7 @@ class Calls:
         context: grpc.aio.ServicerContext[object, object],
         start: Callable[[Callable[[A | Failure], None]], None],
     ) -> A:
-        """Start something with a `done` and wait for its answer; a Failure ends the call."""
+        """Call `start(done)` and wait for the answer given to `done`. A Failure ends the call."""
         future: asyncio.Future[A | Failure] = asyncio.get_running_loop().create_future()
 
         def done(result: A | Failure) -> None:
@@ -66,18 +66,20 @@ class Calls:
 
 @functools.lru_cache(maxsize=1_024)
 def owner_of(certified: str, stated: str) -> str:
-    """To whom a producer id belongs that a caller uses: to its certificate or user, else to the secret that it states;
-    empty if neither does. The secret itself is kept nowhere."""
+    """The owner of a producer id: the caller's certificate or user, else the hash of the secret that it states.
+
+    Empty without either. The secret itself is not kept.
+    """
     if certified:
         return f"cn/{certified}"
     return f"by/{hashlib.sha256(stated.encode()).hexdigest()[:16]}" if stated else ""
 
 
 def id64_of(message_id: common_pb2.MessageId) -> int:
-    """A message id as one integer."""
+    """A message id as one integer; the wheel group is left out."""
     return message_id.hour << 32 | message_id.index
 
 
 def message_id_of(id64: int) -> common_pb2.MessageId:
-    """One integer as a message id of wheel group 0."""
+    """The message id of an integer, in wheel group 0."""
     return common_pb2.MessageId(hour=id64 >> 32, index=id64 & 0xFFFF_FFFF)

@@ -1,9 +1,9 @@
-"""The certificates of a running node: read again when their files change, and watched for their end.
+"""The certificates of a running node: read again when their files change, and watched for expiry.
 
-Owns what both ports and calls to peers show and accept at this moment. New files count for every handshake from then
-on; what is connected stays so. They are checked as at the start, all of them together; if anything is wrong with them
-the old ones stay, and the log and the status say what is wrong. Files that change are looked at again until two looks
-have found the same: a certificate and its key are replaced one after the other. A signal (SIGHUP) does not wait.
+Owns the certificates that both ports and calls to peers use now. New files take effect for every later handshake; open
+connections stay. All files are checked together, as at the start. If anything is wrong, the old certificates stay in
+use, and the log and the status state the problem. After a change the files are read once two looks in a row have found
+the same, since a certificate and its key are replaced one after the other. SIGHUP reads them at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tickwheel.node.server.clock_watch import Line
 from tickwheel.node.tls import NodeTls, PortFiles, read_tls
 
 LOOK_NS = 5_000_000_000
-"""Between two looks at the files: a new one counts after two of them."""
+"""Pause between two looks at the files; a new file takes effect after two looks."""
 WARN_DAYS = 30
 REMIND_NS = 24 * 3_600_000_000_000
 PARTS = ("cert", "key", "ca")
@@ -31,7 +31,7 @@ _Stamps = tuple[tuple[int, int, int] | None, ...]
 
 
 class Certificates:
-    """One per process. Raises ConfigError when it is made, as `read_tls` does."""
+    """The certificates of one process. The constructor raises ConfigError, like `read_tls`."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
@@ -48,7 +48,7 @@ class Certificates:
     # -- what ports and calls show
 
     def server_credentials(self, port: str) -> grpc.ServerCredentials | None:
-        """For the client or the peer port; asks for the newest files at every handshake. None: no TLS there."""
+        """Credentials for the client or the peer port that use the newest files at every handshake. None: no TLS."""
         files = self._files(port)
         if files is None:
             return None
@@ -59,11 +59,11 @@ class Certificates:
         return grpc.dynamic_ssl_server_credentials(_offer(files), newer, required)
 
     def peer_channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """For the next call to a peer."""
+        """Credentials for the next call to a peer; None: no TLS."""
         return self.current.peer_channel_credentials()
 
     def _newer(self, port: str) -> grpc.ServerCertificateConfiguration | None:
-        """Asked by gRPC, in a thread of its own, before each handshake; None: what it has is the newest."""
+        """Called by gRPC in its own thread before each handshake. None: gRPC already has the newest files."""
         files = self._files(port)
         if files is None or files is self._given[port]:
             return None
@@ -76,7 +76,7 @@ class Certificates:
     # -- files that change
 
     def look(self, now_ns: int) -> list[Line]:
-        """A few times a second; what there is to say."""
+        """Called a few times a second. Returns the lines for the log."""
         if now_ns < self._look_ns:
             return []
         self._look_ns = now_ns + LOOK_NS
@@ -87,7 +87,7 @@ class Certificates:
         return lines + self._endings(now_ns)
 
     def reload(self) -> list[Line]:
-        """Read the files now; what there is to say."""
+        """Read the files now. Returns the lines for the log."""
         self._read_at = self._seen = self._stamps()
         try:
             read = read_tls(self._config)
@@ -123,11 +123,11 @@ class Certificates:
                     self._ends[port, "authority"] = max(one.not_valid_after_utc for one in found)
 
     def ends(self) -> Mapping[tuple[str, ...], float]:
-        """When each is over, in seconds since 1970, by port and what it is."""
+        """When each certificate expires, in seconds since 1970, by port and kind."""
         return {key: end.timestamp() for key, end in self._ends.items()}
 
     def reason(self) -> str:
-        """What an operator should know, in words; empty: nothing."""
+        """Problems and certificates that expire soon, in words for an operator; empty for none."""
         return "; ".join([*([self._problem] if self._problem else []), *self._soon().values()])
 
     def _soon(self) -> dict[str, str]:
@@ -155,7 +155,7 @@ def _offer(files: PortFiles) -> grpc.ServerCertificateConfiguration:
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
-    """What changes when a file is replaced, also through a link, as a mounted secret is."""
+    """A value that changes when the file is replaced, also behind a link, as with a mounted secret."""
     if not path:
         return None
     try:

@@ -1,7 +1,7 @@
-"""What a node's log says of clocks: whose is wrong, and whether the nodes agree on a time.
+"""The lines of a node's log about clocks: which one is wrong, and whether the nodes agree on a time.
 
-Owns when a line is due: at every change, and once a minute while something stays wrong. A node that has just
-started is given a few seconds to find the others. Pure: status in, lines out.
+A line is due at every change, and once a minute while a problem lasts. A node that has just started gets a few seconds
+to find the others. Pure: status in, lines out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WRONG = (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN, admin_pb2.CLOCK_HOLDOVER
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One event for the log; `level` is that of structlog."""
+    """One event for the log; `level` is a level of structlog."""
 
     level: str
     event: str
@@ -25,19 +25,19 @@ class Line:
 
 
 class ClockWatch:
-    """One per process; shown the node's status a few times a second."""
+    """Gets the node's status a few times a second through `look`."""
 
     def __init__(self, skew_warn_ms: int) -> None:
         self._skew_warn_ms = skew_warn_ms
         self._began_ns: int | None = None
         self._state = admin_pb2.CLOCK_STATE_UNSPECIFIED
         self._told_ns: dict[str, int] = {}
-        """Node to when its skew was warned of last; only those that are off."""
+        """For each node whose clock is off: when the last warning was due."""
         self._state_told_ns = 0
         self._jumps = self._early = 0
 
     def look(self, now_ns: int, status: admin_pb2.NodeStatus, jumps_refused: int, cursors_ahead: int) -> list[Line]:
-        """What there is to say now."""
+        """The lines that are due now."""
         lines = self._of_state(now_ns, status) + self._of_skews(now_ns, status)
         if jumps_refused > self._jumps:
             text = "the cluster's time was about to jump ahead; it goes on from what the last master said and is slewed"
@@ -68,12 +68,12 @@ class ClockWatch:
         if not status.clock_agreed_age_ms and status.clock_state in (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN):
             return []
         skews = {status.node_id: (status.clock_offset_ms, 0.0)}
-        # Without an error nothing was heard of it lately.
+        # An error of 0 means that no answer came lately.
         skews |= {p.node_id: (p.clock_offset_ms, p.clock_error_ms) for p in status.peers if p.clock_error_ms}
         lines = []
         for name, (offset_ms, error_ms) in skews.items():
             told_ns = self._told_ns.get(name)
-            # Off for sure, whatever the round trip hides.
+            # Off beyond any error of the measurement.
             if abs(offset_ms) - error_ms > self._skew_warn_ms:
                 if told_ns is None or now_ns - told_ns >= REMIND_NS:
                     self._told_ns[name] = now_ns

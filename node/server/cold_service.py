@@ -1,4 +1,4 @@
-"""The Cold service: parts of the cold tier. Everything here needs the admin role, as bulk load does."""
+"""The Cold service: registers and lists parts of the cold tier. Every method needs the admin role, as for bulk load."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ColdService(ColdServicer):
-    """See cold.proto."""
-
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 

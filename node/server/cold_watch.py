@@ -1,7 +1,7 @@
-"""What a master's log says of the cold tier: that promotion is behind, that a message is due soon or overdue and not
-loaded, and that messages were loaded late.
+"""The lines of a master's log about the cold tier: late promotion, unloaded messages that are due soon or overdue, and
+messages that were loaded late.
 
-Owns when a line is due: at every change, and once an hour while something is wrong. Pure: status in, lines out.
+A line is due at every change, and once an hour while a problem lasts. Pure: status in, lines out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOADED_LATE = "messages of the cold tier were loaded after they were due, and a
 
 
 class ColdWatch:
-    """One per process; shown the node's status a few times a second."""
+    """Gets the node's status a few times a second through `look`."""
 
     def __init__(self) -> None:
         self._state = admin_pb2.COLD_EMPTY
@@ -27,11 +27,11 @@ class ColdWatch:
         self._loaded_late: int | None = None
 
     def look(self, now_ns: int, status: admin_pb2.NodeStatus) -> list[Line]:
-        """What there is to say now."""
+        """The lines that are due now."""
         cold = status.cold
         master = status.role == admin_pb2.MASTER and status.lease_held
         lines = self._of_state(now_ns, cold, cold.state if master else admin_pb2.COLD_EMPTY)
-        # What was counted before this process looked is told by another, or long ago.
+        # Messages counted before the first look were reported by another process, or long ago.
         late_before, self._loaded_late = self._loaded_late, cold.loaded_late
         if master and late_before is not None and cold.loaded_late > late_before:
             fields: dict[str, object] = {

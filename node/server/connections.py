@@ -1,11 +1,12 @@
-"""Connections: how many there may be on a port, which go when there are more, and how much one caller may ask at once.
+"""Limits on connections: their number on a port, the choice of surplus ones, and the calls under way of one address.
 
-gRPC accepts whoever calls and knows no limit. The guard looks at the process's sockets once a second and shuts those on
-a port that are too many: of the address with the most, those that never had a call first, busy ones last, the newest
-first. In between, accepting ends at the limit of descriptors; those above are kept for files (storage/descriptors.py),
-so a burst costs no file its descriptor. Connections that stay idle or silent gRPC ends itself (services.py).
+gRPC accepts every connection and has no limit. The guard looks at the process's sockets once a second and closes
+surplus ones on a port. It takes them from the address with the most connections: first those that never had a call,
+last the busy ones, and the newest first. Between two looks accepting ends at the limit of descriptors. Descriptors
+above that are reserved for files (storage/descriptors.py), so a burst takes no descriptor from a file. gRPC itself
+closes connections that stay idle or silent (services.py).
 
-On the loop's thread.
+Runs on the loop's thread.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from tickwheel.node.server.errors import abort
 from tickwheel.storage.descriptors import DescriptorReserve
 
 SPARE_DESCRIPTORS = 32
-"""Left free below the limit: for connections to and from peers, metrics, and files opened without the reserve."""
+"""Descriptors left free below the limit for peers, metrics, and files opened without the reserve."""
 CONNECTIONS_LEAST = 8
-"""Allowed on the client port however few descriptors there are."""
+"""Connections allowed on the client port, however few descriptors there are."""
 PEER_CONNECTIONS_MAX = 64
-"""On the peers' port: each member has one, and a second while it copies a checkpoint."""
+"""Connections on the peers' port; a member needs one, and a second while it copies a checkpoint."""
 _DIRECTORY = "/proc/self/fd"
-"""Read without pathlib, which takes three times as long for each of thousands of descriptors."""
+"""The process's descriptors. Read without pathlib, which takes three times as long for thousands of entries."""
 _MAPPED = "::ffff:"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -40,25 +41,25 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A socket of this process that was accepted. `number`: the socket's, rising with time."""
+    """An accepted socket of this process. `number` is the socket's inode number, which rises with time."""
 
     descriptor: int
     number: int
     port: int
     host: str
     caller: str
-    """The other side as gRPC names it."""
+    """The other side, in gRPC's notation (`caller_of`)."""
 
 
 def too_many(connections: Iterable[Connection], worth: Callable[[str], int], most: int) -> list[Connection]:
-    """Which have to go so that `most` are left. `worth` of a caller: those with the least go first. Pure."""
+    """The connections to close so that `most` are left; those with the lowest `worth` of their caller first. Pure."""
     left: dict[str, list[Connection]] = {}
     for connection in sorted(connections, key=lambda c: (-worth(c.caller), c.number)):
         left.setdefault(connection.host, []).append(connection)
     surplus = sum(map(len, left.values())) - most
     gone: list[Connection] = []
     while len(gone) < surplus:
-        # Down to what the next one has, so that all with the most give up alike.
+        # Down to the number of the next address, so that the addresses with the most share the loss.
         largest, *others = sorted(left.values(), key=len, reverse=True)
         count = min(surplus - len(gone), max(1, len(largest) - (len(others[0]) if others else 0)))
         gone += reversed(largest[-count:])
@@ -67,13 +68,13 @@ def too_many(connections: Iterable[Connection], worth: Callable[[str], int], mos
 
 
 def caller_of(host: str, port: int) -> str:
-    """The other side of a connection as gRPC names it (`context.peer()`)."""
+    """The other side of a connection in gRPC's notation, that of `context.peer()`."""
     host = host.removeprefix(_MAPPED)
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 class ConnectionGuard:
-    """See the module. One per node."""
+    """Counts the calls of each connection and closes surplus connections."""
 
     def __init__(self, descriptors: DescriptorReserve, connections_max: int, caller_calls_max: int) -> None:
         self._descriptors = descriptors
@@ -81,29 +82,29 @@ class ConnectionGuard:
         self._connections_max = connections_max
         self._client_port = self._peer_port = 0
         self._calls: Counter[str] = Counter()
-        """Under way, by connection."""
+        """Calls under way, by connection."""
         self._hosts: Counter[str] = Counter()
-        """Under way, by address of the caller."""
+        """Calls under way, by the caller's address."""
         self._used: set[str] = set()
-        """Connections that had a call; those that are gone leave with the next look."""
+        """Connections that had a call. The next look removes closed ones."""
         self._users: dict[str, set[str]] = {}
-        """Connections over which a user has called; those that are gone leave with the next look."""
+        """Connections over which each user has called. The next look removes closed ones."""
         self._others: dict[int, int] = {}
-        """Sockets that were accepted on neither port: descriptor to number."""
+        """Sockets that belong to neither port: descriptor to socket number."""
         self.open = 0
-        """Connections of clients at the last look."""
+        """Client connections at the last look."""
         self.most = connections_max
-        """How many were allowed then."""
+        """Client connections allowed at the last look."""
         self.descriptors_open = 0
         self.shut = 0
-        """Connections ended because there were too many."""
+        """Count of connections closed as surplus."""
 
     def watch(self, client_port: int, peer_port: int) -> None:
-        """Both are bound."""
+        """Set the numbers of both ports, once they are bound."""
         self._client_port, self._peer_port = client_port, peer_port
 
     def look(self) -> int:
-        """Shut what is too much; returns how many that were."""
+        """Close surplus connections; returns their number."""
         names = self._descriptors.run_briefly(lambda: os.listdir(_DIRECTORY))  # noqa: PTH208
         found = [connection for name in names if (connection := self._connection(int(name))) is not None]
         clients = [connection for connection in found if connection.port == self._client_port]
@@ -125,7 +126,7 @@ class ConnectionGuard:
         return len(victims)
 
     def admit(self, user: str, caller: str, connections_max: int) -> Failure | None:
-        """A user calls over a connection; the refusal if that is one more than its quota allows."""
+        """Note that a user calls over a connection. Returns the refusal if its quota allows no further connection."""
         callers = self._users.setdefault(user, set())
         if caller not in callers:
             if len(callers) >= connections_max:
@@ -160,7 +161,7 @@ class ConnectionGuard:
         return None
 
     def _shut(self, connection: Connection) -> None:
-        # Of a copy: gRPC may close its own at any moment, and the number be another file's then.
+        # On a duplicate: gRPC may close its own descriptor at any moment, and the number may then be another file's.
         with contextlib.suppress(OSError):
             copy = socket.socket(fileno=self._descriptors.run(lambda: os.dup(connection.descriptor)))
             with copy:
@@ -168,7 +169,7 @@ class ConnectionGuard:
                     copy.shutdown(socket.SHUT_RDWR)
 
     def counted(self, behave: Any) -> Any:
-        """A handler whose calls count, and which serves no more of one address than allowed."""
+        """Wrap a handler to count its calls, and to refuse calls beyond the limit of one address."""
         if inspect.isasyncgenfunction(behave):
 
             async def generator(request: Any, context: Context) -> AsyncIterator[Any]:

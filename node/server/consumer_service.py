@@ -1,7 +1,7 @@
-"""The Consumer service: one stream a consumer, and simple calls for those without one.
+"""The Consumer service: a stream for each consumer, and unary calls for consumers without a stream.
 
-Thin: opens a session of the core, passes credits, settlements and extensions in, batches and receipts out. One
-writer a stream. At most SETTLES_MAX settlements of a stream are in work; further ones are not read.
+Thin: opens a session of the core, passes credits, settlements and extensions in, and batches and receipts out. Each
+stream has one writer. At most SETTLES_MAX settlements of a stream are in work; further ones are not read meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 SETTLES_MAX = 256
 MOVED_REASONS = frozenset({common_pb2.NOT_MASTER, common_pb2.NO_MASTER})
-"""A session that ends for one of these reasons goes on at another node."""
+"""A session that ends for one of these reasons continues at another node."""
 
 
 class ConsumerStream:
@@ -49,16 +49,16 @@ class ConsumerStream:
         self.failure: Failure | None = None
 
     def refusal(self) -> Failure | None:
-        """Why its user may not consume this any more; None: it may."""
+        """The refusal if the user has lost the right to consume this; None: it still has it."""
         return consuming(self._who, self._first, self._calls.core.state)
 
     def end(self, failure: Failure) -> None:
-        """End the stream from outside; what it holds goes to others."""
+        """End the stream from outside with `failure`; its open deliveries go to other consumers."""
         self.failure = failure
         self.close()
 
     async def open(self, context: Context) -> None:
-        """Open the session; a refusal ends the call."""
+        """Open the session of the core; a refusal ends the call."""
         first = consumer_pb2.OpenConsumer()
         first.CopyFrom(self._first)
         first.credits = self._gate.add(first.credits)
@@ -68,7 +68,7 @@ class ConsumerStream:
             if isinstance(session, Failure):
                 resolve(outcome, session)
             elif self._closed_by_client or not resolve(outcome, None):
-                session.close()  # the caller is gone; this stream may hear of it in a later pass of the loop
+                session.close()  # the caller is gone; this stream may learn of that in a later pass of the loop
             else:
                 self._session = session
 
@@ -84,7 +84,7 @@ class ConsumerStream:
             await abort(context, failure)
 
     def close(self) -> None:
-        """The stream is over. Idempotent."""
+        """End the stream and the session. Idempotent."""
         self._closed_by_client = True
         self.outbox.end()
         session, self._session = self._session, None
@@ -93,17 +93,17 @@ class ConsumerStream:
             self._calls.wake()
 
     def fail(self, failure: Failure) -> None:
-        """A mistake of ours: the stream ends with it."""
+        """End the stream after an error of this node; the first failure counts."""
         self.failure = self.failure or failure
         self.outbox.end()
 
     def written(self, response: consumer_pb2.ConsumeResponse) -> None:
-        """A response left for the network."""
+        """A response has been written to the network: pass on credits that were held back."""
         if response.HasField("deliver"):
             self._pass_credits(self._gate.written(len(response.deliver.ids) // 8))
 
     async def read(self, requests: AsyncIterator[consumer_pb2.ConsumeRequest]) -> None:
-        """Take what the client sends until it has no more; then end once all settlements are answered."""
+        """Take requests until the client ends its side. The stream then ends once all settlements are answered."""
         try:
             async for request in requests:
                 self._take(request)
@@ -115,7 +115,7 @@ class ConsumerStream:
         except grpc.aio.BaseError:  # the connection is gone
             self.outbox.end()
             return
-        except Exception as error:  # else the stream would go on, and nobody read from it
+        except Exception as error:  # else the stream would stay open without a reader
             self.fail(self._calls.fault(error))
             return
         self._half_closed = True
@@ -209,8 +209,6 @@ class ConsumerStream:
 
 
 class ConsumerService(ConsumerServicer):
-    """See consumer.proto."""
-
     def __init__(self, calls: Calls, stream_bytes_max: int) -> None:
         self._calls = calls
         self._stream_bytes_max = stream_bytes_max
@@ -223,11 +221,11 @@ class ConsumerService(ConsumerServicer):
 
     @property
     def backlog_bytes(self) -> int:
-        """Deliveries that wait for the connections of slow consumers."""
+        """Bytes of deliveries that wait for the connections of slow consumers."""
         return sum(stream.outbox.bytes for stream in self._streams)
 
     def look(self) -> None:
-        """Rights have changed: streams of users that may not consume any more end."""
+        """Called when rights have changed: ends the streams of users that have lost their right to consume."""
         for stream in list(self._streams):
             refusal = stream.refusal()
             if refusal is not None:

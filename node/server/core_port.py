@@ -1,7 +1,7 @@
-"""What the services ask of NodeCore: its client face, as they see it.
+"""The part of NodeCore that the services use.
 
 Everything runs on the node's loop. A `done` is called exactly once, at once or later, with the answer or a
-`Failure`. Answers of calls that are not hot are the messages of the wire, ready to be sent.
+`Failure`. Except on hot paths the answers are protobuf messages, ready to be sent.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class ConsumerSession(Protocol):
     """One open consumer of a group."""
 
     def opened(self) -> consumer_pb2.Opened:
-        """Term and lease that hold."""
+        """The term and the lease of the session, as the first response of a stream."""
         ...
 
     def credit(self, credits: int) -> Failure | None:
-        """The consumer takes so many messages more; a Failure if that is beyond its bound."""
+        """The consumer takes `credits` more messages. Returns a Failure if that exceeds its bound."""
         ...
 
     def settle(
@@ -52,12 +52,12 @@ class ConsumerSession(Protocol):
     ) -> None: ...
 
     def close(self) -> None:
-        """The consumer is gone; what it holds goes to others. Idempotent."""
+        """The consumer is gone: its open deliveries go to others. Idempotent."""
         ...
 
 
 class BulkPort(Protocol):
-    """Bulk load, as BulkDesk offers it."""
+    """Bulk load; BulkDesk implements it."""
 
     def offer(self, name: str, total_bytes: int) -> Held | Failure: ...
 
@@ -73,7 +73,7 @@ class BulkPort(Protocol):
 
 
 class ColdPort(Protocol):
-    """Parts of the cold tier; see node/core/cold.py."""
+    """Parts of the cold tier; node/core/cold.py implements it."""
 
     def register(
         self, request: cold_pb2.RegisterColdRequest, done: Callable[[cold_pb2.ColdJob | Failure], None]
@@ -93,7 +93,7 @@ class CorePort(Protocol):
 
     @property
     def serving(self) -> Serving:
-        """Whose request is being served."""
+        """Assigns the core's errors to the request that it is serving."""
         ...
 
     @property
@@ -107,7 +107,7 @@ class CorePort(Protocol):
         ...
 
     def now_ms(self) -> int:
-        """Cluster time."""
+        """Cluster time in milliseconds since the Unix epoch."""
         ...
 
     @property
@@ -125,7 +125,7 @@ class CorePort(Protocol):
     def cancel(
         self, id64: int, done: Callable[[scheduler_pb2.CancelResponse | Failure], None], permitted: Permitted
     ) -> None:
-        """`permitted` is asked with the topic that the id turns out to be of; likewise below."""
+        """Cancel a message. `permitted` is called with the topic of the message found; the same holds below."""
         ...
 
     def reschedule(
@@ -238,8 +238,10 @@ class CorePort(Protocol):
         opened: Callable[[ConsumerSession | Failure], None],
         actor: str,
     ) -> None:
-        """`opened` comes before anything is delivered; `closed` ends a session from inside. `actor`: the user whose
-        group and topics they are if they have to be made; likewise below."""
+        """Open a session. `opened` is called before the first `deliver`; `closed` when the core ends the session.
+
+        `actor`: the user whose quotas count for a group or topics that the call creates; the same holds below.
+        """
         ...
 
     def pull(
@@ -248,7 +250,7 @@ class CorePort(Protocol):
         done: Callable[[consumer_pb2.DeliverBatch | Failure], None],
         actor: str,
     ) -> None:
-        """One batch, or an empty one after wait_ms."""
+        """Deliver one batch; an empty one if nothing is due within `wait_ms`."""
         ...
 
     def settle(
@@ -304,19 +306,19 @@ class CorePort(Protocol):
     ) -> None: ...
 
     def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
-        """Write a checkpoint and name what a copy consists of; it stays until `backup_copied`."""
+        """Write a checkpoint and list the files of a copy. They are kept unchanged until `backup_copied`."""
         ...
 
     def backup_origin(self) -> admin_pb2.BackupOrigin:
-        """Where the files come from that are being copied; before that: its stale_reason as it would be."""
+        """The origin of the files being copied. Before `backup_files`: only the stale_reason that a copy would have."""
         ...
 
     def backup_progressed(self, files: object) -> bool:
-        """A copy of these files gets on; tells whether they are held still."""
+        """The copy of these files makes progress. False: they are no longer kept for it."""
         ...
 
     def backup_copied(self, files: object) -> None:
-        """A copy is made or given up: checkpoints go on after the last one."""
+        """The copy has ended or was given up. Once the last one has, checkpoints may replace the files again."""
         ...
 
     def metrics(self) -> Mapping[str, MetricValue]: ...

@@ -1,4 +1,4 @@
-"""The DeadLetters service: look at dead letters, replay them, purge them. Changes need the admin role."""
+"""The DeadLetters service: lists, replays and purges dead letters. Changes need the admin role."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DeadService(DeadLettersServicer):
-    """See the module."""
-
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 

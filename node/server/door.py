@@ -1,12 +1,11 @@
-"""The door: what a caller's bytes must be before any service sees them.
+"""The door: decodes and checks the bytes of every request before a service sees it.
 
-Owns the first look at every request of every service: it is decoded here, and whatever this version does not know
-(fields, values of enums) is refused with INVALID_ARGUMENT and the field's path. So no service, and nothing behind one,
-ever holds a caller's unknown bytes: not in the log, not in memory, not in an answer. The depth of a request is thereby
-that of its schema. What cannot be decoded and what names no method costs its sender an error, and the node a count and
-a rate-limited line.
+A request with fields or enum values that this version does not know is refused with INVALID_ARGUMENT and the field's
+path. So a caller's unknown bytes never reach a service or the parts behind it: not the log, not memory, not an answer.
+A request is thereby never nested deeper than its schema. Undecodable bytes and unknown methods end with an error for
+their sender; the node counts them and logs a rate-limited line.
 
-Services are registered through a `Door` instead of the server. All on the loop's thread.
+Services are registered through a `Door` instead of the server. Runs on the loop's thread.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ UNKNOWN_CONTENT = "unknown_content"
 UNKNOWN_METHOD = "unknown_method"
 ANSWER_LOST = "answer_lost"
 KINDS = (UNDECODABLE, UNKNOWN_CONTENT, UNKNOWN_METHOD, ANSWER_LOST)
-"""What the door refuses, and answers whose callers had gone; label of the metric `refused_calls`."""
+"""Label values of the metric `refused_calls`: the kinds of refusals, and answers whose callers had gone."""
 GRPC_LOGGER = "grpc._cython.cygrpc"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -44,7 +43,7 @@ log = logger("door")
 
 
 class RefusedRequestError(RequestError):
-    """A message of a stream of requests is refused; `message` if it could be decoded. The stream can be read on."""
+    """One message of a request stream is refused; the stream can still be read. `message`: if it could be decoded."""
 
     def __init__(self, failure: Failure, message: Message | None) -> None:
         super().__init__(failure)
@@ -53,14 +52,14 @@ class RefusedRequestError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """Stands for a request that is refused, from where its bytes are read to where its call can be ended."""
+    """Takes the place of a refused request between deserialization and the handler, which can end the call."""
 
     failure: Failure
     message: Message | None = None
 
 
 class _Shape:
-    """Where in messages of a type an enum can stand, so that only there anybody has to look for unknown values."""
+    """The places in messages of a type that can hold enums, so that only these are searched for unknown values."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.enums: list[FieldDescriptor] = [field for field in descriptor.fields if field.enum_type is not None]
@@ -72,7 +71,7 @@ class _Shape:
                     self.messages.append((field, shape))
 
     def unknown_value(self, message: Message, path: str = "") -> tuple[str, object, str] | None:
-        """The first value of an enum that this version does not know: its field's path, the value, what is allowed."""
+        """(path, value, allowed values) of the first enum value that this version does not know; None for none."""
         for field in self.enums:
             assert field.enum_type is not None
             known = field.enum_type.values_by_number
@@ -88,7 +87,7 @@ class _Shape:
 
 
 _shapes: dict[str, _Shape] = {}
-"""By full name of the message. Requests are trees: none contains itself (a test holds that)."""
+"""By full name of the message type. No request type contains itself (a test ensures that)."""
 
 
 def _shape_of(descriptor: Descriptor) -> _Shape:
@@ -102,7 +101,7 @@ _shapes_by_type: dict[type, _Shape | None] = {}
 
 
 def _shape_of_type(kind: type[Message]) -> _Shape | None:
-    """None: no enum can stand in messages of this type."""
+    """The shape of a message type; None if it can hold no enum."""
     if kind not in _shapes_by_type:
         shape = _shape_of(cast(Descriptor, kind.DESCRIPTOR))
         _shapes_by_type[kind] = shape if shape.enums or shape.messages else None
@@ -110,7 +109,7 @@ def _shape_of_type(kind: type[Message]) -> _Shape | None:
 
 
 def _values(message: Message, field: FieldDescriptor, path: str) -> list[tuple[str, object]]:
-    """What stands in a field, each with its path; a message that is not there is none."""
+    """(path, value) of each value in a field; none for a message field that is not set."""
     value = getattr(message, field.name)
     if field.is_repeated:
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
@@ -122,7 +121,7 @@ def _values(message: Message, field: FieldDescriptor, path: str) -> list[tuple[s
 
 
 def _unknown_field(message: Message, path: str = "") -> tuple[str, str]:
-    """Path and type of the first field that this version does not know. Only asked where there is one."""
+    """(path, type) of the first field that this version does not know; empty for none. Slow: only for refusals."""
     unknown = UnknownFieldSet(message)
     if len(unknown):
         return f"{path}{unknown[0].field_number}", message.DESCRIPTOR.name
@@ -137,9 +136,9 @@ def _unknown_field(message: Message, path: str = "") -> tuple[str, str]:
 
 
 def unknown_content(message: Message) -> Failure | None:
-    """Why a decoded request is refused; None: this version knows all of it. What it does not know is removed from it.
+    """The refusal of a decoded request with unknown content; None: this version knows all of it.
 
-    Its cost is that of writing the message twice, in C: nothing here is done in Python for each row of a batch.
+    Removes unknown fields from the message. Costs about two serializations in C, and no Python code per row of a batch.
     """
     before = message.ByteSize()
     message.DiscardUnknownFields()
@@ -154,7 +153,7 @@ def unknown_content(message: Message) -> Failure | None:
 
 
 def read_request(kind: type[Message], data: bytes) -> Message | _Refused:
-    """A request's bytes as a message, or why it is refused. Raises nothing."""
+    """The bytes of a request as a message, or its refusal. Raises nothing."""
     try:
         message = kind.FromString(data)
     except DecodeError as error:
@@ -171,7 +170,7 @@ def read_request(kind: type[Message], data: bytes) -> Message | _Refused:
 
 
 def read_any_version(kind: type[Message], data: bytes) -> Message | _Refused:
-    """The same for callers that may be a version ahead and leave out what matters to nobody here: peers, health."""
+    """Like `read_request`, but ignores unknown content: for peers and health checks, which may be a version ahead."""
     try:
         return kind.FromString(data)
     except DecodeError as error:
@@ -179,7 +178,7 @@ def read_any_version(kind: type[Message], data: bytes) -> Message | _Refused:
 
 
 class Requests:
-    """The messages of a stream of requests. Raises RefusedRequestError for one that is refused, and can be read on."""
+    """The messages of a request stream. Raises RefusedRequestError for a refused one; reading can continue after it."""
 
     def __init__(self, requests: AsyncIterator[Any], note: Callable[[_Refused], None]) -> None:
         self._requests = requests
@@ -197,9 +196,9 @@ class Requests:
 
 
 class LostAnswers(logging.Filter):
-    """Of grpc's logger: an answer that could not be sent, since its caller went away a moment before.
+    """A filter for grpc's logger: counts answers that could not be sent because the caller had just gone.
 
-    grpc logs each with a traceback, so that callers could fill a disk with them.
+    grpc logs each of these with a traceback, so callers could fill a disk with them.
     """
 
     def __init__(self, refusals: Counter[str]) -> None:
@@ -207,7 +206,6 @@ class LostAnswers(logging.Filter):
         self._refusals = refusals
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See logging."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, grpc.aio.InternalError):
             return True
@@ -217,18 +215,20 @@ class LostAnswers(logging.Filter):
 
 
 class _UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
-    """Asked after all services: counts calls that name no method, which gRPC answers with UNIMPLEMENTED."""
+    """The last handler: counts calls of unknown methods, which gRPC answers with UNIMPLEMENTED."""
 
     def __init__(self, note: Callable[[str, str, str], None]) -> None:
         self._note = note
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> None:
-        """See grpc: None is no handler."""
+        """Always None, that is, no handler."""
         method = handler_call_details.method
         self._note(UNKNOWN_METHOD, method if isinstance(method, str) else repr(method), "no such method")
 
 
 class Door:
+    """Registers services with a server, each method behind the checks. Call `shut` once all are registered."""
+
     """See the module. `shut` once all services are registered."""
 
     def __init__(
@@ -241,9 +241,11 @@ class Door:
         *,
         exact: bool = True,
     ) -> None:
-        """`refusals`: counts by kind, shared by the doors of a node. `gate`: asks for rights behind the door; peers
-        have none. `fault`: what is told of an error that a service raises (boundary.py); None: gRPC sees to it.
-        `guard`: counts calls. Not `exact`: see `read_any_version`."""
+        """`refusals`: counts by kind, shared by the doors of a node. `gate`: checks rights; None on the peers' port.
+
+        `fault`: reports an error that a service raises (boundary.py); None: gRPC handles it. `guard`: counts calls.
+        `exact` False: requests are read by `read_any_version`.
+        """
         self._guard = guard
         self._server = server
         self._fault = fault
@@ -252,26 +254,25 @@ class Door:
         self._read = read_request if exact else read_any_version
 
     def serve(self, add: Callable[..., None], servicer: object) -> None:
-        """Register a service with the function that was generated for it."""
+        """Register a service. `add` is its generated `add_...Servicer_to_server`."""
         add(servicer, self)
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """Nothing: generated code registers each service twice, and `add_registered_method_handlers` takes it."""
+        """No effect: generated code registers each service twice, and the other method does the work."""
 
     def add_registered_method_handlers(
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
     ) -> None:
-        """A service's methods, as generated code hands them over; the server looks each up when it is called.
+        """Take a service's methods from generated code, and register them as generic handlers.
 
-        Of methods that are registered with the server itself, grpc.aio keeps a task each that waits for its next call,
-        and with every call of any method it waits anew for all of these tasks: the price of a call grows with their
-        number.
+        For each method registered with the server itself, grpc.aio keeps a task that waits for the next call. At every
+        call of any method it waits for all these tasks anew, so the cost of a call would grow with their number.
         """
         guarded = {name: self._guarded(f"/{service}/{name}", handler) for name, handler in handlers.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, guarded),))
 
     def shut(self) -> None:
-        """All services are registered: what comes now for another method is counted."""
+        """All services are registered: count calls of any other method from now on."""
         self._server.add_generic_rpc_handlers((_UnknownMethods(self._note),))
 
     def _note(self, kind: str, method: str, reason: str) -> None:

@@ -1,8 +1,8 @@
-"""Drives the core from the node's loop: after input, and at the time it asked for.
+"""Runs the core's `tick` on the node's loop: after input, and at the time that the core asked for.
 
-Owns when `tick` runs. Invariants: at most one tick a pass of the loop, however much input came; after a stall
-(the loop did not run when it should have) input that waits in sockets is taken in before timers run, so that
-a queued heartbeat is seen before the election timeout that it prevents.
+Invariants: at most one tick in a pass of the loop, however much input came. After a stall (the loop ran later than it
+should) input that waits in sockets is read before timers run, so that a queued heartbeat is seen before the election
+timeout that it prevents.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Callable
 from tickwheel.replication.ports import Clock
 
 STALL_NS = 20_000_000
-"""A deadline missed by more than this was a stall. Above the slice of work that the loop may be busy with."""
+"""A deadline missed by more than this is a stall. It exceeds the longest slice of work on the loop."""
 
 DRAIN_PASSES = 6
 """Passes of the loop after a stall before timers run: socket readable, call resumed, frame handed to the core."""
 
 TICK_GAP_NS = 1_000_000
-"""Ticks are at least this far apart: what comes in meanwhile shares one. A step of the loop's timers."""
+"""Least time between ticks: all input in between shares one tick. Equals a step of the loop's timers."""
 
 LONG_TICK_NS = 5_000_000
-"""After a tick as long as this the loop rests for TICK_GAP_NS, even if there is more to do: gRPC's own thread needs the
-interpreter for each event, and while a log is replayed slice by slice it would get it too seldom to answer anybody."""
+"""After a tick as long as this the loop rests for TICK_GAP_NS, even if there is more to do. gRPC's own thread needs the
+interpreter for each event; without the rest it would get it too seldom while a log is replayed, and answer nobody."""
 
 LAG_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 
 
 class LoopLag:
-    """How late the loop ran what was due: counts by bound, and the largest of late."""
+    """How late the loop ran: counts by bound, their sum, and the recent maximum."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(LAG_BOUNDS_MS) + 1)
@@ -39,7 +39,7 @@ class LoopLag:
         self._turned_ns = 0
 
     def note(self, late_ns: int, now_ns: int) -> None:
-        """Take one measurement."""
+        """Add a measurement."""
         late_ms = max(0, late_ns) / 1e6
         place = next((place for place, bound in enumerate(LAG_BOUNDS_MS) if late_ms <= bound), len(LAG_BOUNDS_MS))
         self.counts[place] += 1
@@ -50,7 +50,7 @@ class LoopLag:
 
     @property
     def recent_ms_max(self) -> float:
-        """Largest of the last one to two seconds."""
+        """The largest delay of the last one to two seconds."""
         return max(self._recent_ms, self._before_ms)
 
 
@@ -78,20 +78,20 @@ class LoopDriver:
         self.stalls = 0
 
     def start(self) -> None:
-        """The first tick comes with the next pass of the loop."""
+        """Start ticking, from the next pass of the loop on."""
         self._running = True
         self._deadline_ns = self._clock.monotonic_ns()
         self.wake()
 
     def stop(self) -> None:
-        """Idempotent; no tick comes after it."""
+        """Stop ticking: no tick follows. Idempotent."""
         self._running = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def wake(self) -> None:
-        """Something came in: tick after what else is ready in this pass of the loop."""
+        """Input has come: tick once the rest of this pass of the loop has run, or TICK_GAP_NS after the last tick."""
         if not self._running or self._queued:
             return
         self._queued = True
@@ -130,7 +130,7 @@ class LoopDriver:
         self._ticked_ns = now_ns
         try:
             self._deadline_ns = self._tick()
-        except Exception as error:  # our bug, or a fault that must stop the node: `failed` ends the process
+        except Exception as error:  # a bug, or a fault that must stop the node: `failed` ends the process
             self.stop()
             self._failed(error)
             return
@@ -143,7 +143,7 @@ class LoopDriver:
         now_ns = self._clock.monotonic_ns()
         wait_ns = self._deadline_ns - now_ns
         if wait_ns <= 0:
-            # More work at once: not late, the core asked to be called again.
+            # The core asked to be called again at once, so this tick is not late.
             if now_ns - self._ticked_ns >= LONG_TICK_NS and not self._queued:
                 self._deadline_ns = now_ns + TICK_GAP_NS
                 self._timer = self._loop.call_later(TICK_GAP_NS / 1e9, self._on_timer)

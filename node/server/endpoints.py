@@ -1,10 +1,11 @@
-"""Every method of the client port: the right that it needs, and whether the audit log notes it.
+"""The table of all methods of the client port: the right that each needs, and whether the audit log notes its calls.
 
-The one table of this. A service whose method is missing here is not served (gate.py refuses to start), and a test
-compares the table with the descriptors.
+A node does not start if a method of a service is missing here (gate.py), and a test compares the table with the
+descriptors.
 
-A check gets the caller, the request (None where requests are a stream: its service asks for each) and the state, and
-returns the refusal or None. Requests that name a message by its id are checked by whoever looks the message up.
+A check gets the caller, the request and the state, and returns the refusal or None. For a stream of requests the
+request is None, and the service checks each one. If a request names a message by its id, the code that looks the
+message up checks the right.
 """
 
 from __future__ import annotations
@@ -25,41 +26,41 @@ CLIENT, ADMIN = Permission.CLIENT, Permission.ADMIN
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method. `check` None: everybody may call it, known or not."""
+    """One method. `check` None: everybody may call it, even an unknown caller."""
 
     check: Check | None
     needed: Permission = CLIENT
-    """While rights are off."""
+    """The role needed while the setting `rights` is off."""
     audited: bool = False
 
 
 def known(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    """Every known caller; the answer shows nothing of messages, or what the caller may see."""
+    """Allows every known caller: the answer shows no messages, or only those that the caller may see."""
     return None
 
 
 def somewhere(right: int) -> Check:
-    """The right to any name; the service looks further."""
+    """Needs the right to at least one name; the service checks which."""
     return lambda caller, request, state: caller.somewhere(right)
 
 
 def topic(right: int, named: Callable[[Any], str]) -> Check:
-    """The right to the topic that the request names; none named: to every topic."""
+    """Needs the right to the topic that the request names; without a name, to every topic."""
     return lambda caller, request, state: caller.topic(right, named(request))
 
 
 def group(right: int, named: Callable[[Any], str]) -> Check:
-    """The right to the group that the request names."""
+    """Needs the right to the group that the request names."""
     return lambda caller, request, state: caller.group(right, named(request))
 
 
 def cluster(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    """The right to administer everything."""
+    """Needs the right to administer the whole cluster."""
     return caller.everything(RIGHT_ADMINISTER)
 
 
 def _pinned(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    if request.pin_id:  # made before; the service asks for whom
+    if request.pin_id:  # an existing pin; the service checks its owner
         return caller.somewhere(RIGHT_READ)
     return caller.topics(RIGHT_READ, request.topics or [""])
 
@@ -74,14 +75,14 @@ def _job(caller: Caller, request: Any, state: StateView) -> Failure | None:
 
 
 def consuming(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    """Opening a consumer: its group, for the topics that it names and those that the group has."""
+    """To open a consumer: needs the right to its group, and to the topics of the request and of the group."""
     named = [*request.topics, *([request.topic] if "topic" in request.DESCRIPTOR.fields_by_name else [])]
     topics = {name for name in (*named, *topics_of(state, request.group)) if name}
     return caller.group_and_topics(RIGHT_CONSUME, request.group, sorted(topics))
 
 
 def settling(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    """Settling or extending deliveries."""
+    """To settle or extend deliveries: needs the right to the group, and to the topic if the request names one."""
     return caller.group_and_topics(RIGHT_CONSUME, request.group, [request.topic] if request.topic else [])
 
 
@@ -201,7 +202,7 @@ _OF_SERVICES: dict[str, dict[str, Endpoint]] = {
         "ListRoles": Endpoint(cluster, ADMIN),
         "ListAudit": Endpoint(cluster, ADMIN),
     },
-    # Load balancers and tools ask these; they show which services there are and whether they serve.
+    # For load balancers and tools; they show only which services exist and whether they serve.
     "grpc.health.v1.Health": {"Check": OPEN, "Watch": OPEN, "List": OPEN},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": OPEN},
 }
@@ -211,4 +212,4 @@ ENDPOINTS = {
     for service, methods in _OF_SERVICES.items()
     for method, endpoint in methods.items()
 }
-"""By path, as gRPC names a method."""
+"""By gRPC's path of the method, /service/method."""

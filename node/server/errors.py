@@ -1,7 +1,7 @@
 """Failures of the core as gRPC statuses with google.rpc details.
 
-Owns the mapping: ErrorInfo always (reason, domain, metadata), BadRequest when a field is at fault, RetryInfo when
-waiting helps. Clients read the details, people read the message.
+The details always hold an ErrorInfo (reason, domain, metadata), a BadRequest if a field is at fault, and a RetryInfo if
+waiting helps. Clients read the details, people the message.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def status_of(failure: Failure) -> status_pb2.Status:
 
 
 def serialized_status(failure: Failure) -> bytes:
-    """For the `error` field of receipts."""
+    """The serialized google.rpc.Status of a failure, also for the `error` field of receipts."""
     data: bytes = status_of(failure).SerializeToString()
     return data
 
 
 async def abort(context: AbortingContext, failure: Failure) -> NoReturn:
-    """End the call with the failure."""
+    """End the call with the failure: always raises."""
     await context.abort(
         grpc.StatusCode[failure.grpc_code_name], failure.message, ((DETAILS_KEY, serialized_status(failure)),)
     )

@@ -1,7 +1,8 @@
-"""The gate: every call on the client port passes it, with the right that endpoints.py says, before its service.
+"""The gate: checks the right of every call on the client port, by the table in endpoints.py, before its service runs.
 
-Owns who may go on, what is in the audit log, and how many calls a user holds open. A service asks `caller()` for who
-calls and checks itself only what a request does not name: batches of a stream, topics of messages named by id.
+Owns the check of rights, the notes in the audit log, and the number of calls that a user holds open. A service gets the
+caller from `caller()`. It checks rights itself only where the gate cannot know the name: for batches of a stream, and
+for topics of messages named by id.
 """
 
 from __future__ import annotations
@@ -27,19 +28,17 @@ Behaviour = Callable[[Any, Context], Awaitable[Any]]
 Generator = Callable[[Any, Context], AsyncIterator[Any]]
 
 SHOWN_BYTES_MAX = 64 << 10
-"""Larger requests stand in the audit log by their size alone."""
+"""For a larger request the audit log shows only the size."""
 
 _CALLER: ContextVar[Caller] = ContextVar("caller")
 
 
 def caller() -> Caller:
-    """Who makes the call that is being served."""
+    """The caller of the call being served; only valid within a handler behind the gate."""
     return _CALLER.get()
 
 
 class Gate:
-    """One per node."""
-
     def __init__(
         self,
         callers: Callers,
@@ -47,18 +46,18 @@ class Gate:
         audit: AuditLog,
         connect: Callable[[str, str, int], Failure | None],
     ) -> None:
-        """`connect`: the refusal of a user's call over a connection, if its quota allows no further one."""
+        """`connect(user, caller, connections_max)`: the refusal if the user's quota allows no further connection."""
         self._callers = callers
         self._state = state
         self._audit = audit
         self._connect = connect
         self._open: Counter[str] = Counter()
-        """Calls that stay open, by user."""
+        """Number of open streams, by user."""
 
     def guarded(self, method: str, behave: Any, *, generator: bool, streams: bool) -> Any:
-        """The behaviour of a method behind the gate. `streams`: requests are a stream, or answers are.
+        """Wrap the handler of a method with the gate. `streams`: requests or answers are a stream.
 
-        Raises KeyError for a method that the table of endpoints does not have: it must not be served.
+        Raises KeyError for a method that is missing in the table of endpoints: it must not be served.
         """
         endpoint = ENDPOINTS[method]
         if endpoint.check is None:
@@ -104,7 +103,7 @@ class Gate:
         return guarded
 
     async def _take_place(self, caller: Caller, context: Context) -> str:
-        """The name under which one more call is held open; empty: it counts for nobody."""
+        """Count one more open stream of the user, or refuse the call. Returns the user; empty: not counted."""
         name = caller.actor
         limit = caller.quotas.streams_max if name else 0
         if limit and self._open[name] >= limit:
@@ -140,7 +139,7 @@ class Gate:
         self, method: str, name: str, by: str, request: Message | None, context: Context, failure: Failure
     ) -> None:
         if self._callers.enforced:
-            # Other requests may hold payloads, which are nobody's to read in a log.
+            # Other requests may hold payloads, which must not appear in a log.
             shown = _shown(request) if ENDPOINTS[method].audited else ""
             self._audit.refused(name, by, context.peer(), _short(method), shown, f"refused: {failure.message}")
         await abort(context, failure)

@@ -1,8 +1,8 @@
-"""Whose data a directory holds, checked before anything in it is read.
+"""The owner of a data directory, checked before anything else in it is read.
 
-Owns the file `identity`: cluster id, node id, disk uuid, written once. A directory of another cluster or node is
-refused. That a wiped disk comes back under an old id cannot be seen here, where everything is new: the disk uuid is
-new too, and the members, who remember the old one, refuse the node.
+Owns the file `identity`: cluster id, node id and disk uuid, written once. A directory of another cluster or node is
+refused. A wiped disk under an old node id cannot be detected here, since a new directory looks the same. But its disk
+uuid is new too, and the members remember the old one and refuse the node.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ IDENTITY_PATH = "identity"
 FORMAT_VERSION = 1
 ADVICE = "Remove this member from the cluster and add it anew under a new id"
 FOREIGN_NAMES = ("manifest", "journal", "state", "wheel")
-"""What an earlier run leaves: if one is there without an identity, the identity was lost."""
+"""Files of an earlier run: if one exists without an identity, the identity was lost."""
 
 
 class IdentityError(Exception):
-    """This directory must not be used by this node; the text says what to do."""
+    """This node must not use this directory; the text says what to do."""
 
 
 def read_identity(disk: Disk) -> Identity | None:
-    """What the directory says; None if it has no identity. Raises DiskError."""
+    """The identity of the directory; None if it has none. Raises DiskError."""
     content = read_whole(disk, IDENTITY_PATH, advice=ADVICE)
     if content is None:
         return None
@@ -40,17 +40,17 @@ def read_identity(disk: Disk) -> Identity | None:
 
 
 def new_identity(cluster_id: str, node_id: str) -> Identity:
-    """One that no other directory has."""
+    """An identity with a new disk uuid, which no other directory has."""
     return Identity(format_version=FORMAT_VERSION, cluster_id=cluster_id, node_id=node_id, disk_uuid=str(uuid.uuid4()))
 
 
 def store_identity(disk: Disk, identity: Identity) -> None:
-    """Durable on return."""
+    """Write the identity; durable on return. Raises DiskError."""
     write_whole(disk, IDENTITY_PATH, identity.SerializeToString(deterministic=True))
 
 
 def open_identity(disk: Disk, cluster_id: str, node_id: str, root: str) -> Identity:
-    """The directory's identity; made when the directory is new. Raises IdentityError, DiskError."""
+    """The identity of the directory, created if the directory is new. Raises IdentityError, DiskError."""
     identity = read_identity(disk)
     if identity is None:
         left = [name for name in disk.list("") if name in FOREIGN_NAMES]

@@ -1,7 +1,8 @@
-"""What peers say, on its way to the node: an error that nobody foresaw ends the node, not the stream it came by.
+"""The guard on frames of peers: an unexpected error in the node ends the process, not only the stream of the frame.
 
-It may have left the node's state half changed; a peer would dial again at once and the node would go on with it. A full
-disk never comes here: the node deals with it itself. A frame that cannot be true ends the stream alone.
+The error may have left the node's state half changed. If only the stream ended, the peer would dial again at once and
+the node would keep running on that state. The node itself handles a full disk, so that error does not arrive here. An
+implausible frame ends its stream only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tickwheel.replication.plausible import ImplausibleFrameError
 
 
 class GuardedInbox:
-    """An Inbox in front of another."""
+    """An Inbox that passes everything to another Inbox and catches its errors."""
 
     def __init__(self, inbox: Inbox, failed: Callable[[BaseException], None]) -> None:
         """`failed` ends the process."""
@@ -22,23 +23,20 @@ class GuardedInbox:
         self._failed = failed
 
     def receive(self, peer_id: str, frame: PeerFrame) -> None:
-        """See Inbox."""
         try:
             self._inbox.receive(peer_id, frame)
         except ImplausibleFrameError:
-            raise  # nothing was done with it: its link is dropped
+            raise  # the frame had no effect: the caller drops its link
         except Exception as error:
             self._failed(error)
 
     def peer_connected(self, peer_id: str) -> None:
-        """See Inbox."""
         try:
             self._inbox.peer_connected(peer_id)
         except Exception as error:
             self._failed(error)
 
     def peer_disconnected(self, peer_id: str) -> None:
-        """See Inbox."""
         try:
             self._inbox.peer_disconnected(peer_id)
         except Exception as error:

@@ -1,8 +1,8 @@
-"""The node's event loop: uvloop's, which takes gRPC's wake-ups together.
+"""The node's event loop: uvloop's, with gRPC's wake-ups merged.
 
-grpc.aio polls in a thread of its own. For each event that thread writes a byte into a socket pair, and the loop's
-reader takes one byte and handles all events there are. So of a burst the first turn of the loop handles everything,
-and a turn for each further byte finds nothing to do. Here all bytes but one are taken before the reader is called.
+grpc.aio polls in its own thread. For each event that thread writes a byte into a socket pair; the loop's reader takes
+one byte and handles all waiting events. So after a burst the first pass of the loop handles everything, and a pass for
+each further byte finds nothing to do. Here all bytes but one are taken before the reader is called.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ import uvloop
 
 WAKE_UPS_MAX = 4_096
 GRPC_READER = "_handle_events"
-"""Name of grpc.aio's reader, which it hands over as a partial; under another name it works as it is."""
+"""Name of grpc.aio's reader, passed as a partial. If a new version renames it, it works without this optimization."""
 
 
 class NodeLoop(uvloop.Loop):
-    """See the module."""
-
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
-        """See asyncio. The reader of grpc.aio is called once for all bytes that wait."""
+        """As in asyncio, but the reader of grpc.aio is called once for all waiting bytes."""
         if isinstance(fd, socket.socket) and _name_of(callback) == GRPC_READER:
             super().add_reader(fd, _together, fd, callback, *args)
         else:
@@ -35,7 +33,7 @@ def _name_of(callback: Any) -> str:
 
 
 def _together(wake_ups: socket.socket, callback: Callable[..., Any], *args: Any) -> None:
-    # What is taken here was written behind its event, so the reader finds that event in its queue.
+    # Each byte was written after its event was queued, so the reader finds the events of all bytes taken here.
     with contextlib.suppress(BlockingIOError):
         waiting = len(wake_ups.recv(WAKE_UPS_MAX, socket.MSG_PEEK))
         if waiting > 1:

@@ -1,7 +1,7 @@
-"""Serves the metrics page over plain HTTP on the node's loop, where the numbers may be read without a lock.
+"""Serves the metrics page over plain HTTP, on the node's loop so that the numbers can be read without a lock.
 
-Owns one listening socket. Answers GET /metrics (Prometheus text or OpenMetrics) and GET / with a pointer to it;
-anything else gets 404. One request a connection, small and bounded.
+Owns one listening socket. Answers GET /metrics (Prometheus text or OpenMetrics), and GET / with a pointer to it;
+anything else gets 404. Each connection serves one request of bounded size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONNECTIONS_MAX = 32
 
 
 class MetricsServer:
-    """Start, stop; idempotent."""
+    """The HTTP server of the metrics page."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -33,7 +33,7 @@ class MetricsServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Idempotent; open connections end."""
+        """Close the socket and open connections. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -49,7 +49,7 @@ class MetricsServer:
                 writer.write(self._response(head))
                 await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            return  # the caller went away or sent nonsense: nothing to answer
+            return  # the caller has gone or sent no valid request: no answer
         finally:
             self._connections -= 1
             writer.close()

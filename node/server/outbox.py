@@ -1,7 +1,7 @@
-"""What waits to go out on one consumer's stream, and how many credits the core may see meanwhile.
+"""The queue of responses to one consumer's stream, and the bound on its memory.
 
-Owns the bound on memory of a slow consumer. A client may hand out 100,000 credits for messages of 4 MiB; the core
-gets them in slices that fit `bytes_max` by the sizes seen so far, more only as batches really leave.
+A client may grant 100,000 credits for messages of 4 MiB. The core gets these credits in slices that fit `bytes_max` by
+the message sizes seen so far, and further ones only as batches leave for the network.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tickwheel.node.core.sessions import CREDITS_MAX
 from tickwheel.proto.consumer_pb2 import ConsumeResponse
 
 SIZE_FIRST_BYTES = 64 << 10
-"""Assumed size of a message before one was seen."""
+"""Assumed size of a message before the first delivery."""
 
 SLICE_MIN = 16
-"""At least so many credits are with the core, or small slices would cost throughput."""
+"""Least number of credits that the core may have, since smaller slices would cost throughput."""
 
 
 class CreditGate:
-    """Client credits on one side, what the core is told on the other. Pure."""
+    """Takes credits from the client and passes them to the core in slices. Pure."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -32,11 +32,11 @@ class CreditGate:
 
     @property
     def held(self) -> int:
-        """Credits of the client not yet passed on."""
+        """Credits of the client that are not yet passed to the core."""
         return self._held
 
     def add(self, credits: int) -> int:
-        """The client gives credits; returns how many to pass to the core now. RequestError beyond CREDITS_MAX."""
+        """Take credits of the client. Returns how many to pass to the core. Raises RequestError above CREDITS_MAX."""
         outstanding = self._held + self._with_core + credits
         if outstanding > CREDITS_MAX:
             raise invalid("credits", outstanding, f"at most {CREDITS_MAX} outstanding")
@@ -44,16 +44,16 @@ class CreditGate:
         return self._pass()
 
     def queued(self, messages: int, size_bytes: int) -> None:
-        """The core delivered a batch that now waits to be written."""
+        """The core has delivered a batch, which now waits to be written."""
         self._with_core -= messages
         self._waiting += messages
         if messages:
             mean = size_bytes / messages
-            # Up at once, down slowly: a row of small ones must not open the gate for large ones.
+            # Up at once, down slowly: a run of small messages must not let too many large ones in.
             self._size_bytes = max(mean, self._size_bytes + (mean - self._size_bytes) / 4)
 
     def written(self, messages: int) -> int:
-        """A batch left; returns how many credits to pass to the core now."""
+        """A batch has left for the network. Returns how many credits to pass to the core now."""
         self._waiting -= messages
         return self._pass()
 
@@ -67,7 +67,7 @@ class CreditGate:
 
 
 class Outbox:
-    """Responses in order, for one writer."""
+    """A queue of responses for one writer, in order. `bytes`: their total size."""
 
     def __init__(self) -> None:
         self._responses: deque[ConsumeResponse] = deque()
@@ -84,12 +84,12 @@ class Outbox:
         self._changed.set()
 
     def end(self) -> None:
-        """Nothing more comes; what is queued still leaves."""
+        """Take no more responses; queued ones are still sent."""
         self._ended = True
         self._changed.set()
 
     async def next(self) -> ConsumeResponse | None:
-        """The next response; None after the last one."""
+        """The next response; None once the queue is empty after `end`."""
         while not self._responses:
             if self._ended:
                 return None

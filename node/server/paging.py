@@ -1,4 +1,4 @@
-"""Pages of a listing: as much as one answer may have, gathered without holding the loop for long."""
+"""Pages of a listing: filled up to the size of one answer, without blocking the loop for long."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from google.protobuf.message import Message
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES
 
 TURN_S = 0.005
-"""A listing goes on for so long before heartbeats and deliveries have their turn."""
+"""A listing yields to heartbeats and deliveries after this long."""
 
 M = TypeVar("M", bound=Message)
 
 
 async def page(found: Iterable[M], wanted: Callable[[M], bool] = lambda one: True) -> tuple[list[M], bool]:
-    """As many of the wanted ones as fit an answer, one at the least, and whether others follow."""
+    """(the wanted items that fit an answer, but at least one; whether further wanted items follow)."""
     loop = asyncio.get_running_loop()
     gathered: list[M] = []
     left = ANSWER_BYTES_MAX

@@ -1,7 +1,7 @@
-"""The real clock, executor and randomness of a node.
+"""The real clock, executor and random numbers of a node.
 
-Owns the worker threads. `BootClock` is the only place of a node that reads a clock. Two executors exist side by
-side so that an fdatasync never waits behind a cold read or a merge.
+Owns the worker threads. Only `BootClock` reads a clock in a node. There are two executors, so that an fdatasync never
+waits for a cold read or a merge.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class BootClock:
 
 
 class ThreadExecutor:
-    """Runs works in threads; their `done` on the loop, followed by `after` (the driver's wake).
+    """Runs work in threads and its `done` on the loop, followed by `after` (the driver's wake).
 
-    A pool of the standard library makes a future with a lock and a condition for each work, which for an fdatasync on
-    a fast disk costs more time than the disk takes.
+    The standard library's pool creates a future with a lock and a condition for each piece of work. For an fdatasync on
+    a fast disk that takes longer than the disk.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class ThreadExecutor:
         failed: Callable[[BaseException], None],
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """`failed` ends the process: a `done` raised, and may have left the node's state half changed."""
+        """`failed` ends the process: it is called if a `done` raises, which may leave the node's state half changed."""
         self._works: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._loop = loop
         self._failed = failed
         self._after = after
         self._stopped = False
         self.waiting = 0
-        """Works submitted whose `done` has not been called."""
+        """Number of submitted pieces of work whose `done` has not been called."""
         self._threads = [
             threading.Thread(target=self._serve, name=f"{name}_{number}", daemon=True) for number in range(threads)
         ]
@@ -63,7 +63,7 @@ class ThreadExecutor:
             if work is None:
                 return
             work()
-            del work  # or it keeps what it worked on until the next one comes
+            del work  # or its objects stay alive until the next work comes
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         """See the Executor port."""
@@ -72,7 +72,7 @@ class ThreadExecutor:
         def run() -> None:
             try:
                 result, error = work(), None
-            except BaseException as raised:  # handed to `done`, which decides
+            except BaseException as raised:  # `done` decides what to do
                 result, error = None, raised
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._finish, done, result, error)
@@ -93,7 +93,7 @@ class ThreadExecutor:
         self._after()
 
     def stop(self) -> None:
-        """Idempotent. Waits for running works; those that wait are dropped, no `done` comes any more."""
+        """Wait for running work and drop the rest; no `done` is called any more. Idempotent."""
         self._stopped = True
         with contextlib.suppress(Empty):
             while True:
@@ -105,5 +105,5 @@ class ThreadExecutor:
 
 
 def system_random() -> random.Random:
-    """Randomness from the operating system."""
+    """Random numbers of the operating system."""
     return random.SystemRandom()

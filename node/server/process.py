@@ -1,9 +1,9 @@
-"""One node as a process: builds everything from the configuration, runs it, stops it in order.
+"""One node as a process: builds everything from the configuration, runs it, and stops it in order.
 
 Order of start: certificates, lock of the data directory, identity, core, ports, servers. Order of stop (SIGTERM,
-SIGINT): hand the master role over, refuse new calls, end streams, stop the core, sync, let go. A second signal
-forces. Something fatal (a failed fdatasync, damaged data, an impossible state) ends the process at once, with the
-reason as its last line: what is not on stable storage was acknowledged to nobody.
+SIGINT): hand the master role over, refuse new calls, end streams, stop the core, sync, release the lock. A second
+signal forces the exit. A fatal fault (a failed fdatasync, damaged data, an impossible state) ends the process at once,
+with the reason as the last line. Nothing is lost by that: only entries on stable storage were acknowledged.
 """
 
 from __future__ import annotations
@@ -76,20 +76,20 @@ HOUSEKEEPING_S = 0.2
 MINUTE_MS = 60_000
 CONNECTIONS_S = 1.0
 PEER_IDLE_MS = 300_000
-"""A connection on the peers' port without a stream is closed after so long: no member's is."""
+"""A connection on the peers' port is closed after this long without a stream; a member always has a stream."""
 RESERVED_DESCRIPTORS = 64
 DESCRIPTORS_MIN = 192
-"""What a node needs to run at all: those reserved, its own files and peers, and a few clients."""
+"""Descriptors that a node needs to run at all: the reserve, its files and peers, and a few clients."""
 READ_THREADS = 4
 SYNC_THREADS = 2
 GC_ALLOCATIONS = 20_000
-"""Container objects made between two looks of the garbage collector at the youngest of them."""
+"""Container objects allocated between two collections of the youngest generation."""
 
 log = logger("node")
 
 
 class StartError(Exception):
-    """The process cannot start; the text says what to do. Carries the exit code."""
+    """The process cannot start; the text says what to do. Holds the exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -97,7 +97,7 @@ class StartError(Exception):
 
 
 class NodeProcess:
-    """See the module. `run` returns the exit code."""
+    """One node from start to stop; `run` it once."""
 
     def __init__(self, config: NodeConfig, clock: Clock | None = None) -> None:
         self._config = config
@@ -129,7 +129,7 @@ class NodeProcess:
     # -- life
 
     async def run(self) -> int:
-        """Start, serve until told to stop, stop. Raises StartError."""
+        """Start, serve until a signal, stop. Returns the exit code. Raises StartError."""
         config = self._config
         loop = asyncio.get_running_loop()
         try:
@@ -239,7 +239,7 @@ class NodeProcess:
             data=config.node.data_dir,
         )
         if tls.current.client is not None or tls.current.peer is not None:
-            # Without anything to read again the signal means what it always does: the terminal is gone.
+            # Without certificates to reload the signal keeps its usual meaning, that the terminal is gone.
             loop.add_signal_handler(signal.SIGHUP, lambda: _say(tls.reload()))
         housekeeping = loop.create_task(self._keep_house(host, health, consumer, tls))
         housekeeping.add_done_callback(self._house_left)
@@ -371,14 +371,14 @@ class NodeProcess:
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, DiskError) and not isinstance(error, DiskFullError):
-            # A restart would meet the same bytes again: somebody must look.
+            # A restart would read the same bytes again: an operator must look.
             log.error("fatal: the disk cannot be relied on", reason=str(error), exc_info=error)
             _exit_now(EXIT_DATA)
         log.error("fatal: an impossible state", exc_info=error)
         _exit_now(EXIT_FAILED)
 
     async def _hand_over(self, host: NodeHost, driver: LoopDriver) -> None:
-        """Give the master role to another node, if there is one to take it."""
+        """Hand the master role to another member, if this node leads and there is one."""
         if not host.core.leading or len(host.core.log.members()) < 2:
             return
         future: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
@@ -403,13 +403,13 @@ class NodeProcess:
         stands = (core.term, core.leader_changes, core.phase)
         if stands != self._stood:
             self._stood = stands
-            # After an installed checkpoint it is another core.
+            # An installed checkpoint replaces the core.
             core.serving.contain(self._faults)
             self._tell_role(host)
         return wants_ns
 
     def _tell_role(self, host: NodeHost) -> None:
-        """At once, not a little later: how long each step of a failover took is read from these lines."""
+        """Log a change of role at once: these lines show how long each step of a failover took."""
         status = host.core.log.status()
         role, phase = status.role.name, host.core.phase.value
         if role != self._role:
@@ -442,13 +442,13 @@ class NodeProcess:
     async def _keep_house(
         self, host: NodeHost, health: HealthReporter, consumer: ConsumerService, tls: Certificates
     ) -> None:
-        """Health, role changes and clocks, a few times a second."""
+        """A few times a second: update health, log changes and warnings, end streams of users that lost a right."""
         watch, cold = ClockWatch(self._config.clock.skew_warn_ms), ColdWatch()
         rights: tuple[bool, int, int] = (False, 0, 0)
         while True:
             status = host.face.vitals()
             await health.update(status)
-            # Tokens expire without a change of the state, so open streams are looked at once a minute, too.
+            # Tokens expire without a change of the state, so open streams are also checked once a minute.
             stands = (host.face.settings.rights, host.face.state.access.version, host.face.now_ms() // MINUTE_MS)
             if stands[0] and stands != rights:
                 consumer.look()
@@ -536,17 +536,18 @@ def _exit_now(code: int) -> None:
 
 
 def run_node(config: NodeConfig, clock: Clock | None = None) -> int:
-    """Run a node until it is told to stop; the exit code. Prints why it cannot start.
+    """Run a node until it stops; returns the exit code. Prints the reason if it cannot start.
 
-    `clock`: only for who wants to see a node under a wrong one; nothing in a configuration leads there."""
-    os.umask(0o077)  # what messages carry is for this user alone, whoever starts the node
+    `clock`: for tests of a node with a wrong clock; no configuration sets it.
+    """
+    os.umask(0o077)  # only this user may read the messages in the files, whatever the caller's umask
     sys.setswitchinterval(0.001)
-    # What is loaded by now stays: the collector need not walk it again and again while messages wait.
+    # Modules loaded by now stay for good: the collector need not walk them while messages wait.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 50)
 
-    # Until the node is up (its journal may take long to read) nothing waits to be stopped in order.
+    # Until the node is up there is nothing to stop in order, and its journal may take long to read: exit at once.
     signal.signal(signal.SIGINT, lambda *_: _exit_now(EXIT_INTERRUPTED))
 
     async def main() -> int:

@@ -1,7 +1,7 @@
-"""Answers for awaiting calls: the only place in the server where a future gets its result.
+"""Results for awaiting calls: the only place in the server where a future gets its result.
 
-A caller may be gone by the time the core answers: its task, and the future that it awaits, are cancelled at any moment.
-Resolving such a future raises, and would do so inside the core's tick.
+A caller may be gone before the core answers: its task, and the future that the task awaits, can be cancelled at any
+moment. To resolve a cancelled future raises, which would happen inside the core's tick.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def resolve(future: asyncio.Future[T], result: T) -> bool:
-    """Give a future its result. False: nobody waits for it any more, or it has one."""
+    """Give a future its result. False: it was cancelled or has a result already."""
     if future.done():
         return False
     future.set_result(result)
@@ -21,7 +21,7 @@ def resolve(future: asyncio.Future[T], result: T) -> bool:
 
 
 def fail(future: asyncio.Future[T], error: BaseException) -> bool:
-    """Have a future raise; else like `resolve`."""
+    """Give a future an exception instead of a result; else like `resolve`."""
     if future.done():
         return False
     future.set_exception(error)

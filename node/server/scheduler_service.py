@@ -1,8 +1,8 @@
 """The Scheduler service: schedule, cancel, reschedule, look up.
 
-Thin: a request becomes an IncomingBatch or goes to the core as it is. A ScheduleStream keeps at most
-`stream_batches_max` batches in work and does not read further (the client's flow control window fills, so memory
-stays bounded); receipts leave in the order of the batches, by one writer.
+Thin: a request becomes an IncomingBatch or goes to the core unchanged. A ScheduleStream reads no further while
+`stream_batches_max` batches are in work: the client's flow control window then fills, so memory stays bounded. One
+writer sends the receipts in the order of the batches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def receipt_of(batch: IncomingBatch, outcome: BatchOutcome) -> scheduler_pb2.BatchReceipt:
-    """The receipt of a batch; times are left out when all are as asked."""
+    """The receipt of a batch. It omits the due times if all are as requested."""
     as_asked = isinstance(batch.kinds, int) and batch.kinds == KIND_DUE and np.array_equal(outcome.due_ms, batch.when)
     receipt = scheduler_pb2.BatchReceipt(
         sequence=batch.sequence,
@@ -46,7 +46,7 @@ def receipt_of(batch: IncomingBatch, outcome: BatchOutcome) -> scheduler_pb2.Bat
 
 
 class ReceiptLine:
-    """Receipts of one stream: places taken in the order of batches, filled in any, sent in order."""
+    """The receipts of one stream: places are taken in the order of batches, filled in any order, sent in order."""
 
     def __init__(self, places_max: int) -> None:
         self._places: deque[list[scheduler_pb2.BatchReceipt]] = deque()
@@ -57,11 +57,11 @@ class ReceiptLine:
         self._room.set()
 
     async def wait_for_room(self) -> None:
-        """Until another batch may be read."""
+        """Wait until another batch may be read."""
         await self._room.wait()
 
     def take_place(self) -> list[scheduler_pb2.BatchReceipt]:
-        """A place to give to `fill` later."""
+        """Take the next place, for a later `fill`."""
         place: list[scheduler_pb2.BatchReceipt] = []
         self._places.append(place)
         if len(self._places) >= self._places_max:
@@ -69,7 +69,7 @@ class ReceiptLine:
         return place
 
     def fill(self, place: list[scheduler_pb2.BatchReceipt], receipt: scheduler_pb2.BatchReceipt) -> None:
-        """The receipt of a place is there. Only the first counts."""
+        """Put a receipt into a place; further receipts for the place are ignored."""
         if place:
             return
         place.append(receipt)
@@ -77,12 +77,12 @@ class ReceiptLine:
             self._changed.set()
 
     def end(self) -> None:
-        """No place will be taken any more."""
+        """No more places will be taken."""
         self._ended = True
         self._changed.set()
 
     async def next(self) -> scheduler_pb2.BatchReceipt | None:
-        """The next receipt in order; None when all are sent after `end`."""
+        """The next receipt in order; None once all were returned after `end`."""
         while True:
             if self._places and self._places[0]:
                 receipt = self._places.popleft()[0]
@@ -95,14 +95,12 @@ class ReceiptLine:
 
 
 def _may(right: Right.ValueType) -> Permitted:
-    """What the caller of now may do with a message, by its topic."""
+    """The check of the current caller's right to a message, by the message's topic."""
     who = caller()
     return lambda topic: who.topic(right, topic)
 
 
 class SchedulerService(SchedulerServicer):
-    """See scheduler.proto."""
-
     def __init__(self, calls: Calls, stream_batches_max: int) -> None:
         self._calls = calls
         self._stream_batches_max = stream_batches_max

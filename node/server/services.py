@@ -1,6 +1,6 @@
-"""The gRPC server that clients call: which services it has. All of them are behind the door (door.py).
+"""The gRPC server for clients, with all its services behind the door (door.py).
 
-Owns the list of services, for the server and for reflection alike. Binding, starting and stopping it is the process's.
+Owns the list of services, for the server and for reflection. process.py binds, starts and stops the server.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from tickwheel.proto import (
 )
 
 HANDSHAKE_MS = 10_000
-"""A connection that has not said by then what it is (TLS, HTTP/2) is closed."""
+"""A connection that has not finished its handshake (TLS, HTTP/2) by then is closed."""
 ASK_ALIVE_MS = 60_000
 DEAD_MS = 20_000
-"""A connection whose other side was not heard of for ASK_ALIVE_MS is asked, and closed without an answer."""
+"""A connection that was silent for ASK_ALIVE_MS gets a ping, and is closed after this long without an answer."""
 
 
 def connection_options(idle_ms: int) -> list[tuple[str, int]]:
-    """Of a server: when it ends connections that nobody uses, or whose other side is gone."""
+    """Options of a server that close idle connections and those whose other side is gone."""
     return [
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.max_connection_idle_ms", idle_ms),
@@ -92,13 +92,13 @@ def client_server(
     refusals: Counter[str],
     guard: ConnectionGuard | None = None,
 ) -> grpc.aio.Server:
-    """The server with all services, not bound to an address yet. `refusals`: what its door refuses; `guard`: calls."""
+    """The server with all services, not yet bound to an address. `refusals` and `guard` count as in `Door`."""
     server = grpc.aio.server(
         options=[
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", limits.request_bytes_max),
             ("grpc.max_send_message_length", limits.request_bytes_max),
-            # Clients ask whether this node is there while they wait for deliveries, as often as they like.
+            # Clients may ping this node often while they wait for deliveries.
             ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
             ("grpc.http2.max_ping_strikes", 0),
             *connection_options(limits.connection_idle_ms),
@@ -107,7 +107,7 @@ def client_server(
         maximum_concurrent_rpcs=limits.calls_max,
     )
     door = Door(server, refusals, gate, calls.fault, guard)
-    # Methods are looked for in this order.
+    # A method is looked up in this order.
     door.serve(scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler)
     door.serve(consumer_pb2_grpc.add_ConsumerServicer_to_server, consumer)
     door.serve(admin_pb2_grpc.add_AdminServicer_to_server, admin)
@@ -117,7 +117,7 @@ def client_server(
     door.serve(cold_pb2_grpc.add_ColdServicer_to_server, ColdService(calls))
     door.serve(dead_pb2_grpc.add_DeadLettersServicer_to_server, DeadService(calls))
     door.serve(access_pb2_grpc.add_AccessServicer_to_server, access)
-    # Of these two nothing enters the log, and their callers keep to versions of their own.
+    # Requests of these two never enter the log, and their callers follow versions of their own.
     others = Door(server, refusals, gate, calls.fault, guard, exact=False)
     others.serve(health_pb2_grpc.add_HealthServicer_to_server, health.servicer)
     names = [module.DESCRIPTOR.services_by_name[name].full_name for module, name in SERVICES]

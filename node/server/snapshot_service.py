@@ -1,5 +1,7 @@
-"""The Snapshot service: what is pending, and what a group has settled, as of one applied index, from this node,
-whatever its role."""
+"""The Snapshot service: the pending messages, and those that a group has settled, as of one applied index.
+
+This node answers itself, whatever its role.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +20,23 @@ from tickwheel.proto.snapshot_pb2_grpc import SnapshotServicer
 Context = grpc.aio.ServicerContext[Any, Any]
 
 OWNERS_MAX = 10_000
-"""Pins whose owners are remembered: more than can be open at a time."""
+"""Pins whose owners are kept; more than can be open at a time."""
 
 
 class PinOwners:
-    """Which user pinned what: a pin holds what its owner may read, and its number can be guessed."""
+    """The user of each pin. A pin holds what its owner may read, and its number can be guessed."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[int, str] = OrderedDict()
 
     def take(self, pin_id: int) -> None:
-        """A pin was made for the caller."""
+        """Note that the current caller made this pin."""
         self._names[pin_id] = caller().name
         if len(self._names) > OWNERS_MAX:
             self._names.popitem(last=False)
 
     async def check(self, pin_id: int, context: Context) -> None:
-        """Returns if the caller may read a pin; otherwise the call ends with RIGHT_REQUIRED."""
+        """Return if the current caller may read a pin; otherwise end the call with RIGHT_REQUIRED."""
         who = caller()
         if who.free or self._names.get(pin_id) == who.name:
             return
@@ -44,8 +46,6 @@ class PinOwners:
 
 
 class SnapshotService(SnapshotServicer):
-    """See snapshot.proto."""
-
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._pins = PinOwners()

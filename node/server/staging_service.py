@@ -1,6 +1,6 @@
-"""The Staging service: blocks of bulk writers, and the commit that schedules them once.
+"""The Staging service: takes blocks of bulk writers, and the commit that schedules them once.
 
-Thin: a block becomes an IncomingBatch, everything else goes to the core as it is.
+Thin: a block becomes an IncomingBatch; everything else goes to the core unchanged.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class StagingService(StagingServicer):
-    """See staging.proto."""
-
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
