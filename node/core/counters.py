@@ -67,7 +67,7 @@ class Totals:
     def note(self, result: object) -> None:
         """Count one result of apply."""
         if isinstance(result, PublishResult):
-            self.scheduled += sum(len(r.ids) for r in result.requests if not r.repeated)
+            self.scheduled += result.scheduled
         elif isinstance(result, IngestResult):
             self.scheduled += result.units
             self.loaded += result.units

@@ -205,7 +205,7 @@ class Events:
     ) -> None:
         for at in range(0, len(topics), TOPICS_A_RECORD):
             names = topics[at : at + TOPICS_A_RECORD]
-            columns = {"due_ms": np.full(len(names), start_ms, np.uint64)}
+            columns = {"due_ms": np.full(len(names), max(0, start_ms), np.uint64)}
             texts = (group, filter, *names)
             record = EventRecord(
                 EventKind.GROUP, **facts, detail=change, count=len(names), texts=texts, columns=columns
@@ -213,6 +213,8 @@ class Events:
             self._put(lambda record=record: record, 128 * len(names) + 512)  # type: ignore[misc]
 
     def _schedule(self, publish: Publish, result: PublishResult, facts: Mapping[str, Any]) -> None:
+        if not result.scheduled:
+            return
         topics = np.unique(np.frombuffer(publish.topic_ids, "<u4")).tolist()
         texts = [f"{number}={self._names.topic_name(number)}" for number in topics]
         self._put(lambda: _scheduled(publish, result, facts, texts), 3 * len(publish.due_ms) + 512)
@@ -401,12 +403,8 @@ class FindJob:
         return sorted(rows)
 
 
-def _scheduled(
-    publish: Publish, result: PublishResult, facts: Mapping[str, Any], texts: Sequence[str]
-) -> EventRecord | None:
+def _scheduled(publish: Publish, result: PublishResult, facts: Mapping[str, Any], texts: Sequence[str]) -> EventRecord:
     outcomes = [outcome for outcome in result.requests if len(outcome.ids) and not outcome.repeated]
-    if not outcomes:
-        return None
     topics = np.frombuffer(publish.topic_ids, "<u4")
     count = sum(request.count for request in publish.requests)
     by_row = np.zeros(count, np.uint32)

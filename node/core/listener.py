@@ -31,6 +31,7 @@ from tickwheel.node.core.topic_pending import TopicPending
 from tickwheel.node.core.topic_rates import TopicRates
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.schema import command_problem, read_entry
+from tickwheel.proto.log_pb2 import Command, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.log import ApplyLaterError, LogStatus
 
@@ -123,11 +124,7 @@ class CoreListener:
         results = core.state.apply(index, term, entry)
         for command_, result in zip(entry.commands, results, strict=True):
             kind = command_.WhichOneof("body")
-            self._totals.note(result)
-            self._topic_rates.applied(command_, result)
-            self._topic_pending.applied(command_, result)
-            if noted:
-                self._events.applied(index, now_ms, entry, command_, kind or "", result)
+            self._observe(index, now_ms if noted else None, entry, command_, result)
             if kind == "dispatch":
                 core.clock.judge_cursor(command_.dispatch.due_ms)
             elif kind == "lead":
@@ -135,6 +132,21 @@ class CoreListener:
             elif kind == "admin" and isinstance(result, AdminResult):
                 self._administered(command_.admin.WhichOneof("body") or "", result)
         return results
+
+    def _observe(self, index: int, noted_ms: int | None, entry: LogEntry, command: Command, result: object) -> None:
+        """Count and note one command. Nothing replicated depends on it: an error here is reported and the node goes on,
+        or every node would end at this entry, and again at each start. `noted_ms`: None if its event is noted already.
+        """
+
+        def observe() -> None:
+            self._totals.note(result)
+            self._topic_rates.applied(command, result)
+            self._topic_pending.applied(command, result)
+            if noted_ms is not None:
+                kind = command.WhichOneof("body") or ""
+                self._events.applied(index, noted_ms, entry, command, kind, result)
+
+        self._core.serving.side(observe, self._topic_pending.spoil)
 
     def _nothing(self, index: int, term: int) -> None:
         """An entry without an effect."""

@@ -31,6 +31,9 @@ from tickwheel.proto.log_pb2 import AdminCommand, Cancel, Command, CreateCluster
 from tickwheel.replication.log import Member
 from tickwheel.wheel.units import CursorKey
 
+START_MS_MAX = 1 << 50
+"""Of a group that starts at a time, ms since 1970: some 35,000 years."""
+
 
 def everybody(topic: str) -> Failure | None:
     """A `Permitted` that allows every topic."""
@@ -322,7 +325,13 @@ class RequestDesk:
             if problem:
                 done(invalid("delay_levels", command.settings.delay_levels, problem).failure)
                 return
-        if command.WhichOneof("body") in KINDS:
+        kind = command.WhichOneof("body")
+        if kind in ("create_group", "reset_group"):
+            start_ms = getattr(command, kind).start_ms
+            if not 0 <= start_ms <= START_MS_MAX:
+                done(invalid("start_ms", start_ms, f"0 to {START_MS_MAX}").failure)
+                return
+        if kind in KINDS:
             self._members.change(command, done)
             return
         failure = self._creations.refusal(command)

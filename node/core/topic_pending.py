@@ -115,18 +115,20 @@ class TopicPending(Part):
             batch.kind in (SETTLE_RETRY, SETTLE_DEAD) for batch in command.settle.batches
         )
         if kind in UNTOLD or retries:
-            self._spoil()
+            self.spoil()
 
     def _published(self, command: Command, result: PublishResult) -> None:
+        count = result.scheduled
+        if not count:
+            return
         topics = np.frombuffer(command.publish.topic_ids, "<u4")
-        count = sum(len(outcome.ids) for outcome in result.requests if not outcome.repeated)
         if len(topics) == 1:
             self._add(int(topics[0]), count)
         elif count == len(topics):
             for topic_id, part in zip(*np.unique(topics, return_counts=True), strict=True):
                 self._add(int(topic_id), int(part))
-        elif count:
-            self._spoil()  # some of it was a repeat
+        else:
+            self.spoil()  # some of it was a repeat
 
     def dispatched(self, topic_id: int, count: int) -> None:
         """`count` messages of a topic were dispatched."""
@@ -140,7 +142,8 @@ class TopicPending(Part):
             since = self._count.since
             since[topic_id] = since.get(topic_id, 0) + count
 
-    def _spoil(self) -> None:
+    def spoil(self) -> None:
+        """Count again: something was applied that the counts do not know of."""
         self._stale = True
         if self._count is not None:
             self._count.stale = True

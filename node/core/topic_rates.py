@@ -55,10 +55,11 @@ class TopicRates:
     def applied(self, command: Command, result: object) -> None:
         """Count the effect of an applied command."""
         if isinstance(result, PublishResult):
+            if not result.scheduled:
+                return
             topics = np.frombuffer(command.publish.topic_ids, "<u4")
             if len(topics) == 1:
-                count = sum(len(outcome.ids) for outcome in result.requests if not outcome.repeated)
-                self.add(int(topics[0]), SCHEDULED, count)
+                self.add(int(topics[0]), SCHEDULED, result.scheduled)
             else:
                 for topic_id, count in zip(*np.unique(topics, return_counts=True), strict=True):
                     self.add(int(topic_id), SCHEDULED, int(count))

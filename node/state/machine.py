@@ -158,7 +158,7 @@ class StateMachine(StateView):
         kind = command.WhichOneof("body")
         if kind == "publish":
             published = self._publishing.apply(command.publish, entry.stamped_ms, state.settings)
-            self.scheduled += sum(len(outcome.ids) for outcome in published.requests if not outcome.repeated)
+            self.scheduled += published.scheduled
             return published
         if kind == "dispatch":
             return self._dispatch(command.dispatch, entry.stamped_ms)

@@ -56,6 +56,11 @@ class PublishResult:
 
     requests: list[RequestOutcome]
 
+    @property
+    def scheduled(self) -> int:
+        """Messages that it scheduled; repeats count nothing."""
+        return sum(len(outcome.ids) for outcome in self.requests if not outcome.repeated)
+
 
 @dataclass(frozen=True, slots=True)
 class DispatchResult:

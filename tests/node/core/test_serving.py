@@ -10,6 +10,7 @@ import pytest
 
 from tests.node.core.test_when import one
 from tests.node.core.trio import Client, Node, World, digests
+from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.face import Session
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import from_batch, from_message
@@ -405,6 +406,28 @@ def test_a_mistake_while_what_was_dispatched_is_counted_ends_nobody(monkeypatch:
     client.schedule([100, 200])
     world.run_until(lambda: len(client.acked) == 2 and not client.lost())
     world.run_until(lambda: len(digests(world)) == 1)
+    assert reported and all(isinstance(error, Mistake) for error in reported.values())
+
+
+@pytest.mark.parametrize("observer", ["totals", "topic_rates", "topic_pending", "events"])
+def test_a_mistake_in_noting_what_was_applied_ends_nobody(observer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be met on every node, and again at each start: nothing replicated depends on it."""
+    world = World(29, config=CoreConfig(segment_bytes=1 << 20, events_bytes_max=8 << 20))
+    master = world.elect()
+    reported = contain(world)
+
+    def broken(*_: Any) -> None:
+        raise Mistake
+
+    assert master.host is not None
+    part = getattr(master.host.core.listener, f"_{observer}")
+    monkeypatch.setattr(type(part), "note" if observer == "totals" else "applied", broken)
+    client = Client(world)
+    client.consume()
+    client.schedule([100])
+    world.run_until(lambda: bool(client.acked) and not client.lost())
+    world.run_until(lambda: len(digests(world)) == 1)
+    assert world.master() is master
     assert reported and all(isinstance(error, Mistake) for error in reported.values())
 
 

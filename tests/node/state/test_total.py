@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
+from typing import TypeVar
 
 import numpy as np
 from google.protobuf.message import EncodeError
@@ -11,15 +13,28 @@ from hypothesis import strategies as st
 
 from tests.node.state.solo import HOUR_0, Solo
 from tickwheel.chaos.fuzz.messages import Maker
+from tickwheel.node.core.counters import Totals
+from tickwheel.node.core.events import Events
+from tickwheel.node.core.topic_rates import TopicRates
 from tickwheel.node.state.results import Ignored, PublishResult
 from tickwheel.node.state.schema import EARLIER_SCHEMAS, ENTRY_SCHEMA, read_entry
 from tickwheel.node.state.settings import BOUNDS
 from tickwheel.proto.log_pb2 import Command, LogEntry
+from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.units import HOUR_MS
 
+A = TypeVar("A")
 ENTRIES = 60
 DELAY_MS_MAX = BOUNDS["delay_ms_max"][1]
 ONE, TWO = b"\1\0\0\0", b"\2\0\0\0"
+
+
+class AtOnce:
+    """An executor without threads."""
+
+    def submit(self, work: Callable[[], A], done: Callable[[A | None, BaseException | None], None]) -> None:
+        """Run it here; an error is the test's."""
+        done(work(), None)
 
 
 class Masterful:
@@ -49,6 +64,8 @@ class Masterful:
             "positions": lambda rng: np.array([rng.randrange(12)], "<u8").tobytes(),
         }
         self.maker = Maker(self.rng, now_ms, hints)
+        self.events = Events(SimulatedDisk(Random(seed)), AtOnce(), self.solo.state, "a", 1 << 20)
+        self.totals, self.rates = Totals(), TopicRates()
 
     def command(self) -> Command:
         """One, of any kind."""
@@ -101,6 +118,15 @@ class Masterful:
         except EncodeError:
             return None
 
+    def observe(self, entry: LogEntry, results: list[object]) -> None:
+        """Count and note, as a node does of what it has applied."""
+        now_ms = self.solo.now_ms
+        for command, result in zip(entry.commands, results, strict=True):
+            self.totals.note(result)
+            self.rates.applied(command, result)
+            self.events.applied(self.solo.index, now_ms, entry, command, command.WhichOneof("body") or "", result)
+        self.events.flush()
+
     def apply(self, entry: LogEntry) -> list[object]:
         """To the state; a restart applies it again."""
         solo = self.solo
@@ -122,6 +148,7 @@ def test_apply_gives_a_result_for_all_that_the_door_lets_through(seed: int, sche
         results = world.apply(entry)
         assert len(results) == len(entry.commands)
         assert not any(result is None or isinstance(result, Ignored) for result in results), entry
+        world.observe(entry, results)
         for command, result in zip(entry.commands, results, strict=True):
             if isinstance(result, PublishResult):
                 assert len(result.requests) == len(command.publish.requests)
@@ -129,6 +156,7 @@ def test_apply_gives_a_result_for_all_that_the_door_lets_through(seed: int, sche
             world.solo.pump()
             world.solo.checkpoint()
     assert world.solo.now_ms > HOUR_0 * HOUR_MS
+    assert (world.events.failures, world.events.lost) == (0, 0)
     before = world.solo.state.digest()
     world.solo.restart()
     assert world.solo.state.digest() == before
