@@ -1,6 +1,6 @@
 """Applies admin commands: the cluster, topics, groups, members, settings, removal of hours.
 
-Creating what exists already with the same settings answers as the first time; with others it is
+Creating something that exists with the same settings gets the first answer again; with other settings the answer is
 NAME_TAKEN. A command is checked whole before it changes anything.
 """
 
@@ -44,7 +44,7 @@ def _closing(what: str, name: str) -> AdminResult:
 
 
 class Administration:
-    """See the module. `slot_ms` is what the wheel was built with; None: not compared."""
+    """`slot_ms`: slot width of the wheel; None: not compared with the cluster's."""
 
     def __init__(self, state: ClusterState, wheel: WheelPort, slot_ms: int | None) -> None:
         self._state = state
@@ -52,7 +52,7 @@ class Administration:
         self._slot_ms = slot_ms
 
     def apply(self, command: AdminCommand, stamped_ms: int) -> AdminResult:
-        """Carry out one command, proposed at this time."""
+        """Carry out one command; `stamped_ms`: when it was proposed."""
         kind = command.WhichOneof("body")
         if kind == "create_cluster":
             return self._create_cluster(command.create_cluster)
@@ -151,7 +151,7 @@ class Administration:
         return AdminResult(topic=self._new_topic(request.name, owner, request.fifo).message())
 
     def _owns_too_much(self, owner: str, *, topics: int = 0, groups: int = 0) -> Failure | None:
-        """Why a user may not have so many more; None: it may."""
+        """The refusal if a user would own too many topics or groups with these more; None: it may."""
         user = self._state.access.user(owner)
         if user is None:
             return None
@@ -253,7 +253,7 @@ class Administration:
         return subscription
 
     def _start(self, ready: ReadyLog, start_from: StartFrom.ValueType, start_ms: int) -> tuple[int, int]:
-        """First position of a group that starts there, and what is due before which time does not count for it."""
+        """(first position of a group that starts there, due time before which messages do not count for it)."""
         if start_from == LATEST:
             return ready.count, 0
         if start_from == TIME:
@@ -341,7 +341,7 @@ class Administration:
     # -- deletion of topics and groups that have messages: a sweep
 
     def deletion_refusal(self, wanted: Sweep) -> Failure | None:
-        """Why a sweep that is to begin may not; None if it may, or is no deletion."""
+        """Why a sweep may not begin; None if it may, or if it deletes nothing."""
         action = wanted.WhichOneof("action")
         if action not in DELETIONS:
             return None
@@ -352,7 +352,7 @@ class Administration:
         return _closing(what, name).failure if target.closing else None
 
     def deletion_went_on(self, job: Sweep) -> Sweep:
-        """A deletion began, made a step, or ended. The job as it is then."""
+        """A deletion began, made a step or ended: update its target. Returns the job as it is then."""
         state = self._state
         target = state.deletion_target(job)
         if target is None:
@@ -397,9 +397,9 @@ class Administration:
             text = f"hour {below} is not over: the cursor is in hour {hour_now}"
             return _refuse(pb.WRONG_STATE, text, field="hour_min_kept", value=str(below), limit=str(hour_now))
         if command.HasField("forced_below"):
-            # A group may have come since the master looked: what is not over for retention is looked at again.
+            # A group may have been created since the master looked: hours within their retention are checked again.
             below = min(below, max(self.retention_over(command.forced_below), self.removable_hours()))
-        # Dead letters have their payloads with them and hold no hour; but they do not outlive the retention.
+        # Dead letters keep their payloads themselves and hold no hour; but they do not outlive the retention.
         unsettled = 0
         if command.HasField("dead_before_ms"):
             unsettled += sum(group.dead.remove_died_before(command.dead_before_ms) for group in state.groups)
@@ -426,7 +426,8 @@ class Administration:
     def retention_over(self, hour: int) -> int:
         """Hours below this one are over for a retention that reaches back to the start of `hour`.
 
-        It counts from when messages could be delivered: what was long due when it was scheduled lies in an old hour.
+        It counts from when messages could be delivered: a message that was long due when it was scheduled lies in an
+        old hour.
         """
         over = hour
         for topic in self._state.topics:
@@ -437,9 +438,9 @@ class Administration:
         return over
 
     def removable_hours(self) -> int:
-        """Hours below this one hold nothing that a group still needs: propose RemoveHours with it.
+        """Hours below this one hold no message that a group still needs: propose RemoveHours with it.
 
-        A topic without groups retains.
+        A topic without groups keeps its messages.
         """
         state = self._state
         least = self._wheel.cursor.due_ms // HOUR_MS

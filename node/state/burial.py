@@ -1,8 +1,8 @@
-"""Applies what becomes of dead letters: replayed to their group, or thrown away.
+"""Applies replays and purges of dead letters.
 
 A replay copies from the letters themselves, bounded like a retry (retrying.py): a unit for this group alone, with
-attempts from 1 and the first id. A letter whose topic is gone, or no longer one of the group's, or whose payload is
-lost, stays.
+attempts from 1 and the first id. A letter stays if its topic is gone, or no longer one of the group's, or if its
+payload is lost.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from tickwheel.wheel.units import LACKING, UNIT, Units
 
 
 class Burial:
-    """See the module. One per state machine."""
-
     def __init__(self, state: ClusterState, retrying: Retrying) -> None:
         self._state = state
         self._retrying = retrying
 
     def replay(self, command: ReplayDead) -> DeadResult | Refused:
-        """Letters become messages again."""
+        """Make letters messages of the group again."""
         group = self._group(command.group_id, command.numbers)
         if isinstance(group, Refused):
             return group
@@ -64,7 +62,7 @@ class Burial:
         return DeadResult(len(numbers), missing, kept, taken)
 
     def purge(self, command: PurgeDead) -> DeadResult | Refused:
-        """Letters go for good."""
+        """Remove letters for good."""
         group = self._group(command.group_id, command.numbers)
         if isinstance(group, Refused):
             return group
@@ -74,7 +72,7 @@ class Burial:
         changed += group.dead.remove_below(command.below)
         if changed:
             for subscription in group.subscriptions.values():
-                subscription.forget_how()  # they look like acknowledged ones now
+                subscription.forget_how()  # purged messages now look like acknowledged ones
         return DeadResult(changed, missing, taken=len(numbers))
 
     def _group(self, group_id: int, numbers: bytes) -> Group | Refused:

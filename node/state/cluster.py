@@ -1,4 +1,4 @@
-"""All that is replicated but the wheel, as one plain object that the other modules of this folder share."""
+"""The replicated state without the wheel, as one plain object that the modules of this folder share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tickwheel.storage.disk import Disk
 
 @dataclass(slots=True)
 class ClusterState:
-    """Changed by apply only. `doomed`: files to remove once no checkpoint names them; no part of the state."""
+    """Changed by apply only. `doomed`: files to remove once no checkpoint names them; it is no part of the state."""
 
     disk: Disk
     directory: str
@@ -30,11 +30,11 @@ class ClusterState:
     applied_term: int = 0
     lead_term: int = 0
     cluster_id: str = ""
-    """Empty: not created yet."""
+    """Empty: the cluster has not been created."""
     settings: Settings = field(default_factory=Settings)
     members: dict[str, Member] = field(default_factory=dict)
     removed_ids: set[str] = field(default_factory=set)
-    """Members that were removed; a lost disk has forgotten votes, so an id never comes back."""
+    """Ids of removed members. An id never comes back: a lost disk has forgotten its votes."""
     topics: Topics = field(default_factory=Topics)
     groups: Groups = field(default_factory=Groups)
     backlog: Backlog = field(default_factory=Backlog)
@@ -45,8 +45,8 @@ class ClusterState:
     access: AccessControl = field(default_factory=AccessControl)
     hour_min_kept: int = 0
     unsettled_removed: int = 0
-    """Messages that retention or a deletion removed although a group had not settled them (once per group), or that
-    retention removed and no group ever had their topic; and dead letters removed."""
+    """Messages removed by retention or a deletion that a group had not settled (once per group), or removed by
+    retention in a topic that never had a group; and removed dead letters."""
     doomed: list[str] = field(default_factory=list)
     staging: Staging = field(init=False)
 
@@ -54,13 +54,13 @@ class ClusterState:
         self.staging = Staging(self.disk, self.directory)
 
     def deletion_target(self, job: Sweep) -> Topic | Group | None:
-        """What a sweep deletes; None: it deletes nothing, or that is gone."""
+        """The topic or group that a sweep deletes; None: it deletes nothing, or the target is gone."""
         action = job.WhichOneof("action")
         if action == "delete_topic":
             return self.topics.get(job.target_id)
         return self.groups.get(job.target_id) if action == "delete_group" else None
 
     def sequences(self) -> list[Sequence]:
-        """Every append-only list."""
+        """All append-only lists in files."""
         found = [sequence for topic in self.topics for sequence in topic.ready.sequences()]
         return found + [sequence for group in self.groups for sequence in group.dead.sequences()]

@@ -1,18 +1,18 @@
-"""The cold tier as the cluster knows it: parts that lie outside, marks on single messages, and how parts are loaded.
+"""The cold tier in the replicated state: parts that lie outside, marks on single messages, and how parts are loaded.
 
-The content of cold messages is in Parquet files outside; here is only what must be agreed. Taking over a bundle that
-is made of a part (`Ingest` with `cold`) is one command of the log, and that is the cut: what was cancelled or moved
-before it is withheld in the very same command, that is, its unit is marked in the wheel; what is cancelled or moved
-after it is so in the wheel, under the id that the message has there. So a bundle needs to know nothing of marks, and no
-answer that a client got can be overtaken by a job.
+The content of cold messages is in Parquet files outside the cluster; the state has only the facts on which nodes must
+agree. Taking over a bundle made of a part (`Ingest` with `cold`) is one command of the log, and that is the cut. A
+message cancelled or moved before the cut is withheld by the same command: its unit is marked in the wheel. A message
+cancelled or moved after the cut is cancelled or moved in the wheel, under its id there. So a bundle need not know of
+marks, and no job can contradict an answer that a client got.
 
 Invariants:
-- A part is loaded at most once, and so is a message that was moved: a repeat finds nothing that waits, does nothing.
-- While a part is remembered, each of its messages is in exactly one state: waits at its time, cancelled, moved and
-  waits, loaded with its part, loaded after it was moved. Units of what was not loaded with its part are marked.
-- At most MARKS_MAX marks; a cancel or a move beyond is refused until parts are loaded.
+- A part is loaded at most once, and so is a moved message: a repeat finds nothing waiting and does nothing.
+- While a part is remembered, each of its messages is in exactly one state: waiting at its time, cancelled, moved and
+  waiting, loaded with its part, loaded after a move. Units of messages that were not loaded with their part are marked.
+- At most MARKS_MAX marks; a further cancel or move is refused until parts are loaded.
 
-Belongs to the state machine, which is its only caller; others read.
+Belongs to the state machine, its only caller; others read.
 """
 
 from __future__ import annotations
@@ -46,39 +46,40 @@ from tickwheel.wheel.bundles import Ingested
 from tickwheel.wheel.units import HOUR_MS, Ids
 
 MARKS_MAX = 1_000_000
-"""21 MB; far above what waits for its part in most uses, and a wave of cancels must not fill the memory."""
+"""21 MB. Far more than wait for their part in most uses; a wave of cancels must not fill the memory."""
 MOVED_MAX = 2_048
-"""Moved messages of one bundle: they are looked at one by one while it is applied."""
+"""Moved messages of one bundle: apply looks at each one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a cold message is. `kind`: 0 it waits at its time; else that of its mark; LOADED also if its part is."""
+    """Where a cold message is. `kind`: 0 if it waits at its original time, else the kind of its mark; LOADED also if
+    its part is loaded."""
 
     kind: int = 0
     due_ms: int = 0
-    """Of a moved one."""
+    """New due time of a moved message."""
     loaded_id: int = 0
-    """Its id in the wheel."""
+    """Id of a loaded message in the wheel."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColdResult:
-    """Of a mark. `place` None: there is no such message. LOADED: it was loaded, nothing was done. Else where it is now,
-    and `refused` if it had been cancelled and cannot be moved."""
+    """Result of a mark. `place` None: there is no such message. LOADED: the message was loaded and nothing was done.
+    Else its place now; `refused` if it had been cancelled and so cannot be moved."""
 
     place: Place | None
     refused: bool = False
 
     @property
     def cancelled(self) -> bool:
-        """By this command, or by one that it repeats."""
+        """Whether the message is cancelled, by this command or by one that it repeats."""
         return not self.refused and self.place is not None and self.place.kind == CANCELLED
 
 
 @dataclass(frozen=True, slots=True)
 class ColdCapture:
-    """The cold tier as it was; any thread may make a message of it."""
+    """The cold tier at one moment; any thread may make a message of it."""
 
     last_part: int
     late: int
@@ -88,7 +89,7 @@ class ColdCapture:
     marks: list[tuple[int, MarkRows]]
 
     def message(self) -> cold_pb2.ColdSnapshot:
-        """For a checkpoint."""
+        """The capture as a message for a checkpoint."""
         return cold_pb2.ColdSnapshot(
             last_part=self.last_part,
             late=self.late,
@@ -100,19 +101,17 @@ class ColdCapture:
 
 
 class ColdTier:
-    """See the module."""
-
     def __init__(self, marks_max: int = MARKS_MAX) -> None:
         self.parts = ColdParts()
         self.marks = ColdMarks()
         self._marks_max = marks_max
         self.late = 0
-        """Messages that were loaded after they were due, ever."""
+        """Messages ever loaded after they were due."""
         self.late_ms_max = 0
-        """By how much, the worst of them."""
+        """The largest such delay."""
 
     def place(self, number: int) -> Place | None:
-        """Where the message of a cold id is; None: there is none, or the hours are gone that it was loaded into."""
+        """The place of a cold id's message; None: there is none, or the hours into which it was loaded are gone."""
         part_number, row = place_of(number)
         mark = self.marks.get(part_number, row)
         if mark is not None:
@@ -151,7 +150,7 @@ class ColdTier:
             mark: Mark | None = Mark(MOVED, command.due_ms)
         else:
             part = self.parts.get(part_number)
-            # If its part is loaded, its unit there is marked already, and says the same.
+            # If its part is loaded, its unit there is marked already: the state's mark is not needed.
             mark = None if part is not None and part.chunks is not None else Mark(CANCELLED, place.due_ms)
         self.marks.put(part_number, row, mark)
         return ColdResult(Place(MOVED, command.due_ms) if moves else Place(CANCELLED))
@@ -159,7 +158,7 @@ class ColdTier:
     # -- loading
 
     def problem_of(self, cold: cold_pb2.ColdLoad, units: int) -> Failure | None:
-        """Why a bundle cannot be what it says; None if it can."""
+        """Why a bundle's claim about its cold content cannot be true; None if it can."""
         count = len(cold.ids) // 8
         if count:
             if len(cold.ids) != 8 * count or len(cold.due_ms) != 8 * count or not 1 <= count <= MOVED_MAX:
@@ -179,7 +178,7 @@ class ColdTier:
         return None
 
     def wants(self, cold: cold_pb2.ColdLoad) -> bool:
-        """Whether anything of it waits to be loaded."""
+        """Whether any message of the bundle waits to be loaded."""
         if not cold.ids:
             part = self.parts.get(cold.part)
             return part is not None and part.chunks is None
@@ -191,13 +190,14 @@ class ColdTier:
         return mark is not None and mark.kind == MOVED and mark.due_ms == due_ms
 
     def took(self, cold: cold_pb2.ColdLoad, ingested: Ingested, stamped_ms: int, wheel: WheelPort) -> Ids:
-        """The wheel has just taken a bundle over: this is the cut. The units that were marked in it."""
+        """Decide the messages of a bundle that the wheel has just taken over: this is the cut. Returns the ids of units
+        to withhold; they are marked."""
         late, late_ms = self._lateness(cold, ingested, stamped_ms)
         chunks = np.zeros(len(ingested.chunks), CHUNK)
         for name in ("first_row", "hour", "first_index"):
             chunks[name] = ingested.chunks[name]
         rows = self._withheld_moved(cold, chunks) if cold.ids else self._withheld(cold.part, chunks)
-        # Late ones are the first rows: they lie in the order of their due times.
+        # Rows are in the order of their due times, so late ones come first.
         late -= int(np.count_nonzero(rows < late))
         if late:
             self.late += late
@@ -205,7 +205,7 @@ class ColdTier:
         return wheel.withhold(ids_of_rows(chunks, rows)) if len(rows) else NO_IDS
 
     def _lateness(self, cold: cold_pb2.ColdLoad, ingested: Ingested, stamped_ms: int) -> tuple[int, int]:
-        """How many rows of a bundle are late, marked ones included, and by how much the first."""
+        """(late rows of a bundle, marked ones included; delay of the first)."""
         if not cold.HasField("late"):
             return ingested.late, 0
         if cold.ids:
@@ -217,7 +217,7 @@ class ColdTier:
         return late, max(0, stamped_ms - part.due_min_ms)
 
     def _withheld(self, number: int, chunks: Chunks) -> np.ndarray:
-        """Rows of a part that have a mark. Cancelled ones need it no longer: their units have one."""
+        """Rows of a part that have a mark. Marks of cancelled rows are dropped: their units in the wheel are marked."""
         part = self.parts.get(number)
         assert part is not None, "looked at before"
         marked = self.marks.of(number)
@@ -226,7 +226,7 @@ class ColdTier:
         return marked["row"].astype(np.int64)
 
     def _withheld_moved(self, cold: cold_pb2.ColdLoad, chunks: Chunks) -> np.ndarray:
-        """Rows of a bundle of moved messages that were moved again, cancelled or loaded meanwhile."""
+        """Rows of a bundle of moved messages that have been moved again, cancelled or loaded since."""
         ids, due = np.frombuffer(cold.ids, "<u8").tolist(), np.frombuffer(cold.due_ms, "<i8").tolist()
         loaded = ids_of_rows(chunks, np.arange(len(ids))).tolist()
         withheld = []
@@ -238,7 +238,7 @@ class ColdTier:
         return np.array(withheld, np.int64)
 
     def forget(self, below: int) -> None:
-        """Hours below are gone: so are the parts that were loaded into them, and marks that nothing needs any more."""
+        """Hours below are gone: drop the parts that were loaded into them, and marks that are no longer needed."""
         self.parts.forget(below)
         for number in self.marks.parts():
             if self.parts.get(number) is None:
@@ -255,7 +255,7 @@ class ColdTier:
     # -- what others read
 
     def next_due_ms(self) -> int:
-        """First due time of what is not loaded, cancelled ones of parts that wait included; 0: nothing waits."""
+        """First due time of messages that are not loaded, including cancelled ones of waiting parts; 0: none waits."""
         part_ms, moved_ms = self.parts.next_due_ms(), self.marks.next_moved_ms()
         if moved_ms == NEVER_MS:
             return part_ms
@@ -290,20 +290,20 @@ class ColdTier:
         return answer
 
     def list_moved(self, after: int, due_below_ms: int) -> cold_pb2.ColdMoved:
-        """A page of moved messages that wait."""
+        """A page of moved messages that wait to be loaded."""
         ids, due, more = self.marks.moved(after, due_below_ms, MOVED_MAX)
         return cold_pb2.ColdMoved(ids=np.array(ids, "<u8").tobytes(), due_ms=np.array(due, "<i8").tobytes(), more=more)
 
     # -- checkpoints
 
     def capture(self) -> ColdCapture:
-        """For a checkpoint."""
+        """A capture for a checkpoint."""
         return ColdCapture(
             self.parts.last, self.late, self.late_ms_max, *self.parts.capture(), list(self.marks.capture())
         )
 
     def restore(self, snapshot: cold_pb2.ColdSnapshot) -> None:
-        """From a checkpoint."""
+        """Fill a fresh tier from a checkpoint."""
         self.parts.load(snapshot)
         for item in snapshot.marks:
             self.marks.load(item.part, np.frombuffer(item.marks, MARKED))
@@ -311,7 +311,7 @@ class ColdTier:
         self.late_ms_max = snapshot.late_ms_max
 
     def digest(self) -> bytes:
-        """Of all of it; empty while there was never anything."""
+        """Digest of the cold tier; empty if it never had any content."""
         if not self.parts.last:
             return b""
         return hashlib.sha256(self.capture().message().SerializeToString(deterministic=True)).digest()

@@ -1,8 +1,8 @@
-"""What became of single messages of the cold tier: cancelled, moved to another time, or loaded after they were moved.
+"""Marks of single messages of the cold tier: cancelled, moved to another time, or loaded after a move.
 
-Owns, per part, a sorted array of marks with a small dictionary of recent ones beside it. Logical state. A message has
-at most one mark; most have none. What a mark means for the part's loading is decided in node/state/cold.py, its only
-caller.
+Owns, for each part, a sorted array of marks with a small dictionary of recent ones beside it. Logical state. A message
+has at most one mark; most have none. node/state/cold.py, the only caller, decides what a mark means for the part's
+loading.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from tickwheel.node.state.cold_parts import cold_id
 
 MARKED = np.dtype([("row", "<u4"), ("kind", "u1"), ("due_ms", "<i8"), ("loaded_id", "<u8")])
-"""21 bytes a mark."""
+"""A mark; 21 bytes."""
 CANCELLED, MOVED, LOADED = 1, 2, 3
-"""Kinds: never to be delivered; due at `due_ms` and not loaded; moved, and loaded as `loaded_id`."""
+"""Kinds of marks: never to be delivered; due at `due_ms` and not loaded; moved, then loaded as `loaded_id`."""
 
 _RECENT_MAX = 512
 NEVER_MS = (1 << 63) - 1
@@ -28,31 +28,29 @@ _NONE: MarkRows = np.zeros(0, MARKED)
 
 
 class Mark(NamedTuple):
-    """Of one message."""
+    """The mark of one message."""
 
     kind: int
     due_ms: int = 0
-    """That holds; 0: it was cancelled where it lay."""
+    """The due time now; 0: the message was cancelled at its original time."""
     loaded_id: int = 0
 
 
 class ColdMarks:
-    """One per state machine."""
-
     def __init__(self) -> None:
         self._sorted: dict[int, MarkRows] = {}
         self._rows: dict[int, NDArray[np.uint32]] = {}  # of each, contiguous for searching
         self._recent: dict[int, dict[int, Mark | None]] = {}
         self._counts = [0, 0, 0, 0]
         self._least_ms: dict[int, int] = {}
-        """First due time of what was moved and waits, of each part that is not in `_unknown`."""
+        """Part -> first due time of its moved, waiting messages; only for parts that are not in `_unknown`."""
         self._unknown: set[int] = set()
 
     def __len__(self) -> int:
         return sum(self._counts)
 
     def count(self, kind: int) -> int:
-        """Marks of a kind."""
+        """Number of marks of a kind."""
         return self._counts[kind]
 
     def get(self, part: int, row: int) -> Mark | None:
@@ -70,7 +68,7 @@ class ColdMarks:
         return Mark(int(found["kind"][at]), int(found["due_ms"][at]), int(found["loaded_id"][at]))
 
     def put(self, part: int, row: int, mark: Mark | None) -> None:
-        """Set the mark of one message, or take it away."""
+        """Set the mark of one message; None removes it."""
         before = self.get(part, row)
         if before is not None:
             self._counts[before.kind] -= 1
@@ -83,7 +81,7 @@ class ColdMarks:
             self.of(part)
 
     def of(self, part: int) -> MarkRows:
-        """All of a part by rising row; the array never changes."""
+        """All marks of a part by rising row; the array never changes."""
         found = self._sorted.get(part, _NONE)
         recent = self._recent.pop(part, None)
         if recent:
@@ -104,7 +102,7 @@ class ColdMarks:
             self._rows.pop(part, None)
 
     def keep(self, part: int, kept: NDArray[np.bool_]) -> None:
-        """Of the marks that `of` gave keep these; the others are gone."""
+        """Keep these of the marks that `of` returned; drop the others."""
         rows = self.of(part)
         for kind in (CANCELLED, MOVED, LOADED):
             self._counts[kind] -= int(np.count_nonzero(rows["kind"][~kept] == kind))
@@ -129,13 +127,14 @@ class ColdMarks:
         return self._least_ms.get(part, NEVER_MS)
 
     def next_moved_ms(self) -> int:
-        """First due time of what was moved and is not loaded; NEVER_MS if there is none."""
+        """First due time of moved messages that are not loaded; NEVER_MS if there are none."""
         for part in list(self._unknown):
             self._least_of(part)
         return min(self._least_ms.values(), default=NEVER_MS)
 
     def moved(self, after: int, due_below_ms: int, most: int) -> tuple[list[int], list[int], bool]:
-        """Ids above `after`, and due times, of what was moved and is due before a time; whether there is more."""
+        """Moved, waiting messages with ids above `after` that are due before a time, at most `most`: (ids, due times,
+        whether there are more)."""
         ids: list[int] = []
         due: list[int] = []
         for part in self.parts():
@@ -155,7 +154,7 @@ class ColdMarks:
         return ids, due, False
 
     def moved_of(self, part: int) -> int:
-        """Messages of a part that were moved and wait."""
+        """Moved, waiting messages of a part."""
         if self._least_of(part) == NEVER_MS:
             return 0
         return int(np.count_nonzero(self.of(part)["kind"] == MOVED))
@@ -163,11 +162,11 @@ class ColdMarks:
     # -- checkpoints
 
     def capture(self) -> Iterator[tuple[int, MarkRows]]:
-        """All, by rising part; the arrays never change."""
+        """All marks by rising part; the arrays never change."""
         return ((part, self._sorted[part]) for part in self.parts())
 
     def load(self, part: int, rows: MarkRows) -> None:
-        """Of one part, from a checkpoint."""
+        """Load the marks of one part from a checkpoint."""
         self._set(part, rows)
         for kind in (CANCELLED, MOVED, LOADED):
             self._counts[kind] += int(np.count_nonzero(rows["kind"] == kind))

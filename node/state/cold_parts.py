@@ -1,10 +1,12 @@
-"""Parts of the cold tier: which there are, and where the messages of a loaded one are.
+"""Parts of the cold tier: which exist, and where the messages of a loaded part are.
 
 Owns the numbers of the parts and the jobs that brought them. Logical state. The message in row r of part p has the id
-(2^31 + p, r): no hour comes near that, so such an id is never one of the wheel's, and says by itself that it is cold.
+(2^31 + p, r). No hour comes near that number, so such an id is never one of the wheel's and shows by itself that it is
+cold.
 
-Invariants: numbers rise and are never used again. A part is loaded once; it is remembered until all hours that its
-messages were loaded into are removed. At most JOBS_MAX jobs are remembered; those go first of which no part is.
+Invariants: numbers rise and are never reused. A part is loaded once; it is remembered until all hours into which its
+messages were loaded are removed. At most JOBS_MAX jobs are remembered; jobs without remembered parts are forgotten
+first.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from tickwheel.proto import common_pb2 as pb
 from tickwheel.storage.bundle import UNITS_MAX, is_name
 
 PARTS_MAX = 100_000
-"""Parts that are remembered: some 400 bytes each."""
+"""Remembered parts: about 400 bytes each."""
 REGISTER_PARTS_MAX = 4_096
-"""Of one job; a thousand million messages."""
+"""Parts of one job: enough for a thousand million messages."""
 JOBS_MAX = 10_000
 DAY_MS = 86_400_000
 PAGE_PARTS = 1_000
@@ -33,28 +35,28 @@ _COLD_BIT = 1 << 63
 SHA_BYTES = 32
 
 CHUNK = np.dtype([("first_row", "<u4"), ("hour", "<u4"), ("first_index", "<u4")])
-"""From this row of a part on its messages have these ids, rising."""
+"""From this row of a part on, messages have rising ids of the wheel from this one on."""
 
 Chunks = NDArray[np.void]
 
 
 def is_cold(number: int) -> bool:
-    """Whether an id is one of the cold tier."""
+    """Whether an id is of the cold tier."""
     return number >= _COLD_BIT
 
 
 def cold_id(part: int, row: int) -> int:
-    """Id of a message."""
+    """The cold id of a message."""
     return _COLD_BIT | part << 32 | row
 
 
 def place_of(number: int) -> tuple[int, int]:
-    """Part and row of an id of the cold tier."""
+    """Part and row of a cold id."""
     return (number & ~_COLD_BIT) >> 32, number & 0xFFFF_FFFF
 
 
 def ids_of_rows(chunks: Chunks, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Ids in the wheel of rows of a bundle, from where its chunks begin."""
+    """Ids in the wheel of rows of a bundle, computed from its chunks."""
     at = np.searchsorted(chunks["first_row"], rows, side="right") - 1
     index = chunks["first_index"][at].astype(np.int64) + rows - chunks["first_row"][at]
     found: NDArray[np.uint64] = (chunks["hour"][at].astype(np.uint64) << np.uint64(32)) | index.astype(np.uint64)
@@ -63,7 +65,7 @@ def ids_of_rows(chunks: Chunks, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """One part; replaced by another when it is loaded."""
+    """A part; loading replaces it by a new object."""
 
     number: int
     day: int
@@ -72,12 +74,12 @@ class Part:
     due_max_ms: int
     sha256: bytes
     chunks: Chunks | None = None
-    """Set once it is loaded."""
+    """Set once the part is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What brought parts."""
+    """A job that registered parts."""
 
     job_id: str
     sha256: str
@@ -85,33 +87,31 @@ class Job:
     parts: int
 
     def message(self, *, repeated: bool = False) -> cold_pb2.ColdJob:
-        """As clients see it."""
+        """The job as clients see it."""
         return cold_pb2.ColdJob(job_id=self.job_id, first_part=self.first_part, parts=self.parts, repeated=repeated)
 
 
 class ColdParts:
-    """One per state machine."""
-
     def __init__(self) -> None:
         self._parts: dict[int, Part] = {}  # by rising number
         self._jobs: dict[str, Job] = {}  # in the order they came
         self._summary: tuple[int, int] | None = None
-        """First due time and number of days of what is not loaded; None: to be found out."""
+        """(first due time, number of days) of unloaded parts; None: not computed yet."""
         self.last = 0
-        """The highest number that was ever given."""
+        """Highest number ever given to a part."""
         self.waiting = self.waiting_rows = 0
-        """Parts that are not loaded, and their messages."""
+        """Unloaded parts, and their messages."""
 
     def get(self, number: int) -> Part | None:
-        """One part, if it is remembered."""
+        """A part if it is remembered, else None."""
         return self._parts.get(number)
 
     def __iter__(self) -> Iterator[Part]:
-        """By rising number."""
+        """Parts by rising number."""
         return iter(self._parts.values())
 
     def jobs(self) -> Iterator[Job]:
-        """In the order they came."""
+        """Jobs in order of registration."""
         return iter(self._jobs.values())
 
     def job_of(self, number: int) -> Job | None:
@@ -121,7 +121,7 @@ class ColdParts:
     # -- changed by apply
 
     def register(self, request: cold_pb2.RegisterColdRequest) -> cold_pb2.ColdJob | Failure:
-        """Give numbers to the parts of a job; the same ones when it is repeated."""
+        """Give numbers to the parts of a job; a repeat gets the same numbers."""
         failure = problem_of(request)
         if failure is not None:
             return failure
@@ -170,7 +170,7 @@ class ColdParts:
             self._summary = None
 
     def loaded(self, part: Part, chunks: Chunks) -> None:
-        """It was taken over."""
+        """Note that a part was taken over."""
         assert part.chunks is None, "a part is loaded once"
         self._parts[part.number] = replace(part, chunks=chunks)
         self.waiting -= 1
@@ -178,7 +178,7 @@ class ColdParts:
         self._summary = None
 
     def forget(self, below: int) -> None:
-        """Hours below are gone: so are parts that were loaded into them alone."""
+        """Hours below are gone: forget parts that were loaded into those hours alone."""
         gone = [p.number for p in self if p.chunks is not None and int(p.chunks["hour"].max()) < below]
         for number in gone:
             del self._parts[number]
@@ -192,21 +192,21 @@ class ColdParts:
         return self._summary
 
     def next_due_ms(self) -> int:
-        """First due time of parts that are not loaded; 0 if there are none."""
+        """First due time of unloaded parts; 0 if there are none."""
         return self._summed()[0]
 
     def waiting_days(self) -> int:
-        """Days that have parts which are not loaded."""
+        """Days with unloaded parts."""
         return self._summed()[1]
 
     # -- checkpoints
 
     def capture(self) -> tuple[list[Job], list[Part]]:
-        """All; nothing of it changes any more."""
+        """All jobs and parts; these objects never change."""
         return list(self._jobs.values()), list(self._parts.values())
 
     def load(self, snapshot: cold_pb2.ColdSnapshot) -> None:
-        """From a checkpoint."""
+        """Fill from a checkpoint."""
         for m in snapshot.jobs:
             self._jobs[m.job_id] = Job(m.job_id, m.sha256, m.first_part, m.parts)
         for p in snapshot.parts:
@@ -216,12 +216,12 @@ class ColdParts:
 
 
 def job_message(job: Job) -> cold_pb2.ColdJobSnapshot:
-    """For a checkpoint."""
+    """A job for a checkpoint."""
     return cold_pb2.ColdJobSnapshot(job_id=job.job_id, sha256=job.sha256, first_part=job.first_part, parts=job.parts)
 
 
 def part_message(part: Part) -> cold_pb2.ColdPartSnapshot:
-    """For a checkpoint."""
+    """A part for a checkpoint."""
     return cold_pb2.ColdPartSnapshot(
         number=part.number,
         day=part.day,
@@ -234,7 +234,7 @@ def part_message(part: Part) -> cold_pb2.ColdPartSnapshot:
 
 
 def problem_of(request: cold_pb2.RegisterColdRequest) -> Failure | None:
-    """What is wrong with a request, whatever the state; None if nothing is."""
+    """What is wrong with a request in any state; None if nothing is."""
     rule = check_topic_name(request.job_id)
     if rule:
         return invalid("job_id", request.job_id, rule).failure

@@ -1,7 +1,7 @@
-"""What an operator changes about a running group: its filter.
+"""Changes of a running group by operators: its filter.
 
-Called by administration; a command is checked whole before it changes anything. A group's filter belongs to the
-group: consumers may name it, never change it.
+Called by administration; a command is checked whole before it changes anything. A filter belongs to the group:
+consumers may state it but never change it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from tickwheel.wheel.filters import FILTER_RULE, normalised, shown
 
 
 def checked_filter(expression: str) -> str | Failure:
-    """An expression as it is kept, or why it is none."""
+    """The normalised expression, or the refusal of an invalid one."""
     found = normalised(expression)
     return invalid("filter", expression, FILTER_RULE).failure if found is None else found
 
 
 def filter_differs(name: str, asked: str, kept: str) -> Failure:
-    """A consumer, or a repeated creation, names another filter than the group's. Both normalised."""
+    """The refusal of a consumer, or of a repeated creation, that states another filter than the group's. Both are
+    normalised."""
     text = f"group {name} has the filter {shown(kept)}, not {shown(asked)}"
     return Failure(pb.FILTER_DIFFERS, text, {"field": "filter", "value": shown(asked), "limit": shown(kept)})
 
 
 def filter_refusal(group: Group, asked: str) -> Failure | None:
-    """Whether a stated filter (empty: none was) is another than the group's."""
+    """The refusal if a stated filter differs from the group's; None: it agrees, or is empty (none was stated)."""
     if not asked:
         return None
     expression = checked_filter(asked)
@@ -36,7 +37,8 @@ def filter_refusal(group: Group, asked: str) -> Failure | None:
 
 
 def set_filter(group: Group, asked: str) -> Failure | None:
-    """From the floors on everything unsettled meets the new filter; what was skipped before stays skipped."""
+    """Set the filter. All unsettled messages from the floors on meet the new filter; messages skipped before stay
+    skipped."""
     expression = checked_filter(asked)
     if isinstance(expression, Failure):
         return expression

@@ -1,13 +1,15 @@
-"""The dead letters of one group: what it did not digest, with payload, until replayed, purged or too old.
+"""The dead letters of one group: messages it could not process, with payload, until replayed, purged or too old.
 
-Owns two append-only lists in files: rows of fixed size, numbered from 0 in the order of death, and the bytes that the
-rows name (error text, then meta and payload). So a letter needs nothing of the hour that its message lay in.
+Owns two append-only lists in files: rows of fixed size, numbered from 0 in the order of death, and the bytes to which
+the rows point (error text, then meta and payload). So a letter does not depend on the hour of its message.
 
-A record that the node could not read when its message died is a gap of its size; which letters are such is this
-node's own (`lacks`), and so are their bytes: neither is part of the digest. A letter of PAYLOAD_LOST has no record.
+If a node could not read a record when its message died, the letter has a gap of the record's size. Which letters have
+gaps differs between nodes (`lacks`), and so do the bytes: neither is part of the digest. A letter of PAYLOAD_LOST has
+no record.
 
-Invariants: a number is never used again; the head of both lists goes with the oldest letter; what is gone out of turn
-is remembered in `_gone`. Only what the log says changes it. Called by the state machine; the rest reads.
+Invariants: a number is never reused; the head of both lists goes with the oldest letter; `_gone` has the letters
+removed out of turn. Only commands of the log change anything. The state machine is the only caller that changes; others
+read.
 """
 
 from __future__ import annotations
@@ -45,20 +47,18 @@ LETTER = np.dtype(
 )
 BYTE = np.dtype("u1")
 Letters = NDArray[Any]
-"""Of LETTER."""
+"""Array of LETTER."""
 KEEP_BYTES = 256 << 10
-"""Of the newest, kept in memory: many groups may have some."""
+"""Bytes of the newest letters that are kept in memory: few, for many groups may have letters."""
 SCAN_ROWS = 4_096
 
 
 def dead_path(directory: str, group_id: int) -> str:
-    """What the names of a group's files of dead letters begin with."""
+    """Common prefix of the files of a group's dead letters."""
     return f"{directory}/dead/{group_id}"
 
 
 class DeadLetters:
-    """See the module."""
-
     def __init__(
         self, disk: Disk, directory: str, group_id: int, restored: state_pb2.GroupSnapshot | None = None
     ) -> None:
@@ -67,7 +67,7 @@ class DeadLetters:
         self.rows = Sequence(disk, f"{path}.rows", LETTER, rows, keep_bytes=KEEP_BYTES)
         self.bytes = Sequence(disk, f"{path}.bytes", BYTE, content, keep_bytes=KEEP_BYTES)
         self._oldest = (-1, 0)
-        """Number of the oldest letter and when it died, so that asking needs no read."""
+        """(number of the oldest letter, when it died), so that reading it needs no file."""
         gone = np.frombuffer(restored.dead_gone, "<u8").tolist() if restored is not None else ()
         self._gone: set[int] = set(gone)
         self._lacking: set[int] = (
@@ -76,17 +76,17 @@ class DeadLetters:
 
     @property
     def count(self) -> int:
-        """Letters that are kept."""
+        """Letters kept."""
         return self.rows.count - self.rows.first - len(self._gone)
 
     @property
     def gone_count(self) -> int:
-        """Letters that are gone out of turn: remembered until all before them are gone, too."""
+        """Letters removed out of turn: remembered until all earlier ones are gone too."""
         return len(self._gone)
 
     @property
     def oldest_died_ms(self) -> int | None:
-        """When the oldest letter that is kept died; None: there is none."""
+        """When the oldest kept letter died; None: there is none."""
         first = self.rows.first
         if not self.count:
             return None
@@ -96,7 +96,7 @@ class DeadLetters:
 
     @property
     def next_number(self) -> int:
-        """Number of the next one."""
+        """Number that the next letter will get."""
         return self.rows.count
 
     def bury(
@@ -106,7 +106,7 @@ class DeadLetters:
         records: Listed[bytes],
         lacking: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Add letters; sizes and places are filled in. `lacking`: whose records are gaps."""
+        """Add letters; sizes and places are filled in. `lacking`: True for each letter whose record is a gap."""
         if lacking is not None:
             self._lacking.update((self.rows.count + np.flatnonzero(lacking)).tolist())
         letters["text_size"] = [len(text) for text in texts]
@@ -122,23 +122,23 @@ class DeadLetters:
         return self.rows.first <= number < self.rows.count and number not in self._gone
 
     def lacks(self, number: int) -> bool:
-        """Whether this node could not read the record of a letter when it died."""
+        """Whether this node lacks a letter's record, because it could not read it when the message died."""
         return number in self._lacking
 
     def row(self, number: int) -> Letters:
-        """Row of a letter that is kept."""
+        """Row of a kept letter."""
         row: Letters = self.rows.read(number, 1)[0]
         return row
 
     def newest_origins(self, limit: int) -> Ids:
-        """The messages of the last `limit` letters that are kept, by the ids they were scheduled under."""
+        """First ids of the messages of the last `limit` kept letters."""
         first = max(self.rows.first, self.rows.count - limit)
         origins: Ids = self.rows.read(first, self.rows.count - first)["origin"]
         gone = [number - first for number in self._gone if number >= first]
         return np.delete(origins, gone) if gone else origins
 
     def page(self, first: int, limit: int, below: int | None = None) -> list[tuple[int, Letters]]:
-        """Up to `limit` letters from a number on: (number, row)."""
+        """Up to `limit` letters as (number, row), from number `first` on and below `below`."""
         found: list[tuple[int, Letters]] = []
         at = max(first, self.rows.first)
         end = self.rows.count if below is None else min(below, self.rows.count)
@@ -150,36 +150,36 @@ class DeadLetters:
         return found
 
     def content(self, row: Letters) -> tuple[bytes, bytes]:
-        """Text and record of a letter that is kept."""
+        """(error text, record) of a kept letter."""
         text_size = int(row["text_size"])
         data = self.bytes.read(int(row["at"]), text_size + int(row["size"])).tobytes()
         return data[:text_size], data[text_size:]
 
     def text(self, row: Letters) -> bytes:
-        """Text alone."""
+        """Error text of a kept letter."""
         content: bytes = self.bytes.read(int(row["at"]), int(row["text_size"])).tobytes()
         return content
 
     def meta(self, row: Letters) -> bytes:
-        """Meta of its message alone."""
+        """Meta of a kept letter's message."""
         content: bytes = self.bytes.read(int(row["at"]) + int(row["text_size"]), int(row["meta_size"])).tobytes()
         return content
 
     def remove(self, numbers: Listed[int]) -> int:
-        """Letters go; returns how many of them were there."""
+        """Remove letters; returns how many of them existed."""
         count = self.count
         self._gone.update(number for number in numbers if self.has(number))
         self._advance()
         return count - self.count
 
     def remove_below(self, number: int) -> int:
-        """All with a lower number go; returns how many."""
+        """Remove all letters with a lower number; returns how many."""
         count = self.count
         self._drop(min(number, self.rows.count))
         return count - self.count
 
     def remove_died_before(self, died_ms: int) -> int:
-        """The oldest go as long as they died before; returns how many."""
+        """Remove the oldest letters, as long as they died before this time; returns how many."""
         at = self.rows.first
         while at < self.rows.count:
             rows = self.rows.read(at, SCAN_ROWS)
@@ -214,14 +214,14 @@ class DeadLetters:
         return [self.rows, self.bytes]
 
     def snapshot_into(self, message: state_pb2.GroupSnapshot) -> None:
-        """What `restored` takes."""
+        """Write what the constructor's `restored` takes."""
         message.dead_rows.CopyFrom(self.rows.snapshot())
         message.dead_bytes.CopyFrom(self.bytes.snapshot())
         message.dead_gone = np.array(sorted(self._gone), "<u8").tobytes()
         message.dead_lacking = np.array(sorted(self._lacking), "<u8").tobytes()
 
     def digest(self) -> bytes:
-        """Everything that counts; not the bytes, of which a node may lack some."""
+        """Digest of the logical content; without the records' bytes, of which a node may lack some."""
         rows, content = self.rows, self.bytes
         facts = struct.pack("<QIQQQ", rows.count, rows.crc, rows.first, content.count, content.first)
         return hashlib.sha256(facts + np.array(sorted(self._gone), "<u8").tobytes()).digest()

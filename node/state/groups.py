@@ -18,7 +18,7 @@ from tickwheel.proto import admin_pb2
 
 @dataclass(slots=True)
 class Group:
-    """A consumer group. `subscriptions` by topic id, in the order they were added."""
+    """A consumer group. `subscriptions`: by topic id, in the order they were added."""
 
     group_id: int
     name: str
@@ -30,12 +30,12 @@ class Group:
     waiting: WaitingRetries = field(default_factory=WaitingRetries)
     subscriptions: dict[int, Subscription] = field(default_factory=dict)
     owner: str = ""
-    """The user who created it; empty: nobody's."""
+    """User who created the group; empty: nobody owns it."""
     closing: bool = False
-    """A sweep of the state deletes it."""
+    """A sweep is deleting the group."""
 
     def message(self, topics: list[str]) -> admin_pb2.Group:
-        """As operators see it, without what only the master knows."""
+        """The group as operators see it, without facts that only the master knows."""
         return admin_pb2.Group(
             name=self.name,
             group_id=self.group_id,
@@ -64,19 +64,17 @@ class Groups:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[Group]:
-        """By rising id."""
+        """Groups by rising id."""
         return iter(self._by_id.values())
 
     def get(self, group_id: int) -> Group | None:
-        """By id."""
         return self._by_id.get(group_id)
 
     def named(self, name: str) -> Group | None:
-        """By name."""
         return self._by_name.get(name)
 
     def add(self, group: Group) -> None:
-        """A new one; its id is above all before."""
+        """Add a group; its id is above all earlier ones."""
         self.last_id = max(self.last_id, group.group_id)
         self._by_id[group.group_id] = group
         self._by_name[group.name] = group
@@ -87,17 +85,17 @@ class Groups:
             self._by_topic.setdefault(subscription.topic_id, []).append(subscription)
 
     def owned_by(self, user: str) -> int:
-        """Groups that a user created and that exist."""
+        """Number of existing groups that a user created."""
         return self._owned[user]
 
     def subscribe(self, group: Group, subscription: Subscription) -> None:
-        """One more topic for a group that was added."""
+        """Give a group one more topic."""
         group.subscriptions[subscription.topic_id] = subscription
         self.subscription_count += 1
         self._by_topic.setdefault(subscription.topic_id, []).append(subscription)
 
     def remove(self, group: Group) -> None:
-        """With its subscriptions."""
+        """Remove a group and its subscriptions."""
         del self._by_id[group.group_id]
         del self._by_name[group.name]
         if group.owner:
@@ -110,7 +108,7 @@ class Groups:
             self._by_topic[subscription.topic_id].remove(subscription)
 
     def forget_topic(self, topic_id: int) -> None:
-        """A topic was deleted: nobody has it any more."""
+        """Remove a deleted topic's subscriptions from all groups."""
         for subscription in self._by_topic.pop(topic_id, ()):
             subscription.forget()
             self.subscription_count -= 1
@@ -121,5 +119,5 @@ class Groups:
         return self._by_topic.get(topic_id, [])
 
     def subscriptions(self) -> Iterator[Subscription]:
-        """All, by group."""
+        """All subscriptions, by group."""
         return (s for group in self for s in group.subscriptions.values())

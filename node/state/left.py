@@ -1,11 +1,11 @@
-"""Settlements of deliveries that have left their positions: an acknowledgement behind a nack or an expired lease.
+"""Late settlements: an acknowledgement of a delivery that was nacked before or whose lease expired.
 
 Such a delivery is settled at its position, but not by acknowledgement: its message comes again, has come again, or is
-dead. Who acknowledges it late must hear that it is stale, and not that it is done.
+dead. A late acknowledgement must be answered as stale, and not as done.
 
-What tells: a retry of the message that waits in the wheel, one that was dispatched behind the delivery, or a dead
-letter. Of each the newest LOOK_BACK_ROWS are looked at; an acknowledgement that is later than that many is answered as
-if it were a repeat. Nothing is decided by it but the answer.
+The delivery shows it: a retry of the message waits in the wheel or was dispatched behind the delivery, or there is a
+dead letter. The newest LOOK_BACK_ROWS of each kind are searched; an acknowledgement that is later than that is answered
+as a repeat. Only the answer depends on this.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def count_left(
     *,
     dying: bool = False,
 ) -> int:
-    """How many rows of a batch that is to be settled name deliveries that have left, each settled already.
+    """How many rows of a batch name deliveries that have left; each of them is settled already.
 
-    `found`: what the subscription's `find` gave for the batch. `dying`: the batch is of dead letters, so those that are
-    dead are as it says.
+    `found`: result of the subscription's `find` for the batch. `dying`: the batch declares messages dead, so for
+    messages that are dead it is right.
     """
     if not (subscription.has_targets or group.waiting.used or group.dead.count):
         return 0

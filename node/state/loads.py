@@ -1,10 +1,10 @@
-"""Bulk loads: applies the taking over of bundles, and remembers how far each load has got.
+"""Bulk loads: applies takeovers of bundles, and remembers how far each load has got.
 
-A load is a list of bundles, named by the checksum of that list; its bundles are taken over in order, each exactly once.
-So all that has to be remembered of a load is one number, and a repeat at any time is known by it.
+A load is a list of bundles, named by the checksum of that list. Its bundles are taken over in order, each exactly once.
+So one number per load is enough to recognise a repeat at any time.
 
-Invariants: `taken` of a load only grows, by one. At most LOADS_MAX loads are remembered; a new one beyond makes the one
-forgotten that was used least recently, complete ones first. Which, follows from the log alone.
+Invariants: `taken` of a load only grows, by one. At most LOADS_MAX loads are remembered. For a new one beyond that, the
+least recently used load is forgotten, complete ones first; the choice follows from the log alone.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from tickwheel.wheel.bundles import Ingested
 from tickwheel.wheel.units import Ids
 
 LOADS_MAX = 1_000
-"""Loads remembered; 150 bytes each."""
+"""Remembered loads: 150 bytes each."""
 BUNDLES_MAX = 1_000_000
-"""Of one load."""
+"""Bundles of one load."""
 CHUNKS_MAX = 400_000
-"""Chunks of hours that may lie in bundles, of all loads together: 48 bytes each. They go with their hours."""
+"""Chunks of hours in bundles, over all loads: 48 bytes each. They go with their hours."""
 
 
 @dataclass(slots=True)
 class Load:
-    """How far one load has been taken over."""
+    """How far a load has been taken over."""
 
     job_id: str
     sha256: str
@@ -47,7 +47,7 @@ class Load:
     units: int = 0
 
     def message(self) -> bulk_pb2.LoadState:
-        """As clients see it."""
+        """The load as clients see it."""
         return bulk_pb2.LoadState(
             job_id=self.job_id, load_sha256=self.sha256, bundles=self.bundles, taken=self.taken, units=self.units
         )
@@ -55,32 +55,31 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IngestResult:
-    """`units` messages were taken over; 0 if they had been before."""
+    """`units`: messages taken over; 0 if they had been taken over before."""
 
     load: bulk_pb2.LoadState
     units: int = 0
     ingested: Ingested | None = None
-    """What they got; None: nothing was taken over now."""
+    """Their indexes and times; None: nothing was taken over now."""
     withheld: Ids = field(default_factory=lambda: NO_IDS)
-    """Units of it that were cancelled by the command itself (cold tier); not counted in `units`."""
+    """Units that the command itself cancelled (cold tier); not counted in `units`."""
 
 
 class Loads:
-    """Those that are remembered."""
+    """The remembered loads."""
 
     def __init__(self) -> None:
         self._loads: OrderedDict[str, Load] = OrderedDict()
 
     def get(self, job_id: str) -> Load | None:
-        """By job id."""
         return self._loads.get(job_id)
 
     def __iter__(self) -> Iterator[Load]:
-        """Least recently used first."""
+        """Loads, least recently used first."""
         return iter(self._loads.values())
 
     def used(self, load: Load) -> None:
-        """It is the one used last; others may have to be forgotten for it."""
+        """Note a use of a load; others may have to be forgotten for it."""
         self._loads[load.job_id] = load
         self._loads.move_to_end(load.job_id)
         while len(self._loads) > LOADS_MAX:
@@ -88,7 +87,7 @@ class Loads:
             del self._loads[next(complete, next(iter(self._loads)))]
 
     def messages(self) -> list[state_pb2.LoadSnapshot]:
-        """For a checkpoint."""
+        """The loads for a checkpoint."""
         return [
             state_pb2.LoadSnapshot(
                 job_id=load.job_id, load_sha256=load.sha256, bundles=load.bundles, taken=load.taken, units=load.units
@@ -97,17 +96,17 @@ class Loads:
         ]
 
     def restore(self, messages: list[state_pb2.LoadSnapshot]) -> None:
-        """From a checkpoint."""
+        """Fill from a checkpoint."""
         for m in messages:
             self._loads[m.job_id] = Load(m.job_id, m.load_sha256, m.bundles, m.taken, m.units)
 
     def facts(self) -> list[tuple[object, ...]]:
-        """For the digest."""
+        """Content for the digest."""
         return [(load.job_id, load.sha256, load.bundles, load.taken, load.units) for load in self]
 
 
 class Ingesting:
-    """Applies `Ingest` commands. One per state machine."""
+    """Applies `Ingest` commands."""
 
     def __init__(self, wheel: WheelPort, topics: Topics, loads: Loads, cold: ColdTier) -> None:
         self._wheel = wheel
@@ -116,7 +115,7 @@ class Ingesting:
         self._loads = loads
 
     def apply(self, ingest: Ingest, stamped_ms: int, slot_ms: int, *, alone: bool) -> IngestResult | Failure:
-        """Take a bundle over, unless it was before."""
+        """Take a bundle over unless that was done before. `alone`: the command is alone in its entry."""
         if not alone:
             # What follows in the entry would meet a wheel that has not yet read what is due now.
             return Failure(pb.WRONG_STATE, "a bundle is taken over in an entry of the log of its own")
@@ -144,7 +143,8 @@ class Ingesting:
         return IngestResult(load.message(), layout.units, ingested)
 
     def _cold_apply(self, ingest: Ingest, stamped_ms: int) -> IngestResult | Failure:
-        """One of the cold tier: that remembers what was loaded, for ever, and withholds what is not to come."""
+        """Take over a bundle of the cold tier, which remembers for ever what was loaded and withholds cancelled and
+        moved messages."""
         failure = self._cold.problem_of(ingest.cold, ingest.units)
         if failure is not None:
             return failure
@@ -186,12 +186,12 @@ class Ingesting:
 
 
 def layout_of(ingest: Ingest) -> Layout:
-    """Where the parts of the bundle lie."""
+    """The bundle's layout as the command gives it."""
     return Layout(ingest.slot_ms, len(ingest.topic_ids), np.frombuffer(ingest.chunks, TABLE))
 
 
 def problem_of(ingest: Ingest, slot_ms: int) -> Failure | None:
-    """What is wrong with a command, whatever the state; None if nothing is."""
+    """What is wrong with a command in any state; None if nothing is."""
     rule = check_topic_name(ingest.job_id)
     if rule:
         return invalid("job_id", ingest.job_id, rule).failure

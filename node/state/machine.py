@@ -4,11 +4,11 @@ Pure: what it does follows from the entries alone. It has no clock, no chance, a
 through the disk port. It belongs to one thread, that of the node's core, which is its only caller.
 
 Invariants:
-- `apply` is called with rising indexes and raises for no content of a known version: each command of an
+- `apply` is called with rising indexes. It raises for no content of a known version: each command of an
   entry gets one typed result. `ImpossibleStateError` means that this process must stop.
-- Everything a master originates carries its term: entries of a lower term than the newest applied
-  lead command have no effect.
-- Two machines that applied the same entries have the same digest, whatever was read, written to disk,
+- Every entry carries the term of its master. An entry of a lower term than the newest applied lead command
+  has no effect.
+- Two machines that applied the same entries have the same digest, whatever they read, wrote to disk,
   checkpointed or restored in between.
 """
 
@@ -72,10 +72,10 @@ from tickwheel.wheel.units import ONE_TAG, UNIT, CursorKey, Units
 __all__ = ["StateCheckpoint", "StateConfig", "StateMachine"]
 
 FORMAT_VERSION = 1
-"""Of log entries. A newer one stops the node: guessing would make it differ from the others."""
+"""Version of log entries. A newer one stops the node: guessing would make it differ from the others."""
 
 OnDispatched = Callable[[int, int, Units], None]
-"""(topic id, first position, units in order)"""
+"""Called with (topic id, first position, units in order)."""
 
 _CANCEL_OUTCOMES = {
     "CANCELLED": scheduler.CANCELLED,
@@ -86,15 +86,13 @@ _CANCEL_OUTCOMES = {
 
 @dataclass(frozen=True, slots=True)
 class StateConfig:
-    """`slot_ms` is what the wheel was built with: a cluster of another width stops the node. None: not compared."""
+    """`slot_ms`: slot width of the wheel; a cluster of another width stops the node. None: not compared."""
 
     wheel_group: int = 0
     slot_ms: int | None = None
 
 
 class StateMachine(StateView):
-    """See the module."""
-
     def __init__(
         self,
         disk: Disk,
@@ -104,8 +102,8 @@ class StateMachine(StateView):
         config: StateConfig | None = None,
         on_dispatched: OnDispatched | None = None,
     ) -> None:
-        """`restored`: `Manifest.state`; the wheel must be restored from the same manifest. `on_dispatched`: told of
-        each topic's units that have just become ready; must not raise."""
+        """`restored`: `Manifest.state`; the wheel must be restored from the same manifest. `on_dispatched` is called
+        with each topic's newly ready units; it must not raise."""
         self._config = config or StateConfig()
         state = ClusterState(disk, directory)
         if restored:
@@ -119,7 +117,7 @@ class StateMachine(StateView):
         self.burial = Burial(self._state, self.retrying)
         self._checkpoint: StateCheckpoint | None = None
         self.scheduled = self.dispatched = self.settled = self.cancelled = self.filtered = 0
-        """Messages since this process started, replayed ones included: for metrics, no part of the state."""
+        """Counts since this process started, replayed entries included: for metrics, no part of the state."""
         self._on_dispatched = on_dispatched
 
     # -- the log
@@ -148,7 +146,7 @@ class StateMachine(StateView):
         return [self._apply_command(command, entry) for command in entry.commands]
 
     def note_applied(self, index: int, term: int) -> None:
-        """An entry without a command was passed."""
+        """Note the index of an entry without a command."""
         self._state.applied_index, self._state.applied_term = index, term
 
     def _apply_command(self, command: Command, entry: LogEntry) -> object:
@@ -217,7 +215,7 @@ class StateMachine(StateView):
         return DispatchResult(self.wheel.cursor, len(units) - discarded, discarded)
 
     def _make_ready(self, topic_id: int, units: Units, stamped_ms: int) -> int:
-        """Units of one topic enter its ready queue; returns how many were discarded."""
+        """Put units of one topic into its ready queue; returns how many were discarded."""
         topic = self._state.topics.get(topic_id)
         if topic is None:
             return len(units)
@@ -298,7 +296,8 @@ class StateMachine(StateView):
         return CancelResult(_CANCEL_OUTCOMES[outcome.name])
 
     def _reschedule_once(self, command: Reschedule, stamped_ms: int) -> RescheduleResult:
-        """A move that counts is remembered with its sender's sequence; a repeat is answered as the first time."""
+        """Move a message unless the request repeats its sender's sequence; then give the first answer again. A new move
+        is remembered with that sequence."""
         if not command.HasField("request"):
             return self._reschedule(command, stamped_ms)
         sender, producers = sender_of(command.request), self._state.producers
@@ -352,7 +351,7 @@ class StateMachine(StateView):
         return result
 
     def refound(self, cluster_id: str, member: Member) -> None:
-        """Off line only (node/refound.py): the same content as a cluster of one under another id."""
+        """Make the same content a cluster of one under another id. Only on a stopped node (node/refound.py)."""
         self._state.cluster_id = cluster_id
         self._state.members = {member.node_id: member}
         self._state.removed_ids = set()
@@ -360,9 +359,10 @@ class StateMachine(StateView):
     # -- checkpoints
 
     def begin_checkpoint(self) -> StateCheckpoint:
-        """Capture state and wheel as they are. Run it in a worker, make its manifest durable, then tell so.
+        """Capture state and wheel. Run the checkpoint in a worker, make its manifest durable, then call
+        `checkpoint_durable`.
 
-        One at a time: an earlier one whose `run` raised is abandoned by this; one that still runs must not be.
+        One at a time: this call abandons an earlier checkpoint whose `run` raised; one that still runs must not exist.
         """
         turns = self.capture_checkpoint()
         while True:
@@ -373,7 +373,7 @@ class StateMachine(StateView):
                 return checkpoint
 
     def capture_checkpoint(self) -> Generator[None, None, StateCheckpoint]:
-        """`begin_checkpoint` in turns of a few milliseconds. Nothing may be applied before it has returned."""
+        """`begin_checkpoint` in turns of a few milliseconds. Apply nothing before it has returned."""
         if self._checkpoint is not None:
             self.abandon_checkpoint(self._checkpoint)
         index = self._state.applied_index
@@ -383,13 +383,13 @@ class StateMachine(StateView):
         return checkpoint
 
     def checkpoint_durable(self, checkpoint: StateCheckpoint) -> None:
-        """The manifest of a checkpoint is durable; then run its `remove_old` in a worker, before the next begins."""
+        """The checkpoint's manifest is durable. Run its `remove_old` in a worker before the next one begins."""
         self._checkpoint = None
         snapshot.finish(self._state, checkpoint)
         self.wheel.checkpoint_durable(checkpoint.wheel)
 
     def abandon_checkpoint(self, checkpoint: StateCheckpoint) -> None:
-        """It failed before its manifest was durable: the one before still holds."""
+        """Give up a checkpoint that failed before its manifest was durable: the one before stays valid."""
         self._checkpoint = None
         snapshot.abandon(self._state, checkpoint)
         self.wheel.abandon(checkpoint.wheel)

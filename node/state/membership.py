@@ -1,7 +1,7 @@
-"""What a command about members makes of them: pure, so that a master can know it before it proposes.
+"""The effect of commands about members: pure, so that a master can compute it before it proposes.
 
-A member is added as a learner, counts once it is promoted, and once removed its id never comes back: a disk that was
-lost has forgotten votes and entries.
+A member is added as a learner and votes once it is promoted. The id of a removed member never comes back: a lost disk
+has forgotten votes and entries.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.replication.log import Member
 
 MEMBERS_MAX = 15
-"""Each is written to and waited for; more do not make a cluster safer."""
+"""Every member receives every entry; more members do not make a cluster safer."""
 
 KINDS = frozenset({"add_member", "remove_member", "promote_member"})
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The members as a command leaves them. `removed_id`: whose id is gone for good; empty: nobody's."""
+    """The members after a command. `removed_id`: the id that it retires for good; empty: none."""
 
     members: Mapping[str, Member]
     removed_id: str = ""
 
     @property
     def voters(self) -> list[str]:
-        """Ids of those that count."""
+        """Ids of the voting members."""
         return [member.node_id for member in self.members.values() if not member.learner]
 
 
 def member_of(message: admin_pb2.Member) -> Member:
-    """From the wire."""
+    """A member from its message."""
     return Member(
         message.node_id, message.peer_address, message.client_address, message.disk_uuid, learner=message.learner
     )
 
 
 def message_of(member: Member) -> admin_pb2.Member:
-    """For the wire."""
+    """A member as a message."""
     return admin_pb2.Member(
         node_id=member.node_id,
         peer_address=member.peer_address,
@@ -54,7 +54,7 @@ def message_of(member: Member) -> admin_pb2.Member:
 
 
 def after(command: AdminCommand, members: Mapping[str, Member], removed_ids: Collection[str]) -> Members | Failure:
-    """What becomes of `members` by a command of KINDS."""
+    """The members after a command of KINDS, or its refusal."""
     kind = command.WhichOneof("body")
     if kind == "add_member":
         return _added(member_of(command.add_member), members, removed_ids)
@@ -73,7 +73,7 @@ def _unknown(node_id: str) -> Failure:
 
 
 def _added(member: Member, members: Mapping[str, Member], removed_ids: Collection[str]) -> Members | Failure:
-    """New, or known and now with its disk."""
+    """Add a member, or record the disk of a known one."""
     node_id = member.node_id
     problem = check_node_id(node_id)
     if problem:

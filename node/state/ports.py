@@ -1,4 +1,5 @@
-"""What the state machine asks of the wheel: `tickwheel.wheel.engine.Wheel`, or the model of the tests."""
+"""The interface of the wheel for the state machine: `tickwheel.wheel.engine.Wheel` implements it, and so does the model
+of the tests."""
 
 from __future__ import annotations
 
@@ -14,23 +15,23 @@ from tickwheel.wheel.units import CursorKey, Ids, Units
 
 
 class Outcome(Protocol):
-    """A member of the wheel's CancelOutcome: its name says what happened."""
+    """A member of the wheel's CancelOutcome; its name says what happened."""
 
     @property
     def name(self) -> str: ...
 
 
 class Dispatched(Protocol):
-    """What a dispatch brought."""
+    """The result of a dispatch."""
 
     @property
     def units(self) -> Units: ...
 
 
 class WheelCheckpoint(Protocol):
-    """The wheel's part of a checkpoint; `run` in a worker, `files` are complete after it.
+    """The wheel's part of a checkpoint. Call `run` in a worker; `files` is complete after it.
 
-    `remove_old`, in a worker once the checkpoint is durable, removes files that only earlier ones named.
+    `remove_old`, called in a worker once the checkpoint is durable, removes files that only earlier ones named.
     """
 
     state: bytes
@@ -42,7 +43,7 @@ class WheelCheckpoint(Protocol):
 
 
 class WheelPort(Protocol):
-    """See wheel/engine.py for the meaning of each. A `job` is what its own `begin_checkpoint` gave."""
+    """wheel/engine.py explains each method. A `job` is the result of the wheel's own `begin_checkpoint`."""
 
     @property
     def pending(self) -> int: ...

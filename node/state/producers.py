@@ -31,13 +31,13 @@ from tickwheel.proto import common_pb2 as pb
 from tickwheel.wheel.units import Ids
 
 SEQUENCES = 1 << 64
-"""What a sequence is below."""
+"""Sequences are below this."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """What was answered: ids and due times in row order, and a CRC32C of both for the digest. `checksum`: of what the
-    client sent; None: not stated."""
+    """The answer to a batch: ids and due times in row order, and a CRC32C of both for the digest. `checksum`: of the
+    request's content; None: not stated."""
 
     ids: Ids
     due_ms: NDArray[np.int64]
@@ -48,7 +48,7 @@ class Batch:
 @dataclass(slots=True)
 class Span:
     """A producer's remembered sequences, `first` to `last`; first == last + 1: none is remembered any more. `owner`:
-    to whom the id belongs; empty: to nobody."""
+    owner of the id; empty: nobody."""
 
     first: int
     last: int
@@ -57,8 +57,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Whose request it is: `sequence` of a producer. `checksum`: of its content; None: not stated. `owner`: who sends
-    it; empty: not stated."""
+    """The producer's part of a request. `checksum`: of its content; None: not stated. `owner`: empty if not stated."""
 
     producer_id: str
     sequence: int
@@ -67,7 +66,7 @@ class Sender:
 
 
 NOBODY = Sender("", 0)
-"""Of a request without a producer id: its repeat is done again."""
+"""The sender of a request without a producer id: a repeat of it takes effect again."""
 
 
 def make_batch(ids: Ids, due_ms: NDArray[np.int64], checksum: int | None = None) -> Batch:
@@ -78,7 +77,7 @@ def make_batch(ids: Ids, due_ms: NDArray[np.int64], checksum: int | None = None)
 
 
 def owner_differs(sender: Sender) -> Failure:
-    """The producer id belongs to somebody else. Does not say to whom."""
+    """The refusal because the producer id has another owner. It does not name the owner."""
     return Failure(
         pb.SEQUENCE_TAKEN,
         f"producer id {sender.producer_id} is in use by another client: choose another id",
@@ -87,7 +86,7 @@ def owner_differs(sender: Sender) -> Failure:
 
 
 def content_differs(sender: Sender) -> Failure:
-    """The sequence was accepted with other content."""
+    """The refusal because the sequence was accepted with other content."""
     return Failure(
         pb.SEQUENCE_TAKEN,
         f"sequence {sender.sequence} of producer {sender.producer_id} was accepted with other content: "
@@ -97,24 +96,23 @@ def content_differs(sender: Sender) -> Failure:
 
 
 class Producers:
-    """See the module."""
-
     def __init__(self) -> None:
         self._spans: OrderedDict[str, Span] = OrderedDict()
         self._batches: OrderedDict[tuple[str, int], Batch] = OrderedDict()
         self.ids_kept = 0
         self.stated = False
-        """A checksum is remembered: the log has some, so that all who read it know them. No part of the state."""
+        """A remembered batch has a checksum: so the log has some, and every reader of the log understands them. No part
+        of the state."""
 
     def __len__(self) -> int:
         return len(self._spans)
 
     def span(self, producer_id: str) -> Span | None:
-        """Its remembered sequences; None: it is not known (any more)."""
+        """A producer's remembered sequences; None: it is not known (any more)."""
         return self._spans.get(producer_id)
 
     def repeated(self, sender: Sender, count: int) -> Batch | Failure | None:
-        """The remembered batch that a request of `count` messages repeats; why it must be refused although its
+        """The remembered batch that a request of `count` messages repeats; a Failure if it must be refused although its
         sequence may be the next; None: its sequence was never accepted, as far as is known."""
         span = self._spans.get(sender.producer_id)
         if span is None:
@@ -136,12 +134,12 @@ class Producers:
         return batch
 
     def touch(self, producer_id: str) -> None:
-        """It was used: it is the last to be forgotten."""
+        """Note a use of a producer: it becomes the last one to be forgotten."""
         if producer_id in self._spans:
             self._spans.move_to_end(producer_id)
 
     def accept(self, sender: Sender, batch: Batch, settings: Settings) -> None:
-        """Remember an accepted batch; forgets what is beyond the limits. An id without an owner gets the sender's."""
+        """Remember an accepted batch, and forget what exceeds the limits. An id without an owner gets the sender's."""
         producer_id, sequence = sender.producer_id, sender.sequence
         span = self._spans.get(producer_id)
         if span is None:
@@ -159,7 +157,7 @@ class Producers:
         self.trim(settings)
 
     def trim(self, settings: Settings) -> None:
-        """Forget what is beyond the limits of all producers together."""
+        """Forget what exceeds the limits of all producers together."""
         while self.ids_kept > settings.producer_window_ids and len(self._batches) > 1:
             producer_id, _ = next(iter(self._batches))
             self._forget_oldest(producer_id, self._spans[producer_id])
@@ -186,7 +184,7 @@ class Producers:
         return ((name, sequence, batch) for (name, sequence), batch in self._batches.items())
 
     def restore(self, spans: Iterable[tuple[str, Span]], batches: Iterable[tuple[str, int, Batch]]) -> None:
-        """Back to what `spans` and `batches` told."""
+        """Restore what `spans` and `batches` returned."""
         self._spans = OrderedDict((name, replace(span, first=span.first or SEQUENCES)) for name, span in spans)
         self._batches = OrderedDict(((name, sequence), batch) for name, sequence, batch in batches)
         self.stated = any(batch.checksum is not None for batch in self._batches.values())
@@ -207,5 +205,5 @@ class Producers:
 
 
 def other_count(sender: Sender, count: int, first_count: int) -> Failure:
-    """A repeat has another number of messages than the first request had."""
+    """The refusal of a repeat with another number of messages than the first request."""
     return invalid("messages", count, f"{first_count}, as when sequence {sender.sequence} was first accepted").failure

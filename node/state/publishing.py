@@ -1,14 +1,13 @@
 """Applies a publish: which of its requests count, and the units of those.
 
-Of the requests of one producer exactly `last + 1` counts; a repeat that is remembered is answered as
-the first time, its rows are taken out of the columns before anything is appended. Without repeats and
-refusals (nearly always) nothing is masked or copied.
+Of one producer's requests exactly the one with sequence `last + 1` counts. A repeat that is remembered gets the first
+answer; its rows are taken out of the columns before anything is appended. Without repeats and refusals (nearly always)
+nothing is masked or copied.
 
-What is still remembered is judged as it was before the command, plus the command's own requests: what
-these push out of a window is forgotten after it.
+Repeats are judged by the batches remembered before the command, and by the command's own requests. Batches that these
+push out of a window are forgotten only after the command.
 
-Columns that do not fit each other cannot come from a sound master: each request is refused, on every
-node alike.
+Columns that do not fit each other cannot come from a sound master: each request is refused, on every node alike.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ DUE_MS_MAX = (1 << 32) * 3_600_000 - 1
 
 
 class _MalformedError(Exception):
-    """The columns do not fit; carries the Failure. Stays in this module."""
+    """The columns do not fit each other; carries the Failure. Stays in this module."""
 
     def __init__(self, name: str, value: object, limit: str) -> None:
         super().__init__(name)
@@ -54,7 +53,7 @@ class _MalformedError(Exception):
 
 @dataclass(slots=True)
 class _Columns:
-    """Of n units, in the order of their due times."""
+    """Columns of n units, in the order of their due times."""
 
     units: Units
     rows: NDArray[np.uint32] | None
@@ -107,7 +106,7 @@ def _read_columns(publish: Publish, stamped_ms: int) -> _Columns:
 
 
 def read_units(publish: Publish, stamped_ms: int) -> tuple[Units, bytes] | Failure:
-    """The units and records of a command that is part of another one; the Failure if its columns do not fit."""
+    """Units and records of a publish that is part of another command; a Failure if its columns do not fit."""
     try:
         columns = _read_columns(publish, stamped_ms)
     except _MalformedError as error:
@@ -116,15 +115,13 @@ def read_units(publish: Publish, stamped_ms: int) -> tuple[Units, bytes] | Failu
 
 
 class Publishing:
-    """See the module. One per state machine."""
-
     def __init__(self, wheel: WheelPort, topics: Topics, producers: Producers) -> None:
         self._wheel = wheel
         self._topics = topics
         self._producers = producers
 
     def apply(self, publish: Publish, stamped_ms: int, settings: Settings) -> PublishResult:
-        """Append what counts; one outcome per request."""
+        """Append the requests that count; one outcome per request."""
         requests = publish.requests
         try:
             columns = _read_columns(publish, stamped_ms)
@@ -151,7 +148,7 @@ class Publishing:
         return PublishResult(answers)
 
     def _unknown_topics(self, columns: _Columns, requests: Sequence[PublishRequest]) -> dict[int, int]:
-        """Number of each request with an unknown topic, and that topic."""
+        """Number of each request with an unknown topic -> that topic."""
         used = columns.units["topic_id"]
         if not len(used):
             return {}
@@ -204,7 +201,8 @@ class Publishing:
         return outcomes
 
     def _sequence(self, sender: Sender, count: int, here: Sender | None) -> RequestOutcome | Batch | None:
-        """`here`: the last of the same producer that the command itself brings."""
+        """The refusal or the remembered batch of a request; None: it counts. `here`: the last request of the same
+        producer in this command."""
         found = judge(self._producers, sender, count, here)
         return _refused(found) if isinstance(found, Failure) else found
 
@@ -243,7 +241,7 @@ def _refused(failure: Failure) -> RequestOutcome:
 
 
 def sender_of(request: PublishRequest) -> Sender:
-    """Whose request it is."""
+    """The producer's part of a request."""
     checksum = request.checksum if request.HasField("checksum") else None
     return Sender(request.producer_id, request.sequence, checksum, request.owner)
 
@@ -269,13 +267,13 @@ def judge(producers: Producers, sender: Sender, count: int, here: Sender | None 
     if sender.sequence > last + 1:
         text = f"sequence {sender.sequence} of producer {sender.producer_id}: expected {last + 1}"
         return Failure(pb.SEQUENCE_GAP, text, facts)
-    # Below what the command itself brings first of a producer that was not known.
+    # The sequence lies below the first one that this command brings of a producer that was unknown.
     text = f"sequence {sender.sequence} of producer {sender.producer_id} was accepted, its ids are no longer kept"
     return Failure(pb.SEQUENCE_FORGOTTEN, text, facts)
 
 
 def _differs(request: PublishRequest, first: PublishRequest) -> Failure | None:
-    """Why a request cannot be a repeat of an earlier one in the same command."""
+    """Why a request cannot be a repeat of an earlier one in the same command; None: it can."""
     sender = sender_of(request)
     if request.HasField("checksum") and first.HasField("checksum") and request.checksum != first.checksum:
         return content_differs(sender)
@@ -283,7 +281,7 @@ def _differs(request: PublishRequest, first: PublishRequest) -> Failure | None:
 
 
 def _masked(columns: _Columns, taken_rows: NDArray[np.bool_]) -> _Columns:
-    """Only the units of taken rows, with their rows numbered anew."""
+    """The columns of taken rows only, with rows numbered anew."""
     rows = columns.rows
     taken = taken_rows if rows is None else taken_rows[rows]
     sizes = columns.units["size"].astype(np.int64)

@@ -1,8 +1,8 @@
-"""Quotas as a setting says them: `orders=1000 *=5000`, a number by name, `*` for everybody else. What the number means
-(messages a second, messages pending) is the setting's business.
+"""Quotas in a setting: `orders=1000 *=5000`, a number by name, `*` for everybody else. The setting defines what the
+number counts (messages a second, messages pending).
 
-Pure. Kept normalised: by name, each once. They change nothing that apply does; they stand in the replicated settings
-so that every master keeps the same ones.
+Pure. A text is kept normalised: by name, each once. Quotas change nothing that apply does; they are replicated so that
+every master enforces the same ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _QUOTA = re.compile(r"([A-Za-z0-9_\-.%]{1,127}|\*)=([1-9][0-9]{0,9})")
 
 @lru_cache(maxsize=64)
 def parse_quotas(text: str) -> dict[str, int] | None:
-    """The numbers by name; None if the text is none."""
+    """Name -> number; None if the text is invalid."""
     found: dict[str, int] = {}
     for part in text.split():
         match = _QUOTA.fullmatch(part)
@@ -31,6 +31,6 @@ def parse_quotas(text: str) -> dict[str, int] | None:
 
 
 def normalised_quotas(text: str) -> str | None:
-    """The text as it is kept; None if it is none."""
+    """The normalised text; None if it is invalid."""
     found = parse_quotas(text)
     return None if found is None else " ".join(f"{name}={rate}" for name, rate in sorted(found.items()))

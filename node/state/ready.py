@@ -31,8 +31,6 @@ _NONE: NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 class ReadyLog:
-    """See the module."""
-
     def __init__(self, ids: Sequence, ticks: Sequence, targets: Targets, slot_ms: int) -> None:
         self.ids = ids
         self.ticks = ticks
@@ -41,20 +39,21 @@ class ReadyLog:
         self.last_tick = NO_TICK
         self.first_retained = 0
         self._hours: list[int] = []
-        """Retained hours that had messages, rising; beside each its first position and the first row of `ticks`."""
+        """Retained hours that had messages, rising, each with its first position and its first row of `ticks`."""
         self._hour_positions: list[int] = []
         self._hour_ticks: list[int] = []
         self._hour_dispatched: list[int] = []
-        """And the hour in which its last message was dispatched: much later, if it was due when it was scheduled."""
+        """For each of these hours the hour in which its last message was dispatched: much later, if a message was
+        already due when it was scheduled."""
 
     @property
     def count(self) -> int:
-        """Messages that have entered it so far: the next position."""
+        """Messages that ever entered the queue: the next position."""
         return self.ids.count
 
     def append(self, units: Units, stamped_ms: int) -> tuple[int, bool]:
-        """Units in order, dispatched at `stamped_ms`; returns the first position and whether some are for one group
-        only."""
+        """Append units in order, dispatched at `stamped_ms`; returns the first position and whether some are for one
+        group only."""
         due = units["due_ms"]
         # Almost always a dispatch stays within the tick of the one before.
         if int(due[0]) // self._slot_ms != self.last_tick or int(due[-1]) // self._slot_ms != self.last_tick:
@@ -83,18 +82,18 @@ class ReadyLog:
         self.last_tick = int(ticks[-1])
 
     def _note_dispatch(self, first_hour: int, stamped_hour: int) -> None:
-        """Messages of hours from the first one on were dispatched."""
+        """Note that messages of the hours from the first one on were dispatched."""
         place = len(self._hours) - 1
         while place >= 0 and self._hours[place] >= first_hour:
             self._hour_dispatched[place] = max(self._hour_dispatched[place], stamped_hour)
             place -= 1
 
     def read(self, first: int, count: int) -> Ids:
-        """Ids at `first` to `first + count - 1`."""
+        """Ids at positions `first` to `first + count - 1`."""
         return self.ids.read(first, count)
 
     def gather(self, positions: NDArray[np.int64]) -> Ids:
-        """Ids at these positions, all below `count` and not below `first_retained`."""
+        """Ids at these positions, which must be below `count` and not below `first_retained`."""
         return self.ids.gather(positions)
 
     def foreign(self, group_id: int, first: int, last: int) -> NDArray[np.int64]:
@@ -122,7 +121,7 @@ class ReadyLog:
         return int(self.ticks.read(low, 1)["position"][0]) if low < self.ticks.count else self.count
 
     def first_of_hour(self, hour_min: int) -> int:
-        """First position of messages of this hour or later."""
+        """First position of a message of this hour or a later one."""
         place = bisect_left(self._hours, hour_min)
         return self._hour_positions[place] if place < len(self._hours) else self.count
 
@@ -143,7 +142,7 @@ class ReadyLog:
         return self._hours[bisect_right(self._hour_positions, position) - 1]
 
     def remove_hours(self, hour_min_kept: int) -> None:
-        """Messages of hours below are gone."""
+        """Drop the messages of hours below."""
         self.first_retained = self.first_of_hour(hour_min_kept)
         place = bisect_left(self._hours, hour_min_kept)
         tick_row = self._hour_ticks[place] if place < len(self._hours) else self.ticks.count
@@ -166,13 +165,13 @@ class ReadyLog:
         return np.array(self._hour_dispatched, "<i8").tobytes()
 
     def restore_hours(self, data: bytes, dispatched: bytes) -> None:
-        """Back to what `hours_bytes` and `dispatched_bytes` gave."""
+        """Restore what `hours_bytes` and `dispatched_bytes` returned."""
         rows = np.frombuffer(data, "<i8").reshape(-1, 3)
         self._hours, self._hour_positions, self._hour_ticks = (rows[:, column].tolist() for column in range(3))
         self._hour_dispatched = np.frombuffer(dispatched, "<i8").tolist() if dispatched else list(self._hours)
 
     def digest_into(self, sha: hashlib._Hash) -> None:
-        """Everything that counts."""
+        """Add the logical content to a digest."""
         ids, ticks = self.ids, self.ticks
         sha.update(struct.pack("<QIQIQQ", ids.count, ids.crc, ticks.count, ticks.crc, self.first_retained, ticks.first))
         targets = self.targets.rows
@@ -191,15 +190,15 @@ def new_ready_log(disk: Disk, directory: str, topic_id: int, slot_ms: int) -> Re
 
 
 def ids_path(directory: str, topic_id: int) -> str:
-    """What the names of a topic's files of ids begin with."""
+    """Common prefix of a topic's files of ids."""
     return f"{directory}/ready/{topic_id}.ids"
 
 
 def targets_path(directory: str, topic_id: int) -> str:
-    """What the names of a topic's files of targets begin with."""
+    """Common prefix of a topic's files of targets."""
     return f"{directory}/ready/{topic_id}.targets"
 
 
 def ticks_path(directory: str, topic_id: int) -> str:
-    """What the names of a topic's files of ticks begin with."""
+    """Common prefix of a topic's files of ticks."""
     return f"{directory}/ready/{topic_id}.ticks"

@@ -1,7 +1,7 @@
-"""What apply answers: one typed result for each command of an entry, in order.
+"""Results of apply: one typed result for each command of an entry, in order.
 
-A refusal is a `Failure` inside a result, never an exception. `ImpossibleStateError` is the exception:
-the log says what cannot be, so this node must stop before it does harm.
+A refusal is a `Failure` inside a result, never an exception. `ImpossibleStateError` is the exception: the log
+contradicts the state, so this node must stop before it does harm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ImpossibleStateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """The entry came from a master of an earlier term than the newest lead command; nothing was done."""
+    """Nothing was done: the entry came from a master of an earlier term than the newest lead command."""
 
     term: int
     lead_term: int
@@ -42,7 +42,8 @@ class LeadResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestOutcome:
-    """One request of a publish; ids and due_ms in the order of its rows, empty if `failure` is set."""
+    """Outcome of one request of a publish. ids and due_ms are in the order of its rows, and empty if `failure` is
+    set."""
 
     ids: Ids = field(default_factory=lambda: NO_IDS)
     due_ms: NDArray[np.int64] = field(default_factory=lambda: NO_DUE)
@@ -64,7 +65,7 @@ class PublishResult:
 
 @dataclass(frozen=True, slots=True)
 class DispatchResult:
-    """The cursor after it and how many units entered ready queues."""
+    """The cursor after the dispatch, and how many units entered ready queues."""
 
     cursor: CursorKey
     dispatched: int
@@ -75,7 +76,7 @@ class DispatchResult:
 
 @dataclass(frozen=True, slots=True)
 class FilteredResult:
-    """Positions that met the filter of a group, and how many of them were skipped; 0, 0: it had no effect."""
+    """Positions that met a group's filter, and how many of them were skipped; 0, 0: the command had no effect."""
 
     checked: int = 0
     skipped: int = 0
@@ -83,16 +84,16 @@ class FilteredResult:
 
 @dataclass(frozen=True, slots=True)
 class SettleResult:
-    """Sums over the batches: settled by this or before; stale; not known to be dispatched."""
+    """Sums over the batches: settled (now or before); stale; not known to be dispatched."""
 
     settled: int = 0
     stale: int = 0
     unknown: int = 0
     failure: Failure | None = None
     taken: int = 0
-    """Rows that the command came to; those behind them are as they were."""
+    """Rows that the command reached; the rows behind them are unchanged."""
     parts: tuple[SettleResult, ...] = ()
-    """Of the batches of a command, in order."""
+    """Results of the command's batches, in order."""
 
     def __add__(self, other: SettleResult) -> SettleResult:
         return SettleResult(
@@ -106,13 +107,13 @@ class SettleResult:
 
 @dataclass(frozen=True, slots=True)
 class DeadResult:
-    """Of a replay or purge of dead letters: gone from there now, not there, and not to be replayed (any more)."""
+    """Letters of a replay or purge: changed; not there; there but not to be replayed (any more)."""
 
     changed: int = 0
     missing: int = 0
     kept: int = 0
     taken: int = 0
-    """Numbers that the command came to."""
+    """Numbers that the command reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class CancelResult:
 @dataclass(frozen=True, slots=True)
 class RescheduleResult:
     """`outcome`: RescheduleOutcome of scheduler.proto; `new_id` and `due_ms` of the new unit if RESCHEDULED.
-    `remembered`: its sender's sequence counts."""
+    `remembered`: the sender's sequence was recorded with this answer."""
 
     outcome: scheduler_pb2.RescheduleOutcome.ValueType
     new_id: int = 0
@@ -133,28 +134,28 @@ class RescheduleResult:
     failure: Failure | None = None
     remembered: bool = False
     repeated: bool = False
-    """The answer of the first time; nothing was done now."""
+    """This is the first answer again; nothing was done now."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SweepResult:
-    """Where a sweep stands after the command. `stale`: it was not this step's turn, nothing was done."""
+    """State of a sweep after the command. `stale`: another step was due, so nothing was done."""
 
     sweep: scheduler_pb2.Sweep | None = None
     failure: Failure | None = None
     stale: bool = False
     done: int = 0
-    """Messages cancelled or moved by the command:"""
+    """Messages cancelled or moved by the command,"""
     ids: Ids = field(default_factory=lambda: NO_IDS)
-    """which they are,"""
+    """their ids,"""
     new_ids: Ids = field(default_factory=lambda: NO_IDS)
     due_ms: NDArray[np.int64] = field(default_factory=lambda: NO_DUE)
-    """and of moved ones the ids and times that hold now."""
+    """and of moved ones the new ids and times."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminResult:
-    """What an admin command made. Of the values those are set that belong to the command."""
+    """Result of an admin command. Only the values of that command are set."""
 
     failure: Failure | None = None
     topic: admin_pb2.Topic | None = None
@@ -163,9 +164,9 @@ class AdminResult:
     members: tuple[Member, ...] | None = None
     """All members after the command."""
     members_changed: bool = False
-    """True: hand them to the replicated log."""
+    """True: give `members` to the replicated log."""
     hour_min_kept: int = 0
-    """After a removal: hours below are gone."""
+    """After a removal: hours below are removed."""
     unsettled_removed: int = 0
     user: access_pb2.User | None = None
     role: access_pb2.AccessRole | None = None
@@ -173,6 +174,6 @@ class AdminResult:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A command that cannot be carried out at all, for instance one of a kind this version does not know."""
+    """A command that cannot be carried out at all, for example of a kind that this version does not know."""
 
     failure: Failure

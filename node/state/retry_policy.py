@@ -1,6 +1,7 @@
-"""How messages of a group come again: at the delay levels, or with an exponential backoff; and how often.
+"""Retry policy of a group: after which pauses a message comes again (delay levels or exponential backoff), and how
+often.
 
-The policy is replicated. Only the master turns it into times (and draws the jitter): they stand in the command.
+The policy is replicated. Only the master turns it into times (and draws the jitter); the command holds the times.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from tickwheel.node.core.failure import Failure, invalid
 from tickwheel.proto import admin_pb2
 
 FIRST_LEVEL = 3
-"""Of the first retry; each further one is a level higher."""
+"""Delay level of the first retry; each further retry is one level higher."""
 ATTEMPTS_MOST = 255
-"""A unit keeps the count in one byte."""
+"""Most deliveries of a message: a unit keeps the count in one byte."""
 FACTOR_MOST = 100.0
 
 
@@ -32,7 +33,7 @@ class RetryPolicy:
     attempts_max: int = 0
 
     def message(self) -> admin_pb2.RetryPolicy:
-        """As it goes over the wire."""
+        """The policy as a message."""
         message = admin_pb2.RetryPolicy(attempts_max=self.attempts_max)
         if self.initial_ms:
             backoff = message.exponential
@@ -43,7 +44,8 @@ class RetryPolicy:
     def pauses_ms(
         self, attempts: NDArray[np.uint32], levels_ms: NDArray[np.int64], draw: Callable[[], float]
     ) -> NDArray[np.int64]:
-        """How long messages wait that failed in these attempts (1: the first). `draw` gives 0 to below 1."""
+        """The pause of each message after it failed in this attempt (1: the first). `draw` returns a number from 0 to
+        below 1."""
         failed = np.maximum(attempts.astype(np.int64), 1)
         if not self.initial_ms:
             pauses: NDArray[np.int64] = levels_ms[np.minimum(FIRST_LEVEL + failed - 1, len(levels_ms)) - 1]
@@ -57,7 +59,7 @@ class RetryPolicy:
 
 
 def policy_of(message: admin_pb2.RetryPolicy, delay_ms_max: int) -> RetryPolicy | Failure:
-    """A policy that was asked for, checked."""
+    """A requested policy, checked; or its refusal."""
     if message.attempts_max > ATTEMPTS_MOST:
         return invalid("retry.attempts_max", message.attempts_max, f"0 to {ATTEMPTS_MOST}").failure
     if not message.HasField("exponential"):

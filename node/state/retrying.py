@@ -1,19 +1,20 @@
 """Applies nacks, expired leases and dead letters: settles deliveries and copies their messages.
 
-A retry costs one small command: each node copies unit and record from what it has, as a new unit of the wheel for this
-group alone, due when the master said. What has had its deliveries becomes a dead letter instead, with its record.
+A retry costs one small command. Each node copies unit and record from its own files into a new unit of the wheel, for
+this group alone and due when the command says. A message that has had all its deliveries becomes a dead letter instead,
+with its record.
 
-Reading happens while the command is applied, so it is bounded: a command copies at most COPIES_MAX messages and
-COPY_BYTES_MAX bytes (but at least one message), in the order of its rows. How far it came is in the result
-(`SettleResult.taken`), the same on every node, and the master asks again for the rest.
+The copies are read while the command is applied, so reading is bounded: a command copies at most COPIES_MAX messages
+and COPY_BYTES_MAX bytes (but at least one message), in the order of its rows. The result says how far it came
+(`SettleResult.taken`), the same on every node, and the master proposes the rest again.
 
 A message whose hour was removed by retention is settled by that (its position lies below the floor) and counted
 there: nothing is left to copy.
 
-What is applied never depends on what a disk gives back. A record that this node cannot read is copied as a gap of its
-size that says so (LACKING), and the node asks the others for it when it is to be delivered, as for any other. Only a
-unit that cannot be read stops the process: without it nobody knows what to copy. What no member can read is set aside
-by a command of its own cause (PAYLOAD_LOST), which brings all that the dead letter says.
+The result of apply never depends on what a disk can read. A record that this node cannot read is copied as a gap of its
+size with the flag LACKING; when it is to be delivered, the node asks the other members for it, as for any unreadable
+record. Only an unreadable unit stops the process: without it the node does not know what to copy. A message that no
+member can read becomes a dead letter by a command of its own cause (PAYLOAD_LOST), which has all of the letter's facts.
 """
 
 from __future__ import annotations
@@ -38,18 +39,19 @@ from tickwheel.proto.log_pb2 import PAYLOAD_LOST, SETTLE_DEAD, SETTLE_RETRY, Set
 from tickwheel.wheel.units import LACKING, Ids, Units, ids_of
 
 COPIES_MAX = 128
-"""Messages that one command copies: about 3 ms if each lies elsewhere on a disk that answers from memory."""
+"""Messages that one command copies: about 3 ms of reads, if each lies in another place and the system has it in
+memory."""
 COPY_BYTES_MAX = 1 << 20
-"""And bytes, unless a single message has more."""
+"""Bytes that one command copies, unless a single message has more."""
 ERROR_TEXT_MAX = 1_024
-"""Characters of the last error that are kept with a dead letter."""
+"""Characters of the last error kept with a dead letter."""
 DELIVERIES_MAX = 255
-"""A unit keeps the count in one byte."""
+"""Most deliveries of a message: a unit keeps the count in one byte."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """What one command may still copy."""
+    """Messages and bytes that one command may still copy."""
 
     messages: int = COPIES_MAX
     bytes: int = COPY_BYTES_MAX
@@ -57,11 +59,11 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Nothing more fits."""
+        """Whether nothing more may be copied."""
         return self.begun and (self.messages <= 0 or self.bytes <= 0)
 
     def take(self, units: Units) -> None:
-        """These are copied."""
+        """Take the cost of copying these units."""
         self.begun = True
         self.messages -= len(units)
         self.bytes -= int(units["size"].sum(dtype=np.int64))
@@ -69,7 +71,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of a batch, columns of equal length. `due_ms` is None for dead letters."""
+    """Rows of a batch as columns of equal length. `due_ms` is None for dead letters."""
 
     ids: Ids
     attempts: Attempts
@@ -77,7 +79,6 @@ class _Rows:
     due_ms: NDArray[np.int64] | None
 
     def first(self, count: int) -> _Rows:
-        """The first of them."""
         return _Rows(
             self.ids[:count],
             self.attempts[:count],
@@ -87,13 +88,11 @@ class _Rows:
 
 
 class Retrying:
-    """See the module. One per state machine."""
-
     def __init__(self, state: ClusterState, wheel: WheelPort) -> None:
         self._state = state
         self._wheel = wheel
         self.retried = self.buried = self.set_aside = 0
-        """Since this process started, replayed ones included: for metrics, no part of the state."""
+        """Counts since this process started, replayed entries included: for metrics, no part of the state."""
 
     def settle(
         self,
@@ -106,7 +105,8 @@ class Retrying:
         *,
         in_place: bool = False,
     ) -> SettleResult:
-        """A batch of kind RETRY (with due times) or DEAD; `in_place`: in a FIFO topic retries keep their places."""
+        """Settle a batch of kind RETRY (with due times) or DEAD. `in_place`: the topic is FIFO, so retries keep their
+        positions."""
         ids, attempts, positions = columns
         dead = batch.kind == SETTLE_DEAD
         if not dead and len(batch.due_ms) != 8 * len(ids):
@@ -128,7 +128,7 @@ class Retrying:
         if len(units) < len(acting):
             rows = rows.first(int(acting[len(units)]))
             acting, places = acting[: len(units)], places[: len(units)]
-        # Who says dead after the lease ran out hears that it is stale: the message comes again.
+        # A DEAD that comes after the lease ran out is answered as stale: the message comes again.
         at = self._wheel.cursor
         found = subscription.find(rows.ids, rows.positions)
         left = count_left(group, subscription, rows.ids, found, at, dying=True) if dead else 0
@@ -161,7 +161,8 @@ class Retrying:
         stamped_ms: int,
         budget: Budget,
     ) -> SettleResult:
-        """Retries of a FIFO topic keep their positions, so that what is behind them in their message group waits."""
+        """Settle a batch of a FIFO topic. Retries keep their positions, so that the messages behind them in their
+        message group wait."""
         acting, places = subscription.acting(rows.ids, rows.attempts, rows.positions)
         attempts = rows.attempts[acting].astype(np.uint32)
         deliveries = subscription.deliveries(places.astype(np.uint64), attempts)
@@ -175,7 +176,7 @@ class Retrying:
             budget.take(units)
             self.bury(group, units, records, deliveries[dying].astype(np.int64), batch, stamped_ms)
         result = SettleResult(taken=len(rows.ids))
-        # Those that die first: a second row of the same message is stale then.
+        # Dying messages first: a second row of the same message is then stale.
         others = np.setdiff1d(np.arange(len(rows.ids)), acting[dying])
         for part, kind in ((acting[dying], SETTLE_DEAD), (others, SETTLE_RETRY)):
             positions = None if rows.positions is None else rows.positions[part]
@@ -189,7 +190,7 @@ class Retrying:
     def _set_aside(
         self, batch: SettleColumns, group: Group, subscription: Subscription, rows: _Rows, stamped_ms: int
     ) -> SettleResult:
-        """Messages whose records nobody can read become dead letters without content; nothing is read."""
+        """Make messages whose records no member can read dead letters without content; nothing is read."""
         count = len(rows.ids)
         for name, column in (("first_due_ms", batch.first_due_ms), ("key_hashes", batch.key_hashes)):
             if len(column) != 8 * count:
@@ -211,7 +212,7 @@ class Retrying:
         return replace(result, taken=count)
 
     def attempts_max(self, group: Group) -> int:
-        """Deliveries of a message before it is a dead letter."""
+        """Deliveries of a message after which it becomes a dead letter."""
         return group.retry.attempts_max or self._state.settings.attempts_max
 
     def bury(
@@ -223,7 +224,7 @@ class Retrying:
         batch: SettleColumns,
         stamped_ms: int,
     ) -> None:
-        """Messages become dead letters."""
+        """Make messages dead letters."""
         letters = np.zeros(len(units), LETTER)
         letters["origin"] = _names_of(units)
         letters["first_due_ms"] = _first_due_ms(units)
@@ -261,14 +262,14 @@ class Retrying:
         self.retried += len(copies)
 
     def revive(self, group: Group, units: Units, records: list[bytes], due_ms: int) -> None:
-        """Dead letters become messages again."""
+        """Make dead letters messages again."""
         self._wait(group, units, records, np.full(len(units), due_ms, np.int64))
 
     def _wait(self, group: Group, copies: Units, records: list[bytes], due_ms: NDArray[np.int64]) -> None:
-        """Copies enter the wheel."""
+        """Append copies to the wheel, due at these times."""
         copies["due_requested_ms"] = due_ms
         for name in ("previous_index", "local_index", "run_index", "crc"):
-            # Filled at merge, so that they depend on where the message lay.
+            # A merge fills these fields, so their old values depend on where the message lay.
             copies[name] = 0
         order = np.argsort(due_ms, kind="stable")
         copies = copies[order]
@@ -280,13 +281,13 @@ class Retrying:
 
 
 def _names_of(units: Units) -> Ids:
-    """The ids that clients know messages by."""
+    """The ids by which clients know messages."""
     origins = origins_of(units)
     names: Ids = np.where(origins != 0, origins, ids_of(units))
     return names
 
 
 def _first_due_ms(units: Units) -> NDArray[np.int64]:
-    """When messages were due first: a copy keeps it in place of when it was scheduled."""
+    """When messages were first due: a copy keeps that time in place of its scheduling time."""
     due: NDArray[np.int64] = np.where(origins_of(units) != 0, units["scheduled_ms"], units["due_ms"])
     return due

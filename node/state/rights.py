@@ -23,7 +23,7 @@ from tickwheel.proto.access_pb2 import RIGHT_ADMINISTER, RIGHT_CONSUME, RIGHT_SC
 
 USERS_MAX = 10_000
 ROLES_MAX = 1_000
-"""With the next three: at most some 50 MB if all of it is used, a few kilobytes in practice."""
+"""Together with the next three limits: at most about 50 MB, in practice a few kilobytes."""
 ROLES_OF_USER_MAX = 32
 GRANTS_MAX = 32
 PATTERNS_MAX = 64
@@ -34,17 +34,17 @@ QUOTA_MAX = 1 << 48
 COUNT_QUOTA_MAX = 1 << 31
 TOKEN_ID_LENGTH = 12
 REMEMBERED_MAX = 4_096
-"""Answers about names that one user's rights remember."""
+"""Answers about names that a user's rights cache."""
 
 EVERYTHING = "*"
 ADMINISTRATOR = "administrator"
-"""Built-in role: everything, everywhere. It is not stored, and can be neither changed nor deleted."""
+"""Built-in role with every right everywhere. It is not stored, and can be neither changed nor deleted."""
 ALL_RIGHTS = tuple(number for number in Right.values() if number)
 PATTERN_RULE = f"1 to {TOPIC_NAME_LENGTH_MAX} characters of [A-Za-z0-9_-.%*]; * stands for any characters"
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a name has the form of a pattern, whose `*` stands for any characters. Linear, without backtracking."""
+    """Whether a name matches a pattern, in which `*` stands for any characters. Linear, without backtracking."""
     first, *rest = pattern.split(EVERYTHING)
     if not rest:
         return name == pattern
@@ -73,14 +73,14 @@ class Grant:
     groups: tuple[str, ...]
 
     def message(self) -> access_pb2.Grant:
-        """For the wire and for checkpoints."""
+        """The grant as a message."""
         rights = [Right.ValueType(number) for number in sorted(self.rights)]
         return access_pb2.Grant(rights=rights, topics=self.topics, groups=self.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """See access.proto; 0: no limit."""
+    """As in access.proto; 0: no limit."""
 
     messages_per_s: int = 0
     bytes_per_s: int = 0
@@ -91,7 +91,7 @@ class Quotas:
     connections_max: int = 0
 
     def message(self) -> access_pb2.UserQuotas:
-        """For the wire and for checkpoints."""
+        """The quotas as a message."""
         return access_pb2.UserQuotas(**{name: getattr(self, name) for name in QUOTA_BOUNDS})
 
 
@@ -109,7 +109,7 @@ NO_QUOTAS = Quotas()
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One secret of a user, as its hash."""
+    """One secret of a user, kept as its hash."""
 
     sha256: bytes
     created_ms: int
@@ -118,15 +118,15 @@ class Token:
 
     @property
     def token_id(self) -> str:
-        """By which operators name it."""
+        """Name of the token for operators."""
         return self.sha256.hex()[:TOKEN_ID_LENGTH]
 
     def alive(self, now_ms: int) -> bool:
-        """Whether it still counts."""
+        """Whether the token has not expired."""
         return not self.expires_ms or now_ms < self.expires_ms
 
     def message(self) -> access_pb2.Token:
-        """Without the hash."""
+        """The token as a message, without the hash."""
         return access_pb2.Token(
             id=self.token_id, created_ms=self.created_ms, expires_ms=self.expires_ms, label=self.label
         )
@@ -134,7 +134,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Frozen; a change makes another one."""
+    """A user; immutable, a change makes a new object."""
 
     name: str
     roles: tuple[str, ...]
@@ -142,12 +142,12 @@ class User:
     tokens: tuple[Token, ...] = ()
 
     def message(self) -> access_pb2.User:
-        """As operators see it."""
+        """The user as operators see it."""
         tokens = [token.message() for token in self.tokens]
         return access_pb2.User(name=self.name, roles=self.roles, quotas=self.quotas.message(), tokens=tokens)
 
     def stored(self) -> access_pb2.StoredUser:
-        """As a checkpoint keeps it."""
+        """The user as a checkpoint stores it."""
         tokens = [access_pb2.StoredToken(token=token.message(), sha256=token.sha256) for token in self.tokens]
         return access_pb2.StoredUser(name=self.name, roles=self.roles, quotas=self.quotas.message(), tokens=tokens)
 
@@ -157,7 +157,7 @@ UNRESTRICTED = (Grant(frozenset(ALL_RIGHTS), (EVERYTHING,), (EVERYTHING,)),)
 
 @dataclass(slots=True, eq=False)
 class Rights:
-    """What somebody with these grants may do. Remembers answers, at most REMEMBERED_MAX."""
+    """The rights of a user with these grants. Caches at most REMEMBERED_MAX answers."""
 
     grants: tuple[Grant, ...]
     _topics: dict[tuple[int, str], bool] = field(default_factory=dict)
@@ -183,25 +183,25 @@ class Rights:
         )
 
     def somewhere(self, right: int) -> bool:
-        """Whether it holds for any name at all."""
+        """Whether the right holds for at least one name pattern."""
         return any(right in grant.rights for grant in self.grants)
 
     def all_topics(self, right: int) -> bool:
-        """Whether it holds for every topic there can be."""
+        """Whether the right holds for every possible topic."""
         return any(right in grant.rights and EVERYTHING in grant.topics for grant in self.grants)
 
     def everything(self, right: int) -> bool:
-        """Whether one grant gives it for every topic and every group."""
+        """Whether one grant gives the right for every topic and every group."""
         return any(
             right in grant.rights and EVERYTHING in grant.topics and EVERYTHING in grant.groups for grant in self.grants
         )
 
     def sees_topic(self, name: str) -> bool:
-        """Whether some right holds for it."""
+        """Whether any right holds for the topic."""
         return any(self.topic(right, name) for right in ALL_RIGHTS)
 
     def sees_group(self, name: str) -> bool:
-        """Whether some right holds for it."""
+        """Whether any right holds for the group."""
         return any(_any(grant.groups, name) for grant in self.grants)
 
 
@@ -220,14 +220,14 @@ class AccessControl:
         self._message: access_pb2.AccessSnapshot | None = None
         self.version = 0
         self.limits_pending = False
-        """Whether some user has a limit of what is pending."""
+        """Whether some user has a limit on pending messages."""
 
     def users(self) -> Iterator[User]:
-        """By name."""
+        """Users by name."""
         return (self._users[name] for name in sorted(self._users))
 
     def roles(self) -> list[access_pb2.AccessRole]:
-        """By name, the built-in one first."""
+        """Roles by name, the built-in one first."""
         named = [(ADMINISTRATOR, UNRESTRICTED), *sorted(self._roles.items())]
         return [_role_message(name, grants) for name, grants in named]
 
@@ -236,14 +236,14 @@ class AccessControl:
         return self._users.get(name)
 
     def bearer(self, sha256: bytes, now_ms: int) -> User | None:
-        """Whose token has this hash; None: nobody's, or it has expired."""
+        """The user whose token has this hash; None: there is none, or it has expired."""
         user = self._users.get(self._by_hash.get(sha256, ""))
         if user is None:
             return None
         return user if any(token.sha256 == sha256 and token.alive(now_ms) for token in user.tokens) else None
 
     def rights_of(self, user: User) -> Rights:
-        """What a user may do now."""
+        """The current rights of a user."""
         known = self._rights.get(user.name)
         if known is None:
             grants = tuple(grant for role in user.roles for grant in self._grants(role))
@@ -251,7 +251,7 @@ class AccessControl:
         return known
 
     def administrators(self) -> Iterator[User]:
-        """Users that may change everything."""
+        """Users who may change everything."""
         return (user for user in self._users.values() if self._administers(user.roles))
 
     def _grants(self, role: str) -> tuple[Grant, ...]:
@@ -263,7 +263,7 @@ class AccessControl:
     # -- apply
 
     def apply(self, command: AccessCommand, stamped_ms: int, rights_on: bool) -> AdminResult:
-        """One command. `rights_on`: a change must leave an administrator."""
+        """Apply one command. `rights_on`: refuse a change that would leave no administrator."""
         kind = command.WhichOneof("body")
         if kind == "set_user":
             result = self._set_user(command.set_user, rights_on)
@@ -290,7 +290,7 @@ class AccessControl:
         self.limits_pending = any(user.quotas.pending_max for user in self._users.values())
 
     def _locks(self, *, without: str = "", role: str = "", grants: tuple[Grant, ...] = ()) -> bool:
-        """Whether nobody could administer any more without a user, or with other grants of a role."""
+        """Whether no administrator would be left without a user, or with other grants of a role."""
         for user in self._users.values():
             if user.name == without:
                 continue
@@ -404,14 +404,15 @@ class AccessControl:
     # -- checkpoints
 
     def message(self) -> access_pb2.AccessSnapshot:
-        """All of it, the same on every node. Not to be changed: it is built once after each change."""
+        """The whole content as a message, the same on every node. Do not change it: it is built once after each
+        change."""
         if self._message is None:
             roles = [_role_message(name, grants) for name, grants in sorted(self._roles.items())]
             self._message = access_pb2.AccessSnapshot(users=[user.stored() for user in self.users()], roles=roles)
         return self._message
 
     def restore(self, message: access_pb2.AccessSnapshot) -> None:
-        """Fill a fresh one."""
+        """Fill a fresh object from a checkpoint."""
         self._roles = {
             role.name: tuple(
                 Grant(frozenset(grant.rights), tuple(grant.topics), tuple(grant.groups)) for grant in role.grants

@@ -1,11 +1,11 @@
-"""What this version knows of the log and of checkpoints, so that it never passes over what a newer one meant.
+"""The schema of the log and of checkpoints in this version, so that it never ignores a field of a newer one.
 
-Protobuf keeps silent about fields that it does not know. In the log that would be the end of P8: the newer node acts on
-the field, the older one does not. So whoever writes says with which schema (a checksum over all messages, fields and
-values of enums that can stand there), and whoever reads with another one looks whether what it got has anything that it
-does not know. Between nodes of one version that is a comparison of two numbers.
+Protobuf silently skips unknown fields. In the log that would break P8: the newer node acts on the field, the older one
+does not. So a writer states its schema: a checksum over all messages, fields and enum values that its entries can
+contain. A reader with another schema looks for anything that it does not know. Between nodes of one version this is a
+comparison of two numbers.
 
-Pure. Used by apply, by a slave before it takes an entry into its journal, and by who reads a checkpoint.
+Pure. Used by apply, by a slave before it takes an entry into its journal, and by readers of checkpoints.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tickwheel.proto.state_pb2 import StateSnapshot, StateWindows
 
 
 def _lines(descriptor: Descriptor, seen: set[str]) -> Iterable[str]:
-    """All that can stand in a message, a line each."""
+    """One line for everything that can stand in a message."""
     if descriptor.full_name in seen:
         return
     seen.add(descriptor.full_name)
@@ -41,31 +41,32 @@ def _values(enum: EnumDescriptor) -> Iterable[str]:
 
 
 def checksum(*descriptors: Descriptor) -> int:
-    """Of everything that can stand in these messages; never 0."""
+    """Checksum over everything that can stand in these messages; never 0."""
     seen: set[str] = set()
     lines = {line for descriptor in descriptors for line in _lines(descriptor, seen)}
     return int(google_crc32c.value("\n".join(sorted(lines)).encode())) or 1
 
 
 ENTRY_SCHEMA = checksum(LogEntry.DESCRIPTOR)
-"""`LogEntry.schema` of what this version writes."""
+"""`LogEntry.schema` of entries that this version writes."""
 STATE_SCHEMA = checksum(StateSnapshot.DESCRIPTOR, StateWindows.DESCRIPTOR)
-"""`StateSnapshot.schema` likewise."""
+"""`StateSnapshot.schema` of checkpoints that this version writes."""
 
 EARLIER_SCHEMAS = frozenset({0x63B68C51})
-"""`LogEntry.schema` of versions that copied what clients sent into entries. What is not known in an entry of theirs is
-no meaning of a newer version but some client's bytes: nobody ever acted on it, and no node stops for it."""
+"""`LogEntry.schema` of versions that copied clients' bytes into entries. An unknown field in such an entry comes from a
+client, not from a newer version: no node ever acted on it, and none stops for it."""
 
 _TAIL = bytes([LogEntry.DESCRIPTOR.fields_by_name["schema"].number << 3 | 5]) + ENTRY_SCHEMA.to_bytes(4, "little")
-"""How an entry of this version ends: fields are written in the order of their numbers, this one is the last."""
+"""Last bytes of an entry of this version: fields are written in the order of their numbers, and this one is the
+last."""
 
 
 _HEAD = b"\x08\x01"
-"""How every entry begins: `format_version` 1."""
+"""First bytes of every entry: `format_version` 1."""
 
 
 def unknown_in(message: Message) -> str:
-    """What stands in a message that this version does not know, in words; empty: nothing."""
+    """Fields and values of a message that this version does not know, in words; empty: none."""
     own = message.DESCRIPTOR
     unknown = UnknownFieldSet(message)
     if len(unknown):
@@ -87,12 +88,12 @@ def _unknown_value(field: FieldDescriptor, values: Iterable[object]) -> str:
 
 
 def read_entry(data: bytes) -> LogEntry | None:
-    """An entry of the log as apply reads it. None: bytes that nobody can decode and everybody passes over.
+    """An entry of the log as apply reads it. None: no version can decode the bytes, and every node skips them.
 
-    A master reads what it is about to propose with this very function, so no such entry is written any more; a log of
-    an earlier version may hold one, made of what a client had sent, and only protobuf's limit of depth makes one.
-    No later version can decode it either and act on it: what an entry nests is what its writer's schema nests, and
-    that was read by its writer. Raises DecodeError for what does not begin as entries of this format do.
+    A master reads each entry with this function before it proposes it, so no such entry is written any more. A log of
+    an earlier version may contain one, made from a client's bytes; only protobuf's limit of nesting causes it. No later
+    version can decode and act on it either: an entry's own messages nest only as deep as its writer's schema, and its
+    writer could read that. Raises DecodeError for bytes that do not begin like entries of this format.
     """
     try:
         return LogEntry.FromString(data)

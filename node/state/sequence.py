@@ -35,11 +35,11 @@ from tickwheel.storage.errors import ADVICE, CorruptFileError
 Records = NDArray[Any]
 
 SEGMENT_BYTES = 16 << 20
-"""Of one file: two million ids. A multiple of a block; part of the format."""
+"""Bytes of one file: two million ids. A multiple of a block; part of the format."""
 KEEP_BYTES = 8 << 20
-"""Newest records kept in memory: a million ids, as large as the default window of a group."""
+"""Bytes of the newest records kept in memory: a million ids, as many as the default window of a group."""
 PIECE_BYTES = 1 << 20
-"""Written at once when so much has gathered."""
+"""A write starts when this many bytes have gathered."""
 CAPACITY_LEAST = 256
 
 
@@ -61,7 +61,7 @@ class _Piece(NamedTuple):
 
 
 class Flush:
-    """What a worker writes and syncs; made by `begin_flush`."""
+    """The write and sync that a worker does; made by `begin_flush`."""
 
     def __init__(self, disk: Disk, pieces: list[_Piece], to_sync: list[str]) -> None:
         self._disk = disk
@@ -69,7 +69,7 @@ class Flush:
         self.paths = to_sync
 
     def run(self) -> None:
-        """Write the rest and sync; any thread. Raises DiskError."""
+        """Write the rest and sync. Any thread may call it. Raises DiskError."""
         for piece in self._pieces:
             piece.write(self._disk)
         for path in self.paths:
@@ -81,8 +81,6 @@ class Flush:
 
 
 class Sequence:
-    """See the module."""
-
     def __init__(
         self,
         disk: Disk,
@@ -92,8 +90,7 @@ class Sequence:
         *,
         keep_bytes: int | None = None,
     ) -> None:
-        """`restored`: as of the checkpoint. Raises CorruptFileError if its files do not hold that much, or not
-        what was written."""
+        """`restored`: from the checkpoint. Raises CorruptFileError if the files are shorter or hold other bytes."""
         snapshot = restored or SequenceSnapshot()
         self._disk = disk
         self.path = path
@@ -105,7 +102,7 @@ class Sequence:
         self.count = snapshot.count
         self.crc = snapshot.crc32c
         self.first = snapshot.first
-        """Records below were dropped."""
+        """Records below this number were dropped."""
         self._first_file = self.first // self._per_file
         self._written = self._synced = self.count
         self._retry_at = 0
@@ -122,8 +119,8 @@ class Sequence:
             self._restore_tail(snapshot.tail_crc32c)
 
     def _check_blocks(self) -> None:
-        """Read every whole block once: damage is to stop a start, not the node that serves from it later. A gigabyte,
-        130 million ids, costs about a second."""
+        """Check every full block once: damage must stop a start, not the running node later. A gigabyte, 130 million
+        ids, takes about a second."""
         for file in self.files():
             blocks = file.bytes // BLOCK_BYTES
             if not blocks:
@@ -154,7 +151,7 @@ class Sequence:
         return f"{self.path}.{number}"
 
     def append(self, records: Records) -> int:
-        """Add records at the end; returns the number of the first. Never fails: a full disk shows at the flush."""
+        """Append records; returns the number of the first. Never fails: a full disk shows at the flush."""
         first = self.count
         added = len(records)
         self._make_room(added)
@@ -187,13 +184,13 @@ class Sequence:
             for piece in self._pieces():
                 piece.write(self._disk)
         except DiskFullError:
-            # All is in memory still, and the checkpoint will say that the disk is full.
+            # The records are still in memory; the checkpoint will report the full disk.
             self._retry_at = self.count
             return
         self._written = self.count
 
     def _pieces(self) -> Iterator[_Piece]:
-        """From the end of what was written on, file by file."""
+        """Pieces not yet written, file by file."""
         at = self._written
         while at < self.count:
             number = at // self._per_file
@@ -206,7 +203,7 @@ class Sequence:
             at = end
 
     def read(self, first: int, count: int) -> Records:
-        """Records `first` to `first + count - 1` (fewer at the end); a view or copy not to be written to."""
+        """Records `first` to `first + count - 1` (fewer at the end). A view or a copy: do not write to it."""
         last = min(first + count, self.count)
         if first >= last:
             return self._buffer[:0]
@@ -220,7 +217,7 @@ class Sequence:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def held(self) -> tuple[int, Records]:
-        """The number of the first record that is in memory, and all from there on; not to be written to."""
+        """(number of the first record in memory, all records from there on). Do not write to them."""
         first = max(self._first, self.first)
         return first, self._buffer[first - self._first : self.count - self._first]
 
@@ -257,23 +254,24 @@ class Sequence:
     # -- the head
 
     def drop_below(self, first: int) -> None:
-        """Records below are needed no more; whole files of them go with the next durable checkpoint."""
+        """Records below are no longer needed; files that hold only such records go with the next durable checkpoint."""
         self.first = max(self.first, first)
         floor = self.first // self._per_file * self._per_file
         self._written, self._synced = max(self._written, floor), max(self._synced, floor)
 
     def dropped_paths(self) -> list[str]:
-        """Files that hold only dropped records: to remove once no checkpoint names them, then `forget_dropped`."""
+        """Files that hold only dropped records. Remove them once no checkpoint names them, then call
+        `forget_dropped`."""
         return [self._path(number) for number in range(self._first_file, self.first // self._per_file)]
 
     def forget_dropped(self, count: int) -> None:
-        """The first `count` of the dropped files are removed, or will be."""
+        """Forget the first `count` of the dropped files: they are removed, or will be."""
         self._first_file += count
 
     # -- checkpoints
 
     def files(self) -> list[ManifestFile]:
-        """The files that hold the records as they are now, with their lengths, once a flush has run."""
+        """The files that hold the current records, with their lengths as after a flush."""
         last, inside = divmod(self.count, self._per_file)
         whole = self._layout.offset(self._per_file)
         found = [
@@ -284,22 +282,22 @@ class Sequence:
         return found
 
     def paths(self) -> list[str]:
-        """Every file that may be there."""
+        """Every file that may exist."""
         return [self._path(number) for number in range(self._first_file, self.count // self._per_file + 1)]
 
     def snapshot(self) -> SequenceSnapshot:
-        """What `restored` takes."""
+        """A snapshot for the constructor's `restored`."""
         tail = self._buffer[self._layout.start_of_block(self.count) - self._first : self.count - self._first]
         return SequenceSnapshot(
             count=self.count, crc32c=self.crc, first=self.first, tail_crc32c=google_crc32c.value(tail.tobytes())
         )
 
     def needs_flush(self) -> bool:
-        """Whether anything is not yet known to be on stable storage."""
+        """Whether some records are not known to be on stable storage."""
         return self._synced < self.count
 
     def begin_flush(self) -> Flush:
-        """What brings everything up to now to stable storage; one at a time."""
+        """A flush of all records so far; one at a time."""
         if self._flushing is not None:
             raise ImpossibleStateError(f"{self.path}: a second flush was begun before the first ended")
         self._flushing = self.count
@@ -307,7 +305,7 @@ class Sequence:
         return Flush(self._disk, list(self._pieces()), [self._path(number) for number in numbers])
 
     def finish_flush(self, ran: bool) -> None:
-        """The flush ended; `ran` is False if it failed (the disk was full): then it is written again."""
+        """The flush has ended. `ran` False: it failed (the disk was full), so its records are written again."""
         if self._flushing is None:
             return
         if ran:

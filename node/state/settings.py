@@ -18,9 +18,9 @@ from tickwheel.proto import admin_pb2
 DAY_MS = 86_400_000
 LEVELS_MAX = 64
 RETENTION_MS = 3 * DAY_MS
-"""Of a new cluster."""
+"""Retention that a new cluster states in its first command."""
 SLOT_MS_ALLOWED = (100, 200, 500, 1000)
-"""They divide a second, so that an hour has a whole number of slots."""
+"""Allowed slot widths. They divide a second, so an hour has a whole number of slots."""
 
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
 _LEVEL = re.compile(r"([1-9][0-9]{0,8})([smhd])")
@@ -28,7 +28,7 @@ _LEVEL = re.compile(r"([1-9][0-9]{0,8})([smhd])")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """See admin.proto. Frozen; a change makes new ones."""
+    """Fields as in admin.proto. Immutable; a change makes a new object."""
 
     delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
@@ -39,14 +39,14 @@ class Settings:
     """Ten years: any hour may have a segment, so far ones cost nothing."""
 
     payload_bytes_max: int = 4 << 20
-    """What gRPC lets through by default."""
+    """The message size that gRPC accepts by default."""
 
     batch_messages_max: int = 10_000
-    """A batch is applied in one piece: this many stay well under a slice of the loop."""
+    """A batch is applied in one piece: this many stay well below a slice of the core's thread."""
 
     retention_ms: int = 7 * DAY_MS
-    """How long dispatched messages that no group has settled are kept. Of clusters whose first command does not say;
-    new ones say (`first_settings`)."""
+    """How long dispatched messages that a group has not settled are kept. This default holds for clusters whose first
+    command does not state it; new clusters do (`first_settings`)."""
 
     topics_auto_create: bool = True
     groups_auto_create: bool = True
@@ -55,24 +55,25 @@ class Settings:
     """Fixed when the cluster is created: heads on disk depend on it."""
 
     window_messages_max: int = 1_000_000
-    """Two bytes each, per group and topic."""
+    """Two bytes for each message, per group and topic."""
 
     producer_window_batches: int = 64
-    """More than a producer has in flight."""
+    """More batches than a producer has in flight."""
 
     producer_window_ids: int = 4 << 20
-    """Of all producers together: 16 bytes each, 64 MiB."""
+    """Ids of all producers together: 16 bytes each, 64 MiB."""
 
     producers_max: int = 10_000
     topics_max: int = 10_000
     groups_max: int = 10_000
 
     staging_bytes_max: int = 4 << 30
-    """A write of ten million messages; on disk, not in memory."""
+    """Room for a write of ten million messages; on disk, not in memory."""
 
     staging_jobs_max: int = 10_000
     staging_expiry_ms: int = DAY_MS // 4
-    """Longer than a task may take between two blocks, shorter than a dead driver's rows may use up the room."""
+    """Longer than a task takes between two blocks, short enough that rows of a dead driver do not hold the room for
+    long."""
 
     staging_memory_ms: int = 30 * DAY_MS
     """How long the repeat of a published job is recognised."""
@@ -83,16 +84,16 @@ class Settings:
     pending_max: int = 0
     topic_pending_max: str = ""
     group_in_flight_max: int = 0
-    """Flow control (node/core/flow.py); 0 or empty: none."""
+    """This and the next fields: flow control (node/core/flow.py); 0 or empty: no limit."""
 
     cold_lead_ms: int = DAY_MS
-    """A job that runs once a day may fail once before anything is late."""
+    """A job that runs once a day may fail once before any message is late."""
 
     cold_warn_ms: int = DAY_MS
-    """And whoever is warned has a day before that."""
+    """The warning comes a day before that."""
 
     rights: bool = False
-    """Whether every call needs a user with the right to it (node/state/rights.py)."""
+    """Whether every call needs a user with the right for it (node/state/rights.py)."""
 
     @property
     def levels_ms(self) -> tuple[int, ...]:
@@ -100,7 +101,7 @@ class Settings:
         return parse_levels(self.delay_levels) or ()
 
     def message(self) -> admin_pb2.Settings:
-        """As it goes over the wire, every field present."""
+        """The settings as a message with every field present."""
         return admin_pb2.Settings(**{name: getattr(self, name) for name in FIELDS})
 
 
@@ -131,13 +132,14 @@ BOUNDS: dict[str, tuple[int, int]] = {
 
 
 DELAY_LEVEL_MS_MAX = BOUNDS["delay_ms_max"][1]
-"""No level is longer than any delay may be."""
+"""A level is no longer than the longest delay."""
 
 
 def refused_levels(text: str) -> str:
-    """Why a master does not propose these delay levels; empty: it does.
+    """Why a master refuses these delay levels; empty: it accepts them.
 
-    Apply takes longer ones too, as it did before they were refused: what reads the levels never goes beyond the most.
+    Apply accepts longer levels, as it did before masters refused them: readers of the levels never go beyond the
+    maximum.
     """
     levels = parse_levels(text)
     if levels is None:
@@ -156,7 +158,7 @@ def first_settings(seed: admin_pb2.Settings | None) -> admin_pb2.Settings:
 
 
 def parse_levels(text: str) -> tuple[int, ...] | None:
-    """Delays in ms of "1s 5s 1m 2h"; None if it is not 1 to 64 of a number and s, m, h or d."""
+    """Delays in ms from a text like "1s 5s 1m 2h"; None unless it has 1 to 64 numbers, each with s, m, h or d."""
     parts = text.split()
     if not 1 <= len(parts) <= LEVELS_MAX:
         return None

@@ -1,11 +1,11 @@
-"""Checkpoints of the replicated state: what is captured, what a worker writes, and how it is read back.
+"""Checkpoints of the replicated state: their capture, their writing by a worker, and their restore.
 
-`capture` (on the loop, in turns) copies what may change, as plain values; nothing is applied before it is complete.
-`StateCheckpoint.run` (any thread) makes messages of it, a piece at a time, so that no second copy of the state is ever
-in memory, writes and syncs: append-only files up to their captured length, then the windows in a file that is written
-once and named after the applied index. The manifest, written by the caller afterwards, names them all; only
-when it is durable may `remove_old` (any thread) remove what earlier ones named. What a crash in between leaves behind,
-`restore` removes.
+`capture` (on the core's thread, in turns) copies everything that may change, as plain values; nothing is applied before
+it is complete. `StateCheckpoint.run` (any thread) turns the values into messages a piece at a time, so that no second
+copy of the state is ever in memory. It writes and syncs append-only files up to their captured length, then the windows
+in a file that is written once and named after the applied index. Afterwards the caller writes the manifest, which names
+all these files. Only when it is durable may `remove_old` (any thread) remove files of earlier manifests. `restore`
+removes files that a crash left in between.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ from tickwheel.storage.manifest import FORMAT_VERSION as MANIFEST_VERSION
 from tickwheel.storage.whole_file import file_crc, read_whole, write_pieces
 
 FORMAT_VERSION = 3
-"""Of the state in the manifest, and of the files that it names."""
+"""Version of the state in the manifest, and of the files that it names."""
 
 TURN_TOPICS = 100
 TURN_SUBSCRIPTIONS = 2_000
 TURN_BATCHES = 20_000
 WINDOW_BYTES_A_SUBSCRIPTION = 10_000
-"""What is captured in one turn of the loop: a few milliseconds of each. So many bytes of a window count as one more."""
+"""These bounds limit one turn of a capture to a few milliseconds each. A window counts as one more subscription for
+each such number of bytes."""
 PIECE_BYTES = 1 << 20
-"""The file of windows is written in pieces of about this size."""
+"""Size of the pieces in which the file of windows is written."""
 ROW_BYTES = 32
-"""Of a window or batch, beside its columns."""
+"""Bytes counted for a window or batch, beside its columns."""
 
 
 def windows_path(directory: str, applied_index: int) -> str:
-    """File of the windows of a checkpoint."""
+    """Path of a checkpoint's file of windows."""
     return f"{directory}/windows/{applied_index}"
 
 
@@ -71,12 +72,12 @@ class StateCheckpoint:
     disk: Disk
     directory: str
     snapshot: state_pb2.StateSnapshot
-    """Without the subscriptions of its groups before `run`."""
+    """The state; `run` adds the subscriptions of the groups."""
     wheel: WheelCheckpoint
     subscriptions: list[list[_Subscribed]]
-    """Of each group of the snapshot."""
+    """Subscriptions of each group in `snapshot`."""
     windows: list[tuple[int, int, bytes]]
-    """(group id, topic id, values) of those that cover something."""
+    """(group id, topic id, values) of windows that cover something."""
     spans: list[tuple[str, Span]]
     batches: list[tuple[str, int, Batch]]
     flushes: list[tuple[Sequence, Flush]]
@@ -93,7 +94,7 @@ class StateCheckpoint:
 
     @property
     def applied_index(self) -> int:
-        """What it covers."""
+        """Index of the newest entry that the checkpoint covers."""
         return self.snapshot.applied_index
 
     @property
@@ -103,28 +104,28 @@ class StateCheckpoint:
 
     @property
     def lead_term(self) -> int:
-        """Highest term of a lead command."""
+        """Highest term of an applied lead command."""
         return self.snapshot.lead_term
 
     @property
     def state(self) -> bytes:
-        """For `Manifest.state`."""
+        """Content of `Manifest.state`."""
         return self.snapshot.SerializeToString()
 
     @property
     def wheel_state(self) -> bytes:
-        """For `Manifest.wheel`."""
+        """Content of `Manifest.wheel`."""
         return self.wheel.state
 
     @property
     def files(self) -> list[ManifestFile]:
-        """After `run`: every file that it needs, those of the wheel included."""
+        """After `run`: every file that the checkpoint needs, including those of the wheel."""
         if not self.ran:
             raise ImpossibleStateError("the files of a checkpoint were asked for before it was written")
         return [*self.sequences, *self.staged, *self._files, *self.wheel.files]
 
     def run(self) -> None:
-        """Write and sync everything; any thread. Raises DiskError."""
+        """Write and sync everything. Any thread may call it. Raises DiskError."""
         for _, flush in self.flushes:
             flush.run()
         for name in ("ready", "dead"):
@@ -145,7 +146,7 @@ class StateCheckpoint:
         self.ran = True
 
     def _windows_file(self) -> Iterator[bytes]:
-        """A StateWindows in pieces: messages that follow each other are read as one."""
+        """A StateWindows message in pieces: protobuf reads consecutive messages as one."""
         first_part = state_pb2.StateWindows(staging=self.staging, cold=self.cold.message(), access=self.access)
         yield first_part.SerializeToString()
         part, size = state_pb2.StateWindows(), 0
@@ -171,7 +172,8 @@ class StateCheckpoint:
         yield part.SerializeToString()
 
     def remove_old(self) -> None:
-        """The manifest is durable: remove what only earlier ones named; any thread. Raises DiskError."""
+        """Remove files that only earlier manifests named; call it once this one is durable. Any thread. Raises
+        DiskError."""
         for path in self.doomed:
             self.disk.remove(path)
         for _, paths in self.dropped:
@@ -217,7 +219,8 @@ def _topic_message(topic: Topic) -> state_pb2.TopicSnapshot:
 
 
 class _Subscribed(NamedTuple):
-    """A SubscriptionSnapshot, before it is made: by the hundred thousand these cost less of the loop."""
+    """The values of a SubscriptionSnapshot: for a hundred thousand subscriptions these cost less of the core's
+    thread."""
 
     topic_id: int
     floor: int
@@ -252,7 +255,7 @@ def _group_message(group: Group) -> state_pb2.GroupSnapshot:
 
 
 def capture(state: ClusterState, wheel: WheelCheckpoint) -> Generator[None, None, StateCheckpoint]:
-    """Capture the state as it is, in turns of a few milliseconds; nothing may be applied in between."""
+    """Capture the state in turns of a few milliseconds; nothing may be applied in between."""
     path = windows_path(state.directory, state.applied_index)
     snapshot = state_pb2.StateSnapshot(
         format_version=FORMAT_VERSION,
@@ -326,7 +329,7 @@ def capture(state: ClusterState, wheel: WheelCheckpoint) -> Generator[None, None
 
 @dataclass(slots=True)
 class _Sequences:
-    """What a checkpoint takes of the append-only lists."""
+    """The append-only lists in a checkpoint."""
 
     flushes: list[tuple[Sequence, Flush]] = field(default_factory=list)
     files: list[ManifestFile] = field(default_factory=list)
@@ -343,7 +346,7 @@ class _Sequences:
 
 
 def finish(state: ClusterState, checkpoint: StateCheckpoint) -> None:
-    """Its manifest is durable; `remove_old` is to run now."""
+    """The checkpoint's manifest is durable; run `remove_old` now."""
     for sequence, _ in checkpoint.flushes:
         sequence.finish_flush(True)
     for sequence, paths in checkpoint.dropped:
@@ -353,7 +356,7 @@ def finish(state: ClusterState, checkpoint: StateCheckpoint) -> None:
 
 
 def abandon(state: ClusterState, checkpoint: StateCheckpoint) -> None:
-    """It failed; the one before still holds."""
+    """Give up a failed checkpoint; the one before stays valid."""
     for sequence, _ in checkpoint.flushes:
         sequence.finish_flush(False)
     state.doomed = checkpoint.doomed + state.doomed
@@ -362,7 +365,8 @@ def abandon(state: ClusterState, checkpoint: StateCheckpoint) -> None:
 def parts(
     disk: Disk, data: bytes, *, below: str = ""
 ) -> tuple[state_pb2.StateSnapshot, state_pb2.StateWindows, Settings]:
-    """What `Manifest.state` and the file that it names (`below` a directory) hold, if this version may start from it.
+    """Content of `Manifest.state` and of the file that it names (`below` a directory), if this version may start from
+    it.
 
     Raises ImpossibleStateError, CorruptFileError.
     """
@@ -435,7 +439,7 @@ def restore(state: ClusterState, data: bytes) -> None:
 
 
 def _remove_leavings(state: ClusterState, windows: str) -> None:
-    """Files that this checkpoint does not name: written behind it, or left by a crash before they were removed."""
+    """Remove files that this checkpoint does not name: written after it, or left by a crash before their removal."""
     named = {file.path for sequence in state.sequences() for file in sequence.files()} | {windows}
     named |= {file.path for file in state.staging.files()}
     for name in ("ready", "dead", "windows", "staging"):

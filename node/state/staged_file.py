@@ -16,11 +16,11 @@ from tickwheel.storage.disk import Disk, DiskFullError
 from tickwheel.storage.errors import ADVICE, CorruptFileError
 
 PIECE_BYTES = 1 << 20
-"""Written at once when so much has gathered."""
+"""A write starts when this many bytes have gathered."""
 
 
 class StagedSync:
-    """Brings what was written up to now to stable storage; made by `begin_sync`."""
+    """Brings the bytes written so far to stable storage; made by `begin_sync`."""
 
     def __init__(self, disk: Disk, path: str, bytes_wanted: int, bytes_written: int) -> None:
         self._disk = disk
@@ -29,7 +29,7 @@ class StagedSync:
         self._written = bytes_written
 
     def run(self) -> None:
-        """Any thread. Raises DiskError."""
+        """Sync. Any thread may call it. Raises DiskError."""
         if self._written < self.bytes:
             raise DiskFullError(f"{self.path}: {self.bytes - self._written} bytes of it found no room")
         file = self._disk.open(self.path)
@@ -40,14 +40,12 @@ class StagedSync:
 
 
 class StagedFile:
-    """See the module."""
-
     def __init__(self, disk: Disk, path: str, size: int = 0) -> None:
-        """`size`: as of the checkpoint. Raises CorruptFileError if the file is shorter."""
+        """`size`: from the checkpoint. Raises CorruptFileError if the file is shorter."""
         self._disk = disk
         self.path = path
         self.bytes = size
-        """Of all blocks."""
+        """Bytes of all blocks."""
         self._written = self._synced = size
         self._retry_at = 0
         self._tail: list[bytes] = []
@@ -79,14 +77,14 @@ class StagedFile:
             finally:
                 file.close()
         except DiskFullError:
-            # All is in memory still, and the checkpoint will say that the disk is full.
+            # The blocks are still in memory; the checkpoint will report the full disk.
             self._retry_at = self.bytes
             return
         self._written = self.bytes
         self._tail = []
 
     def read(self, offset: int, size: int) -> bytes:
-        """One block."""
+        """Read one block."""
         if offset >= self._written:
             at = self._written
             for block in self._tail:
@@ -103,18 +101,18 @@ class StagedFile:
     # -- checkpoints
 
     def manifest_file(self) -> ManifestFile:
-        """The file as it will be once a sync has run."""
+        """The file as it will be after a sync."""
         return ManifestFile(path=self.path, bytes=self.bytes)
 
     def needs_sync(self) -> bool:
-        """Whether anything is not yet known to be on stable storage."""
+        """Whether some bytes are not known to be on stable storage."""
         return self._synced < self.bytes
 
     def begin_sync(self) -> StagedSync:
-        """Write what is in memory; what brings it to stable storage."""
+        """Write the bytes in memory; returns the sync that a worker must run."""
         self._write()
         return StagedSync(self._disk, self.path, self.bytes, self._written)
 
     def finish_sync(self, sync: StagedSync) -> None:
-        """It ran without an error."""
+        """The sync ran without an error."""
         self._synced = max(self._synced, sync.bytes)

@@ -53,14 +53,15 @@ from tickwheel.storage.disk import Disk
 from tickwheel.storage.errors import ADVICE, CorruptFileError
 
 CHARGE_BYTES_MIN = 64 << 10
-"""What a block counts at the least."""
+"""Least bytes that a block is charged."""
 DEAD_RUNS_MAX = 16
-"""Aborted runs a job remembers. A forgotten one could stage again, which its job's commit or expiry drops."""
+"""Aborted runs that a job remembers. A forgotten run could stage again; the job's commit or expiry drops such
+blocks."""
 ROOM_HINT_MS = 1_000
 
 
 class Block(NamedTuple):
-    """Where it lies in its job's file."""
+    """A block's place in its job's file."""
 
     offset: int
     bytes: int
@@ -70,7 +71,7 @@ class Block(NamedTuple):
 
 @dataclass(slots=True)
 class Attempt:
-    """One task's try at one partition."""
+    """One task's attempt at one partition."""
 
     run_id: str
     partition: int
@@ -78,13 +79,13 @@ class Attempt:
 
     @property
     def rows(self) -> int:
-        """Staged so far."""
+        """Rows staged so far."""
         return sum(block.rows for block in self.blocks.values())
 
 
 @dataclass(slots=True)
 class Job:
-    """`state` is that of `batch`: NONE (nothing is staged), OPEN or PUBLISHING."""
+    """`state` is the state of `batch`: NONE (nothing is staged), OPEN or PUBLISHING."""
 
     job_id: str
     batch: int = 0
@@ -98,18 +99,18 @@ class Job:
     rows_published: int = 0
     rows_discarded: int = 0
     fingerprint: int = 0
-    """These four: of the batch committed last."""
+    """This field and the next three describe the batch committed last."""
     memory_ms: int = 0
-    """How long it is remembered after that; 0: until others need the room."""
+    """How long the job is remembered after its publication; 0: until its place is needed."""
     touched_ms: int = 0
     file_number: int = 0
     file: StagedFile | None = None
     charged_bytes: int = 0
     owner: str = ""
-    """Its user; empty: nobody's."""
+    """User who owns the job; empty: nobody."""
 
     def state_of(self, batch: int) -> StagedState.ValueType:
-        """What is known of one batch."""
+        """The state of one batch."""
         if batch <= self.published_through:
             return STAGED_PUBLISHED
         return self.state if batch == self.batch else STAGED_NONE
@@ -117,7 +118,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class StagingResult:
-    """What a staging command made: the batch's state after it, or why it was refused."""
+    """Result of a staging command: the batch's state after it, or a refusal."""
 
     failure: Failure | None = None
     state: StagedState.ValueType = STAGED_NONE
@@ -125,7 +126,7 @@ class StagingResult:
     """Messages scheduled by this command."""
     position: int = 0
     schedule: tuple[Publish, PublishResult] | None = field(default=None, compare=False)
-    """What it scheduled, as a schedule of a client would have been."""
+    """The scheduled messages in the form of a client's schedule."""
 
 
 def _fenced(job_id: str, run_id: str, why: str) -> Failure:
@@ -144,8 +145,6 @@ def _other_rows(job_id: str, batch: int) -> Failure:
 
 
 class Staging:
-    """See the module. One per state machine."""
-
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
         self.directory = f"{directory}/staging"
@@ -153,7 +152,7 @@ class Staging:
         self._publishing: dict[str, Job] = {}
         self._last_file = 0
         self.staged_bytes = 0
-        """Charged to all jobs."""
+        """Bytes charged to all jobs."""
         self.doomed: list[str] = []
         """Files to remove once no checkpoint names them; no part of the state."""
 
@@ -191,7 +190,7 @@ class Staging:
         return result
 
     def owner_refusal(self, job_id: str, owner: str) -> Failure | None:
-        """Why a user must not touch a job; None: it is the user's, nobody's, or not known.
+        """Why a user must not touch a job; None: the user owns it, nobody does, or it is unknown.
 
         `owner` empty: rights are off, or the caller may do anything.
         """
@@ -202,9 +201,9 @@ class Staging:
         return Failure(pb.NAME_TAKEN, text, {"field": "job_id", "value": job_id})
 
     def judge(self, job_id: str, batch: int, run_id: str, size: int, settings: Settings) -> StagingResult | None:
-        """What a block that is staged now would be answered without being kept; None: it would be kept.
+        """The answer to a block that would not be kept; None: it would be kept.
 
-        The answer of apply, and of a master that need not ask the log.
+        Used by apply, and by a master that can then answer without the log.
         """
         job = self._jobs.get(job_id)
         if job is not None:
@@ -360,8 +359,8 @@ class Staging:
     # -- steps of them
 
     def _job(self, job_id: str, settings: Settings) -> Job | None:
-        """The job, made if it is new; None: there are too many. Of the idle ones without a time of their own the
-        longest untouched goes first."""
+        """The job, made if it is new; None: there are too many. To make room, the job longest untouched goes, of those
+        that are idle and have no memory time of their own."""
         job = self._jobs.get(job_id)
         if job is not None:
             return job
@@ -374,14 +373,14 @@ class Staging:
         return job
 
     def _turn_to(self, job: Job, batch: int) -> None:
-        """A later batch begins: what an earlier one left behind is dropped."""
+        """Begin a later batch: drop what an earlier one left."""
         if batch != job.batch:
             job.attempts = {}
             self._drop(job)
             job.batch = batch
 
     def _drop(self, job: Job) -> None:
-        """Nothing of it is needed any more."""
+        """Drop all staged rows of a job."""
         job.state = STAGED_NONE
         self._publishing.pop(job.job_id, None)
         job.plan, job.position = [], 0
@@ -401,12 +400,12 @@ class Staging:
     # -- what others read
 
     def holds(self, job_id: str, attempt: int, sequence: int) -> bool:
-        """Whether a block is kept already: its repeat needs no room."""
+        """Whether a block is kept already: a repeat of it needs no room."""
         job = self._jobs.get(job_id)
         return job is not None and attempt in job.attempts and sequence in job.attempts[attempt].blocks
 
     def job(self, job_id: str) -> Job | None:
-        """A job that is known."""
+        """A remembered job, or None."""
         return self._jobs.get(job_id)
 
     def publishing(self) -> Iterator[Job]:
@@ -414,11 +413,11 @@ class Staging:
         return iter(self._publishing.values())
 
     def something_over(self, now_ms: int, settings: Settings) -> bool:
-        """Whether an ExpireStaged stamped now would do anything."""
+        """Whether an ExpireStaged command stamped now would change anything."""
         return any(_is_over(job, now_ms, settings) for job in self._jobs.values())
 
     def digest(self) -> bytes:
-        """SHA-256 of all of it."""
+        """SHA-256 of the whole content."""
         sha = hashlib.sha256(repr((self._last_file, self.staged_bytes)).encode())
         for job_id in sorted(self._jobs):
             sha.update(_snapshot_of(self._jobs[job_id]).SerializeToString(deterministic=True))
@@ -427,15 +426,15 @@ class Staging:
     # -- checkpoints
 
     def files(self) -> list[StagedFile]:
-        """Files that are needed; one without a byte was never made."""
+        """The needed files; a file without a byte was never created."""
         return [job.file for job in self._jobs.values() if job.file is not None and job.file.bytes]
 
     def snapshot(self) -> StagingSnapshot:
-        """What `restore` takes; names sizes that hold once the files are synced."""
+        """A snapshot for `restore`. Its sizes hold once the files are synced."""
         return StagingSnapshot(last_file=self._last_file, jobs=[_snapshot_of(job) for job in self._jobs.values()])
 
     def restore(self, snapshot: StagingSnapshot) -> None:
-        """Back to what a snapshot told. Raises CorruptFileError."""
+        """Restore a snapshot. Raises CorruptFileError."""
         self._last_file = snapshot.last_file
         for item in snapshot.jobs:
             job = Job(

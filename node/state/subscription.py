@@ -1,17 +1,5 @@
-"""One group's place in one topic's ready queue: what is settled, and which attempt of the rest counts.
-
-Invariants:
-- Everything below `floor` is settled; the message at `floor` is not (or has not been dispatched yet). What is settled
-  above it, and which attempt counts there, is kept by the window (window.py).
-- Only what the log says changes it; reading never does. So it is equal on all nodes.
-- Nothing from `floor + window_messages_max` on is handed out or settled.
-
-A settlement is never trusted: a position counts only if the ready queue has the id there. Without
-positions the ids are looked for in the window, and a little before it for what has been settled.
-
-Called by the state machine (`settle`, `skip_foreign`, `raise_floor`, ...), and by the master's
-delivery, which only reads. Positions are uint64 columns outside, int64 inside.
-"""
+"""A group's progress in a topic's ready queue: which messages are settled, and which attempt of each other one
+counts."""
 
 from __future__ import annotations
 
@@ -35,14 +23,12 @@ Attempts = NDArray[np.uint32]
 SETTLING = frozenset({SETTLE_ACK, SETTLE_SKIP, SETTLE_DEAD})
 RETURNING = frozenset({SETTLE_RETURN, SETTLE_RETRY})
 LOOK_BACK = 65_536
-"""Messages before the floor among which an id without position is looked for: settled, but lately."""
+"""How far before the floor an id without a position is searched: among recently settled messages."""
 NOT_JUDGED = 1 << 62
-"""As `judged_from`: a checkpoint of an earlier version does not say it."""
+"""Value of `judged_from` after a checkpoint of an earlier version, which does not have it."""
 
 
 class Subscription:
-    """See the module."""
-
     __slots__ = (
         "_ready",
         "_window",
@@ -68,29 +54,30 @@ class Subscription:
         self.start_ms = 0
         """Messages due before this count as settled; 0 once it no longer matters."""
         self.checked: int | None = None
-        """Nothing from here on has met the group's filter, or is handed out; None: it has none. See filtering.py."""
+        """Messages from this position on have not met the group's filter and are not handed out; None: the group has no
+        filter. See filtering.py."""
         self.epoch = 0
-        """How often it was reset: what was delivered before the last time is void."""
+        """How often the subscription was reset: deliveries from before the last reset are void."""
         self.began = 0
-        """Below it everything was there before the group: it never got it."""
+        """Messages below this position are older than the group, which never got them."""
         self.judged_from = 0
-        """What is settled from here on was acknowledged, skipped by the group's filter as it is now, or died."""
+        """Messages settled from this position on were acknowledged, skipped by the group's current filter, or died."""
         self.pauses: dict[int, int] = {}
-        """In FIFO topics: unsettled positions that wait for their retry in place, and until when."""
+        """In FIFO topics: unsettled position -> until when it waits for its retry in place."""
 
     def begin(self, position: int) -> None:
-        """Start of a new subscription."""
+        """Start a new subscription at this position."""
         self.began = position
         self.begin_at(position)
 
     def begin_at(self, position: int) -> None:
-        """Nothing from here on is settled; what lies below is, whatever became of it."""
+        """Nothing from this position on is settled; everything below is, however it came to be."""
         self.judged_from = position if position > self.floor else min(self.judged_from, position)
         self._window.begin_at(position)
         self._forget_pauses()
 
     def reset(self, position: int, start_ms: int) -> None:
-        """Begin anew at another place: nothing from there on is settled, and nobody holds anything."""
+        """Start again at another position: nothing from there on is settled, and all leases are void."""
         self.epoch += 1
         self.start_ms = start_ms
         self.began = min(self.began, position)
@@ -100,31 +87,32 @@ class Subscription:
 
     @property
     def floor(self) -> int:
-        """Everything below this position is settled."""
+        """All positions below are settled; this one is not."""
         return self._window.floor
 
     @property
     def returned_count(self) -> int:
-        """Unsettled messages that were out before."""
+        """Unsettled messages that were delivered before and came back."""
         return self._window.returned_count
 
     @property
     def stop(self) -> int:
-        """Nothing from here on may be handed out now."""
+        """First position that may not be handed out now."""
         return min(self._ready.count, self.floor + self.window_messages_max)
 
     @property
     def unchecked(self) -> int:
-        """First position that is to meet the filter."""
+        """First position that has yet to meet the filter."""
         return self._ready.count if self.checked is None else max(self.checked, self.floor)
 
     @property
     def check_stop(self) -> int:
-        """Nothing from here on may meet it now."""
+        """First position that may not meet the filter now."""
         return min(self._ready.count, self.floor + self.window_messages_max)
 
     def unchecked_ids(self, limit: int) -> tuple[int, Ids]:
-        """The first position that is to meet the filter, and up to `limit` ids from there on that may now."""
+        """The first position that has yet to meet the filter, and up to `limit` ids from there on that may meet it
+        now."""
         first = self.unchecked
         return first, self._ready.read(first, max(0, min(limit, self.check_stop - first)))
 
@@ -138,16 +126,16 @@ class Subscription:
         return self._window.settled_ahead
 
     def unsettled_below(self, position: int) -> int:
-        """Unsettled messages from the floor to below a position, those included that are yet to be dispatched."""
+        """Unsettled messages from the floor to below a position, including those not yet dispatched."""
         return int(np.count_nonzero(self._window.span(self.floor, position))) if position > self.floor else 0
 
     @property
     def backlog(self) -> int:
-        """Messages dispatched and not settled (some that are meant for another group included)."""
+        """Messages dispatched and not settled; may include some for another group."""
         return self._ready.count - self._window.settled
 
     def forget(self) -> None:
-        """Its group or its topic was deleted."""
+        """The group or the topic was deleted: drop the counts."""
         self._window.forget()
 
     def deliverable(self, first: int, limit: int) -> tuple[Positions, Ids, Attempts]:
@@ -165,24 +153,24 @@ class Subscription:
         return self._described(np.concatenate(parts) if parts else np.zeros(0, np.int64))
 
     def scanned_to(self, first: int, limit: int) -> int:
-        """Where a reader that found nothing from `first` on goes on."""
+        """Where a reader goes on that found nothing from `first` on."""
         return max(int(first), self._hand_out_stop)
 
     def returned(self, limit: int) -> tuple[Positions, Ids, Attempts]:
-        """Up to `limit` unsettled positions that were out before, rising."""
+        """Up to `limit` unsettled positions that came back, rising, with ids and attempts."""
         return self._described(self._window.returned(limit))
 
     def returned_positions(self) -> list[int]:
-        """All unsettled positions that were out before, rising."""
+        """All unsettled positions that came back, rising."""
         return [int(p) for p in self._window.returned(self.returned_count)]
 
     def is_settled(self, positions: Positions) -> NDArray[np.bool_]:
-        """Which of some positions are settled."""
+        """True for each settled position."""
         settled: NDArray[np.bool_] = self._window.at(positions.astype(np.int64)) == 0
         return settled
 
     def attempts_of(self, positions: Positions) -> Attempts:
-        """Number of the attempt that counts (1: first), for unsettled positions; 0 for settled ones."""
+        """The attempt that counts for each position (1: the first); 0 for settled ones."""
         return self._window.at(positions.astype(np.int64)).astype(np.uint32)
 
     def ids_of(self, positions: Positions) -> Ids:
@@ -199,11 +187,11 @@ class Subscription:
     def as_logged(
         self, ids: Ids, attempts: Attempts, positions: Positions | None
     ) -> tuple[Ids, Attempts, Positions | None]:
-        """A consumer's columns as the log has them.
+        """Translate a consumer's columns into those of the log.
 
-        A consumer names a retry by the id that the message was first scheduled under and counts its deliveries through;
-        the log names the unit at the position and counts the deliveries of that unit. Without positions the newest
-        retry of a message is meant.
+        A consumer knows a retry by the id under which the message was first scheduled, and its attempts add up over
+        retries. The log names the unit at the position and counts only that unit's deliveries. Without positions the
+        newest retry of a message is meant.
         """
         targets = self._ready.targets
         if targets.last_position < max(self._ready.first_retained, self.floor - LOOK_BACK):
@@ -228,7 +216,7 @@ class Subscription:
         return ids, attempts, positions
 
     def deliveries(self, positions: Positions, attempts: Attempts) -> Attempts:
-        """Deliveries in all, from the deliveries of the units at dispatched positions."""
+        """Deliveries of the messages over all retries, from the attempts of the units at these dispatched positions."""
         hits, rows = self._ready.targets.of(positions.astype(np.int64))
         if not len(hits):
             return attempts
@@ -237,7 +225,7 @@ class Subscription:
         return attempts
 
     def names_of(self, places: Places) -> Ids:
-        """The ids that consumers know the messages at dispatched positions by."""
+        """The ids by which consumers know the messages at dispatched positions."""
         names = self._ready.gather(places)
         hits, rows = self._ready.targets.of(places)
         names[hits] = rows["origin"]
@@ -245,22 +233,22 @@ class Subscription:
 
     @property
     def has_targets(self) -> bool:
-        """Whether the topic has positions that are for one group alone."""
+        """Whether the topic has positions for a single group."""
         return self._ready.targets.last_position >= 0
 
     def newest_targets(self, limit: int) -> NDArray[Any]:
-        """The last `limit` rows of the topic's targets, those that are for this group (see targets.py)."""
+        """Of the last `limit` rows of the topic's targets those for this group (see targets.py)."""
         rows = self._ready.targets.newest(limit)
         found: NDArray[Any] = rows[rows["group"] == self.group_id]
         return found
 
     def find(self, ids: Ids, positions: Positions | None) -> tuple[Places, NDArray[np.bool_]]:
-        """Where each row of a batch is, and whether it is anywhere; for `settled_before` and `settle`."""
+        """Position of each row of a batch, and whether it was found; for `settled_before` and `settle`."""
         return self._places(ids, positions)
 
     def settled_before(self, ids: Ids, found: tuple[Places, NDArray[np.bool_]]) -> tuple[Places, Ids]:
-        """Positions of a batch's rows (as `find` gave them) that are settled, and the ids that consumers know their
-        messages by."""
+        """Settled positions among a batch's rows (as `find` returned them), and the ids by which consumers know their
+        messages."""
         places, known = found
         places, names = places[known], ids[known]
         settled = self._window.at(places) == 0
@@ -274,7 +262,7 @@ class Subscription:
     # -- what the log says
 
     def acting(self, ids: Ids, attempts: Attempts, positions: Positions | None) -> tuple[Places, Places]:
-        """Rows of a batch that a settlement would change, each position once, rising; and their positions."""
+        """Rows of a batch that a settlement would change, each position once and rising; and their positions."""
         places, known = self._places(ids, positions)
         current = np.zeros(len(ids), np.uint16)
         current[known] = self._window.at(places[known])
@@ -284,7 +272,7 @@ class Subscription:
         return rows, places[rows]
 
     def growth(self, last: int) -> int:
-        """By how many values of two bytes its window would grow if a position were settled."""
+        """By how many two-byte values the window would grow if this position were settled."""
         return self._window.growth(last)
 
     def settle(
@@ -297,10 +285,10 @@ class Subscription:
         leaves: bool = False,
         found: tuple[Places, NDArray[np.bool_]] | None = None,
     ) -> tuple[SettleResult, Places]:
-        """Apply one batch; returns the counts and the positions that changed (rising, each once).
+        """Apply one batch; returns the counts and the changed positions (rising, each once).
 
-        `leaves`: what would come back at its position does not, it goes on elsewhere. `found`: what `find` gave for it
-        just now.
+        `leaves`: a retried message does not come back at its position but continues in another unit. `found`: the
+        result of `find` for the batch, just taken.
         """
         places, known = self._places(ids, positions) if found is None else found
         if not known.all():
@@ -331,16 +319,17 @@ class Subscription:
         return result, changed
 
     def check(self, first: int, wanted: NDArray[np.bool_]) -> int:
-        """Positions from `first` on, all below `check_stop`, met the filter; returns how many are skipped by that."""
+        """Note that positions from `first` on, all below `check_stop`, met the filter; returns how many are thereby
+        skipped."""
         self.checked = first + len(wanted)
         return 0 if wanted.all() else self._window.settle_unwanted(first, wanted)
 
     def skip_foreign(self) -> None:
-        """Positions for other groups may have been added: step over those at the floor."""
+        """Step the floor over positions for other groups, which may have been added."""
         self._window.skip_foreign()
 
     def skip_before_start(self, first: int, due_ms: NDArray[np.int64]) -> None:
-        """Messages dispatched at `first` on: those due before the group's start are not for it."""
+        """Settle those of the messages dispatched from `first` on that were due before the group's start."""
         early = int(np.searchsorted(due_ms, self.start_ms))
         if early and self.floor == first:
             if self.began == first:
@@ -350,7 +339,7 @@ class Subscription:
             self.start_ms = 0
 
     def raise_floor(self, position: int) -> int:
-        """Messages below are removed; returns how many of them were not settled."""
+        """Settle all messages below, which are removed; returns how many were unsettled."""
         if self.judged_from == NOT_JUDGED:
             self.judged_from = self._ready.count
         if position <= self.floor:
@@ -362,24 +351,24 @@ class Subscription:
         return unsettled
 
     def forget_how(self) -> None:
-        """How anything that is dispatched by now was or is settled is not to be told any more."""
+        """Forget how the messages dispatched so far were settled or will be: nobody is to be told any more."""
         self.judged_from = max(self.judged_from, self._ready.count)
 
     def pauses_bytes(self) -> bytes:
-        """int64[n, 2] of positions that wait, rising, and until when."""
+        """int64[n, 2]: waiting positions, rising, and until when each waits."""
         return np.array(sorted(self.pauses.items()), "<i8").tobytes()
 
     def window_bytes(self) -> bytes:
-        """uint16 of each position from the floor on."""
+        """uint16 for each position from the floor on."""
         return self._window.as_bytes()
 
     def restore(self, floor: int, start_ms: int, window: bytes) -> None:
-        """Back to what a checkpoint holds."""
+        """Restore the content of a checkpoint."""
         self._window.restore(floor, window)
         self.start_ms = start_ms
 
     def digest_into(self, sha: hashlib._Hash) -> None:
-        """Everything that counts."""
+        """Add the logical content to a digest."""
         window = self.window_bytes()
         checked = -1 if self.checked is None else self.unchecked
         facts = (self.group_id, self.topic_id, self.floor, self.start_ms, len(window), checked, self.epoch)
@@ -390,7 +379,7 @@ class Subscription:
     # -- inside
 
     def _forget_pauses(self) -> None:
-        """Of what lies below the floor, and of all that a reset brings back."""
+        """Forget pauses below the floor, and those of positions that a reset brings back."""
         if self.pauses:
             floor, end = self._window.floor, self._window.end
             self.pauses = {place: until_ms for place, until_ms in self.pauses.items() if floor <= place < end}

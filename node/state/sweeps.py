@@ -1,13 +1,15 @@
-"""Sweeps: jobs that cancel or move every pending message that a selection means, a step at a time.
+"""Sweeps: jobs that cancel or move every pending message of a selection, step by step.
 
-A deletion of a topic or group is such a job too: it cancels what is pending of it, and at its end the target goes.
+Deleting a topic or group is such a job too: it cancels the pending messages, and at its end the target is removed.
 
-Owns where each job stands, as part of the replicated state, so that any master carries it on and every message counts
-once: a step names how many were applied before it, and has no effect if that is no longer so. Which messages a step
-takes the master has found out (node/core/sweeper.py); what becomes of each is decided here, when it is applied.
+Owns where each job stands, as part of the replicated state. So any master can carry it on, and every message counts
+once: a step states how many messages were applied before it, and has no effect if that number no longer holds. The
+master finds the messages of a step (node/core/sweeper.py); what becomes of each is decided here when the step is
+applied.
 
-A job covers what commands stamped up to `stamped_ms_max` brought; a master stamps nothing with that time or an earlier
-one once the job has begun (`stamp_floor_ms`). Successors that a job appends are stamped later, so it never meets them.
+A job covers messages that came with commands stamped up to `stamped_ms_max`. Once it has begun, masters stamp nothing
+with that time or an earlier one (`stamp_floor_ms`). Successors that a job appends are stamped later, so it never meets
+them.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, SWEEP_S
 from tickwheel.wheel.sweep import DISPATCHED, DONE
 
 SWEEPS_MAX = 64
-"""Jobs that are remembered; the oldest that has ended goes first."""
+"""Remembered jobs; beyond it the oldest ended job is forgotten."""
 RUNNING_MAX = 8
 DELETIONS = ("delete_topic", "delete_group")
-"""Actions that cancel until a pass over all that is pending finds nothing, and then remove their target."""
+"""Actions that cancel until a pass over all pending messages finds none, and then remove their target."""
 
 
 class Sweeps:
@@ -42,22 +44,22 @@ class Sweeps:
         """Jobs that have not ended."""
 
     def __iter__(self) -> Iterator[Sweep]:
-        """In the order they began. Not to be changed."""
+        """Jobs in the order they began. Do not change them."""
         return iter(self._jobs.values())
 
     def get(self, job_id: str) -> Sweep | None:
-        """One job; not to be changed."""
+        """One job, or None. Do not change it."""
         return self._jobs.get(job_id)
 
     @property
     def stamp_floor_ms(self) -> int:
-        """What a master proposes from now on is stamped with this time at the earliest; 0: any time."""
+        """Earliest stamp of entries that a master proposes from now on; 0: any."""
         if not self.running:
             return 0
         return max(job.stamped_ms_max for job in self if job.state == SWEEP_RUNNING) + 1
 
     def apply(self, command: SweepCommand, wheel: WheelPort, pending: int, stamped_ms: int) -> SweepResult:
-        """One command; `pending`: messages in the wheel."""
+        """Apply one command; `pending`: messages in the wheel."""
         kind = command.WhichOneof("body")
         if kind == "begin":
             return self._begin(command.begin, pending, stamped_ms)
@@ -135,14 +137,15 @@ class Sweeps:
         if action in DELETIONS:
             job.pass_found += count
         if step.last and job.pass_found:
-            # What was under way when it began, and retries, may have come in where it had looked already.
+            # Commands under way when the job began, and retries, may have added messages in the part already scanned.
             job.pass_found = job.next_due_ms = job.next_index = 0
         elif step.last:
             self._end(job, SWEEP_FINISHED, stamped_ms)
         return SweepResult(_copy(job), done=len(done_ids), ids=done_ids, new_ids=new_ids, due_ms=due)
 
     def note_removed(self, job_id: str, undelivered: int, dead: int) -> Sweep:
-        """The target of a deletion that has finished went, and this with it. A copy of the job."""
+        """Record that a finished deletion removed its target, with these undelivered messages and dead letters. Returns
+        a copy of the job."""
         job = self._jobs[job_id]
         job.undelivered, job.dead = undelivered, dead
         return _copy(job)
@@ -155,21 +158,21 @@ class Sweeps:
     # -- checkpoints and digests
 
     def dump(self) -> list[Sweep]:
-        """Copies of all, in the order they began."""
+        """Copies of all jobs, in the order they began."""
         return [_copy(job) for job in self]
 
     def load(self, jobs: Iterable[Sweep]) -> None:
-        """Instead of what there is: what `dump` gave."""
+        """Replace the content by what `dump` returned."""
         self._jobs = {job.job_id: _copy(job) for job in jobs}
         self.running = sum(job.state == SWEEP_RUNNING for job in self)
 
     def digest_parts(self) -> list[bytes]:
-        """For the digest of the state."""
+        """Content for the digest of the state."""
         return [job.SerializeToString(deterministic=True) for job in self]
 
 
 def unknown_sweep(job_id: str) -> Failure:
-    """There is none of that id (any more)."""
+    """The refusal because no such job exists (any more)."""
     text = f"no sweep {job_id} is known; the last {SWEEPS_MAX} are remembered"
     return Failure(pb.UNKNOWN_NAME, text, {"field": "job_id", "value": job_id[:64]})
 

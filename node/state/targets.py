@@ -1,11 +1,11 @@
-"""Which positions of a ready queue are meant for one group alone: its retries and replayed dead letters.
+"""Positions of a ready queue that are for one group alone: its retries and replayed dead letters.
 
-Owns, for each such position, the group, the id that the message was first scheduled under, and how often it was
-delivered before it came here. Rows lie in files (a Sequence), so that their number costs no memory; those around a
-position are found by bisection, through a few cached blocks.
+Owns, for each such position, the group, the id under which the message was first scheduled, and how often it was
+delivered before. Rows lie in files (a Sequence), so that their number costs no memory. Rows around a position are found
+by bisection, through a few cached blocks.
 
-Invariants: positions rise; a position without a row is for every group. Topics without retries never look further
-than `last_position`. Called by the ready queue.
+Invariants: positions rise; a position without a row is for every group. Topics without retries never look further than
+`last_position`. Called by the ready queue.
 """
 
 from __future__ import annotations
@@ -21,31 +21,29 @@ from tickwheel.wheel.units import Ids, Units
 
 TARGET = np.dtype([("position", "<u8"), ("origin", "<u8"), ("group", "<u4"), ("attempts", "<u4")])
 Rows = NDArray[Any]
-"""Of TARGET."""
+"""Array of TARGET."""
 
 CACHE_ROWS = 128
-"""Rows of a cached piece;"""
+"""Rows of a cached piece."""
 CACHE_PIECES_MAX = 256
-"""and pieces: 800 kB."""
+"""Cached pieces: 800 kB."""
 _NONE: Rows = np.zeros(0, TARGET)
 
 
 def origins_of(units: Units) -> Ids:
-    """The ids under which units were first scheduled; 0: it is their own."""
+    """The ids under which units were first scheduled; 0: a unit's own id."""
     origins: Ids = units["origin_hour"].astype(np.uint64) << np.uint64(32) | units["origin_index"]
     return origins
 
 
 class Targets:
-    """See the module."""
-
     def __init__(self, rows: Sequence) -> None:
         self.rows = rows
         self._cache: dict[int, Rows] = {}
         self.last_position = int(rows.read(rows.count - 1, 1)["position"][0]) if rows.count > rows.first else -1
 
     def append(self, positions: NDArray[np.int64], units: Units) -> None:
-        """Units that entered the queue at these rising positions, each with a target."""
+        """Append units that entered the queue at these rising positions, each with a target."""
         rows = np.empty(len(units), TARGET)
         rows["position"], rows["origin"] = positions, origins_of(units)
         rows["group"], rows["attempts"] = units["target_group"], units["attempts"]
@@ -68,7 +66,7 @@ class Targets:
         return found
 
     def of(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], Rows]:
-        """Which of some positions have a row (places in `positions`, any order), and those rows."""
+        """(places in `positions` that have a row, in any order; those rows)."""
         none = np.zeros(0, np.int64)
         if not len(positions) or self.last_position < int(positions.min()):
             return none, _NONE
@@ -80,7 +78,7 @@ class Targets:
         return hits, rows[at[hits]]
 
     def drop_below(self, position: int) -> None:
-        """Positions below are gone."""
+        """Drop the rows of positions below."""
         if self.rows.count > self.rows.first:
             self.rows.drop_below(self._bound(position) if position <= self.last_position else self.rows.count)
             self._cache.clear()

@@ -20,12 +20,12 @@ class Topic:
     ready: ReadyLog
     paused: bool = False
     owner: str = ""
-    """The user who created it; empty: nobody's."""
+    """User who created the topic; empty: nobody owns it."""
     closing: bool = False
-    """A sweep of the state deletes it: it takes no message and hands none out."""
+    """A sweep is deleting the topic: it accepts and hands out no message."""
 
     def message(self) -> admin_pb2.Topic:
-        """As operators see it."""
+        """The topic as operators see it."""
         return admin_pb2.Topic(
             name=self.name, topic_id=self.topic_id, fifo=self.fifo, paused=self.paused, dispatched=self.ready.count
         )
@@ -44,24 +44,22 @@ class Topics:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[Topic]:
-        """By rising id."""
+        """Topics by rising id."""
         return iter(self._by_id.values())
 
     def get(self, topic_id: int) -> Topic | None:
-        """By id."""
         return self._by_id.get(topic_id)
 
     def takes(self, topic_id: int) -> bool:
-        """Whether it may be given messages: it exists and is not being deleted."""
+        """Whether the topic may get messages: it exists and is not being deleted."""
         topic = self._by_id.get(topic_id)
         return topic is not None and not topic.closing
 
     def named(self, name: str) -> Topic | None:
-        """By name."""
         return self._by_name.get(name)
 
     def add(self, topic: Topic) -> None:
-        """A new one; its id is above all before."""
+        """Add a topic; its id is above all earlier ones."""
         self.last_id = max(self.last_id, topic.topic_id)
         self._by_id[topic.topic_id] = topic
         self._by_name[topic.name] = topic
@@ -69,7 +67,7 @@ class Topics:
             self._owned[topic.owner] += 1
 
     def remove(self, topic: Topic) -> None:
-        """Its name is free again, its id is not."""
+        """Remove a topic. Its name becomes free again, its id does not."""
         del self._by_id[topic.topic_id]
         del self._by_name[topic.name]
         if topic.owner:
@@ -78,5 +76,5 @@ class Topics:
                 del self._owned[topic.owner]
 
     def owned_by(self, user: str) -> int:
-        """Topics that a user created and that exist."""
+        """Number of existing topics that a user created."""
         return self._owned[user]

@@ -1,6 +1,6 @@
-"""What others read of the replicated state: names, groups, places, counts. Nothing here changes anything.
+"""Read access to the replicated state: names, groups, places, counts. Nothing here changes anything.
 
-The state machine is one of these; node/core reads it through these methods alone.
+The state machine is a StateView; node/core reads it through these methods alone.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ from tickwheel.wheel.units import Ids
 
 
 class StateView:
-    """See the module."""
-
     def __init__(self, state: ClusterState, wheel: WheelPort, admin: Administration) -> None:
         self._state = state
         self.wheel = wheel
@@ -48,7 +46,7 @@ class StateView:
 
     @property
     def sweeps(self) -> Sweeps:
-        """Jobs over what is pending; not to be changed."""
+        """Jobs over pending messages. Do not change them."""
         return self._state.sweeps
 
     @property
@@ -73,7 +71,7 @@ class StateView:
 
     @property
     def cluster_id(self) -> str:
-        """Empty until it has been created."""
+        """Id of the cluster; empty until it has been created."""
         return self._state.cluster_id
 
     @property
@@ -83,16 +81,16 @@ class StateView:
 
     @property
     def access(self) -> AccessControl:
-        """Users, roles and tokens; not to be changed."""
+        """Users, roles and tokens. Do not change them."""
         return self._state.access
 
     @property
     def staging(self) -> Staging:
-        """What bulk writers have staged."""
+        """Rows staged by bulk writers."""
         return self._state.staging
 
     def repeated(self, sender: Sender, count: int) -> Batch | Failure | None:
-        """See `Producers.repeated`."""
+        """As `Producers.repeated`."""
         return self._state.producers.repeated(sender, count)
 
     def last_accepted(self, producer_id: str) -> int | None:
@@ -104,13 +102,13 @@ class StateView:
         return 0 if len(producers) < self._state.settings.producers_max else None
 
     def owner_of(self, producer_id: str) -> str:
-        """To whom a producer id belongs; empty: to nobody yet."""
+        """Owner of a producer id; empty: nobody yet."""
         span = self._state.producers.span(producer_id)
         return "" if span is None else span.owner
 
     @property
     def states_checksums(self) -> bool:
-        """Whether the log has checksums of requests already."""
+        """Whether the log already has checksums of requests."""
         return self._state.producers.stated
 
     @property
@@ -127,16 +125,16 @@ class StateView:
         return list(self._state.members.values())
 
     def was_removed(self, node_id: str) -> bool:
-        """Whether a member of this id was removed: it never comes back."""
+        """Whether a member with this id was removed; such an id never comes back."""
         return node_id in self._state.removed_ids
 
     @property
     def removed_count(self) -> int:
-        """Members that were removed."""
+        """Number of removed members."""
         return len(self._state.removed_ids)
 
     def members_after(self, command: AdminCommand) -> Members | Failure:
-        """What this command about members would make of them now."""
+        """The members after this command about members, or its refusal."""
         return after(command, self._state.members, self._state.removed_ids)
 
     def load(self, job_id: str) -> Load | None:
@@ -145,7 +143,7 @@ class StateView:
 
     @property
     def cold(self) -> ColdTier:
-        """The cold tier; not to be changed."""
+        """The cold tier. Do not change it."""
         return self._state.cold
 
     def topic_id(self, name: str) -> int | None:
@@ -163,7 +161,7 @@ class StateView:
         return [topic.name for topic in self._state.topics]
 
     def topic_fifo(self, topic_id: int) -> bool:
-        """Whether messages of one message group go one after the other."""
+        """Whether messages of one message group are delivered one after the other."""
         topic = self._state.topics.get(topic_id)
         return topic is not None and topic.fifo
 
@@ -177,19 +175,20 @@ class StateView:
         return sum(subscription.backlog for subscription in self._state.groups.of_topic(topic_id))
 
     def group_owed(self, group_id: int) -> dict[str, int]:
-        """What a group holds beside its retries: messages it has not settled, and dead letters."""
+        """Counts of a group's unsettled messages ("undelivered") and dead letters ("dead"); {} if there is no group.
+        Retries waiting in the wheel do not count."""
         group = self._state.groups.get(group_id)
         if group is None:
             return {}
         return {"undelivered": sum(s.backlog for s in group.subscriptions.values()), "dead": group.dead.count}
 
     def ready_count(self, topic_id: int) -> int:
-        """Messages that have entered its ready queue so far."""
+        """Messages that ever entered the topic's ready queue."""
         topic = self._state.topics.get(topic_id)
         return 0 if topic is None else topic.ready.count
 
     def ready_log(self, topic_id: int) -> ReadyLog | None:
-        """Ready queue of a topic, to read."""
+        """Ready queue of a topic, for reading."""
         topic = self._state.topics.get(topic_id)
         return None if topic is None else topic.ready
 
@@ -199,7 +198,7 @@ class StateView:
 
     @property
     def backlog(self) -> Backlog:
-        """What groups have still to settle, by topic; not to be changed."""
+        """Unsettled messages by topic. Do not change it."""
         return self._state.backlog
 
     def topic_messages(self) -> list[admin_pb2.Topic]:
@@ -226,7 +225,7 @@ class StateView:
         return "" if group is None else group.name
 
     def group_broadcasting(self, group_id: int) -> bool:
-        """Whether every consumer of it gets every message."""
+        """Whether every consumer of the group gets every message."""
         group = self._state.groups.get(group_id)
         return group is not None and group.broadcasting
 
@@ -236,12 +235,12 @@ class StateView:
         return group is not None and group.paused
 
     def filter_refusal(self, group_id: int, asked: str) -> Failure | None:
-        """Whether a filter that a consumer states (empty: none) is another than its group's."""
+        """The refusal if a filter that a consumer states (empty: none) differs from its group's; None: it agrees."""
         group = self._state.groups.get(group_id)
         return None if group is None else filter_refusal(group, asked)
 
     def group_filter(self, group_id: int) -> str:
-        """Its filter, normalised; empty: everything."""
+        """The group's filter, normalised; empty: everything."""
         group = self._state.groups.get(group_id)
         return "" if group is None else group.filter
 
@@ -251,7 +250,7 @@ class StateView:
         return [(s.group_id, s.topic_id) for group in filtered for s in group.subscriptions.values()]
 
     def group_topics(self, group_id: int) -> list[int]:
-        """Ids of its topics."""
+        """Ids of the group's topics."""
         group = self._state.groups.get(group_id)
         return [] if group is None else list(group.subscriptions)
 
@@ -260,7 +259,7 @@ class StateView:
         return ((group.group_id, group.name) for group in self._state.groups)
 
     def group_names(self) -> list[str]:
-        """Of all groups."""
+        """Names of all groups."""
         return [group.name for group in self._state.groups]
 
     def group_message(self, name: str) -> admin_pb2.Group | None:
@@ -269,62 +268,62 @@ class StateView:
         return None if group is None else self._admin.describe(group)
 
     def subscription(self, group_id: int, topic_id: int) -> Subscription | None:
-        """A group's place in a topic."""
+        """A group's progress in a topic; None: it does not have the topic."""
         group = self._state.groups.get(group_id)
         return None if group is None else group.subscriptions.get(topic_id)
 
     @property
     def subscription_count(self) -> int:
-        """Topics of all groups together."""
+        """Number of (group, topic) pairs."""
         return self._state.groups.subscription_count
 
     @property
     def topic_count(self) -> int:
-        """Topics that there are."""
+        """Number of topics."""
         return len(self._state.topics)
 
     def subscriptions(self) -> Iterator[tuple[tuple[int, int], Subscription]]:
-        """All, by (group id, topic id)."""
+        """All subscriptions, with (group id, topic id)."""
         return (((s.group_id, s.topic_id), s) for s in self._state.groups.subscriptions())
 
     def dead_count(self, group_id: int) -> int:
-        """Dead letters of a group that are kept."""
+        """Number of dead letters of a group."""
         group = self._state.groups.get(group_id)
         return 0 if group is None else group.dead.count
 
     def waiting_retries(self, id: int) -> list[tuple[str, int, int, int]]:
-        """(group, id of the retry's unit, due_ms, deliveries so far) of a message's retries that wait in the wheel."""
+        """A message's retries that wait in the wheel: (group, id of the retry's unit, due_ms, deliveries so far)."""
         cursor = self.wheel.cursor
         found = ((group.name, group.waiting.of(id, cursor)) for group in self._state.groups)
         return [(name, *retry) for name, retry in found if retry is not None]
 
     def waiting_origins(self, group_id: int) -> Ids:
-        """Messages of a group whose retry waits in the wheel, by the ids they were first scheduled under."""
+        """First ids of a group's messages whose retry waits in the wheel."""
         group = self._state.groups.get(group_id)
         return NO_IDS if group is None else group.waiting.newest(WAITING_ROWS_MAX, self.wheel.cursor)
 
     def dead_letters_kept(self) -> int:
-        """Dead letters of all groups."""
+        """Number of dead letters of all groups."""
         return sum(group.dead.count for group in self._state.groups)
 
     def oldest_death_ms(self) -> int | None:
-        """When the oldest of all dead letters died; None: there are none."""
+        """When the oldest dead letter of all groups died; None: there is none."""
         times = (group.dead.oldest_died_ms for group in self._state.groups)
         return min((died_ms for died_ms in times if died_ms is not None), default=None)
 
     def dead_letters(self, group_id: int) -> DeadLetters | None:
-        """Dead letters of a group, to read."""
+        """Dead letters of a group, for reading."""
         group = self._state.groups.get(group_id)
         return None if group is None else group.dead
 
     def retry_policy(self, group_id: int) -> RetryPolicy:
-        """How messages of a group come again."""
+        """Retry policy of a group."""
         group = self._state.groups.get(group_id)
         return RetryPolicy() if group is None else group.retry
 
     @property
     def removed_unsettled(self) -> int:
-        """Messages removed by retention that a group had not settled (once per group), or that no group ever saw."""
+        """Messages removed by retention that a group had not settled (once per group), or that never had a group."""
         return self._state.unsettled_removed
 
     @property
@@ -333,9 +332,9 @@ class StateView:
         return self._state.hour_min_kept
 
     def removable_hours(self) -> int:
-        """Hours below this one hold nothing that a group still needs: propose RemoveHours with it.
+        """Hours below this one hold no message that a group still needs: propose RemoveHours with it.
 
-        A topic without groups retains.
+        A topic without groups keeps its messages.
         """
         return self._admin.removable_hours()
 

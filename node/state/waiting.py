@@ -1,10 +1,10 @@
-"""Which messages of a group wait in the wheel for their next attempt: so that a look at a message can tell.
+"""Messages of a group that wait in the wheel for their next attempt, so that a request about a message can show it.
 
-Owns one row for each retry that was appended, until it is found dispatched. Rows are kept in the order of the log;
-dispatched ones (their key lies below the cursor) are dropped when the rows have doubled since they were dropped last.
-At most ROWS_MAX: beyond, the oldest are forgotten, and their messages say that they are dispatched, no more.
+Owns one row for each appended retry, until it is found dispatched. Rows are in the order of the log. Dispatched ones
+(their key lies below the cursor) are dropped when the number of rows has doubled since the last time. At most ROWS_MAX:
+beyond it the oldest rows are forgotten, and their messages merely appear as dispatched.
 
-Nothing is decided by it. It is replicated state all the same: equal on all nodes, in checkpoint and digest.
+Nothing else depends on it. It is replicated state all the same: equal on all nodes, in checkpoint and digest.
 """
 
 from __future__ import annotations
@@ -19,24 +19,22 @@ from numpy.typing import NDArray
 from tickwheel.wheel.units import CursorKey, Ids
 
 WAITING = np.dtype([("origin", "<u8"), ("id", "<u8"), ("due_ms", "<i8"), ("topic_id", "<u4"), ("attempts", "<u4")])
-"""`attempts`: deliveries so far."""
+"""A row; `attempts`: deliveries so far."""
 ROWS_LEAST = 256
 ROWS_MAX = 1 << 20
 Rows = NDArray[Any]
 
 
 class WaitingRetries:
-    """See the module. One per group."""
-
     def __init__(self, content: bytes = b"", limit: int = 0) -> None:
         self._count = len(content) // WAITING.itemsize
         self._limit = limit or ROWS_LEAST
-        """Rows at which the dispatched ones are dropped next."""
+        """Number of rows at which dispatched ones are dropped next."""
         self._rows: Rows = np.zeros(max(ROWS_LEAST, self._count), WAITING)
         self._rows[: self._count] = np.frombuffer(content, WAITING)
 
     def add(self, rows: Rows, cursor: CursorKey) -> None:
-        """Retries were appended to the wheel."""
+        """Add rows of retries that were appended to the wheel."""
         needed = self._count + len(rows)
         if needed > len(self._rows):
             grown = np.zeros(2 * needed, WAITING)
@@ -52,7 +50,7 @@ class WaitingRetries:
             self._limit = max(ROWS_LEAST, 2 * len(kept))
 
     def forget_topic(self, topic_id: int) -> None:
-        """A topic is gone, and its retries with it."""
+        """Drop the rows of a deleted topic."""
         kept = self._rows[: self._count]
         kept = kept[kept["topic_id"] != topic_id]
         self._rows[: len(kept)] = kept
@@ -71,17 +69,17 @@ class WaitingRetries:
 
     @property
     def used(self) -> bool:
-        """Whether there is a row; without one no retry waits."""
+        """Whether there are rows; without rows no retry waits."""
         return self._count > 0
 
     def newest(self, limit: int, cursor: CursorKey) -> Ids:
-        """Messages whose retry waits, by the ids they were first scheduled under; of the last `limit` rows."""
+        """First ids of messages whose retry waits, among the last `limit` rows."""
         rows = self._rows[max(0, self._count - limit) : self._count]
         found: Ids = rows["origin"][_is_waiting(rows, cursor)]
         return found
 
     def count(self, cursor: CursorKey) -> int:
-        """How many wait."""
+        """Number of waiting retries."""
         return len(self._waiting(cursor))
 
     def _waiting(self, cursor: CursorKey) -> Rows:
@@ -89,11 +87,11 @@ class WaitingRetries:
         return rows[_is_waiting(rows, cursor)]
 
     def content(self) -> tuple[bytes, int]:
-        """What the constructor takes."""
+        """Values for the constructor."""
         return self._rows[: self._count].tobytes(), self._limit
 
     def digest(self) -> bytes:
-        """Everything."""
+        """Digest of the whole content."""
         content, limit = self.content()
         return hashlib.sha256(struct.pack("<Q", limit) + content).digest()
 

@@ -25,13 +25,13 @@ Values = NDArray[np.uint16]
 
 ATTEMPT_MAX = 65_535
 CHUNK = 65_536
-"""Positions looked at together."""
+"""Positions examined together."""
 CAPACITY_LEAST = 1_024
 _NOTHING: Values = np.zeros(0, np.uint16)
 
 
 class Window:
-    """One group's, in one topic's ready queue."""
+    """The window of one group in one topic's ready queue."""
 
     __slots__ = (
         "_backlog",
@@ -62,11 +62,11 @@ class Window:
         self._base = 0
         """Position of `_values[0]`."""
         self._returned_from = 0
-        """Below it none is returned; only saves looking."""
+        """No position below is returned; only saves searching."""
         backlog.add(topic_id, ready.count)
 
     def forget(self) -> None:
-        """Group or topic is gone: nothing waits for it any more."""
+        """The group or topic is gone: take its messages off the backlog."""
         self._hold(_NOTHING)
         self._backlog.add(self._topic_id, self.settled - self._ready.count)
 
@@ -78,7 +78,7 @@ class Window:
         return self.settled - self.floor
 
     def span(self, first: int, last: int) -> Values:
-        """Values of [first, last), which lies above the floor; not to be written to."""
+        """Values of [first, last), which lies above the floor. Do not write to them."""
         inside = max(0, min(last, self.end) - first)
         start = first - self._base
         if inside == last - first:
@@ -108,7 +108,7 @@ class Window:
         return values
 
     def returned(self, limit: int) -> Places:
-        """Up to `limit` unsettled positions that were out before, rising."""
+        """Up to `limit` unsettled positions that came back, rising."""
         at = max(self._returned_from, self.floor)
         parts: list[Places] = []
         missing = min(limit, self.returned_count)
@@ -123,7 +123,7 @@ class Window:
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def growth(self, last: int) -> int:
-        """By how many values its array would grow if a position were settled or given back; 0: not at all."""
+        """By how many values the array would grow if a position were settled or given back; 0: not at all."""
         end = last + 1
         if end - self._base <= len(self._values):
             return 0
@@ -132,14 +132,14 @@ class Window:
     # -- what changes it
 
     def begin_at(self, position: int) -> None:
-        """Nothing from here on is settled; what lies below is."""
+        """Nothing from this position on is settled; everything below is."""
         self.floor = self._base = self.end = self._returned_from = position
         self.returned_count = 0
         self._note_settled(position - self.settled)
         self._advance()
 
     def settle(self, places: Places) -> None:
-        """Positions, rising and not settled, are settled."""
+        """Settle positions, which are rising and unsettled."""
         self._cover(int(places[-1]) + 1)
         at = places - self._base
         if self.returned_count:
@@ -149,7 +149,7 @@ class Window:
         self._advance()
 
     def give_back(self, places: Places) -> None:
-        """The attempts that are out for positions, rising and not settled, are over: the next one counts."""
+        """End the attempts that are out for positions, which are rising and unsettled: the next attempt counts."""
         self._cover(int(places[-1]) + 1)
         at = places - self._base
         old = self._values[at]
@@ -158,7 +158,7 @@ class Window:
         self._returned_from = min(self._returned_from, int(places[0]))
 
     def settle_unwanted(self, first: int, wanted: NDArray[np.bool_]) -> int:
-        """Of the positions from `first` on, not below the floor, those not wanted are settled; returns how many."""
+        """Settle the unwanted ones of the positions from `first` on, which is not below the floor; returns how many."""
         end = first + len(wanted)
         self._cover(end)
         values = self._values[first - self._base : end - self._base]
@@ -172,12 +172,12 @@ class Window:
         return count
 
     def skip_foreign(self) -> None:
-        """Positions for other groups may have been added: step over those at the floor."""
+        """Step the floor over positions for other groups, which may have been added."""
         if self.floor == self.end:
             self._advance()
 
     def raise_floor(self, position: int) -> int:
-        """Everything below a position above the floor counts as settled; returns how many were not."""
+        """Settle all positions below one that lies above the floor; returns how many were unsettled."""
         unsettled, at = 0, self.floor
         while at < position:
             end = min(position, at + CHUNK)
@@ -194,11 +194,11 @@ class Window:
         return unsettled
 
     def as_bytes(self) -> bytes:
-        """uint16 of each position from the floor on."""
+        """uint16 for each position from the floor on."""
         return self._held().astype("<u2").tobytes() if self.end > self.floor else b""
 
     def restore(self, floor: int, data: bytes) -> None:
-        """Back to what `as_bytes` gave."""
+        """Restore what `as_bytes` returned."""
         values = np.frombuffer(data, "<u2")
         self._hold(np.array(values, np.uint16))
         self.floor = self._base = self._returned_from = floor
@@ -220,7 +220,7 @@ class Window:
         return self._values[self.floor - self._base : self.end - self._base]
 
     def _cover(self, end: int) -> None:
-        """Make `end` at least this."""
+        """Extend the array so that `end` is at least this."""
         if end <= self.end:
             return
         if end - self._base > len(self._values):
@@ -239,7 +239,7 @@ class Window:
         self.end = end
 
     def _advance(self) -> None:
-        """Move the floor over what is settled."""
+        """Move the floor over settled positions."""
         at, step = self.floor, 256
         while at < self.end:
             end = min(self.end, at + step)
