@@ -1,7 +1,6 @@
-"""Users, roles, tokens, the audit log, and showing a token with every call.
+"""Calls for users, roles, tokens and the audit log.
 
-Answers are the proto messages themselves, as those of AdminClient are: they are the reference. Changes go to the
-master.
+The answers are the messages of access.proto, which documents their fields. Changes go to the master.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class AccessClient:
         return await self._cluster.call(invoke, self._timeout_s, repeatable=repeatable)
 
     async def who_am_i(self) -> access_pb2.Caller:
-        """Who the master takes this client for."""
+        """The caller as the master identifies this client, with its rights."""
         caller: access_pb2.Caller = await self._call("WhoAmI", access_pb2.WhoAmIRequest())
         return caller
 
@@ -62,14 +61,14 @@ class AccessClient:
     async def create_token(
         self, user: str, *, label: str = "", lifetime: timedelta | None = None
     ) -> access_pb2.CreateTokenResponse:
-        """A new token. Its secret is in the answer and nowhere else. OutcomeUnknown if the answer got lost."""
+        """Create a token. Only the answer holds its secret. Raises OutcomeUnknown if the answer is lost."""
         lifetime_ms = 0 if lifetime is None else int(lifetime / timedelta(milliseconds=1))
         request = access_pb2.CreateTokenRequest(user=user, label=label, lifetime_ms=lifetime_ms)
         created: access_pb2.CreateTokenResponse = await self._call("CreateToken", request, repeatable=False)
         return created
 
     async def revoke_token(self, user: str, token_id: str) -> access_pb2.User:
-        """End a token."""
+        """Revoke a token; returns its user."""
         request = access_pb2.RevokeTokenRequest(user=user, token_id=token_id)
         changed: access_pb2.User = await self._call("RevokeToken", request)
         return changed
@@ -81,7 +80,7 @@ class AccessClient:
         return role
 
     async def delete_role(self, name: str) -> None:
-        """Delete a role that nobody has."""
+        """Delete a role that no user has."""
         await self._call("DeleteRole", access_pb2.DeleteRoleRequest(name=name))
 
     async def roles(self) -> list[access_pb2.AccessRole]:

@@ -1,6 +1,6 @@
 """The operator's calls: status, members, topics, groups, settings, transfer, digest, backup.
 
-Answers are the proto messages themselves: they are the reference. Changes go to the master.
+The answers are the messages of admin.proto, which documents their fields. Changes go to the master.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Traced = admin_pb2.TraceResponse | Fault
 
 
 def _request_id() -> int:
-    """Tells the repeats of one call, whose answers may get lost, from another call."""
+    """A random id by which a node recognizes the repeats of one call."""
     return secrets.randbits(63) | 1
 
 
@@ -33,7 +33,7 @@ class AdminClient:
         self._timeout_s = timeout_s
 
     async def know_all(self) -> dict[str, admin_pb2.NodeStatus | Fault]:
-        """Learn of every node from those that are known, and what they say: one address is enough to see all."""
+        """The status of every node, as `statuses`. First learns the addresses of all nodes from the known ones."""
         answers = await self.statuses()
         while True:
             for answer in answers.values():
@@ -48,7 +48,7 @@ class AdminClient:
             answers = await self.statuses()
 
     async def trace(self, message_ids: Sequence[str], timeout_s: float = 10.0) -> dict[str, Traced]:
-        """What every known node has noted about messages, by address; a Fault for one that does not answer."""
+        """The events about messages that each known node has noted, by address; a Fault for a node without answer."""
         request = admin_pb2.TraceRequest(ids=[parse_id(message_id) for message_id in message_ids])
 
         async def one(address: str) -> Traced:
@@ -62,7 +62,7 @@ class AdminClient:
         return dict(zip(addresses, answers, strict=True))
 
     async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, admin_pb2.NodeStatus | Fault]:
-        """What every known node says, by address; a Fault for one that does not answer."""
+        """The status of each known node, by address; a Fault for a node without an answer."""
         return await self._cluster.statuses(timeout_s)
 
     async def master_status(self, timeout_s: float | None = None) -> admin_pb2.NodeStatus:
@@ -74,7 +74,7 @@ class AdminClient:
         return await self._cluster.call(invoke, timeout_s or self._timeout_s)
 
     async def transfer(self, target_id: str = "") -> admin_pb2.TransferMasterResponse:
-        """Planned handover; empty: to the node that is furthest. OutcomeUnknown if the answer got lost."""
+        """Hand mastership over as planned; empty: to the voter with the longest log. Raises OutcomeUnknown."""
         request = admin_pb2.TransferMasterRequest(target_id=target_id)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.TransferMasterResponse:
@@ -83,7 +83,7 @@ class AdminClient:
         return await self._cluster.call(invoke, self._timeout_s, repeatable=False, try_timeout_s=self._timeout_s)
 
     async def add_member(self, member: admin_pb2.Member) -> list[admin_pb2.Member]:
-        """Add one node; the members after it."""
+        """Add one node. Returns the members after the change."""
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.MemberList:
             return await AdminStub(channel).AddMember(admin_pb2.AddMemberRequest(member=member), timeout=try_s)
@@ -92,7 +92,7 @@ class AdminClient:
         return list(answer.members)
 
     async def remove_member(self, node_id: str) -> list[admin_pb2.Member]:
-        """Remove one node; the members after it."""
+        """Remove one node. Returns the members after the change."""
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.MemberList:
             return await AdminStub(channel).RemoveMember(admin_pb2.RemoveMemberRequest(node_id=node_id), timeout=try_s)
@@ -101,7 +101,7 @@ class AdminClient:
         return list(answer.members)
 
     async def create_topic(self, name: str, *, fifo: bool = False) -> admin_pb2.Topic:
-        """Create a topic; the same again is no error."""
+        """Create a topic. No error if the same topic exists."""
         request = admin_pb2.CreateTopicRequest(name=name, fifo=fifo)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Topic:
@@ -110,8 +110,11 @@ class AdminClient:
         return await self._cluster.call(invoke, self._timeout_s)
 
     async def delete_topic(self, name: str, *, cancel_pending: bool = False) -> admin_pb2.DeleteTopicResponse:
-        """Delete a topic. Unless `cancel_pending`, RequestRefused with the counts in its metadata (`pending`,
-        `undelivered`) if it holds messages. A large one goes on as the sweep `job_id` after the answer."""
+        """Delete a topic. The deletion of a large one continues after the answer, as the sweep `job_id`.
+
+        Without `cancel_pending` it raises RequestRefused if the topic holds messages, with the counts `pending` and
+        `undelivered` in the metadata.
+        """
         request = admin_pb2.DeleteTopicRequest(name=name, cancel_pending=cancel_pending, request_id=_request_id())
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.DeleteTopicResponse:
@@ -147,8 +150,7 @@ class AdminClient:
         retry: admin_pb2.RetryPolicy | None = None,
         broadcasting: bool = False,
     ) -> admin_pb2.Group:
-        """Create a consumer group. `filter` is `a || b`, or `*`; `retry`: how its messages come again, None: at the
-        delay levels."""
+        """Create a consumer group. `filter`: `a || b`, or `*`. `retry`: its retry policy; None: the delay levels."""
         request = admin_pb2.CreateGroupRequest(
             name=name,
             topics=topics,
@@ -165,7 +167,7 @@ class AdminClient:
         return await self._cluster.call(invoke, self._timeout_s)
 
     async def set_group_filter(self, name: str, filter: str) -> admin_pb2.Group:
-        """Another filter from the group's floor on; consumers that named the old one are refused from now on."""
+        """Replace the filter, from the group's floor on. Consumers that name the old one are refused from now on."""
         request = admin_pb2.SetGroupFilterRequest(name=name, filter=filter)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
@@ -174,7 +176,7 @@ class AdminClient:
         return await self._cluster.call(invoke, self._timeout_s)
 
     async def pause_topic(self, name: str, *, paused: bool = True) -> admin_pb2.Topic:
-        """Hand out nothing of the topic until it is resumed (`paused=False`); survives any change of master."""
+        """Stop all deliveries of the topic until it is resumed (`paused=False`); a change of master keeps that."""
         request = admin_pb2.SetPausedRequest(name=name, paused=paused)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Topic:
@@ -183,7 +185,7 @@ class AdminClient:
         return await self._cluster.call(invoke, self._timeout_s)
 
     async def pause_group(self, name: str, *, paused: bool = True) -> admin_pb2.Group:
-        """Hand out nothing to the group until it is resumed (`paused=False`); what is out can be settled."""
+        """Stop all deliveries to the group until it is resumed (`paused=False`); open ones can be settled."""
         request = admin_pb2.SetPausedRequest(name=name, paused=paused)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
@@ -194,9 +196,11 @@ class AdminClient:
     async def reset_group(
         self, name: str, start_from: str, *, start_ms: int = 0, topics: Sequence[str] = ()
     ) -> admin_pb2.Group:
-        """Begin anew at earliest, latest, or time with `start_ms`; what is out is void, attempts begin at 1.
+        """Start the group anew at earliest, latest, or time with `start_ms`.
 
-        OutcomeUnknown if the answer got lost: repeating it would void what was handed out since."""
+        Open deliveries become invalid and attempts begin at 1. Raises OutcomeUnknown if the answer is lost: a repeat
+        would invalidate deliveries made since.
+        """
         request = admin_pb2.ResetGroupRequest(
             name=name,
             topics=topics,
@@ -210,7 +214,7 @@ class AdminClient:
         return await self._cluster.call(invoke, self._timeout_s, repeatable=False)
 
     async def update_group(self, name: str, retry: admin_pb2.RetryPolicy) -> admin_pb2.Group:
-        """Replace the retry policy of a group: retries that wait already keep their time."""
+        """Replace the retry policy of a group. Retries that wait already keep their time."""
         request = admin_pb2.UpdateGroupRequest(name=name, retry=retry)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Group:
@@ -219,8 +223,11 @@ class AdminClient:
         return await self._cluster.call(invoke, self._timeout_s)
 
     async def delete_group(self, name: str, *, discard: bool = False) -> admin_pb2.DeleteGroupResponse:
-        """Delete a group. Unless `discard`, RequestRefused with the counts in its metadata (`undelivered`, `retries`,
-        `dead`) if it has not settled everything. A large one goes on as the sweep `job_id` after the answer."""
+        """Delete a group. The deletion of a large one continues after the answer, as the sweep `job_id`.
+
+        Without `discard` it raises RequestRefused if the group has unsettled messages, with the counts `undelivered`,
+        `retries` and `dead` in the metadata.
+        """
         request = admin_pb2.DeleteGroupRequest(name=name, discard=discard, request_id=_request_id())
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.DeleteGroupResponse:
@@ -254,7 +261,7 @@ class AdminClient:
         return await self._cluster.call(invoke, self._timeout_s)
 
     async def update_settings(self, settings: admin_pb2.Settings) -> admin_pb2.Settings:
-        """Replace the fields that are set; all after it."""
+        """Replace the fields that are set. Returns all settings after the change."""
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.Settings:
             return await AdminStub(channel).UpdateSettings(settings, timeout=try_s)
@@ -271,7 +278,7 @@ class AdminClient:
             raise error_of(fault_of_call(error)) from error
 
     async def disk_use(self, address: str, *, by_topic: bool = False, hour_min: int = 0) -> admin_pb2.DiskUse:
-        """What the data directory of one node holds; by topic from an hour on, see `next_hour` in the answer."""
+        """The disk use of one node. `by_topic`: in pages from `hour_min` on; `next_hour` begins the next page."""
         request = admin_pb2.GetDiskUseRequest(by_topic=by_topic, hour_min=hour_min)
         try:
             return await AdminStub(self._cluster.channel(address)).GetDiskUse(request, timeout=self._timeout_s)
@@ -281,7 +288,7 @@ class AdminClient:
     async def backup(
         self, address: str, timeout_s: float = 3_600.0, *, stale: bool = False
     ) -> AsyncIterator[admin_pb2.BackupChunk]:
-        """A consistent copy of one node's state, in chunks. `stale`: also of a node that takes no part or is behind."""
+        """A consistent copy of one node's state, in chunks. `stale`: even if the node takes no part or is behind."""
         request = admin_pb2.BackupRequest(stale=stale)
         call = AdminStub(self._cluster.channel(address)).Backup(request, timeout=timeout_s)
         try:

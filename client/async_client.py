@@ -1,7 +1,7 @@
-"""The asyncio client: one object for a cluster, whoever is its master.
+"""The asyncio client: one object for a cluster, which finds the master itself.
 
-Owns the lanes of unary schedules: each call under way uses a producer id and sequence of its own, so that repeating
-it after a lost answer never schedules twice. Everything has a deadline (`timeout_s`).
+Owns the lanes of unary schedules: each call under way has a separate producer id and sequence, so that a repeat after a
+lost answer never schedules twice. Every call has a deadline (`timeout_s`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ STARTS = ("earliest", "latest", "time")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as a node tells of it."""
+    """A message in the state that a node reports."""
 
     id: str
     topic: str
@@ -66,18 +66,18 @@ class Message:
     headers: Mapping[str, str] | None = None
     message_group: str = ""
     scheduled_ms: int = 0
-    """When it was scheduled, moved, or sent back for a retry."""
+    """When it was scheduled, moved, or returned for a retry; milliseconds since the Unix epoch."""
     attempts: int = 0
     """Deliveries that failed so far."""
     group: str = ""
-    """The one group that a retry goes to."""
+    """The group that a retry goes to; empty if it is no retry."""
     retries: Mapping[str, int] | None = None
-    """Groups for which it waits for its next attempt, and until when (ms); None: for none."""
+    """Groups for which it waits for its next attempt, and the due time of each in milliseconds; None for no group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """How many messages are pending in a stretch of time."""
+    """The number of pending messages in a span of time."""
 
     start_ms: int
     count: int
@@ -85,7 +85,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class PendingCount:
-    """How many messages are pending, in all and by time."""
+    """The number of pending messages, in total and by bucket."""
 
     total: int
     buckets: tuple[Bucket, ...]
@@ -123,8 +123,10 @@ class AsyncClient:
         name: str = "",
         token: str = "",
     ) -> None:
-        """`name`: who this is, for quotas; a user's name or a certificate's common name goes before it. `token`: shown
-        with every call to a cluster with rights; without TLS it crosses the network in clear."""
+        """`name`: the client's name for quotas, unless a user or a certificate names it.
+
+        `token`: sent with every call, for a cluster with rights; without TLS it crosses the network unencrypted.
+        """
         if isinstance(addresses, str):
             addresses = [part.strip() for part in addresses.split(",") if part.strip()]
         self.cluster = Cluster(addresses, tls, token)
@@ -140,7 +142,7 @@ class AsyncClient:
         self.sweeps = SweepClient(self.cluster, timeout_s)
         self._lanes = Lanes(new_producer_id())
         self._owner = secrets.token_hex(16)
-        """The secret that producer ids of this client belong to; nodes with certificates go by these."""
+        """The secret that owns this client's producer ids; nodes with certificates use those as the owner instead."""
         self._client_name = name
         self._producers: set[Producer] = set()
         self._consumers: set[Consumer] = set()
@@ -154,7 +156,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """End consumers and producers (what is not answered yet gets OutcomeUnknown) and close connections."""
+        """End consumers and producers and close the connections. Unanswered messages end with OutcomeUnknown."""
         for consumer in list(self._consumers):
             await consumer.close()
         for producer in list(self._producers):
@@ -179,10 +181,11 @@ class AsyncClient:
         jitter: timedelta | None = None,
         timeout_s: float | None = None,
     ) -> Receipt:
-        """Schedule one message; returns once it is on stable storage of a majority. Repeated safely inside.
+        """Schedule one message. Returns once it is on stable storage of a majority; repeats itself safely until then.
 
-        `level`: 0 is no delay. `jitter`: the master moves it later by a random part of this; the receipt says which
-        time holds. OutcomeUnknown: no answer in time, it may be scheduled."""
+        `level`: 0 is no delay. `jitter`: the master adds a random part of this; the receipt has the resulting time.
+        Raises OutcomeUnknown if no answer came in time: the message may be scheduled.
+        """
         kind, when = when_of(due_ms, delay_ms, delay, level)
         row = row_of(topic, payload, kind, when, meta_of(key, tags, headers, message_group), jitter)
         request = scheduler_pb2.ScheduleRequest(message=row.message(), client_name=self._client_name)
@@ -199,10 +202,11 @@ class AsyncClient:
         invoke: Callable[[grpc.aio.Channel, float], Awaitable[N]],
         timeout_s: float,
     ) -> N:
-        """Call with the request under a lane's number, so that its repeats are recognised.
+        """Call with the request under a lane's sequence, so that nodes recognize repeats.
 
-        The lane is used again only if it is certain what became of its sequence. One that the cluster does not know as
-        this client does (it was restored from a backup) is left for a new one."""
+        A lane is used again only if the outcome of its sequence is certain. If the cluster's record of a lane differs
+        from the client's (it was restored from a backup), a new lane replaces it.
+        """
         request.producer_owner = self._owner
         while True:
             lane = self._lanes.take()
@@ -231,7 +235,7 @@ class AsyncClient:
         in_flight_max: int = IN_FLIGHT_MAX,
         timeout_s: float = 60.0,
     ) -> Producer:
-        """For many messages a second."""
+        """A producer, for many messages a second."""
         self.cluster.check_open()
         producer = Producer(
             self.cluster,
@@ -252,7 +256,7 @@ class AsyncClient:
     # -- one message
 
     async def cancel(self, message_id: str) -> str:
-        """CANCELLED, ALREADY_DISPATCHED or NOT_FOUND; the answer is definite."""
+        """Cancel a message. Returns CANCELLED, ALREADY_DISPATCHED or NOT_FOUND; the answer is final."""
         request = scheduler_pb2.CancelRequest(id=parse_id(message_id))
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.CancelResponse:
@@ -270,9 +274,11 @@ class AsyncClient:
         delay: timedelta | None = None,
         level: int | None = None,
     ) -> tuple[str, Receipt | None]:
-        """RESCHEDULED with the receipt; or ALREADY_DISPATCHED, NOT_FOUND, CANCELLED with None. Repeated safely inside.
+        """Move a message: RESCHEDULED with the receipt, or ALREADY_DISPATCHED, NOT_FOUND or CANCELLED with None.
 
-        The first id keeps naming the message. OutcomeUnknown: no answer in time, it may be moved."""
+        The message keeps its first id. Repeats itself safely. Raises OutcomeUnknown if no answer came in time: the
+        message may be moved.
+        """
         kind, when = when_of(due_ms, delay_ms, delay, level)
         request = scheduler_pb2.RescheduleRequest(id=parse_id(message_id))
         if kind == KIND_DUE:
@@ -292,7 +298,7 @@ class AsyncClient:
         return name, Receipt(text_of(response.id), response.due_ms)
 
     async def get(self, message_id: str, *, content: bool = False) -> Message:
-        """State, and with `content` payload and meta. NotFound if there is no such message."""
+        """The state of a message, and with `content` its payload and meta. Raises NotFound."""
         request = scheduler_pb2.GetRequest(id=parse_id(message_id), content=content)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.GetResponse:
@@ -319,9 +325,10 @@ class AsyncClient:
         meta: bool = False,
         page_size: int = 0,
     ) -> AsyncIterator[Message]:
-        """Pending messages in delivery order, fetched by pages; all of what is given must hold.
+        """The pending messages that meet all given conditions, in delivery order, fetched in pages.
 
-        `meta`: with key, tags and headers; `content`: with the payload too."""
+        `meta`: with key, tags and headers. `content`: with the payload too.
+        """
         request = scheduler_pb2.ListPendingRequest(
             topic=topic,
             tag=tag,
@@ -356,9 +363,10 @@ class AsyncClient:
         due_ms_max: int = 0,
         bucket_ms: int = 0,
     ) -> PendingCount:
-        """How many are pending, by buckets of 1,000, 60,000 or 3,600,000 ms; all of what is given must hold.
+        """The number of pending messages that meet all given conditions, by buckets of 1,000, 60,000 or 3,600,000 ms.
 
-        Counted piece by piece, each within `timeout_s`, however many there are."""
+        Counts in pieces, each within `timeout_s`, however many messages there are.
+        """
         request = scheduler_pb2.CountPendingRequest(
             topic=topic,
             tag=tag,
@@ -402,12 +410,15 @@ class AsyncClient:
         filter: str = "",
         hold_max: timedelta = timedelta(seconds=HOLD_S_MAX),
     ) -> Consumer:
-        """A consumer of a group, at most `credits` messages in hand. Where a group that this creates starts:
-        earliest, latest, or time with `start_ms`; and which tags it takes: `filter`, `a || b` or `*`. A consumer that
-        names another filter than its group has gets FilterDiffers; without one it takes what the group takes. With
-        `messages_max` it takes so many in all, never one more, and its iteration ends.
+        """A consumer of a group, with at most `credits` messages in hand.
 
-        The leases of what is in hand are renewed until it is settled, or has been in hand for `hold_max`; 0: never."""
+        A new group starts at `start_from`: earliest, latest, or time with `start_ms`. It takes the tags of `filter`:
+        `a || b` or `*`. If the group exists with another filter, the consumer gets FilterDiffers; without a filter it
+        takes what the group takes. With `messages_max` it takes exactly this many at most, and its iteration then ends.
+
+        The leases of messages in hand are renewed until they are settled or were in hand for `hold_max`; 0: never
+        renewed.
+        """
         self.cluster.check_open()
         if start_from not in STARTS:
             raise refused("start_from", start_from, ", ".join(STARTS))

@@ -1,7 +1,4 @@
-"""Pauses between tries: growing, with jitter, bounded, so that many clients do not come back at once.
-
-The clock and the randomness of the client are used here and in deadlines only.
-"""
+"""Pauses between tries: growing, bounded and with jitter, so that many clients do not return at the same moment."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ PAUSE_S_MAX = 0.5
 
 
 class Deadline:
-    """How long something may take in all."""
+    """The end of the time that an operation may take."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -32,7 +29,7 @@ class Deadline:
 
 
 class Backoff:
-    """One series of tries."""
+    """The pauses of one series of tries."""
 
     def __init__(self, first_s: float = PAUSE_S_FIRST, max_s: float = PAUSE_S_MAX) -> None:
         self._first_s = first_s
@@ -41,21 +38,21 @@ class Backoff:
         self._redirected = False
 
     def reset(self) -> None:
-        """Something succeeded."""
+        """Start over after a success."""
         self._next_s = self._first_s
         self._redirected = False
 
     def follows(self, master_address: str) -> bool:
-        """Whether to go where a node points without a pause: once a series, since two nodes may point at each other."""
+        """Whether to try the named master without a pause: once a series, as two nodes may name each other."""
         first, self._redirected = not self._redirected, self._redirected or bool(master_address)
         return first and bool(master_address)
 
     def next_s(self, least_s: float = 0.0) -> float:
-        """The next pause: at least `least_s`, half of it by chance."""
+        """The next pause in seconds, at least `least_s`. Up to half of it is random."""
         pause_s = self._next_s * random.uniform(0.5, 1.0)
         self._next_s = min(self._max_s, self._next_s * 2)
         return max(least_s, pause_s)
 
     async def pause(self, deadline: Deadline, least_s: float = 0.0) -> None:
-        """Wait, but not beyond the deadline."""
+        """Sleep for the next pause, but not beyond the deadline."""
         await asyncio.sleep(min(self.next_s(least_s), deadline.left_s))

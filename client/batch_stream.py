@@ -1,9 +1,11 @@
-"""Batches on their way to the master, in order, each until its receipt is there.
+"""Sends batches to the master in order, each again until its receipt arrives.
 
-Owns the order, the sequences and the ScheduleStream. Invariants: a batch keeps (producer id, sequence) while it may
-have been accepted (`lanes.Doubt` says so), so a repeat is recognised; after a lost connection all unanswered batches
-are sent again in their old order; the first batch of a producer id goes alone, since a node takes any sequence as the
-first one. When a batch is refused for good, those behind it answered with a gap: they get a new producer id.
+Owns the order, the sequences and the ScheduleStream. Invariants:
+- A batch keeps its (producer id, sequence) while it may have been accepted (`lanes.Doubt`): nodes recognize repeats.
+- After a lost connection all unanswered batches are sent again in their old order.
+- The first batch of a producer id is sent alone, since a node accepts any sequence as the first.
+
+If a batch is refused for good, the node answers the batches behind it with a gap: they get a new producer id.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 
 STILL_ANSWERING_S = 5.0
-"""How long receipts are waited for after one that was an error, before the stream is opened anew."""
+"""After a receipt with an error, how long to wait for the other receipts before the stream is opened anew."""
 
 EPOCH_BYTES = 8
-"""Of a new producer id's end, by chance: another program may use the same name."""
+"""Random bytes at the end of a new producer id, since another program may use the same name."""
 PRODUCER_ID_LENGTH_MAX = 64
 
 
@@ -46,7 +48,7 @@ class Batch:
 
 
 class BatchStream:
-    """One per producer."""
+    """The batches and the stream of one producer."""
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class BatchStream:
         return len(self._pending)
 
     def put(self, batch: Batch) -> None:
-        """Send it after all others."""
+        """Send a batch after all others."""
         self._number(batch)
         self._pending.append(batch)
         self._to_send.append(batch)
@@ -98,7 +100,7 @@ class BatchStream:
             self._running = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
-        """Stop; what has no answer yet ends with OutcomeUnknown."""
+        """Stop. Batches without an answer end with OutcomeUnknown."""
         self._closing = True
         self._cluster.unwatch(self)
         running, self._running = self._running, None
@@ -116,7 +118,7 @@ class BatchStream:
         self._next_sequence += 1
 
     def _new_epoch(self) -> None:
-        """What surely was not accepted is numbered anew, under a new producer id."""
+        """Number the batches that were certainly not accepted anew, under a new producer id."""
         ending = "." + secrets.token_hex(EPOCH_BYTES)
         self._producer_id = self._name[: PRODUCER_ID_LENGTH_MAX - len(ending)] + ending
         self._epoch_accepted = False
@@ -161,7 +163,7 @@ class BatchStream:
             self._new_epoch()
 
     async def _stream_once(self) -> Fault | None:
-        """Open a stream at the master and use it until it ends. The fault that ended it, None if there was none."""
+        """Open a stream at the master and use it until it ends. Returns the fault that ended it, or None."""
         assert self._deadline is not None
         address = await self._cluster.master(self._deadline, patient=True)
         self._talking = talking = asyncio.ensure_future(self._talk(address))
@@ -173,7 +175,7 @@ class BatchStream:
             fault = Fault("UNAVAILABLE", "the master has changed")
         if fault is not None:
             if not (fault.elsewhere or fault.later):
-                # The stream itself was refused: nobody's batch is at fault, everybody's is.
+                # The stream itself was refused, not one batch: all batches fail.
                 self._fail_all(fault)
                 self._new_epoch()
             elif fault.elsewhere:
@@ -184,7 +186,7 @@ class BatchStream:
         return fault
 
     async def _talk(self, address: str) -> Fault | None:
-        """Use one stream to this node until it ends, or until this task is cancelled: it is left then."""
+        """Use one stream to this node until it ends or this task is cancelled, which abandons the stream."""
         call = SchedulerStub(self._cluster.channel(address)).ScheduleStream()  # type: ignore[call-arg]
         self._to_send = deque(self._pending)
         self._unanswered.clear()
@@ -229,7 +231,7 @@ class BatchStream:
                 await self._changed.wait()
 
     def _receive(self, receipt: scheduler_pb2.BatchReceipt) -> Fault | None:
-        """One receipt, of the oldest batch without one on this stream. A fault if it is to be repeated for it."""
+        """Take the receipt of the oldest unanswered batch. Returns a fault if the stream must be repeated for it."""
         if not self._unanswered or self._unanswered[0].request.sequence != receipt.sequence:
             self._halted = True
             return Fault("UNKNOWN", f"a receipt of sequence {receipt.sequence}, which was not next")
@@ -247,7 +249,7 @@ class BatchStream:
         self._halted = True
         if fault.reason == "SEQUENCE_GAP":
             if batch is self._pending[0] or batch.request.producer_id != self._producer_id:
-                self._refused = True  # nothing that could still be accepted is missing before it
+                self._refused = True  # no earlier batch can still be accepted
             return None
         if fault.elsewhere or fault.later:
             return fault

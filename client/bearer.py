@@ -1,7 +1,7 @@
-"""A channel that shows a token with every call.
+"""A channel that sends a token with every call.
 
-grpcio's own call credentials need TLS, which a cluster on one machine does not have, and its interceptors cost each
-message of a stream; the metadata of a call costs nothing more than its bytes.
+grpcio's own call credentials need TLS, which a cluster on one machine does not have. Its interceptors add cost to each
+message of a stream. Metadata costs only its bytes, once a call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import grpc
 
 
 class _Calls:
-    """A method of the channel, called with the metadata."""
+    """A method of the channel that adds the metadata to each call."""
 
     def __init__(self, call: Any, metadata: grpc.aio.Metadata) -> None:
         self._call = call
@@ -23,7 +23,7 @@ class _Calls:
 
 
 class BearerChannel:
-    """As the channel below; what it has beyond calls is that one's own."""
+    """Behaves like the wrapped channel; adds the token to calls."""
 
     def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
         self._channel = channel
@@ -33,7 +33,7 @@ class BearerChannel:
         return getattr(self._channel, name)
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """See grpc.aio.Channel; likewise below."""
+        """As in grpc.aio.Channel; the same holds for the other three kinds of calls."""
         return _Calls(self._channel.unary_unary(*args, **kwargs), self._metadata)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
 """Bulk load: brings bundles to single nodes, and has the master take them over.
 
-Owns repeating: a bundle is sent from where the node is, and taking over may be repeated at will.
+Repeats are safe: a bundle is sent on from the byte that the node has reached, and `take_over` may be called again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tickwheel.proto.bulk_pb2_grpc import BulkStub
 
 PIECE_BYTES = 1 << 20
 SEND_TIMEOUT_S = 60.0
-"""For the rest of one bundle; what has arrived by then stays."""
+"""For the rest of one bundle. The node keeps the bytes that arrived by then."""
 TAKE_OVER_TRY_S = 10.0
 
 
 class Readable(Protocol):
-    """A bundle's bytes."""
+    """The bytes of a bundle."""
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Up to `size` bytes from `offset` on."""
@@ -38,8 +38,10 @@ class BulkClient:
         self._timeout_s = timeout_s
 
     async def send(self, address: str, name: str, total_bytes: int, content: Readable) -> int:
-        """Bring a bundle to one node; how many bytes it did not have. Raises a TickwheelError kind if it is not held
-        afterwards."""
+        """Bring a bundle to one node. Returns the number of bytes sent.
+
+        Raises a TickwheelError if the node does not hold the bundle afterwards.
+        """
         stub = BulkStub(self._cluster.channel(address))
         try:
             state = await stub.OfferBundle(bulk_pb2.BundleOffer(name=name, bytes=total_bytes), timeout=self._timeout_s)
@@ -65,7 +67,7 @@ class BulkClient:
         timeout_s: float | None = None,
         cold: cold_pb2.ColdLoad | None = None,
     ) -> bulk_pb2.LoadState:
-        """Have the master take one bundle over, repeating until the deadline while that makes sense."""
+        """Have the master take one bundle over. Repeats until the deadline while that can help."""
         request = bulk_pb2.TakeOverRequest(
             job_id=job_id,
             load_sha256=load_sha256,
@@ -82,7 +84,7 @@ class BulkClient:
         return await self._cluster.call(invoke, timeout_s or self._timeout_s, try_timeout_s=TAKE_OVER_TRY_S)
 
     async def load(self, job_id: str) -> bulk_pb2.LoadState:
-        """How far a load has been taken over, as the master has applied it."""
+        """The progress of a load, by the master's applied entries."""
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> bulk_pb2.LoadState:
             return await BulkStub(channel).GetLoad(bulk_pb2.GetLoadRequest(job_id=job_id), timeout=try_s)

@@ -1,10 +1,10 @@
-"""Connections to the nodes of one cluster, and which of them is the master.
+"""Connections to the nodes of one cluster, and the search for its master.
 
-Owns the channels, the list of known addresses and the master's address. The master is learnt from what nodes say:
-their status, and the address in a NOT_MASTER. While anybody watches (streams do, and calls that take long), all nodes
-are asked every WATCH_PERIOD_S, so that a master that hangs without closing its connections is noticed once another one
-has a higher term. A known master is replaced by one of a higher term only; when none is known, by whoever leads,
-whatever term the cluster had before: it may have been restored.
+Owns the channels, the list of known addresses and the master's address. The client learns the master from the status of
+nodes and from the address in a NOT_MASTER. While someone watches (streams, and calls that take long), all nodes are
+asked every WATCH_PERIOD_S. So a master that hangs without closing its connections is replaced once another node leads
+in a higher term. A known master is only replaced by one of a higher term. If no master is known, any leader is
+accepted, even in a lower term than before: the cluster may have been restored.
 """
 
 from __future__ import annotations
@@ -43,36 +43,36 @@ A = TypeVar("A")
 S = TypeVar("S")
 
 END_OF_STREAM: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-"""What `read` of a stream returns when the node has ended it without an error."""
+"""The value that `read` of a stream returns once the node has ended it without an error."""
 
 
 MESSAGE_BYTES_MAX = 64 << 20
 WATCH_PERIOD_S = 0.2
 STATUS_TIMEOUT_S = 1.0
 CONNECT_S = 1.5
-"""A client that has reached no node by then says why; longer than the status of a node that does not answer takes."""
+"""A client that has reached no node by then raises an error with the reasons. Exceeds the time-out of a status call."""
 TRY_TIMEOUT_S = 3.0
-"""One try of a call; a master that hangs is left after this."""
+"""Time-out of one try of a call: a hanging master is abandoned after this."""
 ADDRESSES_MAX = 64
 REFUSALS = frozenset({"UNAUTHENTICATED", "RIGHT_REQUIRED", "ROLE_REQUIRED"})
-"""Another try, or another node, will not let this caller in."""
+"""Reasons for which no other try and no other node will accept this caller."""
 TLS_LOOK_S = 5.0
-"""Between two looks whether the files of certificates were replaced."""
+"""Pause between two checks whether certificate files were replaced."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    # A node that comes back is found again within these, however long it was away. The second bounds an attempt, too:
-    # three ways there and back for TCP and TLS.
+    # A node that comes back is found again within these, however long it was away. The second also bounds an attempt to
+    # connect: three round trips for TCP and TLS.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1_500),
     ("grpc.max_reconnect_backoff_ms", 200),
-    # Who does not answer is connected to anew: TCP alone repeats what was lost after pauses of up to two minutes.
+    # Reconnect to a silent node: TCP alone retransmits after pauses of up to two minutes.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),
-    # Repeating is decided here, where it is known what is safe.
+    # This client decides itself which calls are safe to repeat.
     ("grpc.enable_retries", 0),
     ("grpc.http2.lookahead_bytes", 1 << 20),
 )
@@ -80,20 +80,20 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: who signs the nodes' certificates, and the caller's own certificate and key if nodes want one."""
+    """PEM files: the authority of the nodes' certificates, and the client's own certificate and key if nodes ask."""
 
     ca_file: str | Path
     cert_file: str | Path | None = None
     key_file: str | Path | None = None
     server_name: str | None = None
-    """Name to expect in the nodes' certificates instead of the host that is dialled."""
+    """The name expected in the nodes' certificates, instead of the dialled host."""
 
     def stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Other ones once a file was replaced."""
+        """Values that change when a file is replaced."""
         return tuple(_stamp(path) for path in (self.ca_file, self.cert_file, self.key_file))
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """What a channel needs. RequestRefused when files are missing, cannot be read, or do not fit each other."""
+        """Credentials for a channel. Raises RequestRefused if files are missing, unreadable or do not match."""
         self._check()
         return grpc.ssl_channel_credentials(
             root_certificates=_read(self.ca_file, "ca_file"),
@@ -102,7 +102,7 @@ class TlsFiles:
         )
 
     def _check(self) -> None:
-        """gRPC ends the process for a certificate without its key, and says nothing of what it cannot use."""
+        """Check here, since gRPC ends the process for a certificate without a key, and hides what it cannot use."""
         if self.cert_file and not self.key_file:
             raise _refused_file("key_file", "", f"the key of {self.cert_file}")
         if self.key_file and not self.cert_file:
@@ -153,11 +153,11 @@ def _checked(address: str) -> str:
 
 
 async def unless_left(work: asyncio.Task[A]) -> A | None:
-    """What the work over one stream returns; None if it was left: cancelled, by whoever hears of another master.
+    """The result of the work over one stream; None if the work was cancelled because there is another master.
 
-    To cancel the call instead is not enough. One that is still being connected leaves who writes to it waiting for
-    ever, and who reads from it is told of a cancellation that the call does not know of yet. The caller's own
-    cancellation ends the work and is raised.
+    To cancel the gRPC call instead is not enough. While that call is still connecting, its writer would wait for ever,
+    and its reader would get a cancellation that the call does not know of yet. A cancellation of the caller itself
+    ends the work and is raised.
     """
     try:
         await asyncio.wait({work})
@@ -169,7 +169,7 @@ async def unless_left(work: asyncio.Task[A]) -> A | None:
 
 
 class Cluster:
-    """One per client."""
+    """The nodes of one cluster, for one client."""
 
     def __init__(self, addresses: Sequence[str], tls: TlsFiles | None = None, token: str = "") -> None:
         if not addresses:
@@ -180,7 +180,7 @@ class Cluster:
         self._credentials = tls.credentials() if tls else None
         self._looked_s = time.monotonic()
         self._retired: list[grpc.aio.Channel] = []
-        """With credentials of before: what is open there goes on."""
+        """Channels with former credentials, kept for the calls still open on them."""
         self._options: tuple[tuple[str, int | str], ...] = CHANNEL_OPTIONS
         if tls and tls.server_name:
             self._options += (("grpc.ssl_target_name_override", tls.server_name),)
@@ -191,14 +191,14 @@ class Cluster:
         self._term = 0
         self._finding: asyncio.Task[None] | None = None
         self._refused: Fault | None = None
-        """Why the node that answered last does not let this client ask for its status."""
+        """The last answer's refusal to show this client a status; None if it was shown."""
         self._watchers: dict[object, Callable[[str], None]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._tries = Tries(WATCH_PERIOD_S, lambda: self._master, self.watch, self.unwatch)
         self._faults: dict[str, Fault] = {}
-        """Of nodes that could not be asked for their status, the last time they were."""
+        """The last fault of each node whose status could not be read."""
         self._reached = False
-        """Some node has answered."""
+        """Whether any node has ever answered."""
         self._closed = False
 
     def check_open(self) -> None:
@@ -208,11 +208,11 @@ class Cluster:
 
     @property
     def addresses(self) -> list[str]:
-        """Those given and those learnt."""
+        """The given addresses and those learnt since."""
         return list(self._addresses)
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """The channel to a node; made on first use. ClientClosed after `close`."""
+        """The channel to a node, made on first use. Raises ClientClosed after `close`."""
         self.check_open()
         self._renew()
         found = self._channels.get(address)
@@ -227,12 +227,12 @@ class Cluster:
         return found
 
     def _renew(self) -> None:
-        """Certificates are replaced while a client lives: what is called from now on shows the new ones."""
+        """Use replaced certificate files for all later calls."""
         if self._tls is None or time.monotonic() - self._looked_s < TLS_LOOK_S:
             return
         self._looked_s = time.monotonic()
         before, self._seen = self._seen, self._tls.stamps()
-        # Two looks must have found the same: a certificate and its key are replaced one after the other.
+        # Two checks must find the same files: a certificate and its key are replaced one after the other.
         if self._seen == self._stamps or self._seen != before:
             return
         try:
@@ -248,7 +248,7 @@ class Cluster:
         self._stubs.clear()
 
     def stub(self, kind: Callable[[grpc.aio.Channel], S], channel: grpc.aio.Channel) -> S:
-        """A service's stub on a channel, made on first use: it makes each of its methods anew, called or not."""
+        """A service's stub on a channel, made once, since a new stub creates all its methods."""
         found: S | None = self._stubs.get((kind, channel))
         if found is None:
             found = self._stubs[kind, channel] = kind(channel)
@@ -271,7 +271,7 @@ class Cluster:
     # -- who is the master
 
     def learn(self, address: str, term: int = 0) -> None:
-        """Somebody named the master. Without a term it is a hint, followed if no master is known."""
+        """A node has named the master. Without a term that is a hint, used if no master is known."""
         if not address or self._closed or (term < self._term if term else self._master is not None):
             return
         self._term = term or self._term
@@ -283,18 +283,20 @@ class Cluster:
                 moved(address)
 
     def add(self, address: str) -> None:
-        """Another node of the cluster is known by this address."""
+        """Add the address of another node of the cluster."""
         if address not in self._addresses and len(self._addresses) < ADDRESSES_MAX:
             self._addresses.append(_checked(address))
 
     def forget(self, address: str) -> None:
-        """This node did not answer as master."""
+        """Forget the master if it is this node, which did not answer as one."""
         if self._master == address:
             self._master = None
 
     async def master(self, deadline: Deadline, *, patient: bool = False) -> str:
-        """The master's address, found if it is not known. ClusterUnavailable at the deadline; or after CONNECT_S, if
-        no node was ever reached. Patient: then only if it makes no sense to wait."""
+        """The master's address, searched for if it is not known. Raises ClusterUnavailable at the deadline.
+
+        If no node was ever reached, it raises after CONNECT_S already; with `patient` only if to wait cannot help.
+        """
         backoff = Backoff(max_s=WATCH_PERIOD_S)
         connecting = Deadline(CONNECT_S)
         while self._master is None:
@@ -322,7 +324,7 @@ class Cluster:
         return self._master
 
     def _unreachable(self, patient: bool) -> bool:
-        """Whether no node was ever reached, for reasons that are known of each."""
+        """Whether no node was ever reached, and each has a fault that cannot pass, or (not `patient`) of connecting."""
         faults = [self._faults.get(address) for address in self._addresses]
         return not self._reached and all(
             fault is not None and (will_not_pass(fault) or (fault.not_sent and not patient)) for fault in faults
@@ -338,7 +340,7 @@ class Cluster:
         return ClusterUnavailable(f"{what}: {said}", "NO_MASTER")
 
     async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, admin_pb2.NodeStatus | Fault]:
-        """What each known node says of itself."""
+        """The status of each known node, by address; a Fault for a node without an answer."""
         addresses = list(self._addresses)
         answers = await asyncio.gather(*(self._status(address, timeout_s) for address in addresses))
         return dict(zip(addresses, answers, strict=True))
@@ -353,7 +355,7 @@ class Cluster:
         return timed_out() if fault.reason == "DEADLINE_EXCEEDED" and not connected else fault
 
     async def _find(self) -> None:
-        """Ask all; done as soon as a master is known."""
+        """Ask all nodes; returns as soon as a master is known."""
         asked = {asyncio.create_task(self._ask(address)) for address in self._addresses}
         claims: list[tuple[int, str]] = []
         try:
@@ -367,12 +369,12 @@ class Cluster:
             await asyncio.gather(*asked, return_exceptions=True)
         claims = [claim for claim in claims if claim[1] not in self._faults]
         if claims:
-            # Nobody knows of a term as high as the one that was known: the cluster was restored, or founded anew.
+            # All nodes are in lower terms than the one known here: the cluster was restored or founded anew.
             self._term, address = max(claims)
             self.learn(address, self._term)
 
     async def _ask(self, address: str) -> list[tuple[int, str]]:
-        """Learn who is master from one node. What it claims, if that is not believed at once."""
+        """Learn the master from one node. Returns its claims, (term, address), that are not accepted at once."""
         status = await self._status(address, STATUS_TIMEOUT_S)
         if isinstance(status, Fault):
             self._faults[address] = status
@@ -397,7 +399,7 @@ class Cluster:
             self._watch = asyncio.ensure_future(self._keep_watching())
 
     def unwatch(self, key: object) -> None:
-        """No more calls. Idempotent."""
+        """End the calls for `key`. Idempotent."""
         self._watchers.pop(key, None)
         if not self._watchers and self._watch is not None:
             self._watch.cancel()
@@ -409,7 +411,7 @@ class Cluster:
             while True:
                 await asyncio.sleep(WATCH_PERIOD_S)
                 for address in self._addresses:
-                    # A node that hangs keeps only its own question waiting: the new master is asked all the same.
+                    # A hanging node delays only its own answer: the others are asked again all the same.
                     if address not in asking or asking[address].done():
                         asking[address] = asyncio.create_task(self._ask(address))
         finally:
@@ -428,10 +430,10 @@ class Cluster:
         try_timeout_s: float = TRY_TIMEOUT_S,
         doubt: Doubt | None = None,
     ) -> A:
-        """Run a unary call at the master, repeating it while that is safe and makes sense.
+        """Run a unary call at the master, and repeat it while that is safe and can help.
 
-        Not repeatable: once it may have been carried out, OutcomeUnknown is raised instead. `doubt`: of a numbered
-        request, which is refused only if no try was accepted; afterwards it says whether one may have been.
+        `repeatable` False: raises OutcomeUnknown once the call may have been carried out. `doubt`: for a numbered
+        request, which counts as refused only if no try was accepted; afterwards it tells whether one may have been.
         """
         deadline = Deadline(timeout_s)
         backoff = Backoff()

@@ -1,6 +1,6 @@
-"""The cold tier: makes parts known to the cluster and asks what of them waits.
+"""Calls for the cold tier: register parts and list those that wait.
 
-All of it may be repeated: a job that is known is answered with the numbers that it has.
+Every call may be repeated: a known job is answered with its existing part numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ColdClient:
         self._timeout_s = timeout_s
 
     async def register(self, request: cold_pb2.RegisterColdRequest) -> cold_pb2.ColdJob:
-        """Make the parts of a job known, once."""
+        """Register the parts of a job; a repeat returns the same job."""
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> cold_pb2.ColdJob:
             return await ColdStub(channel).RegisterCold(request, timeout=try_s)
@@ -29,7 +29,7 @@ class ColdClient:
         return await self._cluster.call(invoke, self._timeout_s)
 
     async def parts(self, *, waiting_only: bool = False) -> tuple[list[cold_pb2.ColdPart], int]:
-        """All parts that the cluster remembers, by rising number, and the highest number that it ever gave."""
+        """(all parts that the cluster keeps, by ascending number; the highest number ever given)."""
         found: list[cold_pb2.ColdPart] = []
         while True:
             after = found[-1].number if found else 0
@@ -46,7 +46,7 @@ class ColdClient:
                 return found, page.last_part
 
     async def moved(self, due_below_ms: int, after: int = 0) -> tuple[list[int], list[int], bool]:
-        """A page of messages that were moved, wait and are due before a time: ids, due times, whether there is more."""
+        """A page of moved messages that still wait and are due before a time: (ids, due times, whether more follow)."""
         request = cold_pb2.ListColdMovedRequest(after=after, due_below_ms=due_below_ms)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> cold_pb2.ColdMoved:

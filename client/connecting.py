@@ -1,7 +1,7 @@
-"""Why a node could not be reached, in words that say what to change.
+"""The reason why a node could not be reached, in words that say what to change.
 
-Reads what gRPC and the TLS library say of a failed attempt; they have no codes for it. Their own text stays in it where
-nothing better is known. Pure.
+Reads the error texts of gRPC and the TLS library, which have no codes for this. Texts without a known meaning are
+shown unchanged. Pure.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _OF_PLAINTEXT = (
 
 
 def timed_out() -> Fault:
-    """An attempt to connect that nothing came of in time."""
+    """The fault of an attempt to connect that got no answer in time."""
     return Fault("UNAVAILABLE", "failed to connect to all addresses: no answer to the attempt")
 
 
 def why_not(fault: Fault, *, tls: bool) -> str:
-    """What to tell of a node that could not be asked."""
+    """The reason, for the user, why a node could not be asked."""
     if not fault.not_sent:
         return "does not answer" if fault.reason == "DEADLINE_EXCEEDED" else f"{fault.reason}: {fault.message}"
     text = fault.message
@@ -50,10 +50,10 @@ def why_not(fault: Fault, *, tls: bool) -> str:
 
 
 def will_not_pass(fault: Fault) -> bool:
-    """Whether waiting cannot help: the two sides do not agree about TLS or certificates."""
+    """Whether to wait cannot help: the two sides disagree about TLS or certificates."""
     return fault.not_sent and any(sign in fault.message for sign, _ in (*_OF_TLS, *_OF_PLAINTEXT))
 
 
 def _rest(text: str) -> str:
-    """gRPC's text without what all of them begin with."""
+    """gRPC's text without its common beginning."""
     return _LAST_ERROR.sub("", text)

@@ -1,8 +1,8 @@
-"""A consumer: deliveries of one group from whoever is master, and their settlements back.
+"""A consumer: receives the deliveries of one group from the master and sends their settlements back.
 
-Owns the Consume stream and the settlements without a receipt; what is in hand, and the credits, `hand.py`. Invariant: a
-settlement is repeated on every new stream until a node has answered it. After a change of master the stream is opened
-anew there. Leases of what is in hand are renewed, at whichever node the stream is open.
+Owns the Consume stream and the settlements without a receipt; `hand.py` owns the deliveries in hand and the credits.
+Invariant: a settlement is repeated on every new stream until a node has answered it. After a change of master a stream
+is opened at the new one. The leases of deliveries in hand are renewed over the open stream.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from tickwheel.proto.consumer_pb2_grpc import ConsumerStub
 
 CREDITS = 4_096
 UNKNOWN_TRIES_MAX = 20
-"""A settlement that runs ahead of its dispatch on a new master is repeated so often."""
+"""Tries of a settlement that a new master gets before it has applied the dispatch."""
 UNAVAILABLE_S_MAX = 60.0
-"""So long without a master, the iterator raises ClusterUnavailable."""
+"""After this long without a master the iterator raises ClusterUnavailable."""
 CLOSE_S = 5.0
 HOLD_S_MAX = 3_600.0
-"""So long after a delivery came its lease is renewed, unless the consumer is given another time."""
+"""Default of `hold_max`: a delivery's lease is renewed until this long after it came."""
 RENEW_MESSAGES_MAX = 10_000
-"""In one request: a node takes ten times as many."""
+"""Messages in one renewal; a node accepts ten times as many."""
 RENEW_PAUSE_S_MIN = 0.03
 IDS_SHOWN_MAX = 5
 
@@ -103,16 +103,16 @@ class Consumer:
         """Term of the master of the open stream."""
         self.reconnects = 0
         self.stale = 0
-        """Settlements that came too late: another attempt was out."""
+        """Count of settlements that came too late: the message had been delivered again."""
         self.renewed = 0
-        """Leases that were made longer because their deliveries were still in hand."""
+        """Count of leases extended because their deliveries were still in hand."""
         self.skipped = 0
-        """Deliveries that the group's filter did not want after all: hashes of tags collide."""
+        """Count of deliveries that the group's filter does not want; they came because hashes of tags collide."""
 
     # -- three ways to consume
 
     async def batches(self) -> AsyncIterator[DeliveredBatch]:
-        """Batches as they come; decoded when looked at."""
+        """The batches as they arrive, decoded when read."""
         self._start()
         while True:
             item = await self._ready.get()
@@ -128,10 +128,12 @@ class Consumer:
                 yield delivery
 
     async def run(self, handler: Callable[[Delivery], Awaitable[object]], *, concurrency: int = 16) -> None:
-        """Call the handler for each delivery, so many at once: acknowledged when it returns, nacked when it raises (and
-        logged, with its traceback).
+        """Call the handler for each delivery, up to `concurrency` at once.
 
-        Ends with `close`, or after `messages_max`; a cluster's error ends it too, after the handlers that run."""
+        A delivery is acknowledged when the handler returns. If it raises, the delivery is nacked and the error logged
+        with its traceback. Ends with `close` or after `messages_max`. An error of the cluster ends it too, once the
+        running handlers have returned.
+        """
         slots = asyncio.Semaphore(concurrency)
         tasks: set[asyncio.Task[None]] = set()
 
@@ -140,7 +142,7 @@ class Consumer:
                 await handler(delivery)
             except asyncio.CancelledError:
                 raise
-            except Exception as error:  # the handler's own; the message comes again
+            except Exception as error:  # raised by the handler; the message is delivered again
                 _log.error(
                     "the handler of group %s failed on message %s of topic %s, attempt %d: it comes again",
                     self._open.group, delivery.id, delivery.topic, delivery.attempt, exc_info=error,
@@ -185,14 +187,14 @@ class Consumer:
         delay_level: int = 0,
         reason: str = "",
     ) -> asyncio.Future[consumer_pb2.SettleReceipt]:
-        """Settle rows of a batch, or all; sent at once."""
+        """Settle rows of a batch; None: all rows. Sent at once; the future has the receipt."""
         settle = settle_batch(batch, rows, outcome, delay_ms=delay_ms, delay_level=delay_level, reason=reason)
         future: asyncio.Future[consumer_pb2.SettleReceipt] = self._submit(consumer_pb2.ConsumeRequest(settle=settle))
         self._hand.give_back(batch.leave(rows))
         return future
 
     def settle_one(self, batch: DeliveredBatch, row: int) -> asyncio.Future[consumer_pb2.SettleReceipt]:
-        """Acknowledge one; those of the same turn of the loop go in one settlement."""
+        """Acknowledge one row. Acknowledgements of the same pass of the loop are sent as one settlement."""
         loop = asyncio.get_running_loop()
         if not self._acks:
             loop.call_soon(self._send_acks)
@@ -215,7 +217,7 @@ class Consumer:
             self._hand.give_back(sum(batch.leave(rows) for batch, rows in parts))
 
     async def extend_rows(self, batch: DeliveredBatch, rows: NDArray[np.int64] | None, lease_ms: int) -> int:
-        """Extend leases of rows of a batch, or of all."""
+        """Extend the leases of rows of a batch; None: of all rows. Returns the number of leases extended."""
         extend = extend_batch(batch, rows, lease_ms)
         receipt = await self._submit(consumer_pb2.ConsumeRequest(extend=extend))
         if receipt.extended:
@@ -228,7 +230,7 @@ class Consumer:
             await asyncio.sleep(max(RENEW_PAUSE_S_MIN, self._lease_s / 6))
 
     def _renew(self) -> None:
-        """Ask for longer leases of what is in hand and has a third of its lease behind it."""
+        """Renew the leases of deliveries in hand, once a third of a lease has passed."""
         due = self._hand.to_renew()
         for held in due:
             if held.left_alone:
@@ -251,11 +253,11 @@ class Consumer:
             for held in part:
                 held.asked = False
             if future.cancelled() or future.exception() is not None:
-                return  # asked again, as long as the stream is there
+                return  # asked again while the stream is open
             receipt = future.result()
             self.renewed += receipt.extended
             if receipt.extended:
-                # Repeated on another stream, it was asked for later than here: the credits wait a little longer.
+                # A repeat on another stream was sent later than the first try: count from now to be safe.
                 from_s = asked_s if generation == self._generation else time.monotonic()
                 self._hand.renewed(part, from_s, lease_s)
             elif any(held.batch.unsettled for held in part):
@@ -349,7 +351,7 @@ class Consumer:
         return fault
 
     async def _talk(self, address: str) -> Fault:
-        """Use one stream to this node until it ends, or until this task is cancelled: it is left then."""
+        """Use one stream to this node until it ends or this task is cancelled, which abandons the stream."""
         call = ConsumerStub(self._cluster.channel(address)).Consume()  # type: ignore[call-arg]
         writer: asyncio.Task[None] | None = None
         fault: Fault
@@ -388,7 +390,7 @@ class Consumer:
         return fault
 
     def _opening(self) -> consumer_pb2.ConsumeRequest:
-        """Open anew with the credits that nothing in hand takes."""
+        """The first request of a new stream, with the credits that no delivery in hand takes."""
         first = consumer_pb2.OpenConsumer()
         first.CopyFrom(self._open)
         first.credits = self._hand.opening()
@@ -398,7 +400,7 @@ class Consumer:
         self._generation += 1
         self.term = opened.term
         self._lease_s = opened.lease_ms / 1_000
-        # Credits that were waiting went with the opening; settlements without a receipt go again.
+        # The opening carried all waiting credits. Settlements without a receipt are sent again.
         self._outbox = deque(settle.message for settle in self._waiting.values())
         self._hand.opened()
         self._renewing = asyncio.ensure_future(self._renew_while_open())
@@ -475,7 +477,7 @@ class Consumer:
         self._waiting.pop(receipt.sequence, None)
 
     def _again(self, settle: _Settle, fault: Fault) -> None:
-        """Repeat after a moment, if the stream is still the same; a new stream repeats everything anyway."""
+        """Repeat a settlement after a pause if the stream is still the same; a new stream repeats all of them."""
         settle.tries += 1
         generation = self._generation
         part = settle.message.settle if settle.message.HasField("settle") else settle.message.extend
@@ -490,7 +492,7 @@ class Consumer:
     # -- the end
 
     async def drain(self, timeout_s: float = CLOSE_S) -> None:
-        """Until the settlements so far have receipts."""
+        """Wait until all settlements so far have receipts, at most `timeout_s`."""
         if self._acks:
             self._send_acks()
         futures = [settle.future for settle in self._waiting.values()]
@@ -498,7 +500,7 @@ class Consumer:
             await asyncio.wait(futures, timeout=timeout_s)
 
     async def close(self) -> None:
-        """Wait shortly for the receipts that are due, then end. Deliveries in hand come again elsewhere. Idempotent."""
+        """Drain, then end. Deliveries in hand are delivered again elsewhere. Idempotent."""
         if self._closing:
             return
         await self.drain()
@@ -522,7 +524,7 @@ class Consumer:
 
 
 def _together(due: Sequence[Held]) -> Iterator[list[Held]]:
-    """What one request may renew: batches of one topic, epoch and length of lease, not too many messages."""
+    """Batches grouped for one renewal each: of one topic, epoch and lease length, up to RENEW_MESSAGES_MAX messages."""
     by_key: dict[tuple[str, int, float], list[Held]] = {}
     for held in due:
         by_key.setdefault((held.batch.topic, held.batch.wire.epoch, held.lease_s), []).append(held)

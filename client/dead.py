@@ -1,7 +1,7 @@
-"""Dead letters of consumer groups: look, replay, purge.
+"""Dead letters of consumer groups: list, replay, purge.
 
-Changes are repeated after a lost answer: a letter that was replayed or purged by the first try is no longer there, so
-nothing happens twice; only the counts then leave out what the first try did.
+Changes are repeated after a lost answer. A letter that the first try replayed or purged is gone, so nothing happens
+twice; only the returned counts then leave out the first try.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from tickwheel.proto.log_pb2 import DeadCause
 
 PAGE = 500
 TRY_TIMEOUT_S = 10.0
-"""Of a change: up to 2,048 letters go through the log."""
+"""Time-out of a change, in which up to 2,048 letters go through the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One message that its group could not digest."""
+    """A message that its group has given up."""
 
     number: int
-    """Its place in the queue; what `replay` and `purge` take."""
+    """Its number in the queue, for `replay` and `purge`."""
     id: str
-    """As `schedule` returned it."""
+    """The message id that `schedule` returned."""
     topic: str
-    """Empty: it was deleted."""
+    """Empty if the topic was deleted."""
     cause: str
     """`refused`, `declared_dead`, `lease_expired`, or `payload_lost`: no member could read it any more."""
     error: str
-    """What the consumer said last."""
+    """The reason that the consumer gave last."""
     attempts: int
     first_due_ms: int
     died_ms: int
@@ -44,13 +44,15 @@ class DeadLetter:
     payload: bytes | None = None
     """None in a list."""
     payload_missing: bool = False
-    """Meta and payload are not there: lost, or the node that answered cannot read them."""
+    """Meta and payload are missing: they are lost, or the answering node cannot read them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """How many letters were replayed or purged, how many that were named are not there, and how many had to stay
-    because their topic is gone or no longer one of the group's."""
+    """The numbers of letters that were replayed or purged, that were named but do not exist, and that stayed.
+
+    Letters stay if their topic is gone or no longer belongs to the group.
+    """
 
     changed: int = 0
     missing: int = 0
@@ -82,7 +84,7 @@ class DeadClient:
         self._timeout_s = timeout_s
 
     async def page(self, group: str, token: str = "", size: int = PAGE) -> dead_pb2.ListDeadResponse:
-        """One page, as it comes over the wire."""
+        """One page of the list, as a protobuf message."""
         request = dead_pb2.ListDeadRequest(group=group, page_size=size, page_token=token)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.ListDeadResponse:
@@ -91,7 +93,7 @@ class DeadClient:
         return await self._cluster.call(invoke, self._timeout_s)
 
     async def list(self, group: str) -> AsyncIterator[DeadLetter]:
-        """All of a group, oldest first, without payloads."""
+        """All dead letters of a group, oldest first, without payloads."""
         token = ""
         while True:
             page = await self.page(group, token)
@@ -102,7 +104,7 @@ class DeadClient:
                 return
 
     async def get(self, group: str, number: int) -> DeadLetter:
-        """One with its payload."""
+        """One dead letter with its payload."""
         request = dead_pb2.GetDeadRequest(group=group, number=number)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> dead_pb2.DeadLetter:
@@ -112,7 +114,7 @@ class DeadClient:
         return _letter(wire, wire.payload)
 
     async def replay(self, group: str, numbers: Sequence[int] | None = None) -> Changed:
-        """Deliver some, or with None all there are now, to their group once more, with attempts from 1."""
+        """Deliver these letters to their group again, with attempts from 1; None: all that exist now."""
         if numbers is not None and not numbers:
             return Changed()
         request = dead_pb2.ReplayDeadRequest(group=group, numbers=numbers or ())
@@ -129,7 +131,7 @@ class DeadClient:
             request.first, request.below = answer.next, answer.below
 
     async def purge(self, group: str, numbers: Sequence[int] | None = None) -> Changed:
-        """Throw some, or with None all there are now, away."""
+        """Delete these letters; None: all that exist now."""
         if numbers is not None and not numbers:
             return Changed()
         request = dead_pb2.PurgeDeadRequest(group=group, numbers=numbers or ())

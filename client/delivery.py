@@ -1,6 +1,6 @@
-"""What a consumer gets: batches as they came, decoded only when somebody looks, and single deliveries of them.
+"""Received batches, which are decoded when they are read, and the single deliveries in them.
 
-A batch's columns are views of the received bytes. Settling a whole batch sends them back as they are.
+The columns of a batch are views of the received bytes. To settle a whole batch sends these bytes back unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tickwheel.proto import common_pb2, consumer_pb2
 
 
 class Settler(Protocol):
-    """The consumer a batch came through."""
+    """The consumer that received a batch, as its deliveries use it."""
 
     def settle_rows(
         self,
@@ -46,15 +46,15 @@ class DeliveredBatch:
         self._settler = settler
         self._offsets: list[int] | None = None
         self.unsettled = len(wire.ids) // 8
-        """Deliveries for which neither ack nor nack was called; kept by the consumer."""
+        """Number of deliveries without ack or nack; updated by the consumer."""
         self._in_hand: NDArray[np.bool_] | None = None
-        """Which those are, once it is some and not all or none."""
+        """Marks the unsettled rows; None while all or none are unsettled."""
 
     def __len__(self) -> int:
         return len(self.wire.ids) // 8
 
     def leave(self, rows: NDArray[np.int64] | None) -> int:
-        """Rows, or all, are not in hand any more; how many were. For the consumer."""
+        """Mark rows (None: all) as no longer in hand. Returns how many of them were. For the consumer."""
         before = self.unsettled
         if rows is None or len(self) == 1:
             self.unsettled = 0
@@ -66,7 +66,7 @@ class DeliveredBatch:
         return before - self.unsettled
 
     def rows_in_hand(self) -> NDArray[np.int64]:
-        """Rows for which neither ack nor nack was called, and whose lease is not surely over. For the consumer."""
+        """Rows without ack or nack whose lease may still hold. For the consumer."""
         if not self.unsettled:
             return np.zeros(0, np.int64)
         return np.arange(len(self)) if self._in_hand is None else np.flatnonzero(self._in_hand)
@@ -99,12 +99,12 @@ class DeliveredBatch:
 
     @property
     def sizes(self) -> NDArray[np.uint32]:
-        """Meta and payload of each, in bytes."""
+        """Bytes of meta and payload together, of each message."""
         return np.frombuffer(self.wire.sizes, "<u4")
 
     @property
     def meta_sizes(self) -> NDArray[np.uint32]:
-        """Meta of each in bytes; zeros when none has one."""
+        """Bytes of meta of each message; 0 without meta."""
         if not self.wire.meta_sizes:
             return np.zeros(len(self), "<u4")
         return np.frombuffer(self.wire.meta_sizes, "<u4")
@@ -115,12 +115,12 @@ class DeliveredBatch:
         return self._offsets[row], self._offsets[row + 1]
 
     def payload(self, row: int) -> bytes:
-        """Payload of one."""
+        """The payload of one message."""
         start, end = self._bounds(row)
         return self.wire.records[start + int(self.meta_sizes[row]) : end]
 
     def meta(self, row: int) -> common_pb2.MessageMeta:
-        """Meta of one."""
+        """The meta of one message."""
         start, _ = self._bounds(row)
         return common_pb2.MessageMeta.FromString(self.wire.records[start : start + int(self.meta_sizes[row])])
 
@@ -129,27 +129,27 @@ class DeliveredBatch:
         return [self.payload(row) for row in range(len(self))]
 
     def delivery(self, row: int) -> Delivery:
-        """One of them as an object."""
+        """One row as a Delivery."""
         return Delivery(self, row)
 
     def __iter__(self) -> Iterator[Delivery]:
         return (Delivery(self, row) for row in range(len(self)))
 
     def ack(self) -> Awaitable[consumer_pb2.SettleReceipt]:
-        """All are done, in one settlement. Sent at once; await it for the committed receipt."""
+        """Acknowledge all rows in one settlement. Sent at once; await it for the committed receipt."""
         return self._settler.settle_rows(self, None, consumer_pb2.ACK)
 
     def nack(self, *, delay: timedelta | None = None, level: int = 0) -> Awaitable[consumer_pb2.SettleReceipt]:
-        """All are to come again."""
+        """Return all rows, to be delivered again."""
         return self._settler.settle_rows(self, None, consumer_pb2.RETRY, delay_ms=_delay_ms(delay), delay_level=level)
 
     def extend(self, lease: timedelta) -> Awaitable[int]:
-        """Longer leases for all, from now; awaits how many were extended."""
+        """Extend the leases of all rows, from now. Returns how many were extended."""
         return self._settler.extend_rows(self, None, _delay_ms(lease))
 
 
 class Delivery:
-    """One message, handed to this consumer under a lease."""
+    """One message, delivered to this consumer under a lease."""
 
     __slots__ = ("_meta", "batch", "row")
 
@@ -172,7 +172,7 @@ class Delivery:
 
     @property
     def id(self) -> str:
-        """`group-hour-index`: the same at every attempt, the one `schedule` returned."""
+        """The id that `schedule` returned, `group-hour-index`; the same at every attempt."""
         return id_text(self.id64)
 
     @property
@@ -219,7 +219,7 @@ class Delivery:
         return np.array([self.row], np.int64)
 
     def ack(self) -> Awaitable[consumer_pb2.SettleReceipt]:
-        """Done. Acknowledgements of the same moment travel together; await it for the committed receipt."""
+        """Acknowledge. Acknowledgements of the same moment are sent together; await it for the committed receipt."""
         return self.batch._settler.settle_one(self.batch, self.row)
 
     def nack(
@@ -236,11 +236,11 @@ class Delivery:
         )
 
     def dead(self, reason: str = "") -> Awaitable[consumer_pb2.SettleReceipt]:
-        """To the dead letters, without further attempts."""
+        """Move the message to the dead letters, without further attempts."""
         return self.batch._settler.settle_rows(self.batch, self._rows(), consumer_pb2.DEAD, reason=reason[:1_024])
 
     async def extend(self, lease: timedelta) -> bool:
-        """A longer lease, from now. False: it is over or settled already."""
+        """Extend the lease, from now. False: the lease is over or the message is settled."""
         return await self.batch._settler.extend_rows(self.batch, self._rows(), _delay_ms(lease)) == 1
 
 

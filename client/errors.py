@@ -19,18 +19,18 @@ from google.rpc import error_details_pb2, status_pb2
 DETAILS_KEY = "grpc-status-details-bin"
 
 ELSEWHERE = frozenset({"NOT_MASTER", "NO_MASTER", "RECOVERING", "OUTCOME_UNKNOWN", "DISK_FULL"})
-"""Reasons that say: not here, not now. The request is repeated at the master."""
+"""Reasons for which this node cannot serve the request now: it is repeated at the master."""
 
 TRANSPORT = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL", "ABORTED"})
-"""gRPC codes without a node's reason: the connection or the node broke on the way."""
+"""gRPC codes without a node's reason: the connection or the node failed during the call."""
 
 NO_CONNECTION = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
-"""How gRPC begins the text of a call that never had a connection."""
+"""Beginnings of gRPC's text for a call that never had a connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A node's answer that is no success, as data."""
+    """An unsuccessful end of a call, as data."""
 
     reason: str
     message: str
@@ -38,18 +38,18 @@ class Fault:
 
     @property
     def master_address(self) -> str:
-        """Where the master is, if the node said so; empty otherwise."""
+        """The master's address, if the node named it; else empty."""
         return self.metadata.get("master_address", "")
 
     @property
     def master_term(self) -> int:
-        """The term in which that is the master; 0 if the node did not say."""
+        """The term of the named master; 0 if the node did not state it."""
         term = self.metadata.get("term", "")
         return int(term) if term.isdigit() else 0
 
     @property
     def retry_after_s(self) -> float:
-        """The pause the node asks for, in seconds; 0 if none."""
+        """The pause that the node asks for, in seconds; 0 for none."""
         value = self.metadata.get("retry_after_ms", "0")
         return int(value) / 1_000 if value.isdigit() else 0.0
 
@@ -60,16 +60,16 @@ class Fault:
 
     @property
     def lost(self) -> bool:
-        """Whether no node said what became of the request."""
+        """Whether no node has answered with the outcome of the request."""
         return self.reason in TRANSPORT
 
     @property
     def not_sent(self) -> bool:
-        """Whether there was no connection that the request could have left by."""
+        """Whether the request was certainly not sent, for lack of a connection."""
         return self.reason == "UNAVAILABLE" and self.message.startswith(NO_CONNECTION)
 
     def never_accepted(self, sequence: int) -> bool:
-        """Whether the node says that the producer has not come to this sequence: no try of it was accepted."""
+        """Whether the node states that the producer has not reached this sequence: no try of it was accepted."""
         last = self.metadata.get("accepted_sequence", "")
         return last.isdigit() and int(last) < sequence
 
@@ -93,7 +93,7 @@ class RequestRefused(TickwheelError):
 
     @property
     def field(self) -> str:
-        """Which field; empty if it is not about one."""
+        """The field at fault; empty if no field is."""
         return self.metadata.get("field", "")
 
     @property
@@ -116,7 +116,7 @@ class LimitReached(TickwheelError):
 
     @property
     def retry_after_s(self) -> float:
-        """When another try makes sense."""
+        """Seconds after which another try makes sense."""
         return Fault(self.reason, "", self.metadata).retry_after_s
 
 
@@ -125,11 +125,11 @@ class NotFound(TickwheelError):
 
 
 class PermissionRefused(TickwheelError):
-    """The operator's: the certificate or the user's roles do not allow this, or the token does not count."""
+    """The operator's: the certificate or the user's roles do not allow this, or the token is not valid."""
 
 
 class ClusterUnavailable(TickwheelError):
-    """The cluster's: no master answered in time. Surely nothing was changed by this call."""
+    """The cluster's: no master answered in time. This call has certainly changed nothing."""
 
 
 class ClientClosed(TickwheelError):
@@ -140,7 +140,7 @@ class ClientClosed(TickwheelError):
 
 
 class OutcomeUnknown(TickwheelError):
-    """The cluster's: the answer got lost and could not be had in time; the request may have been carried out."""
+    """The cluster's: the answer was lost and no other came in time; the request may have been carried out."""
 
 
 class SequenceError(TickwheelError):
@@ -148,7 +148,7 @@ class SequenceError(TickwheelError):
 
 
 class SequenceTaken(SequenceError):
-    """The producer id is somebody else's, or its sequence was accepted with other content. This was not accepted."""
+    """The producer id belongs to another client, or the sequence was accepted with other content. Not accepted now."""
 
 
 _TYPES: dict[str, type[TickwheelError]] = {
@@ -183,13 +183,13 @@ _TYPES: dict[str, type[TickwheelError]] = {
 
 
 def error_of(fault: Fault) -> TickwheelError:
-    """The exception for a fault that is not repeated (any more)."""
+    """The exception for a fault after which the call is not repeated."""
     kind = _TYPES.get(fault.reason, TickwheelError)
     return kind(fault.message or fault.reason, fault.reason, fault.metadata)
 
 
 def fault_of_status(data: bytes) -> Fault:
-    """The fault in a serialized google.rpc.Status, as receipts carry it."""
+    """The fault in a serialized google.rpc.Status, as in receipts."""
     try:
         status = status_pb2.Status.FromString(data)
     except DecodeError:

@@ -16,12 +16,12 @@ from tickwheel.proto import common_pb2, consumer_pb2
 
 @lru_cache(maxsize=256)
 def tags_of(filter: str) -> frozenset[str]:
-    """Tags of a normalised expression, any of which is enough."""
+    """The tags of a normalized expression; a message needs any one of them."""
     return frozenset(filter.split(" || "))
 
 
 def mismatches(wire: consumer_pb2.DeliverBatch) -> NDArray[np.int64]:
-    """Rows of a batch whose messages have none of the tags that the batch's filter names."""
+    """The rows of a batch whose messages have none of the filter's tags."""
     if not wire.filter:
         return np.zeros(0, np.int64)
     wanted = tags_of(wire.filter)

@@ -1,9 +1,9 @@
-"""What a consumer has in hand: batches under a lease, and the credits that they take.
+"""The deliveries that a consumer has in hand: batches under a lease, and the credits that they take.
 
-Owns the count, and until when each lease lasts. Invariants: never more deliveries in hand than credits; a credit
-returns when its delivery has left the hand, or when its lease is surely over. Credits that return are saved up and
-sent a quarter at a time, or as soon as nothing is in hand. With `messages_max` no more than that are ever asked for. No
-lease is renewed once its batch has been in hand for `hold_s`. Used by `consumer.py` alone.
+Owns the count, and the end of each lease. Invariants: there are never more deliveries in hand than credits. A credit
+returns when its delivery is settled, or when its lease is certainly over. Returned credits are collected and sent a
+quarter at a time, or as soon as nothing is in hand. With `messages_max` no more than that are ever requested. No lease
+is renewed once its batch was in hand for `hold_s`. Used by `consumer.py` only.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from tickwheel.client.delivery import DeliveredBatch
 
 LEASE_MARGIN_S = 1.0
-"""A lease counts as over so long after its end by this clock."""
+"""A lease counts as over this long after its end by this clock."""
 RENEW_AFTER = 1 / 3
-"""Part of a lease after which it is renewed: a lost renewal can be repeated once before the lease is over."""
+"""Fraction of a lease after which it is renewed: a lost renewal can be repeated once before the lease ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,27 +29,29 @@ class Held:
     taken_s: float
     lease_s: float
     end_s: float
-    """When its lease is surely over."""
+    """When the lease is certainly over, by time.monotonic()."""
     asked: bool = False
-    """A renewal of its lease is under way."""
+    """Whether a renewal is under way."""
     left_alone: bool = False
-    """Its lease is not renewed any more."""
+    """Whether the lease is no longer renewed."""
 
     def lasts(self, from_s: float, lease_s: float) -> None:
-        """Its lease lasts so long from then on; never less than before."""
+        """The lease lasts `lease_s` from `from_s`; a call never shortens it."""
         end_s = from_s + lease_s + LEASE_MARGIN_S
         if end_s > self.end_s:
             self.lease_s, self.end_s = lease_s, end_s
 
     @property
     def renew_s(self) -> float:
-        """When its lease is to be renewed."""
+        """When the lease must be renewed, by time.monotonic()."""
         return self.end_s - LEASE_MARGIN_S - self.lease_s * (1 - RENEW_AFTER)
 
 
 class Hand:
-    """One consumer's. `send` gives credits to the node of the open stream. `messages_max`: in all; 0: any. `hold_s`: so
-    long after it came a delivery's lease is renewed."""
+    """The deliveries in hand of one consumer. `send` grants credits over the open stream.
+
+    `messages_max`: deliveries in total; 0 for no limit. `hold_s`: how long after it came a delivery's lease is renewed.
+    """
 
     def __init__(self, credits: int, send: Callable[[int], None], messages_max: int = 0, hold_s: float = 0.0) -> None:
         self._credits = credits
@@ -62,7 +64,7 @@ class Hand:
         self._owed = 0
         self._opening = 0
         self._held: list[Held] = []
-        """By the ends of their leases."""
+        """Ordered by the ends of their leases."""
 
     @property
     def has_leases(self) -> bool:
@@ -70,13 +72,13 @@ class Hand:
         return bool(self._held)
 
     def opening(self) -> int:
-        """Credits to open a stream with: those that nothing in hand takes. Whatever was owed goes with them."""
+        """The credits for a new stream: all that no delivery in hand takes, credits not yet sent included."""
         self._owed = self._out = 0
         self._out = self._opening = self._wanted(self._free)
         return self._opening
 
     def opened(self) -> None:
-        """The stream is open: give what has returned since."""
+        """The stream is open: grant the credits that have returned since `opening`."""
         self._owed = 0
         self._out = self._opening
         self._owe(max(0, self._free - self._opening))
@@ -87,7 +89,7 @@ class Hand:
 
     @property
     def full(self) -> bool:
-        """Whether all that were asked for have come."""
+        """Whether `messages_max` deliveries have come."""
         return 0 < self._messages_max <= self._taken
 
     def _wanted(self, credits: int) -> int:
@@ -96,25 +98,25 @@ class Hand:
         return max(0, min(credits, self._messages_max - self._taken - self._out))
 
     def came(self, count: int, skipped: int) -> None:
-        """So many came and took a credit each; skipped ones do not count against `messages_max`."""
+        """`count` deliveries came and took a credit each; skipped ones do not count against `messages_max`."""
         self._out -= count
         self._taken += count - skipped
 
     def take(self, batch: DeliveredBatch, lease_s: float) -> None:
-        """A batch has come, under a lease of so long."""
+        """A batch has come, under a lease of `lease_s`."""
         now = time.monotonic()
         bisect.insort(self._held, Held(batch, now, lease_s, now + lease_s + LEASE_MARGIN_S), key=_end_of)
 
     def give_back(self, count: int) -> None:
-        """So many deliveries left the hand."""
+        """`count` deliveries are no longer in hand."""
         self._owe(count)
 
     def hold(self, batch: DeliveredBatch, lease_s: float) -> None:
-        """The batch was given a longer lease; its credits stay taken until that is surely over."""
+        """The batch got a longer lease; its credits stay taken until that is certainly over."""
         self.renewed((held for held in self._held if held.batch is batch), time.monotonic(), lease_s)
 
     def to_renew(self) -> list[Held]:
-        """Batches whose leases are to be renewed now."""
+        """The batches whose leases must be renewed now."""
         now = time.monotonic()
         due = [
             held
@@ -126,13 +128,13 @@ class Hand:
         return due
 
     def renewed(self, some: Iterable[Held], from_s: float, lease_s: float) -> None:
-        """Their leases last so long from then on."""
+        """The leases of these batches last `lease_s` from `from_s`."""
         for held in some:
             held.lasts(from_s, lease_s)
         self._held.sort(key=_end_of)
 
     def expire(self) -> None:
-        """Take back the credits of leases that are over."""
+        """Take back the credits of leases that are certainly over."""
         now = time.monotonic()
         place = 0
         while place < len(self._held) and (not self._held[place].batch.unsettled or self._held[place].end_s <= now):

@@ -1,6 +1,6 @@
-"""Names of messages: text for people and tables, one integer for columns, the proto message for calls.
+"""Message ids in three forms: text for people and tables, an integer for columns, a protobuf message for calls.
 
-The text is "group-hour-index" and stays the same for ever: store it to recognise a repeat.
+The text is "group-hour-index", like 0-498706-12, and never changes: store it to recognize a repeat.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ MASK = (1 << INDEX_BITS) - 1
 
 
 def id_text(id64: int, wheel_group: int = 0) -> str:
-    """`0-500123-42` of an id as it stands in a column."""
+    """The text, such as `0-500123-42`, of an id in a column."""
     return f"{wheel_group}-{id64 >> INDEX_BITS}-{id64 & MASK}"
 
 
 def text_of(message_id: common_pb2.MessageId) -> str:
-    """The text of an id of the wire."""
+    """The text of a protobuf id."""
     return f"{message_id.wheel_group}-{message_id.hour}-{message_id.index}"
 
 
 def id64_of_text(text: str) -> int:
-    """The integer of an id's text (the wheel group is left out). RequestRefused if it is none."""
+    """The integer of an id's text, without the wheel group. Raises RequestRefused if the text is no id."""
     message_id = parse_id(text)
     return message_id.hour << INDEX_BITS | message_id.index
 
 
 def parse_id(text: str) -> common_pb2.MessageId:
-    """The wire's id of a text. RequestRefused if it is none."""
+    """The protobuf id of a text. Raises RequestRefused if the text is no id."""
     parts = text.split("-")
     if len(parts) == 3 and all(part.isascii() and part.isdigit() for part in parts):
         group, hour, index = map(int, parts)

@@ -1,10 +1,12 @@
-"""Whether a numbered request was accepted: the one place that decides it, for calls and for producers' batches.
+"""Decides whether a numbered request may have been accepted, for calls and for producers' batches.
 
-A request keeps its (producer id, sequence) until it is known whether the log has it. `Doubt` holds that of one request:
-from the moment a try is sent until a node has said what became of it, it may have been accepted. A refusal is about its
-own try; of an earlier one without an answer it says something only if it names the producer's last accepted sequence,
-or is about the sequence itself. `Lanes` numbers unary calls: one call at a time uses a lane, and a lane whose last
-request is in doubt is never used again, so that no message is sent under a sequence that another may have.
+A request keeps its (producer id, sequence) until it is known whether the log has it. `Doubt` tracks that for one
+request: from when a try is sent until a node has answered with its outcome, the request may have been accepted. A
+refusal is about its own try. It tells something about an earlier, unanswered try only if it names the producer's last
+accepted sequence, or is about the sequence itself.
+
+`Lanes` numbers unary calls. One call at a time uses a lane, and a lane whose last request is in doubt is never used
+again. So no message is ever sent under a sequence that another message may have.
 """
 
 from __future__ import annotations
@@ -13,37 +15,37 @@ from tickwheel.client.errors import Fault, OutcomeUnknown, TickwheelError, error
 
 _ANSWERED_WITHOUT_OUTCOME = frozenset({"OUTCOME_UNKNOWN", "SEQUENCE_FORGOTTEN"})
 _OF_OTHER_CONTENT = frozenset({"SEQUENCE_GAP", "SEQUENCE_TAKEN"})
-"""These say that the sequence, with this content, is not in the log."""
+"""Reasons that state that this sequence with this content is not in the log."""
 
 
 class Doubt:
-    """Of one request; `sequence` may change as long as it is surely not accepted."""
+    """Whether one request may have been accepted. `sequence` may change while it certainly was not."""
 
     __slots__ = ("_earlier", "_now", "foreign", "sequence")
 
     def __init__(self, sequence: int) -> None:
         self.sequence = sequence
         self._earlier = False
-        """A try before the last one may have been accepted."""
+        """Whether a try before the last one may have been accepted."""
         self._now = False
         self.foreign = False
-        """The producer's sequences are not what its user believes: nothing more is to be sent under its id."""
+        """The cluster's record of the producer's sequences differs from the client's: send no more under its id."""
 
     @property
     def exists(self) -> bool:
-        """It may have been accepted."""
+        """Whether the request may have been accepted."""
         return self._earlier or self._now
 
     def sending(self) -> None:
-        """A try is about to leave."""
+        """A try is about to be sent."""
         self._earlier, self._now = self.exists, True
 
     def accepted(self) -> None:
-        """The receipt is there."""
+        """The receipt has come."""
         self._earlier = self._now = False
 
     def refused(self, fault: Fault) -> None:
-        """How the last try ended, if not with a receipt."""
+        """The last try has ended with this fault instead of a receipt."""
         if not fault.not_sent and (fault.lost or fault.reason in _ANSWERED_WITHOUT_OUTCOME):
             return
         self._now = False
@@ -52,7 +54,7 @@ class Doubt:
             self._earlier = False
 
     def error(self, fault: Fault) -> TickwheelError:
-        """What to tell the caller after the last try: the refusal only if nothing was accepted."""
+        """The error for the caller after the last try: the refusal only if no try can have been accepted."""
         if not self.exists or fault.reason == "OUTCOME_UNKNOWN":
             return error_of(fault)
         if fault.reason == "SEQUENCE_FORGOTTEN" and not self._earlier:
@@ -73,7 +75,7 @@ class Lane:
 
 
 class Lanes:
-    """Of one client. `name`: nobody else's."""
+    """The lanes of one client. `name` must be unique: it begins their producer ids."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -81,12 +83,12 @@ class Lanes:
         self._made = 0
 
     def take(self) -> Lane:
-        """One that nobody uses."""
+        """A lane that no call is using."""
         if self._free:
             return self._free.pop()
         self._made += 1
         return Lane(f"{self._name}-{self._made}")
 
     def give_back(self, lane: Lane) -> None:
-        """The lane's request has ended, and nothing about it is in doubt."""
+        """Take a lane back. Its request has ended with a certain outcome."""
         self._free.append(lane)

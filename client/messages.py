@@ -1,6 +1,6 @@
-"""What goes in and what comes back: when a message is due, its columns, its receipts.
+"""Messages to schedule and their receipts: checks the arguments and builds the columns of a batch.
 
-Owns the reading of the four ways to say "when" and the layout of a batch. No I/O.
+Owns the four ways to state the due time, and the layout of a batch. No I/O.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ JITTER_MS_MAX = 86_400_000
 
 
 def refused(field: str, value: object, limit: str) -> RequestRefused:
-    """A wrong argument, in the words a node would use."""
+    """The error for a wrong argument, with the text and metadata that a node would use."""
     shown = str(value)[:100]
     return RequestRefused(
         f"{field}: {shown}: {limit}", "INVALID_FIELD", {"field": field, "value": shown, "limit": limit}
@@ -29,7 +29,7 @@ def refused(field: str, value: object, limit: str) -> RequestRefused:
 
 
 def when_of(due_ms: int | None, delay_ms: int | None, delay: timedelta | None, level: int | None) -> tuple[int, int]:
-    """Kind and value of exactly one of the four."""
+    """(kind, value) of the one argument that is not None. Raises RequestRefused unless exactly one is given."""
     if (due_ms is not None) + (delay_ms is not None) + (delay is not None) + (level is not None) != 1:
         raise refused("when", "none or several", "exactly one of due_ms, delay_ms, delay and level")
     if due_ms is not None:
@@ -51,7 +51,7 @@ def _number(field: str, value: object, least: int, most: int) -> int:
 def meta_of(
     key: str = "", tags: Sequence[str] = (), headers: Mapping[str, str] | None = None, message_group: str = ""
 ) -> common_pb2.MessageMeta | None:
-    """The meta of a message; None if there is nothing in it."""
+    """The meta of a message; None if it is empty."""
     if not (key or tags or headers or message_group):
         return None
     if isinstance(tags, str):
@@ -61,7 +61,7 @@ def meta_of(
 
 @dataclass(slots=True)
 class Row:
-    """A message on its way."""
+    """A checked message to schedule."""
 
     topic: str
     payload: bytes
@@ -71,7 +71,7 @@ class Row:
     jitter_ms: int = 0
 
     def message(self) -> common_pb2.Message:
-        """As the wire has it."""
+        """The protobuf message."""
         message = common_pb2.Message(topic=self.topic, payload=self.payload, jitter_ms=self.jitter_ms)
         if self.meta:
             message.meta.ParseFromString(self.meta)
@@ -100,14 +100,14 @@ def row_of(
 
 
 def jitter_ms_of(jitter: timedelta | None) -> int:
-    """The window in milliseconds; 0: none."""
+    """The jitter window in milliseconds; 0 for none. Raises RequestRefused out of bounds."""
     if jitter is None:
         return 0
     return _number("jitter", round(jitter / timedelta(milliseconds=1)), 0, JITTER_MS_MAX)
 
 
 def batch_of(rows: Sequence[Row]) -> scheduler_pb2.ScheduleBatch:
-    """Columns when all are of one topic and one kind of time, rows otherwise."""
+    """A batch as columns if all messages have the same topic, kind of time and jitter; otherwise as rows."""
     first = rows[0]
     if any((row.topic, row.kind, row.jitter_ms) != (first.topic, first.kind, first.jitter_ms) for row in rows):
         return scheduler_pb2.ScheduleBatch(rows=scheduler_pb2.RowBatch(messages=[row.message() for row in rows]))
@@ -137,11 +137,11 @@ class Receipt:
 
     id: str
     due_ms: int
-    """The time that holds."""
+    """The due time that applies, jitter included."""
     level: int = 0
-    """The delay level that was applied, at most the highest there is; 0 if none was asked for, or for a repeat."""
+    """The delay level applied, at most the highest that exists; 0 if none was requested, or for a repeat."""
     delay_ms: int = 0
-    """Its delay."""
+    """The delay of that level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +149,15 @@ class BatchReceipt:
     """A batch is on stable storage of a majority."""
 
     ids: NDArray[np.uint64]
-    """In the order of the batch."""
+    """The ids, in the order of the batch."""
     due_ms: NDArray[np.int64] | None
-    """Times that hold; None: all as asked."""
+    """The due times that apply; None: all as requested."""
     repeated: bool
-    """It answers a repeat: the batch had been accepted before."""
+    """Whether this answers a repeat of a batch that was accepted before."""
     levels: NDArray[np.uint32] | None = None
-    """Delay levels that were applied, 0: none; None if no message asked for one, or for a repeat."""
+    """The delay levels applied, 0 for none. None if no message requested one, or for a repeat."""
     delay_ms: NDArray[np.int64] | None = None
-    """Their delays."""
+    """The delays of those levels."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -168,7 +168,7 @@ class BatchReceipt:
 
 
 def receipt_of(receipt: scheduler_pb2.BatchReceipt) -> BatchReceipt:
-    """A receipt of the wire, decoded without copying."""
+    """A receipt from its protobuf message, without copying columns."""
     due_ms = np.frombuffer(receipt.due_ms, "<i8") if receipt.due_ms else None
     levels = np.frombuffer(receipt.delay_levels, "<u4") if receipt.delay_levels else None
     delay_ms = np.frombuffer(receipt.delay_ms, "<i8") if receipt.delay_ms else None

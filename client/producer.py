@@ -1,7 +1,7 @@
 """A producer: many messages a second, in batches, over one stream.
 
-Owns the filling of batches by size and linger, and the bound on what is under way: at the bound callers wait, which
-is the back-pressure. Order is kept; repeating is `batch_stream`'s. `schedule_columns` does nothing per message.
+Fills batches by size and linger, and bounds the bytes under way: at the bound callers wait, which is the back-pressure.
+Order is kept; `batch_stream` repeats batches. `schedule_columns` does no work per message.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ BUFFER_BYTES_MAX = 64 << 20
 IN_FLIGHT_MAX = 32
 TIMEOUT_S = 60.0
 ROW_BYTES = 64
-"""What a message takes beside its payload, about."""
+"""Approximate bytes of a message besides payload and meta."""
 
 
 def new_producer_id() -> str:
-    """A name nobody else has."""
+    """A random, unique producer id."""
     return f"p-{secrets.token_hex(8)}"
 
 
 class Producer:
-    """Made by `AsyncClient.producer`; an async context manager that sends what is left at its end."""
+    """Made by `AsyncClient.producer`. As an async context manager it flushes at its end."""
 
     def __init__(
         self,
@@ -93,12 +93,12 @@ class Producer:
 
     @property
     def bytes_under_way(self) -> int:
-        """Accepted from the caller and not yet answered."""
+        """Bytes accepted from callers and not yet answered."""
         return self._bytes
 
     @property
     def reconnects(self) -> int:
-        """How often the stream was opened anew after a fault."""
+        """Number of times the stream was opened anew after a fault."""
         return self._stream.reconnects
 
     # -- one by one, batched behind the scenes
@@ -118,7 +118,7 @@ class Producer:
         message_group: str = "",
         jitter: timedelta | None = None,
     ) -> asyncio.Future[Receipt]:
-        """Put a message into the next batch; waits only for room. The future has its receipt or a TickwheelError."""
+        """Add a message to the next batch; waits only for room. The future gets the receipt or a TickwheelError."""
         kind, when = when_of(due_ms, delay_ms, delay, level)
         row = row_of(topic, payload, kind, when, meta_of(key, tags, headers, message_group), jitter)
         size = len(row.payload) + len(row.meta) + ROW_BYTES
@@ -150,7 +150,7 @@ class Producer:
         message_group: str = "",
         jitter: timedelta | None = None,
     ) -> Receipt:
-        """`send`, and wait for the receipt."""
+        """Send a message and wait for its receipt."""
         future = await self.send(
             topic,
             payload,
@@ -171,7 +171,7 @@ class Producer:
     async def schedule_many(
         self, topic: str, messages: Iterable[tuple[int, bytes]]
     ) -> list[asyncio.Future[BatchReceipt]]:
-        """Messages of one topic as (due_ms, payload), in batches; one future a batch."""
+        """Send messages of one topic, given as (due_ms, payload), in batches. Returns a future for each batch."""
         futures: list[asyncio.Future[BatchReceipt]] = []
         due: list[int] = []
         payloads: list[bytes] = []
@@ -204,9 +204,11 @@ class Producer:
         metas: bytes = b"",
         jitter: timedelta | None = None,
     ) -> asyncio.Future[BatchReceipt]:
-        """One batch of n messages as columns, as it is: int64[n] times (due or delay) or uint32[n] levels, uint32[n]
-        sizes, the payloads one after the other; likewise serialized MessageMeta; a jitter window for all of them.
-        Waits for room; the future has the receipt."""
+        """Send n messages as one batch of columns. Waits for room; the future gets the receipt.
+
+        Give int64[n] due times or delays, or uint32[n] levels. `payload_sizes` is uint32[n], `payloads` the payloads
+        one after the other; serialized MessageMeta likewise. The jitter window holds for all messages.
+        """
         if sum(column is not None for column in (due_ms, delay_ms, delay_levels)) != 1:
             raise refused("due_ms", "several or none", "exactly one of due_ms, delay_ms and delay_levels")
         columns = scheduler_pb2.ColumnBatch(
@@ -228,7 +230,7 @@ class Producer:
         return await self._put(scheduler_pb2.ScheduleBatch(columns=columns))
 
     async def flush(self) -> None:
-        """Until everything accepted so far is answered."""
+        """Wait until all messages accepted so far are answered."""
         self._send_rows()
         await self._idle.wait()
 
@@ -239,7 +241,7 @@ class Producer:
         await self.abandon()
 
     async def abandon(self) -> None:
-        """End at once; what has no receipt yet gets OutcomeUnknown."""
+        """End at once. Messages without a receipt end with OutcomeUnknown."""
         self._closed = True
         self._send_rows()
         await self._stream.close()
@@ -264,7 +266,7 @@ class Producer:
             self._send_rows()
             self._room.clear()
             await self._room.wait()
-        if self._closed:  # perhaps while waiting
+        if self._closed:  # it may have been closed during the wait
             raise ClientClosed("the producer")
         self._bytes += size
         self._idle.clear()
@@ -283,7 +285,7 @@ class Producer:
         return batch.future
 
     def _send_rows(self) -> None:
-        """The rows so far become a batch."""
+        """Send the collected rows as a batch."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -306,7 +308,7 @@ def _column(values: ArrayLike, kind: str) -> bytes:
 
 
 def _seen(future: asyncio.Future[BatchReceipt]) -> None:
-    """A caller that drops the future is not told of its error a second time."""
+    """Mark the error of a future as retrieved, so that asyncio does not log it if the caller drops the future."""
     if not future.cancelled():
         future.exception()
 

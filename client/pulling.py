@@ -1,7 +1,7 @@
-"""Consuming without a stream: one batch a call, settled by a later call from anywhere that knows its handle.
+"""Consuming without a stream: each call pulls one batch, and a later call settles it, from any process with its handle.
 
-For who consumes in steps that other programs decide (a stream of Spark). A pull whose answer is lost leaves its
-messages out until their lease is over; a settlement is repeated safely.
+For programs that consume in steps decided elsewhere, such as a stream of Spark. If the answer to a pull is lost, its
+messages stay leased until the lease ends. A settlement can be repeated safely.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRY_TIMEOUT_S = 30.0
 
 
 def handle_of(batch: consumer_pb2.DeliverBatch) -> consumer_pb2.SettleBatch:
-    """What names the deliveries of a batch in a settlement; positions are left out, to be short."""
+    """The handle that names the deliveries of a batch in a settlement. It omits positions, to be short."""
     return consumer_pb2.SettleBatch(
         group=batch.group, topic=batch.topic, ids=batch.ids, attempts=batch.attempts, epoch=batch.epoch
     )
@@ -34,7 +34,7 @@ class PullClient:
         self._timeout_s = timeout_s
 
     async def pull(self, request: consumer_pb2.PullRequest) -> consumer_pb2.DeliverBatch:
-        """One batch; empty if nothing came in time. What the group's filter does not want is settled here."""
+        """Pull one batch, empty if nothing came in time. Settles messages that the group's filter does not want."""
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> consumer_pb2.DeliverBatch:
             return await self._cluster.stub(ConsumerStub, channel).Pull(request, timeout=try_s)
@@ -52,7 +52,7 @@ class PullClient:
     async def settle(
         self, handles: Sequence[consumer_pb2.SettleBatch], outcome: consumer_pb2.Outcome.ValueType, delay_ms: int = 0
     ) -> int:
-        """Settle deliveries; how many that concerned. Those that were delivered again meanwhile do not count."""
+        """Settle deliveries. Returns how many were settled; those delivered again meanwhile do not count."""
         settled = 0
         for handle in handles:
             request = consumer_pb2.SettleBatch()

@@ -1,6 +1,6 @@
-"""What a consumer says about deliveries, as it goes over the wire: settlements and longer leases. Pure.
+"""Builds a consumer's requests about deliveries: settlements and lease extensions. Pure.
 
-Rows are places in a batch; None means all of them. Ids, attempts and positions go as they came.
+Rows are places in a batch; None means all rows. Ids, attempts and positions are sent as they were received.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def settle_batch(
     delay_level: int = 0,
     reason: str = "",
 ) -> consumer_pb2.SettleBatch:
-    """Rows of one batch are settled."""
+    """The request that settles rows of one batch."""
     wire = batch.wire
     return consumer_pb2.SettleBatch(
         group=wire.group,
@@ -50,12 +50,12 @@ def settle_batch(
 
 
 def acknowledge(parts: Sequence[tuple[DeliveredBatch, Rows]]) -> consumer_pb2.SettleBatch:
-    """Rows of several batches of one topic and epoch are acknowledged in one settlement."""
+    """One request that acknowledges rows of several batches of the same topic and epoch."""
     return consumer_pb2.SettleBatch(outcome=consumer_pb2.ACK, **_columns(parts))
 
 
 def extend(parts: Sequence[tuple[DeliveredBatch, Rows]], lease_ms: int) -> consumer_pb2.ExtendBatch:
-    """The leases of rows of several batches of one topic and epoch are to last so long from now."""
+    """One request that extends leases to `lease_ms` from now, for rows of several batches of one topic and epoch."""
     return consumer_pb2.ExtendBatch(lease_ms=lease_ms, **_columns(parts))
 
 
@@ -73,7 +73,7 @@ def _columns(parts: Sequence[tuple[DeliveredBatch, Rows]]) -> dict[str, Any]:
 
 
 def extend_batch(batch: DeliveredBatch, rows: Rows | None, lease_ms: int) -> consumer_pb2.ExtendBatch:
-    """The leases of rows of a batch are to last longer."""
+    """The request that extends leases of rows of one batch to `lease_ms` from now."""
     wire = batch.wire
     return consumer_pb2.ExtendBatch(
         group=wire.group,

@@ -1,7 +1,7 @@
-"""Reading everything that is pending, or that a group has settled, as of one applied index, from one node in parts.
+"""Reads all pending messages, or all that a group has settled, as of one applied index, from one node in parts.
 
-Owns the choice of the node: a slave if there is one that serves, so that deliveries go on undisturbed. Whoever reads
-parts elsewhere needs no more than address and pin.
+Chooses the node: a slave if one serves, so that the reads do not disturb deliveries. Another process that reads parts
+needs only the address and the pin.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GONE = "its node was restarted or cannot be reached, or nobody has read it for t
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What is pending on one node after one entry of the log."""
+    """The pending messages on one node after one entry of the log."""
 
     address: str
     pin_id: int
@@ -35,52 +35,52 @@ class Pin:
     applied_index: int
     cursor_due_ms: int
     hours: tuple[int, ...]
-    """Hours since 1970 that may hold something."""
+    """Hours since 1970 that may hold messages."""
     units: tuple[int, ...]
-    """How many units each had: about what there is to read. Empty if the node does not tell."""
+    """Units in each hour, roughly the amount to read. Empty if the node does not tell."""
     topics: dict[int, str]
 
     @property
     def handle(self) -> str:
-        """What `held` takes, anywhere."""
+        """The handle for `held`, valid in any process."""
         return f"{self.pin_id}@{self.address}"
 
 
 @dataclass(frozen=True, slots=True)
 class SettledTopic:
-    """One topic of the group, and positions of its ready queue."""
+    """One topic of the group, with positions in its ready queue."""
 
     topic_id: int
     name: str
     first: int
     end: int
-    """From and below: what there is to read."""
+    """The positions to read begin at `first` and end before `end`."""
     began: int
-    """Below it everything was dispatched before the group's start."""
+    """Messages below this position were dispatched before the group's start."""
     judged_from: int
-    """What is settled from here on was acknowledged, skipped by the filter, or is dead; between the two that is not
-    known."""
+    """Settled messages from here on were acknowledged, skipped by the filter, or are dead. Between `began` and this
+    position the reason is not known."""
     retained: int
-    """Below it all is removed with its hours, and can be read no more."""
+    """Messages below this position were removed with their hours and can no longer be read."""
     floor: int
-    """Below it the group has settled all."""
+    """The group has settled all messages below this position."""
     open: int
-    """Of what lies from the floor on, how many it has not; retries of other groups may be counted."""
+    """Number of unsettled messages from the floor on; retries of other groups may be included."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettledPin:
-    """What a group has settled on one node after one entry of the log."""
+    """The messages that a group has settled, on one node after one entry of the log."""
 
     address: str
     pin_id: int
     applied_index: int
     topics: tuple[SettledTopic, ...]
     filter: str
-    """Of the group, normalised; empty: everything."""
+    """The group's filter, normalized; empty: all messages."""
     dead_next: int
     dead_count: int
-    """Number of its next dead letter, and how many it has."""
+    """The number of its next dead letter, and the count of its dead letters."""
 
 
 class SnapshotClient:
@@ -93,9 +93,10 @@ class SnapshotClient:
     async def pin(
         self, topics: Sequence[str] = (), *, due_ms_min: int = 0, due_ms_max: int = 0, reader: str = "slave"
     ) -> Pin:
-        """Pin what is pending: everything that was acknowledged before this call and has not been delivered.
+        """Pin the pending messages: all that were acknowledged before this call and not delivered.
 
-        ClusterUnavailable names the addresses that were asked."""
+        Raises ClusterUnavailable, which names the addresses asked.
+        """
 
         async def ask(channel: grpc.aio.Channel, index: int, left_s: float) -> snapshot_pb2.PinResponse:
             request = snapshot_pb2.PinRequest(
@@ -106,7 +107,7 @@ class SnapshotClient:
         return _pin_of(*await self._pinned(reader, ask))
 
     async def held(self, handle: str) -> Pin:
-        """A pin that was made before. RequestRefused: its node holds it no more, or cannot be reached."""
+        """An existing pin, by its handle. Raises RequestRefused if its node no longer holds it or is unreachable."""
         number, _, address = handle.partition("@")
         if not (number.isdecimal() and address):
             raise RequestRefused(f"{handle!r} is no handle of a pin (NUMBER@HOST:PORT)", "INVALID_FIELD")
@@ -118,9 +119,9 @@ class SnapshotClient:
     async def agreed(
         self, name: str, topics: Sequence[str] = (), *, due_ms_min: int = 0, due_ms_max: int = 0, reader: str = "slave"
     ) -> Pin:
-        """The pin that all read who read under this name: made by the first of them, as `pin` makes it.
+        """The pin shared by all callers that use this name; the first of them makes it, as `pin` does.
 
-        RequestRefused: the node that holds it does so no more, or cannot be reached; begin anew under another name.
+        Raises RequestRefused if the node no longer holds the pin or is unreachable; then start anew under another name.
         """
         pin_id = await self._agree(name, 0)
         if not pin_id:
@@ -144,7 +145,7 @@ class SnapshotClient:
         return int((await self._cluster.call(invoke, self._timeout_s)).pin_id)
 
     async def _holder(self, pin_id: int, addresses: Sequence[str]) -> Pin | None:
-        """The pin at the one of these nodes that holds it."""
+        """The pin on whichever of these nodes holds it; None if none does."""
         request = snapshot_pb2.PinRequest(pin_id=pin_id)
 
         async def ask(address: str) -> Pin | None:
@@ -160,9 +161,10 @@ class SnapshotClient:
         return next((pin for pin in await asyncio.gather(*map(ask, addresses)) if pin is not None), None)
 
     async def pin_settled(self, group: str, *, due_ms_min: int = 0, reader: str = "slave") -> SettledPin:
-        """Pin what a group has settled and the cluster still keeps; everything that was acknowledged before this call.
+        """Pin the messages that a group has settled and the cluster still keeps: all acknowledged before this call.
 
-        RequestRefused: there is no such group. ClusterUnavailable names the addresses that were asked."""
+        Raises RequestRefused if there is no such group, and ClusterUnavailable, which names the addresses asked.
+        """
 
         async def ask(channel: grpc.aio.Channel, index: int, left_s: float) -> snapshot_pb2.PinSettledResponse:
             request = snapshot_pb2.PinSettledRequest(group=group, due_ms_min=due_ms_min, applied_index_min=index)
@@ -197,11 +199,11 @@ class SnapshotClient:
         )
 
     async def _pinned(self, reader: str, ask: Callable[[grpc.aio.Channel, int, float], Awaitable[A]]) -> tuple[str, A]:
-        """The answer of a node that has applied what the master had, and its address."""
+        """(address, answer) of a node that has applied as much as the master had when this was called."""
         deadline = Deadline(self._timeout_s)
         backoff = Backoff()
         while True:
-            # The master's position now is at or behind everything that anybody was told of.
+            # The master's applied index now covers everything that any client was told of.
             master = await self._cluster.master(deadline)
             statuses = await self._cluster.statuses()
             leader = statuses.get(master)
@@ -225,7 +227,7 @@ class SnapshotClient:
             await backoff.pause(deadline, fault.retry_after_s if fault is not None else 0.0)
 
     async def unpin(self, address: str, pin_id: int) -> None:
-        """Nobody reads it any more. A node that cannot be reached forgets it by itself."""
+        """Release a pin. An unreachable node drops it by itself later."""
         try:
             await SnapshotStub(self._cluster.channel(address)).Unpin(
                 snapshot_pb2.UnpinRequest(pin_id=pin_id), timeout=self._timeout_s
@@ -238,7 +240,7 @@ class SnapshotClient:
     async def pages(
         self, address: str, pin_id: int, hour: int, *, content: bool
     ) -> AsyncIterator[snapshot_pb2.PinnedPage]:
-        """All pages of one hour. RequestRefused: the pin is gone, or the hour; pin anew."""
+        """All pages of one hour. Raises RequestRefused if the pin or the hour is gone: pin anew."""
         request = snapshot_pb2.ReadPinnedRequest(pin_id=pin_id, hour=hour, content=content)
         stub = SnapshotStub(self._cluster.channel(address))
         while True:
@@ -254,8 +256,10 @@ class SnapshotClient:
     async def settled_pages(
         self, address: str, pin_id: int, topic_id: int, first: int, end: int, *, content: bool, retries: bool = False
     ) -> AsyncIterator[snapshot_pb2.SettledPage]:
-        """All pages of positions of one topic; with `retries` where those stand instead. RequestRefused: the pin is
-        gone; pin anew."""
+        """All pages of one topic's positions from `first` to before `end`; with `retries` those of the retries instead.
+
+        Raises RequestRefused if the pin is gone: pin anew.
+        """
         request = snapshot_pb2.ReadSettledRequest(
             pin_id=pin_id, topic_id=topic_id, first=first, end=end, content=content, retries=retries
         )
@@ -285,7 +289,7 @@ def _pin_of(address: str, answer: snapshot_pb2.PinResponse) -> Pin:
 
 
 def _reader(statuses: dict[str, admin_pb2.NodeStatus | Fault], master: str) -> str:
-    """The slave that is furthest, if one serves; else the master."""
+    """The address of the serving slave that has applied most; without one, the master."""
     slaves = [
         (status.applied_index, address)
         for address, status in statuses.items()

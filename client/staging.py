@@ -1,7 +1,7 @@
-"""Exactly-once bulk writes: one writer stages the rows of one task's attempt, the job commits or aborts.
+"""Exactly-once bulk writes: a writer stages the rows of one attempt of a task, then the job commits or aborts.
 
-Owns repeating: a block keeps its number until it is answered, so a repeat after a lost answer or at another master is
-recognised. Errors are those of the client; RequestRefused with WRONG_STATE means that the run is over.
+A block keeps its number until it is answered, so a repeat after a lost answer or at another master is recognized.
+Errors are those of the client; RequestRefused with WRONG_STATE means that the run is over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tickwheel.proto.scheduler_pb2 import ColumnBatch
 from tickwheel.proto.staging_pb2_grpc import StagingStub
 
 TRY_TIMEOUT_S = 10.0
-"""One try at a block: it waits behind others for the disks of a majority."""
+"""Time-out of one try of a block, which waits behind others for the disks of a majority."""
 POLL_S_MAX = 0.5
 
 
@@ -42,7 +42,7 @@ class Rows:
     metas: bytes = b""
 
     def columns(self) -> ColumnBatch:
-        """As it goes over the wire."""
+        """The rows as a protobuf message."""
         return ColumnBatch(
             topic=self.topic,
             due_ms=self.due_ms.astype("<i8", copy=False).tobytes(),
@@ -53,7 +53,7 @@ class Rows:
         )
 
     def fingerprint(self) -> int:
-        """Sum of a hash of 64 bits of each row, modulo 2^64: the same however rows are cut into blocks and ordered."""
+        """The sum of a 64-bit hash of each row, modulo 2^64. It does not depend on blocks or the order of rows."""
         rows = _checksums(self.payloads, self.sizes)
         if self.meta_sizes is not None:
             rows = rows ^ _checksums(self.metas, self.meta_sizes) * _ODD
@@ -67,7 +67,7 @@ _ODD = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
 def _checksums(data: bytes, sizes: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Two checksums of each piece, mixed; 0 of an empty one."""
+    """Two checksums of each piece, mixed; 0 for an empty piece."""
     ends = itertools.accumulate(sizes.tolist(), initial=0)
     pieces = [data[at:end] for at, end in itertools.pairwise(ends)]
     found = np.array([google_crc32c.value(piece) for piece in pieces], np.uint64)
@@ -76,7 +76,7 @@ def _checksums(data: bytes, sizes: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of splitmix64: all bits depend on all; 0 stays 0."""
+    """The finalizer of splitmix64: every bit depends on every bit; 0 stays 0."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
     return values ^ (values >> np.uint64(31))
@@ -90,7 +90,7 @@ class StagingClient:
         self._timeout_s = timeout_s
 
     async def job(self, job_id: str, batch: int = 0, timeout_s: float | None = None) -> staging_pb2.StagedJob:
-        """How far a job is, and what the cluster takes. ClusterUnavailable names the addresses that were asked."""
+        """The state of a job, and the cluster's limits. Raises ClusterUnavailable, which names the addresses asked."""
         request = staging_pb2.GetStagedJobRequest(job_id=job_id, batch=batch)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
@@ -99,8 +99,10 @@ class StagingClient:
         return await self._cluster.call(invoke, timeout_s or self._timeout_s)
 
     async def reserve(self, job_id: str, rows: int, rows_per_s: int) -> float:
-        """Seconds after which so many rows may be staged, if all writers of the job together are to stage no more than
-        `rows_per_s` and ask before they do."""
+        """Reserve `rows` at the job's rate. Returns the seconds to wait before staging them.
+
+        Keeps all writers of the job together below `rows_per_s`, if each asks before it stages.
+        """
         request = staging_pb2.GetStagedJobRequest(job_id=job_id, reserve_rows=rows, rows_per_s=rows_per_s)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
@@ -109,7 +111,7 @@ class StagingClient:
         return (await self._cluster.call(invoke, self._timeout_s)).wait_ms / 1_000
 
     async def stage(self, request: staging_pb2.StageRequest) -> staging_pb2.StagedJob:
-        """Keep one block. LimitReached: what may be staged at a time is full for as long as the call may take."""
+        """Stage one block. Raises LimitReached if the cluster's space for staged rows stays full until the deadline."""
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
             return await StagingStub(channel).Stage(request, timeout=try_s)
@@ -127,12 +129,13 @@ class StagingClient:
         memory_ms: int = 0,
         fingerprint: int = 0,
     ) -> staging_pb2.StagedJob:
-        """Schedule what these attempts staged; returns once all of it is scheduled, but for `rows_discarded`: those
-        whose topic was deleted after they were staged.
+        """Schedule the rows that these attempts staged. Returns once all of them are scheduled.
 
-        `memory_ms`, `fingerprint`: see CommitStagedRequest. RequestRefused with NAME_TAKEN: the job was committed with
-        other rows. OutcomeUnknown: it is not published yet, or it is not known whether the commit was taken; repeat
-        it."""
+        `rows_discarded` counts rows whose topic was deleted after they were staged; these are not scheduled.
+        `memory_ms`, `fingerprint`: as in CommitStagedRequest. Raises RequestRefused with NAME_TAKEN if the job was
+        committed with other rows. Raises OutcomeUnknown if the job is not published yet, or if it is not known whether
+        the commit was accepted: repeat it.
+        """
         request = staging_pb2.CommitStagedRequest(
             job_id=job_id,
             batch=batch,
@@ -157,7 +160,7 @@ class StagingClient:
         return job
 
     async def abort(self, job_id: str, run_id: str, batch: int = 0) -> staging_pb2.StagedJob:
-        """Drop what a run has staged, and refuse what it still sends. Never undoes a commit."""
+        """Drop the staged rows of a run, and refuse blocks that it still sends. Never undoes a commit."""
         request = staging_pb2.AbortStagedRequest(job_id=job_id, batch=batch, run_id=run_id)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> staging_pb2.StagedJob:
@@ -175,12 +178,12 @@ class StagingClient:
         in_flight_max: int = 4,
         fingerprinted: bool = False,
     ) -> StagedAttemptWriter:
-        """A writer for one task's try at one partition. `fingerprinted`: it adds up the rows' fingerprint."""
+        """A writer for one attempt at one partition. `fingerprinted`: it sums up the fingerprint of its rows."""
         return StagedAttemptWriter(self, job_id, run_id, partition, batch, in_flight_max, fingerprinted)
 
 
 class StagedAttemptWriter:
-    """Stages blocks, `in_flight_max` at a time. `finish` gives what the commit must name."""
+    """Stages blocks, up to `in_flight_max` at once. `finish` returns the attempt for the commit."""
 
     def __init__(
         self,
@@ -199,16 +202,16 @@ class StagedAttemptWriter:
         self.blocks = 0
         self.rows = 0
         self.published_before = False
-        """The batch had been committed already: nothing of this attempt counts."""
+        """Whether the batch was committed before: then no row of this attempt counts."""
         self.fingerprint = 0
-        """Of the rows given so far, those included that were not sent because of `published_before`."""
+        """Fingerprint of all rows written so far, even of those not sent because of `published_before`."""
         self._fingerprinted = fingerprinted
         self._room = asyncio.Semaphore(in_flight_max)
         self._under_way: set[asyncio.Task[None]] = set()
         self._error: BaseException | None = None
 
     async def write(self, rows: Rows) -> None:
-        """Stage some rows; waits while too many blocks are under way. Raises what an earlier one met."""
+        """Stage rows. Waits while too many blocks are under way. Raises the error of an earlier block."""
         if self._fingerprinted:
             self.fingerprint = (self.fingerprint + rows.fingerprint()) % (1 << 64)
         if self.published_before:
@@ -246,7 +249,7 @@ class StagedAttemptWriter:
             raise self._error
 
     async def finish(self) -> staging_pb2.StagedAttempt:
-        """Wait for all blocks; what the commit must name. Raises what one of them met."""
+        """Wait for all blocks and return the attempt for the commit. Raises the error of any block."""
         while self._under_way:
             await asyncio.wait(set(self._under_way))
         self._raise()

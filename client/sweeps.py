@@ -1,8 +1,8 @@
-"""Cancelling and moving many messages: jobs that the cluster carries on by itself, whoever is master.
+"""Sweeps: jobs that cancel or move many messages. The cluster runs them by itself, through changes of master.
 
-`AsyncClient.sweeps`. A job covers the messages that were acknowledged before it began; what is scheduled after `cancel`
-or `reschedule` has returned stays untouched. Each message counts once, also when masters change in the middle.
-Repeating with the same job_id begins nothing anew.
+`AsyncClient.sweeps`. A job covers the messages that were acknowledged before it began. Messages scheduled after
+`cancel` or `reschedule` has returned stay untouched. Each message counts once, even if the master changes during the
+job. A repeat with the same job_id starts no second job.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tickwheel.proto import scheduler_pb2
 from tickwheel.proto.scheduler_pb2_grpc import SchedulerStub
 
 LOOK_S = 0.2
-"""How often `follow` asks."""
+"""Pause between two questions of `follow`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which pending messages are meant: all of what is given must hold, and at least one of the first four must be."""
+    """Selects pending messages that meet all given conditions; at least one of the first four must be given."""
 
     topic: str = ""
     tag: str = ""
@@ -36,7 +36,7 @@ class Selection:
     due_ms_max: int = 0
 
     def message(self) -> scheduler_pb2.Selection:
-        """As it goes over the wire."""
+        """The selection as a protobuf message."""
         return scheduler_pb2.Selection(
             topic=self.topic,
             tag=self.tag,
@@ -49,41 +49,41 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Where a job stands."""
+    """The state of a job."""
 
     job_id: str
     state: str
     """RUNNING, FINISHED or STOPPED."""
     action: str
-    """cancel; move to a time; shift by milliseconds; delete a topic or group, and its name."""
+    """The action in words: cancel, move to a time, shift by milliseconds, or delete a topic or group by name."""
     selection: Selection
     begun_ms: int
     ended_ms: int
     pending: int
-    """Messages pending when it began, selected or not;"""
+    """Messages pending when the job began, selected or not."""
     examined: int
-    """of those, looked at so far, about."""
+    """Approximate number of those that were examined so far."""
     done: int
-    """Cancelled or moved."""
+    """Messages cancelled or moved by the job."""
     too_late: int
-    """Dispatched before the command that was to cancel or move them."""
+    """Messages that were dispatched before the job could cancel or move them."""
     gone: int
-    """Cancelled or moved by somebody else meanwhile."""
+    """Messages that another caller cancelled or moved meanwhile."""
     too_far: int
-    """Left alone, because the new time would be further ahead than the cluster allows."""
+    """Messages left alone because the new time would be further ahead than the cluster allows."""
     undelivered: int = 0
-    """Of a deletion that has finished: dispatched and not settled, once a group;"""
+    """For a finished deletion: messages dispatched and not settled, counted once for each group."""
     dead: int = 0
-    """and dead letters."""
+    """For a finished deletion: dead letters."""
 
     @property
     def ended(self) -> bool:
-        """Whether it does no more."""
+        """Whether the job has ended."""
         return self.state != "RUNNING"
 
     @property
     def fraction(self) -> float:
-        """How far it has come, about, from 0 to 1."""
+        """Approximate progress, from 0 to 1."""
         if self.state == "FINISHED":
             return 1.0
         return min(0.99, self.examined / self.pending) if self.pending else 0.0
@@ -126,7 +126,7 @@ class SweepClient:
         self._timeout_s = timeout_s
 
     async def cancel(self, selection: Selection, *, job_id: str | None = None) -> Sweep:
-        """Begin to cancel; returns at once. `follow` or `wait` for the end."""
+        """Start a job that cancels messages; returns at once. Use `follow` or `wait` for its end."""
         return await self._begin(
             scheduler_pb2.BeginSweepRequest(job_id=job_id or _new(), selection=selection.message(), cancel=True)
         )
@@ -140,7 +140,7 @@ class SweepClient:
         shift: timedelta | None = None,
         job_id: str | None = None,
     ) -> Sweep:
-        """Begin to move: all to `due_ms`, all to `delay` from now, or each by `shift`; returns at once."""
+        """Start a job that moves all to `due_ms`, all to `delay` from now, or each by `shift`; returns at once."""
         request = scheduler_pb2.BeginSweepRequest(job_id=job_id or _new(), selection=selection.message())
         if (due_ms is not None) + (delay is not None) + (shift is not None) != 1:
             raise refused("when", "", "exactly one of due_ms, delay and shift")
@@ -159,7 +159,7 @@ class SweepClient:
         return _sweep(await self._cluster.call(invoke, self._timeout_s))
 
     async def get(self, job_id: str) -> Sweep:
-        """Where it stands. NotFound: it is not remembered (the last 64 are)."""
+        """The state of a job. Raises NotFound if the cluster does not know it; it keeps the last 64."""
         request = scheduler_pb2.GetSweepRequest(job_id=job_id)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.Sweep:
@@ -168,7 +168,7 @@ class SweepClient:
         return _sweep(await self._cluster.call(invoke, self._timeout_s))
 
     async def list(self) -> tuple[Sweep, ...]:
-        """All that are remembered, in the order they began."""
+        """All jobs that the cluster keeps, in the order of their start."""
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ListSweepsResponse:
             return await SchedulerStub(channel).ListSweeps(scheduler_pb2.ListSweepsRequest(), timeout=try_s)
@@ -177,7 +177,7 @@ class SweepClient:
         return tuple(map(_sweep, response.sweeps))
 
     async def stop(self, job_id: str) -> Sweep:
-        """End it where it stands; what it has done stays done."""
+        """Stop a job. Messages already cancelled or moved stay so."""
         request = scheduler_pb2.StopSweepRequest(job_id=job_id)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.Sweep:
@@ -186,7 +186,7 @@ class SweepClient:
         return _sweep(await self._cluster.call(invoke, self._timeout_s))
 
     async def follow(self, job_id: str) -> AsyncIterator[Sweep]:
-        """Where it stands, again and again, the last time when it has ended. Goes on through a change of master."""
+        """Yield the state of a job repeatedly, the last time after its end. Continues through a change of master."""
         while True:
             sweep = await self.get(job_id)
             yield sweep
@@ -195,7 +195,7 @@ class SweepClient:
             await asyncio.sleep(LOOK_S)
 
     async def wait(self, job_id: str) -> Sweep:
-        """Until it has ended."""
+        """Wait until the job has ended; returns its last state."""
         async for sweep in self.follow(job_id):
             last = sweep
         return last

@@ -1,4 +1,4 @@
-"""The synchronous client: the asyncio one on a loop of its own in one background thread.
+"""The synchronous client: runs the asyncio client on a loop in one background thread.
 
 Every call waits for its answer; any thread may call. The deadlines are those of the asyncio client.
 """
@@ -24,7 +24,7 @@ from tickwheel.client.sweeps import Selection, Sweep
 A = TypeVar("A")
 
 CREDITS = 256
-"""A blocking consumer has few in hand: what waits in it keeps its lease running."""
+"""A blocking consumer gets few messages at once, since their leases run while they wait in it."""
 
 
 class SyncDelivery:
@@ -60,7 +60,7 @@ class SyncDelivery:
         return self.inner.message_group
 
     def ack(self) -> None:
-        """Done."""
+        """Acknowledge."""
 
         async def settle() -> None:
             await self.inner.ack()
@@ -68,7 +68,7 @@ class SyncDelivery:
         self._client.wait(settle())
 
     def dead(self, reason: str = "") -> None:
-        """To the dead letters, without further attempts."""
+        """Move the message to the dead letters, without further attempts."""
 
         async def settle() -> None:
             await self.inner.dead(reason)
@@ -84,7 +84,7 @@ class SyncDelivery:
         self._client.wait(settle())
 
     def extend(self, lease: timedelta) -> bool:
-        """A longer lease, from now. False: it is over or settled already."""
+        """Extend the lease, from now. False: the lease is over or the message is settled."""
         return self._client.wait(self.inner.extend(lease))
 
 
@@ -117,7 +117,7 @@ class SyncConsumer:
     _pending: asyncio.Task[Delivery | None] | None = None
 
     def close(self) -> None:
-        """End; deliveries in hand come again elsewhere. Idempotent."""
+        """End. Deliveries in hand are delivered again elsewhere. Idempotent."""
         if self._client.closed:
             return
 
@@ -145,7 +145,7 @@ class SyncSweeps:
         self._client = client
 
     def cancel(self, selection: Selection, *, job_id: str | None = None) -> Sweep:
-        """Begin to cancel; returns at once."""
+        """Start a job that cancels messages; returns at once."""
         return self._client.wait(self._client.asynchronous.sweeps.cancel(selection, job_id=job_id))
 
     def reschedule(
@@ -157,24 +157,24 @@ class SyncSweeps:
         shift: timedelta | None = None,
         job_id: str | None = None,
     ) -> Sweep:
-        """Begin to move; returns at once."""
+        """Start a job that moves messages; returns at once."""
         sweeps = self._client.asynchronous.sweeps
         return self._client.wait(sweeps.reschedule(selection, due_ms=due_ms, delay=delay, shift=shift, job_id=job_id))
 
     def get(self, job_id: str) -> Sweep:
-        """Where it stands."""
+        """The state of a job."""
         return self._client.wait(self._client.asynchronous.sweeps.get(job_id))
 
     def list(self) -> tuple[Sweep, ...]:
-        """All that are remembered."""
+        """All jobs that the cluster keeps."""
         return self._client.wait(self._client.asynchronous.sweeps.list())
 
     def stop(self, job_id: str) -> Sweep:
-        """End it where it stands."""
+        """Stop a job. Messages already cancelled or moved stay so."""
         return self._client.wait(self._client.asynchronous.sweeps.stop(job_id))
 
     def wait(self, job_id: str) -> Sweep:
-        """Until it has ended."""
+        """Wait until the job has ended; returns its last state."""
         return self._client.wait(self._client.asynchronous.sweeps.wait(job_id))
 
 
@@ -227,11 +227,11 @@ class Client:
 
     @property
     def closed(self) -> bool:
-        """After `close`."""
+        """Whether `close` was called."""
         return self._loop.is_closed()
 
     def close(self) -> None:
-        """End everything. Idempotent."""
+        """End consumers and producers and close the connections. Idempotent."""
         if self._thread.is_alive():
             self.wait(self._client.close())
             self._stop_loop()

@@ -1,9 +1,9 @@
-"""Tries of unary calls that wait for their answers: one that waits long is left when another node has become master.
+"""Tries of unary calls that wait for an answer: one that waits long is abandoned if another node has become master.
 
-One timer looks at all tries of a client. Nearly every try is answered long before anybody need look at it, and a timer
-and a time-out of its own would cost each of them a tenth of what the whole call costs its client.
+One timer checks all tries of a client. Nearly every try is answered long before a check is needed, and a separate timer
+and time-out would cost each try a tenth of what the whole call costs the client.
 
-A node that answers others does not hang: only while none of them is answered is anybody asked who is master.
+A node that answers any try does not hang. So the nodes are asked for the master only while no try is answered.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 A = TypeVar("A")
 
 LOOK_S = 0.05
-"""Between two looks at the tries that wait."""
+"""Pause between two checks of the waiting tries."""
 
 
 class TryLeftError(Exception):
@@ -32,7 +32,7 @@ class _Try:
         self.began_s = began_s
         self.task = task
         self.cancelling = task.cancelling()
-        """Times that others had asked its task to end before."""
+        """The number of cancellations that the task had received before this try."""
         self.left = False
 
     def leave(self) -> None:
@@ -42,7 +42,7 @@ class _Try:
 
 
 class Tries:
-    """Of one client."""
+    """The waiting tries of one client."""
 
     def __init__(
         self,
@@ -51,19 +51,21 @@ class Tries:
         watch: Callable[[object, Callable[[str], None]], None],
         unwatch: Callable[[object], None],
     ) -> None:
-        """`patience_s`: what has waited for less is let alone. `master`: who is known to be it. `watch` has all nodes
-        asked, and calls back with a new master, until `unwatch`."""
+        """`patience_s`: tries that have waited for less are not abandoned. `master`: returns the known master.
+
+        `watch`: has all nodes asked for the master, and calls back with a new one, until `unwatch`.
+        """
         self._patience_s = patience_s
         self._master = master
         self._watch = watch
         self._unwatch = unwatch
         self._waiting: dict[_Try, None] = {}
-        """By their age."""
+        """The waiting tries, the oldest first."""
         self._answered_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, address: str, work: Awaitable[A]) -> A:
-        """The answer of a try at this node. Raises TryLeftError."""
+        """Wait for the answer of a try at this node. Raises TryLeftError if the try is abandoned."""
         loop = asyncio.get_running_loop()
         attempt = _Try(address, loop.time())
         self._waiting[attempt] = None
@@ -83,7 +85,7 @@ class Tries:
         return answer
 
     def close(self) -> None:
-        """Nobody looks any more. Idempotent."""
+        """Stop the checks. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -103,7 +105,7 @@ class Tries:
             self._unwatch(self)
 
     def _leave(self, master: str | None, now: float) -> None:
-        """Tries at other nodes than this one are left, if they have waited for long."""
+        """Abandon tries at nodes other than the master, if they have waited for `patience_s`."""
         for attempt in self._waiting:
             if now - attempt.began_s < self._patience_s:
                 return
