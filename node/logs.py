@@ -34,20 +34,34 @@ class RateLimit:
         """A structlog processor."""
         if method != "warning":
             return event
-        key = (str(event.get("event")), str(event.get("peer", "")))
+        left_out = self._admit((str(event.get("event")), str(event.get("peer", ""))))
+        if left_out is None:
+            raise structlog.DropEvent
+        if left_out:
+            event["repeated"] = left_out
+        return event
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """A filter of `logging`, for what libraries write: DropEvent would end in a traceback there."""
+        if record.levelno != logging.WARNING or isinstance(record.msg, dict):  # a dict is an event from structlog
+            return True
+        left_out = self._admit((f"{record.name}: {record.msg}", ""))
+        if left_out:
+            record.msg, record.args = f"{record.getMessage()} (repeated {left_out} times)", ()
+        return left_out is not None
+
+    def _admit(self, key: tuple[str, str]) -> int | None:
+        """How many were left out since the last one; None: leave this one out."""
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_ns.get(key, 0):
             self._left_out[key] = self._left_out.get(key, 0) + 1
             self.suppressed += 1
-            raise structlog.DropEvent
+            return None
         if len(self._next_ns) >= EVENTS_MAX:
             self._next_ns.clear()
             self._left_out.clear()
         self._next_ns[key] = now_ns + WARNING_PERIOD_NS
-        left_out = self._left_out.pop(key, 0)
-        if left_out:
-            event["repeated"] = left_out
-        return event
+        return self._left_out.pop(key, 0)
 
 
 class NodeContext:
@@ -73,7 +87,6 @@ def set_up_logs(
     context, limit = NodeContext(node_id), RateLimit(clock)
     shared: list[Any] = [
         structlog.stdlib.add_log_level,
-        limit,
         context,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
@@ -84,7 +97,7 @@ def set_up_logs(
         else structlog.dev.ConsoleRenderer(colors=target.isatty())
     )
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[limit, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
@@ -95,6 +108,7 @@ def set_up_logs(
             foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
         )
     )
+    handler.addFilter(limit)
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
