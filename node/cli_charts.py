@@ -52,13 +52,3 @@ def fitting(name: str, width: int) -> str:
         return name
     tail = (width - 1) // 2
     return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
-
-
-def resample(values: Sequence[float], width: int) -> list[float]:
-    """At most `width` values, each the sum of its neighbours."""
-    if len(values) <= width:
-        return list(values)
-    out = [0.0] * width
-    for number, value in enumerate(values):
-        out[number * width // len(values)] += value
-    return out

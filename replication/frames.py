@@ -74,7 +74,3 @@ class Envelope:
             return "it came twice"
         self._seen[peer_id] = (frame.boot_id, frame.sequence)
         return ""
-
-    def boot_of(self, peer_id: str) -> int:
-        """The `boot_id` in a peer's newest accepted frame; 0 before the first."""
-        return self._seen.get(peer_id, (0, 0))[0]

@@ -40,12 +40,6 @@ def tag_mask(tags: Iterable[str]) -> int:
     return mask
 
 
-def may_match(message_mask: int, tag: str) -> bool:
-    """Whether a message with this mask may have the tag: all of the tag's bits are there."""
-    wanted = tag_mask((tag,))
-    return message_mask & wanted == wanted
-
-
 def key_hash(key: str) -> int:
     """64-bit code of a key; never 0, which means none."""
     return hash64(key) or 1

@@ -28,7 +28,7 @@ from tickwheel.node.core.fetching import Fetching
 from tickwheel.node.core.fifo import FifoChannel
 from tickwheel.node.core.inherited import Inherited
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, Positions, ranges_of
+from tickwheel.node.core.leases import ChannelKey, HeardLeases, Lease, LeaseFeed, LeaseTable, ranges_of
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.recent import RecentUnits
@@ -577,8 +577,3 @@ class Delivery(Part):
     def staged(self) -> int:
         """Messages staged in all channels; channels of broadcasting groups do not count."""
         return sum(channel.staged_count for channel in self._channels.values())
-
-    def held_positions(self, key: ChannelKey) -> Positions:
-        """Positions of a channel under any open lease, in rising order. For tests."""
-        parts = [lease.positions for lease in self._leases.open_leases() if lease.channel == key]
-        return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)

@@ -62,7 +62,6 @@ class Dispatcher(Part):
         self._now_ms = 0
         """Cluster time at the last tick."""
         self._reign = 0
-        self.dispatches_proposed = 0
 
     @property
     def blocked(self) -> bool:
@@ -130,7 +129,6 @@ class Dispatcher(Part):
         self._proposed = target
         self._last_proposed_ms = now_ms
         self._in_flight += 1
-        self.dispatches_proposed += 1
         wheel = self._wheel
         if self._push is not None:
             self._push.proposing(max(before, wheel.cursor), target, now_ms)

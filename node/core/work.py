@@ -71,8 +71,6 @@ class Background:
         self._paused_until_ms = 0
         self._now_ms = 0
         self._pumped_index = -1
-        self.merges = 0
-        self.loads = 0
         self.jobs_running = 0
 
     # -- the wheel's own work
@@ -105,10 +103,6 @@ class Background:
             self._pumped_index = -1
             if error is None:
                 self._wheel.finish(job)
-                if job.kind == "merge":
-                    self.merges += 1
-                else:
-                    self.loads += 1
                 return
             needed = self._wheel.needed(job)
             self._wheel.abandon(job)

@@ -34,24 +34,13 @@ class LoopLag:
     def __init__(self) -> None:
         self.counts = [0] * (len(LAG_BOUNDS_MS) + 1)
         self.sum_ms = 0.0
-        self._recent_ms = 0.0
-        self._before_ms = 0.0
-        self._turned_ns = 0
 
-    def note(self, late_ns: int, now_ns: int) -> None:
+    def note(self, late_ns: int) -> None:
         """Add a measurement."""
         late_ms = max(0, late_ns) / 1e6
         place = next((place for place, bound in enumerate(LAG_BOUNDS_MS) if late_ms <= bound), len(LAG_BOUNDS_MS))
         self.counts[place] += 1
         self.sum_ms += late_ms
-        if now_ns - self._turned_ns > 1_000_000_000:
-            self._before_ms, self._recent_ms, self._turned_ns = self._recent_ms, 0.0, now_ns
-        self._recent_ms = max(self._recent_ms, late_ms)
-
-    @property
-    def recent_ms_max(self) -> float:
-        """The largest delay of the last one to two seconds."""
-        return max(self._recent_ms, self._before_ms)
 
 
 class LoopDriver:
@@ -121,7 +110,7 @@ class LoopDriver:
         else:
             late_ns = now_ns - self._deadline_ns
             if late_ns >= 0:
-                self.lag.note(late_ns, now_ns)
+                self.lag.note(late_ns)
             if late_ns > STALL_NS:
                 self.stalls += 1
                 self._drain_passes_left = DRAIN_PASSES

@@ -114,10 +114,6 @@ class ColdParts:
         """Jobs in order of registration."""
         return iter(self._jobs.values())
 
-    def job_of(self, number: int) -> Job | None:
-        """The job that brought a part."""
-        return next((j for j in self._jobs.values() if j.first_part <= number < j.first_part + j.parts), None)
-
     # -- changed by apply
 
     def register(self, request: cold_pb2.RegisterColdRequest) -> cold_pb2.ColdJob | Failure:

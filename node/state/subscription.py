@@ -160,10 +160,6 @@ class Subscription:
         """Up to `limit` unsettled positions that came back, rising, with ids and attempts."""
         return self._described(self._window.returned(limit))
 
-    def returned_positions(self) -> list[int]:
-        """All unsettled positions that came back, rising."""
-        return [int(p) for p in self._window.returned(self.returned_count)]
-
     def is_settled(self, positions: Positions) -> NDArray[np.bool_]:
         """True for each settled position."""
         settled: NDArray[np.bool_] = self._window.at(positions.astype(np.int64)) == 0

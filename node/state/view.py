@@ -201,10 +201,6 @@ class StateView:
         """Unsettled messages by topic. Do not change it."""
         return self._state.backlog
 
-    def topic_messages(self) -> list[admin_pb2.Topic]:
-        """All topics."""
-        return [topic.message() for topic in self._state.topics]
-
     def topic_message(self, name: str) -> admin_pb2.Topic | None:
         """One topic."""
         topic = self._state.topics.named(name)
@@ -257,10 +253,6 @@ class StateView:
     def named_groups(self) -> Iterator[tuple[int, str]]:
         """Id and name of each group."""
         return ((group.group_id, group.name) for group in self._state.groups)
-
-    def group_names(self) -> list[str]:
-        """Names of all groups."""
-        return [group.name for group in self._state.groups]
 
     def group_message(self, name: str) -> admin_pb2.Group | None:
         """One group."""

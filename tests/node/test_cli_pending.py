@@ -124,7 +124,6 @@ def test_columns_are_never_empty_for_something() -> None:
         "1000k",
         "4.6M",
     ]
-    assert cli_charts.resample([1, 2, 3, 4], 2) == [3, 7]
 
 
 def test_many_are_cancelled_and_moved(run: Run, address: str) -> None:

@@ -42,9 +42,6 @@ class CommittedNeverLost(Checker):
         """Highest index a client was told."""
         return max(self._committed.values(), default=0)
 
-    def committed_count(self) -> int:
-        return len(self._committed)
-
     def applied_index(self, node: str) -> int:
         """What this boot of a node has applied."""
         return self._next.get(node, 1) - 1
