@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from tickwheel.wheel.units import HOUR_MS, UNIT, UNIT_BYTES, Ids, Units, join_units
 
 BLOCK_UNITS_MIN = 8192
-"""Blocks below this size are joined with their neighbours."""
+"""Blocks with fewer units are joined with their neighbours."""
 
 APPEND_BYTES_OVERHEAD = 512
-"""What an append costs in memory beside its bytes; counted, so that many tiny ones fill the buffer too."""
+"""Memory that an append costs beside its bytes. It is counted, so that many tiny appends fill the buffer too."""
 
 EXTENT = np.dtype(
     [
@@ -54,7 +54,7 @@ class Block:
 
 
 def join_blocks(blocks: list[Block]) -> Block:
-    """One block of several, given in the order they were appended (equal due times keep it)."""
+    """Join blocks in the order they were appended: units of equal due times keep that order."""
     if len(blocks) == 1:
         return blocks[0]
     due = np.concatenate([block.due_ms for block in blocks])
@@ -63,7 +63,7 @@ def join_blocks(blocks: list[Block]) -> Block:
 
 
 def ordered_block(blocks: list[Block]) -> Block:
-    """One block of several, of which some may hold lower indexes than others before them."""
+    """Join blocks of which a later one may have lower indexes than an earlier one."""
     joined = join_blocks(blocks)
     units = joined.units
     behind = np.diff(units["index"].astype(np.int64)) < 0
@@ -96,7 +96,8 @@ class Buffer:
         starts: NDArray[np.int64],
         at: NDArray[np.int64],
     ) -> None:
-        """Take an applied batch: sorted, ids given. `starts`: first row of each hour; `at`: its place in records."""
+        """Add an applied batch: sorted units with their ids. `starts`: first row of each hour; `at`: place of each
+        hour's records in `records`."""
         self._join_small(Block(due_ms, units))
         extents = np.zeros(len(starts), dtype=EXTENT)
         extents["id"] = ids[starts]
@@ -122,7 +123,7 @@ class Buffer:
 
     @property
     def hours(self) -> int:
-        """Hours from the first to the last that an append touched."""
+        """Number of hours from the first to the last that an append touched."""
         return self._last_hour - self._first_hour + 1
 
     def _join_small(self, block: Block) -> None:
@@ -170,7 +171,7 @@ class Buffer:
         return np.where(inside, at, -1)
 
     def units_of(self, ids: Ids, found: NDArray[np.int64]) -> Units:
-        """Units of ids whose extent `find` gave."""
+        """Units of ids; `found`: their extents, from `find`."""
         extents = self.extents()[found]
         rows = (extents["row"] + (ids - extents["id"])).astype(np.int64)
         units = np.empty(len(ids), dtype=UNIT)
@@ -179,7 +180,7 @@ class Buffer:
         return units
 
     def records_of(self, units: Units, found: NDArray[np.int64]) -> list[bytes]:
-        """Records of units whose extent `find` gave, copied."""
+        """Copies of the records of units; `found`: their extents, from `find`."""
         extents = self.extents()[found]
         begin = extents["at"] + (units["offset"].astype(np.int64) - extents["offset"])
         end = begin + units["size"]

@@ -1,11 +1,11 @@
-"""Chunks that were built outside and taken over: which there are, and how their units are read.
+"""Chunks of bundles that were taken over: which exist, and how their units are read.
 
-Owns, per hour, the chunks that lie in bundles (storage/bundle.py), and per bundle what the taking over decided. Both
-are logical state. Nothing of a bundle is rewritten: first global index, first log offset, due times that had passed,
-the stamp and the topics are laid over its units whenever they are read (`Overlay`).
+Owns, per hour, the chunks that lie in bundles (storage/bundle.py), and per bundle the decisions of the takeover. Both
+are logical state. A bundle is never rewritten: first global index, first log offset, clamped due times, the stamp and
+the topics are laid over its units whenever they are read (`Overlay`).
 
-Invariants: in an hour the chunks lie by rising first index, and their ranges of indexes are in no other place. A bundle
-is kept as long as one of its chunks is.
+Invariants: the chunks of an hour are in order of their first index, and nothing else has indexes in their ranges. A
+bundle is kept as long as one of its chunks is.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ TakenChunks = NDArray[np.void]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ingested:
-    """What taking a bundle over gave its units."""
+    """Result of a takeover for the bundle's units."""
 
     chunks: TakenChunks
     clamp_ms: int
-    """Units that were due before this are due then."""
+    """Units that were due before this time became due at it."""
     late: int
-    """Units of hours that were over."""
+    """Units whose hours were over."""
 
 
 _NONE: TakenChunks = np.zeros(0, TAKEN)
@@ -54,13 +54,13 @@ _NONE: TakenChunks = np.zeros(0, TAKEN)
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """What the taking over of one bundle decided."""
+    """Decisions of the takeover of one bundle."""
 
     number: int
     name: str
     slot_ms: int
     clamp_ms: int
-    """The cursor's due time then: earlier ones became it."""
+    """The cursor's due time at the takeover: earlier due times became it."""
     stamped_ms: int
     topic_ids: tuple[int, ...]
     log_at: int
@@ -68,21 +68,21 @@ class Overlay:
     heads_at: int
     bytes: int
     chunks: int = 0
-    """How many of its chunks are still there."""
+    """Number of its chunks that are still needed."""
 
     def segment(self, disk: Disk) -> BundleSegment:
-        """The bundle, to be read."""
+        """The bundle, opened for reading."""
         return BundleSegment(
             disk, self.name, self.number, log_at=self.log_at, index_at=self.index_at, heads_at=self.heads_at
         )
 
     @property
     def path(self) -> str:
-        """Its file."""
+        """Path of the bundle."""
         return bundle_path(self.name)
 
     def chunk(self, segment: BundleSegment, taken: np.void) -> Chunk:
-        """A chunk as it counts in its hour."""
+        """A chunk of the bundle with its index and offset in the hour."""
         chunk = segment.chunk_at(int(taken["heads_at"]), int(taken["first_row"]), int(taken["log_at"]))
         ticks, starts = chunk.ticks, chunk.starts
         hour = int(taken["hour"])
@@ -99,7 +99,7 @@ class Overlay:
     def _clamped(
         self, segment: BundleSegment, chunk: Chunk, hour: int
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Its directory with all that had passed in the tick of the cursor."""
+        """The chunk's directory, with all late units moved into the tick of the cursor."""
         tick = self.clamp_ms % HOUR_MS // self.slot_ms
         packed = chunk.built
         built_for = packed.hour if packed else int(segment.units_of(chunk, 0, 1)["due_ms"][0]) // HOUR_MS
@@ -111,7 +111,7 @@ class Overlay:
         return ticks, starts
 
     def units(self, units: Units, chunk: Chunk) -> Units:
-        """Units of a chunk that were read and checked, as they count."""
+        """Checked units of a chunk, with the takeover's decisions laid over them."""
         units = units if units.flags.writeable else units.copy()
         np.maximum(units["due_requested_ms"], self.clamp_ms, out=units["due_ms"])
         units["index"] += np.uint32(chunk.first_index)
@@ -124,14 +124,14 @@ class Overlay:
 
 
 class Bundles:
-    """See the module. One per wheel; belongs to the thread of the core."""
+    """Used on the core's thread only."""
 
     def __init__(self) -> None:
         self._chunks: dict[int, TakenChunks] = {}
         self._overlays: dict[int, Overlay] = {}
         self._next = 1
         self.chunks = 0
-        """How many there are."""
+        """Number of chunks."""
 
     def take(
         self,
@@ -174,23 +174,23 @@ class Bundles:
         self.chunks += len(taken)
 
     def has(self, hour: int) -> bool:
-        """Whether chunks are of this hour."""
+        """Whether the hour has chunks in bundles."""
         return hour in self._chunks
 
     def of(self, hour: int) -> TakenChunks:
-        """Chunks of an hour, by rising first index."""
+        """Chunks of an hour in bundles, by rising first index."""
         return self._chunks.get(hour, _NONE)
 
     def overlays_of(self, taken: TakenChunks) -> dict[int, Overlay]:
-        """What lies over some chunks, by number of the bundle."""
+        """Number of the bundle -> overlay, for the bundles of these chunks."""
         return {number: self._overlays[number] for number in np.unique(taken["bundle"]).tolist()}
 
     def overlays(self) -> list[Overlay]:
-        """All bundles, in the order they were taken over."""
+        """Overlays of all bundles, in the order of their takeover."""
         return list(self._overlays.values())
 
     def inside(self, hour: int, index: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Which indexes of an hour are of a bundle, and how many such indexes lie below each."""
+        """True for each index of an hour that belongs to a bundle; and how many such indexes lie below each."""
         taken = self._chunks.get(hour)
         if taken is None:
             return np.zeros(len(index), np.bool_), np.zeros(len(index), np.int64)
@@ -202,7 +202,7 @@ class Bundles:
         return inside, below
 
     def forget(self, below: int) -> list[str]:
-        """Hours below are gone; so are bundles of which nothing is left: their names."""
+        """Hours below are gone: drop their chunks. Returns names of bundles without remaining chunks."""
         gone: list[str] = []
         for hour in [hour for hour in self._chunks if hour < below]:
             taken = self._chunks.pop(hour)
@@ -219,7 +219,7 @@ class Bundles:
     # -- checkpoints
 
     def dump(self) -> bytes:
-        """All of it; empty if there is nothing and never was."""
+        """The whole content; empty if there never was any."""
         if self._next == 1:
             return b""
         rows = [
@@ -232,7 +232,7 @@ class Bundles:
         return len(facts).to_bytes(8, "little") + facts + b"".join(part.tobytes() for part in chunks)
 
     def load(self, data: bytes) -> None:
-        """Fill from what `dump` gave."""
+        """Restore what `dump` returned."""
         if not data:
             return
         size = 8 + int.from_bytes(data[:8], "little")

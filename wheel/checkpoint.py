@@ -28,7 +28,8 @@ from tickwheel.wheel.units import UNIT_BYTES, CursorKey, Ids, Units, ids_of, joi
 
 _MAGIC = b"TWRF"
 FORMAT_VERSION = 2
-"""Of run files. Version 2 has a list of bundles at its end; a wheel that never took one over writes version 1."""
+"""Version of run files. Version 2 has a list of bundles at its end; a wheel that never took one over writes version
+1."""
 STATE_VERSION = 1
 _HEADER = struct.Struct("<4sHHQQQQQQ")  # magic version reserved hours marks moves units extents record_bytes
 _HOUR_ROW_BYTES = 48
@@ -40,7 +41,7 @@ _STATE = struct.Struct(
 
 @dataclass(frozen=True, slots=True)
 class WheelState:
-    """The wheel's bytes in the manifest."""
+    """The wheel's content of the manifest."""
 
     slot_ms: int
     cursor: CursorKey
@@ -73,7 +74,7 @@ def run_path(directory: str, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunContent:
-    """What a run file holds."""
+    """Content of a run file."""
 
     hours: NDArray[np.int64]
     marks: Ids
@@ -85,10 +86,10 @@ class RunContent:
 
 
 class CheckpointJob:
-    """Writes the state as of its making; appends, merges and dispatches go on meanwhile.
+    """Writes the state as it was when the job was made; appends, merges and dispatches go on meanwhile.
 
-    After `run`, `state` and `files` are what the manifest must hold. Once that manifest is durable call
-    `Wheel.checkpoint_durable(job)`, then run `remove_old` in a worker, before the next checkpoint begins.
+    After `run` the manifest must get `state` and `files`. Once it is durable, call `Wheel.checkpoint_durable(job)`,
+    then run `remove_old` in a worker, before the next checkpoint begins.
     """
 
     kind = "checkpoint"
@@ -118,7 +119,7 @@ class CheckpointJob:
         self._bundles = bundles
         self.files: list[ManifestFile] = bundle_files
         self.doomed = doomed
-        """Hours whose files go once this checkpoint is durable."""
+        """Removed hours, whose files go once this checkpoint is durable."""
 
     def run(self) -> None:
         path = run_path(self._directory, self.wheel_state.run)
@@ -141,7 +142,8 @@ class CheckpointJob:
         self.files.append(ManifestFile(path=path, bytes=size + 4, crc32c=google_crc32c.extend(crc, trailer)))
 
     def remove_old(self) -> None:
-        """The manifest is durable: remove what only earlier ones named. Any thread. Raises DiskError."""
+        """Remove files that only earlier manifests named; call it once this one is durable. Any thread. Raises
+        DiskError."""
         directory = f"{self._directory}/runs"
         for name in self._disk.list(directory):
             stem = name.partition(".")[0]
@@ -191,7 +193,7 @@ class CheckpointJob:
         yield self._bundles
 
     def _gather(self) -> tuple[Units, Units, Iterator[Bytes]]:
-        """Units by (hour, index), one extent for each contiguous range of ids, and the records in the same order."""
+        """Units by (hour, index), one extent for each contiguous range of ids, and the records in that order."""
         if not self._blocks:
             return units_from(np.zeros(0, dtype=np.uint8)), np.zeros(0, dtype=EXTENT), iter(())
         units: Units = join_units([block.units for block in self._blocks])

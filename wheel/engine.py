@@ -1,15 +1,15 @@
 """The wheel of one wheel group: every pending message, and the cursor that moves through them.
 
-The uppermost of its layers, each a class in a module of its own that knows those below: what is there (holdings.py),
-reads of it (reads.py), the loaded ticks (window.py), bundles that are taken over (ingest.py), and here the commands of
-the log, background work and checkpoints. Everybody else knows `Wheel` alone.
+`Wheel` is the uppermost of five layers. Each is a class in a module of its own and knows those below: holdings.py (the
+stored units), reads.py, window.py (the loaded ticks), ingest.py (takeover of bundles), and this module with the
+commands of the log, background work and checkpoints. Other packages use `Wheel` alone.
 
-Deterministic and synchronous: time is an argument, files are only touched by jobs that somebody else runs, and by a
-synchronous load when a dispatch reaches further than what is loaded.
+Deterministic and synchronous. Time is an argument. Files are touched only by jobs that the caller runs, and by
+a synchronous load when a dispatch reaches beyond the loaded ticks.
 
 Invariants:
-- Ids, offsets and due times are given by `append`, from the log alone. When a buffer is merged, a tick
-  loaded or a checkpoint written shows in no id, order, answer or digest.
+- `append` gives ids, offsets and due times, from the log alone. Merges, loads and checkpoints may happen at any time:
+  no id, order, answer or digest depends on when.
 - The cursor never moves back; no unit below it is pending.
 
 All methods belong to one thread, that of the node's core; `run` of a job may be called by any.
@@ -39,7 +39,7 @@ from tickwheel.wheel.window import HOURS_AHEAD
 
 
 class CancelOutcome(enum.Enum):
-    """Answer of `cancel` and `move`."""
+    """Outcome of `cancel` and `move`."""
 
     CANCELLED = "cancelled"
     MOVED = "moved"
@@ -49,7 +49,7 @@ class CancelOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dispatched:
-    """Live units in (due_ms, index) order, and how many were passed, cancelled and moved ones included."""
+    """Live units in (due_ms, index) order, and how many units the cursor passed, including cancelled and moved ones."""
 
     units: Units
     passed_count: int
@@ -58,14 +58,14 @@ class Dispatched:
 _NOTHING = Dispatched(np.zeros(0, dtype=UNIT), 0)
 
 MERGE_SHARE_MIN = 8
-"""A merge begins at an eighth of a full buffer at the least,"""
+"""A merge begins once the buffer is an eighth full,"""
 
 MERGE_HOUR_BYTES = 4 << 20
-"""and not before it brings so much to each hour, or many hours would mean many small writes."""
+"""and has this many bytes for each touched hour: otherwise many hours would mean many small writes."""
 
 
 class Wheel(Ingest):
-    """See the module."""
+    """Every pending message of one wheel group, and the cursor."""
 
     def __init__(self, disk: Disk, directory: str, config: WheelConfig, state: bytes = b"") -> None:
         """`state`: `Manifest.wheel`; without it the directory must be empty. Raises CorruptSegmentError."""
@@ -77,10 +77,10 @@ class Wheel(Ingest):
     # -- what the log says
 
     def append(self, units: Units, records: bytes | memoryview) -> Ids:
-        """Take units, sorted by due_requested_ms; fills due_ms, index and offset in place and returns the ids.
+        """Append units, sorted by due_requested_ms. Fills due_ms, index and offset in place and returns the ids.
 
-        `records`: meta and payload of each unit, one after the other, in the same order. Array work only:
-        its cost depends neither on how many messages are pending nor on how many hours a batch spans.
+        `records`: meta and payload of each unit, one after the other, in the same order. Array work only: the cost does
+        not depend on how many messages are pending or how many hours a batch spans.
         """
         count = len(units)
         if not count:
@@ -112,7 +112,7 @@ class Wheel(Ingest):
         return ids
 
     def _append_to_hour(self, hour: int, due: NDArray[np.int64], units: Units, records: bytes | memoryview) -> Ids:
-        """What `append` does, for units of one hour: most batches are."""
+        """`append` for units of a single hour, as in most batches."""
         hours, count = self._hours, len(units)
         hours.cover(hour, hour)
         at_hour = hour - hours.base
@@ -132,10 +132,10 @@ class Wheel(Ingest):
         return ids
 
     def dispatch(self, to: CursorKey) -> Dispatched:
-        """Move the cursor; everything below it is passed. Does nothing if `to` is not ahead of the cursor.
+        """Move the cursor to `to` and pass everything below it. Does nothing if `to` is not ahead of the cursor.
 
-        An index above the units of the hour is cut to their number: a unit that arrives later for that very
-        millisecond gets an index from there on, and must not be below the cursor.
+        An index above the units of the hour is cut to their number: a unit that arrives later for that very millisecond
+        gets an index from there on, and must not be below the cursor.
         """
         units_in_hour = self._hours.units(to.due_ms // HOUR_MS)
         if to.index > units_in_hour:
@@ -164,7 +164,8 @@ class Wheel(Ingest):
         return Dispatched(units, passed)
 
     def cancel(self, id: int, due_ms: int) -> CancelOutcome:
-        """Cancel by id; `due_ms` is the unit's own (of the newest unit if it was moved, that one's is used)."""
+        """Cancel by id. `due_ms`: the unit's own due time; for a moved message it is looked up and this value is
+        ignored."""
         id, moved_due_ms = self._marks.moves.resolve(int(id))
         due_ms = due_ms if moved_due_ms is None else moved_due_ms
         hour, index = id >> 32, id & 0xFFFF_FFFF
@@ -193,7 +194,7 @@ class Wheel(Ingest):
         return CancelOutcome.MOVED, new_id
 
     def cancel_many(self, ids: Ids, due_ms: NDArray[np.int64]) -> Outcomes:
-        """As `cancel`, for many; an outcome each."""
+        """`cancel` for many messages; one outcome each."""
         _, outcomes = sweep.mark(ids, due_ms, self._marks, self._hours, self._removed_below, self.cursor)
         self.pending -= int(np.count_nonzero(outcomes == sweep.DONE))
         return outcomes
@@ -201,8 +202,8 @@ class Wheel(Ingest):
     def move_many(
         self, ids: Ids, due_ms: NDArray[np.int64], units: Units, records: bytes
     ) -> tuple[Outcomes, Ids, NDArray[np.int64]]:
-        """As `move`, for many: `units` and `records` of their successors, sorted by due_requested_ms. Also returns ids
-        and due times of those that were moved, in their order."""
+        """`move` for many messages. `units` and `records`: of their successors, sorted by due_requested_ms. Also
+        returns the new ids and due times of the moved messages, in their order."""
         newest, outcomes = sweep.mark(ids, due_ms, self._marks, self._hours, self._removed_below, self.cursor)
         done = outcomes == sweep.DONE
         if not done.all():
@@ -215,7 +216,7 @@ class Wheel(Ingest):
         return outcomes, new_ids, moved_ms
 
     def remove_hours(self, below: int) -> None:
-        """Forget hours below; their files go with a durable checkpoint, for a replay may need them until then.
+        """Forget hours below. Their files go with a durable checkpoint, since a replay may need them until then.
 
         Only hours before the cursor's: nothing in them is pending.
         """
@@ -234,9 +235,9 @@ class Wheel(Ingest):
     # -- what the master asks
 
     def plan(self, until_ms: int, units_max: int, after: CursorKey | None = None) -> CursorKey | None:
-        """The cursor that dispatches what is due up to until_ms, at most units_max units behind `after`.
+        """The cursor that dispatches the units due up to `until_ms`, at most `units_max` units behind `after`.
 
-        None: nothing is due (or what is due is still being loaded: ask again when a load is finished).
+        None: no unit is due, or due units are still being loaded (ask again when a load has finished).
         """
         if self._fresh is not None:
             return None
@@ -253,9 +254,9 @@ class Wheel(Ingest):
         return whole if whole > start else None
 
     def peek(self, start: CursorKey, to: CursorKey) -> Units | None:
-        """What a dispatch to `to` would bring that begins at `start`, if it were applied now; nothing moves.
+        """The units that a dispatch from `start` to `to` would bring if it were applied now; nothing moves.
 
-        None: part of it is not loaded.
+        None: some of them are not loaded.
         """
         if self._second.until_ms <= to.due_ms or self._fresh is not None:
             return None
@@ -269,7 +270,7 @@ class Wheel(Ingest):
     # -- background work
 
     def jobs(self, now_ms: int) -> list[Job]:
-        """Work that is wanted now and not under way. Each is to be run, then given to `finish` or `abandon`."""
+        """Jobs that are wanted now and not under way. Run each, then give it to `finish` or `abandon`."""
         wanted: list[Job] = []
         if self._merging is None and (self._frozen is not None or self._worth_merging()):
             if self._frozen is None:
@@ -285,7 +286,7 @@ class Wheel(Ingest):
             )
             wanted.append(self._merging)
         if self._fresh is not None:
-            # The file of its chunks may be missing yet: nothing else looks into them.
+            # The file of these chunks may still be missing, so no other job may read them.
             absorbing = self._wanted_absorb(*self._fresh)
             return wanted if absorbing is None else [*wanted, absorbing]
         mapping = self._wanted_map()
@@ -297,13 +298,14 @@ class Wheel(Ingest):
         return wanted
 
     def _worth_merging(self) -> bool:
-        """Full, or enough for each hour that it touches: small merges hold loop and disk up for less long."""
+        """Whether the buffer is full, or has enough for each touched hour: small merges occupy core and disk for a
+        shorter time."""
         size, most = self._active.bytes, self._config.buffer_bytes_max
         least = min(most, max(most // MERGE_SHARE_MIN, self._active.hours * MERGE_HOUR_BYTES))
         return size >= least
 
     def finish(self, job: Job) -> None:
-        """A job ran to its end."""
+        """Take the result of a job whose `run` has returned."""
         if isinstance(job, MergeJob):
             self._finish_merge(job)
         elif isinstance(job, LoadJob):
@@ -335,7 +337,7 @@ class Wheel(Ingest):
                 self._chunks[hour] = [chunk]
 
     def needed(self, job: Job) -> bool:
-        """Whether a job that is under way still matters; if not, its failure does not either."""
+        """Whether a job under way still matters; if not, its failure does not matter either."""
         if isinstance(job, LoadJob):
             return job is self._loading
         if isinstance(job, MapJob):
@@ -343,7 +345,7 @@ class Wheel(Ingest):
         return True
 
     def abandon(self, job: Job | CheckpointJob) -> None:
-        """`run` of a job raised: nothing of it counts, and it will be wanted again."""
+        """`run` of a job raised: drop the job; its work will be wanted again."""
         if isinstance(job, MergeJob):
             self._merging = None
             for segment in self._open.values():
@@ -363,7 +365,7 @@ class Wheel(Ingest):
     # -- checkpoints
 
     def begin_checkpoint(self) -> CheckpointJob:
-        """Capture the state as it is. Run it in a worker; then `checkpoint_durable`, or `abandon` if it failed."""
+        """Capture the state. Run the job in a worker; then call `checkpoint_durable`, or `abandon` if it failed."""
         self._run += 1
         state = WheelState(
             slot_ms=self._slot_ms,
@@ -374,7 +376,7 @@ class Wheel(Ingest):
             run=self._run,
         )
         dirty, self._dirty = self._dirty, set()
-        # A merge under way may still write to hours that have gone since it began: those wait for the next one.
+        # A merge under way may still write to hours removed since it began: their files wait for the next checkpoint.
         busy = set() if self._merging is None else set(self._merging.hours)
         doomed = [hour for hour in self._doomed if hour not in busy]
         self._doomed = [hour for hour in self._doomed if hour in busy]
@@ -394,7 +396,7 @@ class Wheel(Ingest):
         )
 
     def checkpoint_durable(self, job: CheckpointJob) -> None:
-        """The manifest that names this checkpoint is durable; its `remove_old` is to run now, in a worker."""
+        """The manifest with this checkpoint is durable. Run the job's `remove_old` in a worker now."""
         for hour in job.doomed:
             self._close_hour(hour)
         self._gone = {name: run for name, run in self._gone.items() if run >= job.wheel_state.run}

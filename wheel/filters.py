@@ -1,11 +1,11 @@
-"""Tag filters: which units a group wants, judged by what a unit keeps of its message's tags.
+"""Tag filters: select the units that a group wants by the tag hashes and masks in the units.
 
 An expression is `*` (everything) or tags with `||` between them, any of which is enough. It is kept normalised:
 each tag once, in order, `a || b`; empty stands for everything. Pure, and the same on every node: apply depends on it.
 
-A unit is wanted if one of the wanted tags, tested alone, has all of its bits in the unit's mask; and, of a unit that
-says that its message has one tag only (`ONE_TAG`), if the hash of that tag is the same too. Hashes collide: what is
-judged as wanted may turn out not to be, never the other way round. Whoever reads the tags themselves checks exactly.
+A unit is wanted if all bits of one of the wanted tags are in the unit's mask. If the message has a single tag
+(`ONE_TAG`), the tag's hash must be equal too. Hashes collide: a unit may be wanted by mistake, but never rejected by
+mistake. Readers of the tags themselves check exactly.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tickwheel.wheel.units import ONE_TAG, Units
 
 EVERYTHING = "*"
 TAGS_MAX = 64
-"""Of a message, and of an expression: each wanted tag costs a pass over the units."""
+"""Tags of a message, and of an expression: each wanted tag costs a pass over the units."""
 TAG_LENGTH_MAX = 128
 TAG_RULE = f"1 to {TAG_LENGTH_MAX} printable characters without |, no blank at either end, not *"
 FILTER_RULE = f"* or 1 to {TAGS_MAX} tags with || between them"
 
 
 def is_tag(tag: str) -> bool:
-    """Whether a tag is allowed: see TAG_RULE."""
+    """Whether a tag is allowed by TAG_RULE."""
     return (
         0 < len(tag) <= TAG_LENGTH_MAX
         and tag.isprintable()
@@ -40,7 +40,7 @@ def is_tag(tag: str) -> bool:
 
 
 def normalised(expression: str) -> str | None:
-    """An expression as it is kept; empty: everything; None: it is none."""
+    """The normalised expression (empty: everything); None if it is invalid."""
     parts = [part.strip() for part in expression.split("||")]
     if parts in ([""], [EVERYTHING]):
         return ""
@@ -52,14 +52,14 @@ def normalised(expression: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TagFilter:
-    """A filter that does not want everything. `masks` and `hashes` belong to `tags` one by one."""
+    """A filter that does not want everything. `tags`, `masks` and `hashes` belong together one by one."""
 
     tags: tuple[str, ...]
     masks: Sequence[int]
     hashes: Sequence[int]
 
     def wanted(self, units: Units) -> NDArray[np.bool_]:
-        """Which units may match: all that do, and a few by collision."""
+        """True for each unit that may match: all that do, and a few by collision."""
         masks, hashes = units["tag_mask"], units["tag_hash"]
         several = (units["flags"] & ONE_TAG) == 0
         found = np.zeros(len(units), np.bool_)
@@ -71,7 +71,7 @@ class TagFilter:
 
 @lru_cache(maxsize=4_096)
 def filter_of(expression: str) -> TagFilter | None:
-    """The filter of a normalised expression; None: everything is wanted."""
+    """The filter of a normalised expression; None if it wants everything."""
     tags = tuple(expression.split(" || ")) if expression else ()
     if not tags:
         return None
@@ -79,5 +79,5 @@ def filter_of(expression: str) -> TagFilter | None:
 
 
 def shown(expression: str) -> str:
-    """A normalised expression for people and programs: never empty."""
+    """A normalised expression for display: never empty."""
     return expression or EVERYTHING

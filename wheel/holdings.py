@@ -1,4 +1,4 @@
-"""Where every pending unit lies: hour files, bundles that were taken over, the two arrival buffers; and what is marked.
+"""Places of all pending units (hour files, bundles, the two arrival buffers), and the marks on units.
 
 The lowest layer of the wheel (engine.py): holds its state and restores it, moves nothing. Each layer above is used
 through `Wheel` alone.
@@ -33,7 +33,7 @@ class WheelConfig:
 
     slot_ms: int = 1_000
     buffer_bytes_max: int = 128 << 20
-    """The arrival buffer is merged when it holds more."""
+    """Bytes of the arrival buffer above which it is merged."""
     preload_ms: int = 10_000
 
     def __post_init__(self) -> None:
@@ -42,8 +42,6 @@ class WheelConfig:
 
 
 class Holdings:
-    """See the module."""
-
     def __init__(self, disk: Disk, directory: str, config: WheelConfig, state: bytes = b"") -> None:
         """`state`: `Manifest.wheel`; without it the directory must be empty. Raises CorruptSegmentError."""
         self._disk = disk
@@ -56,15 +54,15 @@ class Holdings:
         self._frozen: Buffer | None = None
         self._bundles = Bundles()
         self._gone: dict[str, int] = {}
-        """Bundles of which nothing is left, and the last checkpoint that was begun before: a replay needs their files
-        until a later one is durable."""
+        """Bundle without remaining chunks -> the last checkpoint begun before that. A replay needs the file until a
+        later checkpoint is durable."""
         self._chunks: dict[int, list[Chunk]] = {}
         self._open: dict[int, Segment] = {}
         self._run = 0
         self._removed_below = 0
         self.cursor = CursorKey(0, 0)
         self.local_index = 0
-        """Units of the cursor's tick already passed, in dispatch order."""
+        """Units of the cursor's tick that are already passed, in dispatch order."""
         self.pending = 0
         if state:
             self._restore(WheelState.decode(state))
@@ -88,7 +86,8 @@ class Holdings:
         self._active.restore(content.units, content.extents, content.records)
 
     def _remove_leavings(self) -> None:
-        """Files that this checkpoint does not name: written behind it, or left by a crash before they were removed."""
+        """Remove files that this checkpoint does not name: written after it, or left by a crash before their
+        removal."""
         disk, directory = self._disk, self._directory
         for name in disk.list(f"{directory}/hours"):
             if not (name.isdecimal() and self._hours.merged(int(name)).rows):
@@ -103,15 +102,15 @@ class Holdings:
         return self.cursor.due_ms // self._slot_ms
 
     def _buffers(self) -> list[Buffer]:
-        """Buffers, older first."""
+        """The buffers, the older first."""
         return [self._active] if self._frozen is None else [self._frozen, self._active]
 
     def _in_files(self, hour: int) -> bool:
-        """Whether some of an hour's units lie in files."""
+        """Whether files hold some of an hour's units."""
         return self._bundles.has(hour) or self._hours.has_merged(hour)
 
     def _lies_in_files(self, hour: int, index: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which indexes of an hour lie in files: of a bundle, or merged."""
+        """True for each index of an hour that lies in files: in a bundle, or merged."""
         inside, below = self._bundles.inside(hour, index)
         return inside | (index - below < self._hours.merged(hour).rows)
 
@@ -127,7 +126,7 @@ class Holdings:
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory of arrivals that are not merged."""
+        """Bytes of unmerged arrivals in memory."""
         return sum(buffer.bytes for buffer in self._buffers())
 
     @property

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from tickwheel.storage.segment import SegmentLengths
 
 HOURS_SPAN_MAX = 1 << 20
-"""Hours between the first and the last that is used: 119 years. Memory is touched only where hours are used."""
+"""Span from the first to the last used hour: 119 years. Memory is touched only where hours are used."""
 
 HOURS_A_LOOK = 256
-"""Numpy keeps the interpreter to itself for arrays below 500."""
+"""Hours searched at a time. Numpy does not release the interpreter for arrays below 500."""
 
 _COLUMNS = ("next_index", "next_offset", "rows", "log_bytes", "heads_bytes")
 
@@ -38,7 +38,7 @@ class HourTable:
             setattr(self, column, np.zeros(0, dtype=np.int64))
 
     def cover(self, hour_min: int, hour_max: int) -> None:
-        """Make the arrays hold hour_min to hour_max (inclusive)."""
+        """Extend the arrays to hour_min to hour_max, both included."""
         size = len(self.next_index)
         if self._high > self._low:
             low, high = min(self._low, hour_min), max(self._high, hour_max + 1)
@@ -62,7 +62,7 @@ class HourTable:
         self._low, self._high = low, high
 
     def fits(self, hour_min: int, hour_max: int) -> bool:
-        """Whether `cover` could make the arrays hold these hours."""
+        """Whether `cover` could extend the arrays to these hours."""
         if self._high <= self._low:
             return hour_max + 1 - hour_min <= HOURS_SPAN_MAX
         return max(self._high, hour_max + 1) - min(self._low, hour_min) <= HOURS_SPAN_MAX
@@ -71,7 +71,7 @@ class HourTable:
         return self._low <= hour < self._high
 
     def units(self, hour: int) -> int:
-        """Next global index: units ever appended to the hour."""
+        """Next global index of an hour: the number of units ever appended to it."""
         return int(self.next_index[hour - self.base]) if self.has(hour) else 0
 
     def has_merged(self, hour: int) -> bool:
@@ -91,7 +91,7 @@ class HourTable:
         self.heads_bytes[at] = lengths.heads_bytes
 
     def used(self, hour_min: int = 0, hour_max: int | None = None) -> NDArray[np.int64]:
-        """Hours with units, rising, from hour_min to below hour_max."""
+        """Hours with units, rising, from `hour_min` to below `hour_max`."""
         low = max(self._low, hour_min)
         high = self._high if hour_max is None else min(self._high, hour_max)
         if high <= low:
@@ -126,7 +126,7 @@ class HourTable:
         )
 
     def load(self, rows: NDArray[np.int64]) -> None:
-        """Restore what `dump` gave into an empty table."""
+        """Fill an empty table with what `dump` returned."""
         if len(rows):
             self.cover(int(rows[0, 0]), int(rows[-1, 0]))
             for number, column in enumerate(_COLUMNS):

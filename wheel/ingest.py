@@ -1,9 +1,9 @@
-"""Taking over bundles that were built outside: their units get indexes, and what is due soon is read first of all.
+"""Takeover of bundles that were built outside: their units get indexes, and soon-due units are read first.
 
 A layer of the wheel (engine.py).
 
-Invariant: after a bundle was taken over nothing else is applied until what it brings for the loaded ticks has been read
-(`absorbing`); that needs the bundle's file, the taking over itself does not.
+Invariant: after a takeover nothing else is applied until the bundle's units for the loaded ticks have been read
+(`absorbing`). That needs the bundle's file; the takeover itself does not.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from tickwheel.wheel.window import Window
 
 
 class Ingest(Window):
-    """See the module."""
-
     def __init__(self, disk: Disk, directory: str, config: WheelConfig, state: bytes = b"") -> None:
         super().__init__(disk, directory, config, state)
         self._fresh: tuple[Overlay, TakenChunks] | None = None
@@ -32,7 +30,7 @@ class Ingest(Window):
         """Take a bundle over: its units get the next indexes of their hours.
 
         Units due before the cursor become due at the cursor, as arrivals do; if their hour is over they go to the
-        cursor's. Nothing is read or written: `absorbing` holds until a job has read what is due soon.
+        cursor's hour. Nothing is read or written: `absorbing` is true until a job has read the soon-due units.
         """
         assert self._fresh is None, "a bundle that was taken over is still being read"
         table = layout.table
@@ -67,7 +65,8 @@ class Ingest(Window):
         return Ingested(taken, self.cursor.due_ms, int(units[table["hour"] < cursor_hour].sum()))
 
     def withhold(self, ids: Ids) -> Ids:
-        """Cancel units of the bundle that was taken over just now, by rising row, before any is read; the same ids."""
+        """Cancel units of the bundle that was just taken over, before any is read. `ids`: by rising row; returned
+        unchanged."""
         hours = (ids >> np.uint64(32)).astype(np.int64)
         starts = np.flatnonzero(np.diff(hours, prepend=-1))
         for part in np.split(ids, starts[1:]) if len(ids) else []:
@@ -76,23 +75,24 @@ class Ingest(Window):
         return ids
 
     def covers(self, hour_max: int) -> bool:
-        """Whether hours up to this one can be used."""
+        """Whether the hour table can hold hours up to this one."""
         return self._hours.fits(self.cursor.due_ms // HOUR_MS, hour_max)
 
     @property
     def absorbing(self) -> bool:
-        """Whether nothing may be applied yet, because of the bundle that was taken over last."""
+        """Whether nothing may be applied yet, because units of the last taken-over bundle must be read first."""
         return self._fresh is not None
 
     @property
     def lacking(self) -> tuple[str, int] | None:
-        """Name and bytes of the bundle whose file is waited for; None: no file is missing."""
+        """Name and bytes of the bundle whose file is missing; None: none is."""
         if self._fresh is None or self._absorbing is not None or self._disk.exists(self._fresh[0].path):
             return None
         return self._fresh[0].name, self._fresh[0].bytes
 
     def _wanted_absorb(self, overlay: Overlay, taken: TakenChunks) -> AbsorbJob | None:
-        """Nothing further is loaded meanwhile, so the window that it reads is all that can be."""
+        """The job that reads the bundle's soon-due units. No load begins meanwhile, so the job's window is all that can
+        be loaded."""
         if self._absorbing is not None or not self._disk.exists(overlay.path):
             return None
         due_max = self._second.until_ms if self._loading is None else self._loading.due_max

@@ -22,7 +22,7 @@ from tickwheel.wheel.bundles import Bundles, TakenChunks
 from tickwheel.wheel.units import HOUR_MS, NO_INDEX, UNIT, UNIT_BYTES, Units, join_units
 
 OPEN_HOURS_MAX = 80
-"""Hours whose three files a merge keeps open between its runs: 240 descriptors."""
+"""Hours whose three files a merge keeps open from run to run: 240 descriptors."""
 
 
 class Job(Protocol):
@@ -31,7 +31,7 @@ class Job(Protocol):
     kind: str
 
     def run(self) -> None:
-        """The blocking part, for a worker thread. Raises DiskError; then `Wheel.abandon` the job."""
+        """The blocking part, for a worker thread. After a DiskError give the job to `Wheel.abandon`."""
         ...
 
 
@@ -40,7 +40,7 @@ def hour_directory(directory: str, hour: int) -> str:
 
 
 def bytes_of(units: Units) -> NDArray[np.uint8]:
-    """uint8[n, 96] of units, writable if they are."""
+    """Units as uint8[n, 96]; writable if the units are."""
     return np.ascontiguousarray(units).view(np.uint8).reshape(-1, UNIT_BYTES)
 
 
@@ -131,9 +131,10 @@ class MergeJob:
             self.results.append((hour, lengths, chunk))
 
     def _pieces(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """First id of each contiguous range of ids of an hour, and where its extents begin (and the last ones end).
+        """First id of each contiguous range of ids of an hour; and where the range's extents begin, with the end of the
+        last.
 
-        An hour has more than one only if a bundle was taken over between: its indexes are not ours.
+        An hour has several ranges only if a bundle was taken over in between, which owns the indexes between them.
         """
         ids = self._extents["id"].astype(np.int64)
         ends = ids + self._extents["count"]
@@ -144,7 +145,7 @@ class MergeJob:
     def _by_piece(
         self, due: NDArray[np.int64], units: Units, hours: NDArray[np.int64], firsts: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], Units, NDArray[np.int64]]:
-        """Due times and units with those of one piece together, and the edges of the pieces."""
+        """Due times and units grouped by piece, and the edges of the pieces."""
         all_hours = np.array(self.hours, dtype=np.int64)
         edges = due.searchsorted(np.append(all_hours * HOUR_MS, (all_hours[-1] + 1) * HOUR_MS))
         if len(hours) == len(all_hours):
@@ -155,7 +156,7 @@ class MergeJob:
         return due[order], units[order], np.searchsorted(piece[order], np.arange(len(firsts) + 1))
 
     def _chain(self, units: Units, run: NDArray[np.int64], in_run: NDArray[np.uint32]) -> None:
-        """local_index and previous_index: the units of a run in index order, each naming the one before it."""
+        """Fill local_index and previous_index: the units of a run in index order, each pointing to the one before."""
         order = (
             np.lexsort((units["index"], run))
             if np.any(np.diff(units["index"].astype(np.int64))[in_run[1:] > 0] < 0)
@@ -192,7 +193,7 @@ class MergeJob:
 
 
 class HourChunks:
-    """The chunks of one hour, merged and taken over, as they were when captured; read from disk if not known."""
+    """The chunks of one hour, merged and taken over, at the moment of capture; read from disk if they are not known."""
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class HourChunks:
         bundles: Bundles,
         taken: TakenChunks | None = None,
     ) -> None:
-        """`taken`: the chunks that were taken over; absent: all of the hour."""
+        """`taken`: chunks in bundles; None: all of the hour."""
         self._disk = disk
         self._directory = hour_directory(directory, hour)
         self.hour = hour
@@ -216,11 +217,12 @@ class HourChunks:
 
     @property
     def taken(self) -> int:
-        """How many of its chunks were taken over."""
+        """Number of chunks in bundles."""
         return len(self._taken)
 
     def chunks(self) -> Sequence[Chunk]:
-        """By rising first index, which is the order of their records too. `seq` is 0, or the number of a bundle."""
+        """Chunks by rising first index, which is the order of their records too. `seq` is 0, or the number of a
+        bundle."""
         if self._chunks is None:
             own = self.segment(0).chunks(self.lengths.heads_bytes) if self.lengths.heads_bytes else []
             for row in self._taken:
@@ -237,7 +239,7 @@ class HourChunks:
         return segment
 
     def segment(self, seq: int) -> Segment:
-        """What a chunk lies in."""
+        """The segment or bundle that holds a chunk."""
         if seq:
             return self._bundle(seq)
         segment = self._segments.get(0)
@@ -246,7 +248,7 @@ class HourChunks:
         return segment
 
     def units(self, chunk: Chunk, first: int, count: int) -> Units:
-        """Units of some rows of a chunk, checked."""
+        """Checked units of some rows of a chunk."""
         units = self.segment(chunk.seq).units_of(chunk, first, count)
         overlay = self._overlays.get(chunk.seq)
         return units if overlay is None else overlay.units(units, chunk)
@@ -257,7 +259,7 @@ class HourChunks:
         self._segments.clear()
 
     def blocks(self, tick_min: int, tick_max: int) -> list[Block]:
-        """Units of a range of ticks of the hour: one contiguous read a chunk."""
+        """Units of a range of ticks of the hour; one contiguous read for each chunk."""
         found: list[Block] = []
         for chunk in self.chunks():
             low, high = chunk.rows_between(tick_min, tick_max)
@@ -275,7 +277,7 @@ class HourChunks:
 
 
 class MapJob:
-    """Reads the directories of hours that come near."""
+    """Reads the directories of hours that will be needed soon."""
 
     kind = "map"
 
@@ -306,7 +308,7 @@ class LoadJob:
         self._blocks = blocks
         self.found: list[Block] = []
         self.arrivals: list[Block] = []
-        """What came for this window since it was captured; kept by the wheel."""
+        """Arrivals for this window since the capture; the wheel adds them."""
 
     def run(self) -> None:
         ticks_per_hour = HOUR_MS // self._slot_ms
@@ -328,7 +330,7 @@ class LoadJob:
 
 
 class AbsorbJob:
-    """Reads what a taken-over bundle brings for the ticks that are loaded, or just being loaded."""
+    """Reads the units of a taken-over bundle for the ticks that are loaded or being loaded."""
 
     kind = "absorb"
 
@@ -338,7 +340,7 @@ class AbsorbJob:
         self.due_max = due_max
         self.hours = hours
         self.found: list[Block] = []
-        """One for each hour that has some, sorted."""
+        """One sorted block for each hour that has units."""
 
     def run(self) -> None:
         ticks_per_hour = HOUR_MS // self._slot_ms

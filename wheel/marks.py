@@ -1,8 +1,7 @@
-"""Which units were cancelled or moved.
+"""Marks of cancelled and moved units.
 
-Owns, per hour, the global indexes that are marked, and for moved units the id and due time that hold
-now. Both are logical state. They last until their hours are removed, so that a repeated cancel gets
-the same answer.
+Owns, per hour, the global indexes that are marked, and for moved units their current id and due time. Both are logical
+state. They stay until their hours are removed, so that a repeated cancel gets the same answer.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from tickwheel.wheel.units import HOUR_MS, Ids, Units
 
 _RECENT_MAX = 512
 _FEW_UNITS = 16
-"""Up to so many units are looked up one by one: less than what the array functions take to begin."""
+"""Up to this many units are looked up one by one: that costs less than the start of the array functions."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarksCapture:
-    """Marks and moves as they were; any thread may make one array of each."""
+    """Marks and moves at one moment. Any thread may build the arrays."""
 
     marked: list[tuple[int, NDArray[np.uint32]]]
     runs: list[NDArray[np.void]]
@@ -67,7 +66,7 @@ class Marks:
         return marked
 
     def add_many(self, hour: int, indexes: NDArray[np.uint32]) -> None:
-        """Mark units of one hour; rising, none of them marked before."""
+        """Mark units of one hour: rising indexes, none marked before."""
         if len(indexes) <= _FEW_UNITS:
             for index in indexes.tolist():
                 self.add(hour, index)
@@ -77,7 +76,7 @@ class Marks:
         self.count += len(indexes)
 
     def which(self, hour: int, indexes: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Which units of an hour are marked."""
+        """True for each marked unit of an hour."""
         if hour not in self._sorted and hour not in self._recent:
             return np.zeros(len(indexes), dtype=np.bool_)
         if len(indexes) <= _FEW_UNITS:
@@ -88,7 +87,7 @@ class Marks:
         return found
 
     def marked(self, units: Units) -> NDArray[np.bool_]:
-        """Which of some units are marked; they are in order of their hours. Array work per hour that has marks."""
+        """True for each marked unit; the units must be in order of their hours. Array work for each hour with marks."""
         out = np.zeros(len(units), dtype=np.bool_)
         if not len(units) or not self.count:
             return out
@@ -103,7 +102,7 @@ class Marks:
         return out
 
     def copy(self, hours: list[int]) -> dict[int, NDArray[np.uint32]]:
-        """Marked indexes of those of some hours that have any; the arrays never change."""
+        """Hour -> marked indexes, for the given hours that have any; the arrays never change."""
         if not self.count:
             return {}
         return {hour: self._fold(hour) for hour in hours if hour in self._sorted or hour in self._recent}
@@ -116,7 +115,7 @@ class Marks:
         self.moves.forget(below)
 
     def capture(self) -> MarksCapture:
-        """All, as arrays that never change; cheap however many there are."""
+        """A capture of all marks and moves; cheap at any number."""
         hours = sorted({*self._sorted, *self._recent})
         return MarksCapture([(hour, self._fold(hour)) for hour in hours], self.moves.capture())
 

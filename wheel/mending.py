@@ -1,11 +1,11 @@
-"""Rows of an hour's own delay index that the disk has lost: which they are, and writing them again.
+"""Rows of an hour's own delay index that the disk has lost: finds them, and writes them again.
 
-A delay log holds records only, so what an index says of them (when they are due, where each begins and ends) is not in
-it. But all members have the same units: whoever has them gives what the log of commands decided (`SurveyJob.ids` are
-the ones to ask for). What depends on this node's merges (place in the run, chain) follows from the rows beside. So a
-row is written again to the byte, and checked against the chunk's directory before.
+A delay log holds only records, so an index's facts about them (due time, start and end) are not in it. But all members
+have the same units: another member gives the fields that the log of commands decided (`SurveyJob.ids` are the units to
+ask for). Fields that depend on this node's merges (place in the run, chain) follow from the rows beside. So a row is
+restored to the byte, and checked against the chunk's directory first.
 
-Jobs of a worker, on files that nobody changes but merges, which append. Called by node/core/mending.py.
+Jobs for a worker, on files that only merges change, by appending. Called by node/core/mending.py.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from tickwheel.wheel.jobs import HourChunks, bytes_of
 from tickwheel.wheel.units import HOUR_MS, LACKING, NO_INDEX, UNIT, Ids, Units
 
 SURVEY_ROWS = 4_096
-"""Rows that are read at a time: 384 KiB."""
+"""Rows read at a time: 384 KiB."""
 
 
 class UnlikeUnitError(Exception):
-    """A unit that another member gave does not fit where the lost one was."""
+    """A unit from another member does not fit the place of the lost one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRows:
-    """Of one chunk."""
+    """Unreadable rows of one chunk."""
 
     chunk: Chunk
     rows: NDArray[np.int64]
-    """Within the chunk, rising."""
+    """Row numbers within the chunk, rising."""
     ids: Ids
-    """Whose they are."""
+    """Ids of the units in these rows."""
 
 
 class SurveyJob:
-    """After `run`: what cannot be read of an hour's own index. CorruptSegmentError: its heads are damaged too."""
+    """After `run`: the unreadable rows of an hour's own index. Raises CorruptSegmentError if its heads are damaged
+    too."""
 
     kind = "survey"
 
@@ -50,11 +51,11 @@ class SurveyJob:
 
     @property
     def ids(self) -> Ids:
-        """Units that have been lost."""
+        """Ids of the lost units."""
         return np.concatenate([np.zeros(0, np.uint64), *(bad.ids for bad in self.bad)])
 
     def run(self) -> None:
-        """Read all of it."""
+        """Read the whole index."""
         try:
             for chunk in self._hour.chunks():
                 if chunk.seq == 0:
@@ -81,7 +82,7 @@ class SurveyJob:
 
 
 class MendJob:
-    """Writes lost rows again. `units`: what the log decided, by id. Raises UnlikeUnitError, DiskError."""
+    """Writes lost rows again. `units`: id -> the unit as the log decided it. Raises UnlikeUnitError, DiskError."""
 
     kind = "mend"
 
@@ -92,7 +93,7 @@ class MendJob:
         self._units = units
 
     def run(self) -> None:
-        """Run by run: the units of one tick of a chunk."""
+        """Write run by run; a run is the units of one tick of a chunk."""
         try:
             for bad in self._bad:
                 runs = np.searchsorted(bad.chunk.starts, bad.rows, side="right") - 1
@@ -124,7 +125,7 @@ class MendJob:
             segment.mend_rows(chunk.first_row + first + low, raw[low:high])
 
     def _check(self, chunk: Chunk, run: int, units: Units, lost: NDArray[np.bool_], ids: Ids) -> None:
-        """What a chunk's directory, and the rows beside, say of a lost row."""
+        """Check a lost row against the chunk's directory and the rows beside it."""
         ticks_per_hour = HOUR_MS // self._slot_ms
         due, index = units["due_ms"], units["index"].astype(np.int64)
         tick = self._hour.hour * ticks_per_hour + int(chunk.ticks[run])
@@ -145,11 +146,12 @@ class MendJob:
         try:
             return not any(self._hour.segment(0).read_log(chunk, int(unit["offset"]), size))
         except DiskError:
-            return False  # whoever reads it finds that out
+            return False  # the next read of the record finds that out
 
 
 def _chain(units: Units, lost: NDArray[np.bool_]) -> None:
-    """Place and chain of the lost units of a run, as the merge gave them. UnlikeUnitError: the others disagree."""
+    """Fill place and chain of a run's lost units as the merge did. Raises UnlikeUnitError if the other rows
+    disagree."""
     order = np.argsort(units["index"], kind="stable")
     run_index = np.arange(len(units), dtype=np.uint32)
     local_index = np.empty_like(run_index)
@@ -169,7 +171,7 @@ def _stretches(wanted: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def damaged_hour(directory: str, error: BaseException) -> int | None:
-    """The hour whose own index an error is about; None: it is about something else."""
+    """The hour whose own index an error concerns; None: it concerns something else."""
     if not isinstance(error, CorruptSegmentError):
         return None
     parts = error.path.removeprefix(f"{directory}/hours/").split("/")

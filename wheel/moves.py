@@ -1,7 +1,7 @@
-"""Which ids were moved, and what names the message now.
+"""Moved ids, and the ids that name their messages now.
 
-Owns a table of (id, newest id, due time) as few sorted arrays, so that a million moves are 24 MB and a look-up a few
-binary searches. An id is moved once: whoever moves a message again moves its newest id. Logical state; kept until the
+Owns a table of (id, newest id, due time) as a few sorted arrays, so that a million moves take 24 MB and a look-up takes
+a few binary searches. An id is moved once: moving a message again moves its newest id. Logical state; kept until the
 hours of both ids are removed.
 """
 
@@ -18,14 +18,12 @@ MOVED = np.dtype([("id", "<u8"), ("new_id", "<u8"), ("new_due_ms", "<i8")])
 _RAW = np.dtype((np.void, MOVED.itemsize))
 _RECENT_MAX = 512
 RUN_ROWS_MAX = 65_536
-"""Runs grow to this by being joined, which bounds how long one joining takes; further ones stand beside."""
+"""Runs are joined up to this size, which bounds the time of one joining; further runs stand beside."""
 
 Rows = NDArray[np.void]
 
 
 class Moves:
-    """One per wheel."""
-
     def __init__(self) -> None:
         self._recent: dict[int, tuple[int, int]] = {}
         self._runs: list[Rows] = []  # each sorted by id
@@ -35,13 +33,13 @@ class Moves:
         return len(self._recent) + sum(map(len, self._runs))
 
     def add(self, id: int, new_id: int, new_due_ms: int) -> None:
-        """One message was moved."""
+        """Record the move of one message."""
         self._recent[id] = (new_id, new_due_ms)
         if len(self._recent) >= _RECENT_MAX:
             self._fold()
 
     def add_many(self, ids: Ids, new_ids: Ids, new_due_ms: NDArray[np.int64]) -> None:
-        """Several were."""
+        """Record the moves of several messages."""
         rows = np.empty(len(ids), dtype=MOVED)
         rows["id"], rows["new_id"], rows["new_due_ms"] = ids, new_ids, new_due_ms
         self._take(_sorted(rows))
@@ -73,14 +71,14 @@ class Moves:
         return None
 
     def resolve(self, id: int) -> tuple[int, int | None]:
-        """Newest id of a message and, if it was ever moved, its due time."""
+        """The newest id of a message, and its due time if it was ever moved, else None."""
         due_ms: int | None = None
         while (target := self._get(id)) is not None:
             id, due_ms = target
         return id, due_ms
 
     def resolve_many(self, ids: Ids, due_ms: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
-        """Newest ids, and their due times: those given for what was never moved."""
+        """Newest ids and their due times; messages that were never moved keep those given."""
         if not len(self) or not len(ids):
             return ids, due_ms
         if self._recent:
@@ -103,7 +101,7 @@ class Moves:
         return ids, due_ms
 
     def forget(self, below: int) -> None:
-        """Hours below are gone: drop what names only them."""
+        """Hours below are gone: drop rows whose ids are both in them."""
         rows = self.dump()
         if not len(rows):
             return
@@ -114,23 +112,23 @@ class Moves:
             self.load(rows[~gone])
 
     def capture(self) -> list[Rows]:
-        """All, as runs that never change; any thread may give them to `join_runs`."""
+        """All moves as runs that never change; any thread may join them with `join_runs`."""
         if self._recent:
             self._fold()
         return list(self._runs)
 
     def dump(self) -> Rows:
-        """All, sorted by id."""
+        """All moves sorted by id."""
         return join_runs(self.capture())
 
     def load(self, rows: Rows) -> None:
-        """Instead of what it holds: what `dump` gave."""
+        """Replace the content by what `dump` returned."""
         self._recent, self._runs, self._keys = {}, [], []
         self._push(rows)
 
 
 def join_runs(runs: Sequence[Rows]) -> Rows:
-    """One run of several; as plain bytes, since numpy is slow at finding out that the fields are equal."""
+    """Join runs into one. Copies plain bytes, since numpy is slow at finding that the fields are equal."""
     if not runs:
         return np.zeros(0, dtype=MOVED)
     raw = np.concatenate([np.ascontiguousarray(run).view(_RAW) for run in runs])

@@ -1,8 +1,8 @@
-"""What was pending after one entry of the log, to be read later and in parts.
+"""The messages pending after one entry of the log, to be read later and in parts.
 
-Units never change their place and are only ever appended, so a bound for each hour, the cursor and the marks of that
-moment say which of the units that are there later were pending then. No file is held, nothing is copied but the marks.
-What goes is what retention removes with its hour: a reader that is overtaken by it is told so.
+Units never change their place and are only appended. So a bound for each hour, the cursor and the marks of that moment
+tell which of the later units were pending then. No file is held open, and only the marks are copied. Messages that
+retention removes with their hour are lost to the reader, who is told so.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from tickwheel.wheel.units import CursorKey, Units
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """See the module; made by `Wheel.pin`."""
+    """Made by `Wheel.pin`."""
 
     cursor: CursorKey
     hours: NDArray[np.int64]
-    """Hours that had units, rising, of the range that was asked for."""
+    """Hours of the requested range that had units, rising."""
     bounds: NDArray[np.int64]
-    """How many units each had: those with an index below were there."""
+    """Number of units of each hour: units with an index below existed."""
     marks: Mapping[int, NDArray[np.uint32]]
-    """Cancelled and moved ones by hour."""
+    """Hour -> indexes of cancelled and moved units."""
 
     def bound(self, hour: int) -> int:
-        """How many units an hour had; 0 if it is none of them."""
+        """Number of units that an hour had; 0 if it is not among `hours`."""
         at = int(np.searchsorted(self.hours, hour))
         return int(self.bounds[at]) if at < len(self.hours) and int(self.hours[at]) == hour else 0
 
     def known(self, hour: int, units: Units) -> Units:
-        """Of one hour's units those that were there."""
+        """The given units of one hour that existed at the pin."""
         known = units["index"] < self.bound(hour)
         return units if known.all() else units[known]

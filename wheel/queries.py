@@ -1,9 +1,9 @@
-"""Questions about what is pending: pages in delivery order, and counts by bucket of time.
+"""Queries over pending messages: pages in dispatch order, and counts by bucket of time.
 
-Jobs over a `Schedule` captured on the loop; they read segments in a worker and never the wheel itself.
-Each does a bounded amount of work (units looked at, hours opened) and says where the next one goes on, so a
-question about everything is many small jobs and never holds up the reads of deliveries for long.
-What hashes and masks sort out here may be too much, never too little: whoever asks by tag or key checks the text.
+A query is a job over a `Schedule` captured on the core's thread; it reads segments in a worker and never the wheel
+itself. Each job does a bounded amount of work (units examined, hours opened) and tells where the next one continues. So
+a query over everything is many small jobs and never delays the reads of deliveries for long. Selection by hashes and
+masks may return too much, never too little: a caller that wants a tag or key checks the text.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from tickwheel.wheel.slots import cut_at
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units, join_units
 
 WINDOW_UNITS_FIRST = 4_096
-"""Units a scan reads at first; then four times as many each time, up to"""
+"""Units that a scan reads at first; then four times as many each time, up to"""
 WINDOW_UNITS_MAX = 131_072
-"""this (12 MiB at once, more only if a single tick has more)."""
+"""this many (12 MiB at once; more only if a single tick has more)."""
 HOURS_MAX = 256
-"""Hours one job looks into: each is three files to open."""
+"""Hours that one job reads: each needs three open files."""
 EXAMINED_MAX = 524_288
-"""Units one job looks at, about: it ends behind the window that reaches this."""
+"""Units that one job examines, roughly: it ends after the window that reaches this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which units are asked for, by what a unit itself says; all must hold."""
+    """A selection of units by their own columns; all conditions must hold."""
 
     topic_id: int | None = None
     tag_mask: int = 0
-    """Every bit of it must be set in the unit's."""
+    """Every bit of it must be set in the unit's mask; 0: any tags."""
     key_hash: int = 0
     """0: any key."""
     with_key: bool = False
     """Only units that have a key."""
     stamped_ms_max: int | None = None
-    """Only units whose command was stamped no later."""
+    """Only units whose command was stamped at this time or earlier."""
     retries: bool = True
     """Whether retries, which go to one group, count too."""
     target_group: int = 0
-    """Only retries that go to this group; 0: all."""
+    """Only retries for this group; 0: all units."""
 
     @property
     def everything(self) -> bool:
-        """Whether every unit is wanted."""
+        """Whether the selection has no condition."""
         return self == _ALL
 
     def of(self, units: Units) -> Units:
-        """The wanted ones, in their order."""
+        """The selected units, in their order."""
         if self.everything or not len(units):
             return units
         keep = np.ones(len(units), dtype=np.bool_)
@@ -80,22 +80,22 @@ _ALL = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What was pending in a range of due times at one moment; immutable."""
+    """The pending units of a range of due times at one moment; immutable."""
 
     slot_ms: int
     due_min: int
     due_max: int
     cursor: CursorKey
     hours: list[HourChunks]
-    """At most HOURS_MAX;"""
+    """The hours of the range, at most HOURS_MAX."""
     hours_end_ms: int | None
-    """and where the hours begin that were left out. None: none were."""
+    """Start of the first hour that was left out; None: none was."""
     blocks: list[Block]
     marks: Mapping[int, NDArray[np.uint32]]
-    """Cancelled and moved indexes by hour."""
+    """Hour -> indexes of cancelled and moved units."""
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         for hour in self.hours:
             hour.close()
 
@@ -134,8 +134,8 @@ class Schedule:
         return counts
 
     def windows(self, hour: HourChunks, first_ms: int, units_first: int) -> Iterator[tuple[int, int, int]]:
-        """(low_ms, high_ms, units about) that cover what the hour has from first_ms on; ticks without units are
-        passed over."""
+        """(low_ms, high_ms, rough number of units): windows that cover the hour's units from `first_ms` on. Ticks
+        without units are skipped."""
         begin_ms, slot_ms = hour.hour * HOUR_MS, self.slot_ms
         low_ms = max(first_ms, self.due_min, begin_ms)
         end_ms = min(self.due_max, begin_ms + HOUR_MS)
@@ -157,12 +157,12 @@ class Schedule:
 
 
 class ScanJob:
-    """Pending units in dispatch order: after `run`, `units` and where to go on (`next_key`; None: that was all)."""
+    """Finds pending units in dispatch order. After `run`: `units`, and where to go on (`next_key`; None: no more)."""
 
     kind = "scan"
 
     def __init__(self, schedule: Schedule, start: CursorKey | None, limit: int, wanted: Wanted = _ALL) -> None:
-        """From `start` on, inclusive; at most `limit` units."""
+        """Finds at most `limit` units from `start` on, inclusive."""
         self._schedule = schedule
         self._start = start
         self._limit = limit
@@ -174,7 +174,7 @@ class ScanJob:
         self.done = False
 
     def run(self) -> None:
-        """Read until there are enough, or enough was looked at."""
+        """Read until enough units are found or examined."""
         parts: list[Units] = []
         missing = self._limit
         try:
@@ -215,8 +215,8 @@ class ScanJob:
 
 
 class CountJob:
-    """Pending units by bucket: after `run`, `buckets` of (start_ms, count), rising, only those that are not empty, and
-    where to go on (`next_ms`; None: that was all)."""
+    """Counts pending units by bucket. After `run`: `buckets` of (start_ms, count), rising and not empty, and where to
+    go on (`next_ms`; None: no more)."""
 
     kind = "count"
 
@@ -227,11 +227,11 @@ class CountJob:
         self.buckets: list[tuple[int, int]] = []
         self.next_ms: int | None = None
         self.examined = 0
-        """Units looked at, about; those of hours counted by their directory do not count."""
+        """Units examined, roughly; without those of hours counted by their directory."""
         self.done = False
 
     def run(self) -> None:
-        """Count hour by hour; a whole hour of which everything is wanted is counted from its directory alone."""
+        """Count hour by hour. An hour that is wanted as a whole is counted from its directory alone."""
         counts: dict[int, int] = {}
         schedule = self._schedule
         try:
@@ -269,7 +269,7 @@ class CountJob:
         self.next_ms = schedule.hours_end_ms
 
     def _by_directory(self, hour: HourChunks, low_ms: int, high_ms: int) -> Iterator[tuple[int, int]]:
-        """Whole ticks; nothing of them has passed or is marked."""
+        """(start_ms, count) of whole ticks, from the directory: no unit of them is passed or marked."""
         begin_ms, slot_ms = hour.hour * HOUR_MS, self._schedule.slot_ms
         counts = self._schedule.tick_counts(hour)
         ticks = np.flatnonzero(counts)

@@ -1,8 +1,7 @@
-"""Reading by id and by unit: jobs that find units and fetch records, from buffers at once, else from segments.
+"""Reads by id and by unit: jobs that find units and fetch records, from buffers at once, else from segments.
 
-What lies in a buffer is answered when the job is made (on the loop); `run` reads only segments, with
-neighbouring rows and records coalesced into few reads. A job with nothing to read has `done` set and
-need not be run.
+Content of a buffer is read when the job is made (on the core's thread). `run` reads only segments, and joins
+neighbouring rows and records into few reads. A job with nothing to read has `done` set and need not be run.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from tickwheel.wheel.jobs import HourChunks
 from tickwheel.wheel.units import LACKING, UNIT, Ids, Units, ids_of
 
 READ_GAP_BYTES = 16 << 10
-"""Records nearer than this to each other are fetched by one read."""
+"""Records with a smaller gap between them are fetched by one read."""
 READ_BYTES_MAX = 1 << 20
 ROW_GAP = 64
 PLACE_GAP = 1024
 
 OpenHour = Callable[[int], HourChunks]
 InFiles = Callable[[int, NDArray[np.int64]], NDArray[np.bool_]]
-"""(hour, indexes): which of them lie in files; the others are in buffers."""
+"""Called with (hour, indexes): True for each index that lies in files; the others are in buffers."""
 
 
 def spans(sorted_positions: NDArray[np.int64], gap: int) -> Iterator[tuple[int, int]]:
@@ -37,7 +36,7 @@ def spans(sorted_positions: NDArray[np.int64], gap: int) -> Iterator[tuple[int, 
 
 
 def by_hour(hours: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each hour and the places that have it."""
+    """Each hour and the places in `hours` that have it."""
     if len(hours) and (hours == hours[0]).all():
         yield int(hours[0]), np.arange(len(hours))
         return
@@ -46,17 +45,18 @@ def by_hour(hours: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]
 
 
 class LackingRecordError(DiskError):
-    """This node never had the record: it was copied from one that could not be read."""
+    """This node has never had the record: it was copied from one that could not be read."""
 
     def __init__(self, id: int) -> None:
         super().__init__(f"message {id >> 32}-{id & 0xFFFF_FFFF} was copied here from a record that could not be read")
 
 
 class RecordsJob:
-    """Fetches the records (meta and payload) of units. Result: `records`, one bytes object a unit, in their order.
+    """Fetches the records (meta and payload) of units. Result: `records`, one bytes object for each unit, in their
+    order.
 
-    `missing` says that some are of hours that were removed before it was made; then `records` is shorter. `run` raises
-    a DiskError if one of them cannot be read.
+    `missing`: some units are of hours that were removed before the job was made; `records` is then shorter. `run`
+    raises DiskError if a record cannot be read.
     """
 
     kind = "records"
@@ -143,7 +143,7 @@ class RecordsJob:
 
 
 class LookupJob:
-    """Finds units by id, following moves. Results by row of the ids asked for, complete after `run`."""
+    """Finds units by id, following moves. Results by row of the requested ids, complete after `run`."""
 
     kind = "lookup"
 
@@ -159,9 +159,9 @@ class LookupJob:
     ) -> None:
         self.ids = ids
         self.resolved = resolved
-        """The newest id of each."""
+        """The newest id of each message."""
         self.found = found
-        """The message exists (its hour was not removed); `units` is valid there."""
+        """True for each message that exists (its hour was not removed); `units` is valid there."""
         self.cancelled = cancelled
         self.units: Units = np.zeros(len(ids), dtype=UNIT)
         self._left: list[tuple[HourChunks, NDArray[np.int64]]] = []

@@ -1,7 +1,7 @@
-"""What is read of the wheel: records and units by id, what is pending in a range of times, usage.
+"""Reads of the wheel: records and units by id, pending units in a range of times, usage.
 
-A layer of the wheel (engine.py). Reads are jobs on inputs that were captured here: nothing is read on the loop but by
-`fetch`. Changes nothing.
+A layer of the wheel (engine.py). Reads are jobs on inputs captured here; only `fetch` and `check_rows` read files on the
+core's thread. Changes nothing.
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ from tickwheel.wheel.usage import UsageJob
 
 
 class Reads(Holdings):
-    """See the module."""
-
     def records(self, units: Units) -> RecordsJob:
-        """Fetch the records of units; those of removed hours are missing in it."""
+        """A job that fetches the records of units; records of removed hours are missing."""
         return RecordsJob(units, self._removed_below, self._buffers(), self._lies_in_files, self._open_hour)
 
     def gone(self, ids: Ids) -> NDArray[np.bool_]:
-        """Which of them were in an hour that has been removed."""
+        """True for each id whose hour has been removed."""
         found: NDArray[np.bool_] = ids >> np.uint64(32) < np.uint64(self._removed_below)
         return found
 
     def removed(self, ids: Ids) -> bool:
-        """Whether one of them was in an hour that has been removed."""
+        """Whether the hour of any of these ids has been removed."""
         return bool(self.gone(ids).any())
 
     def lookup(self, ids: Ids, *, following: bool = True) -> LookupJob:
-        """Find units by id, following moves; or not: the units of these very ids."""
+        """A job that finds units by id. `following`: follow moves; otherwise find the units of these very ids."""
         resolved = ids
         if following and len(self._marks.moves):
             resolved = np.array([self._marks.moves.resolve(id)[0] for id in ids.tolist()], dtype=np.uint64)
@@ -52,8 +50,8 @@ class Reads(Holdings):
         return LookupJob(ids, resolved, found, cancelled, self._buffers(), self._lies_in_files, self._open_hour)
 
     def check_rows(self, ids: Ids) -> None:
-        """Read what a look-up of these very messages reads of files, which is nothing where they lie in buffers.
-        CorruptSegmentError if a row is lost."""
+        """Read the index rows of these very ids on this thread; ids in buffers need none. Raises CorruptSegmentError if
+        a row is lost."""
         for hour, rows in by_hour((ids >> np.uint64(32)).astype(np.int64)):
             if hour < self._removed_below:
                 continue
@@ -63,10 +61,9 @@ class Reads(Holdings):
                 self.lookup(ids[rows[in_files]], following=False).run()
 
     def fetch(self, ids: Ids, bytes_max: int) -> tuple[Units, list[bytes]]:
-        """Units and records of messages that are there, read at once on this thread: the first ones up to `bytes_max`
-        (one at least). What follows from the log alone, however the messages lie: in place of a record that the disk
-        does not give back come as many zeros, and its unit says so (LACKING).
-        """
+        """Units and records of existing messages, read at once on this thread: the first ones up to `bytes_max` (at
+        least one). The result follows from the log alone, wherever the messages lie. If the disk cannot read a record,
+        zeros of the same size take its place, and the unit has the flag LACKING."""
         lookup = self.lookup(ids)
         lookup.run()
         if not lookup.found.all():
@@ -92,17 +89,18 @@ class Reads(Holdings):
     def scan(
         self, due_min: int, due_max: int, start: CursorKey | None, limit: int, wanted: Wanted | None = None
     ) -> ScanJob:
-        """Pending units with due_min <= due_ms < due_max from `start` on, in dispatch order; see ScanJob."""
+        """A job that finds pending units with due_min <= due_ms < due_max from `start` on, in dispatch order; see
+        ScanJob."""
         if start is not None:
             due_min = max(due_min, start.due_ms)
         return ScanJob(self._schedule(due_min, due_max), start, limit, wanted or Wanted())
 
     def count(self, due_min: int, due_max: int, bucket_ms: int, wanted: Wanted | None = None) -> CountJob:
-        """How many units are pending, by bucket; see CountJob."""
+        """A job that counts pending units by bucket; see CountJob."""
         return CountJob(self._schedule(due_min, due_max), bucket_ms, wanted or Wanted())
 
     def pin(self, due_min: int, due_max: int) -> Pinned:
-        """What is pending now with due_min <= due_ms < due_max, for `scan_pinned` at any time later."""
+        """Pin the units pending now with due_min <= due_ms < due_max, for `scan_pinned` at any later time."""
         due_min = max(due_min, self.cursor.due_ms)
         hours = self._hours.used(due_min // HOUR_MS, -(-due_max // HOUR_MS))
         bounds = self._hours.next_index[hours - self._hours.base]
@@ -111,7 +109,8 @@ class Reads(Holdings):
     def scan_pinned(
         self, pinned: Pinned, hour: int, start: CursorKey | None, due_min: int, due_max: int, limit: int
     ) -> ScanJob:
-        """One hour's units that a pin may mean, from `start` on: `Pinned.known` says which it does."""
+        """A job that finds one hour's units of a pin from `start` on. It may find later ones too: filter by
+        `Pinned.known`."""
         due_min = max(due_min, pinned.cursor.due_ms, hour * HOUR_MS, 0 if start is None else start.due_ms)
         schedule = Schedule(
             slot_ms=self._slot_ms,
@@ -142,19 +141,19 @@ class Reads(Holdings):
         )
 
     def survey(self, hour: int) -> SurveyJob:
-        """Which rows of an hour's own index cannot be read."""
+        """A job that finds unreadable rows of an hour's own index."""
         return SurveyJob(self._open_hour(hour))
 
     def opened(self, hour: int) -> HourChunks:
-        """The files of an hour, for a job that mends them."""
+        """The files of an hour, for a job that mends rows."""
         return self._open_hour(hour)
 
     def damaged_hour(self, error: BaseException) -> int | None:
-        """The hour whose own index an error is about; None: it is about something else."""
+        """The hour whose own index an error concerns; None: it concerns something else."""
         return damaged_hour(self._directory, error)
 
     def usage(self, hours: list[int]) -> UsageJob:
-        """What hours take on disk, by topic."""
+        """A job that measures the bytes of hours on disk, by topic."""
         return UsageJob([self._open_hour(hour) for hour in hours])
 
     def resolve(self, id: int) -> int:

@@ -1,9 +1,9 @@
-"""The second wheel: the ticks that are loaded, each a slot of units that leave in (due_ms, index) order.
+"""The second wheel: the loaded ticks, each a slot of units that leave in (due_ms, index) order.
 
-Owns the loaded window [.., until_ms): every pending unit due before `until_ms` is in a slot. Arrivals
-go in unsorted; a slot is sorted when it is first looked into, later arrivals are merged lazily.
-Pieces of a slot keep the order of their arrival, so that a stable sort by due time alone gives
-(due_ms, index) order: a tick lies in one hour, whose indexes rise.
+Owns the loaded window [.., until_ms): every pending unit due before `until_ms` is in a slot. Arrivals go in unsorted; a
+slot is sorted when it is first read, and later arrivals are merged lazily. Pieces of a slot keep the order of their
+arrival, so that a stable sort by due time alone gives (due_ms, index) order: a tick lies in one hour, whose indexes
+rise.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Slot:
         self.first_due_ms: int | None = None  # of `fresh`
 
     def settle(self) -> None:
-        """Sort what came since the last look; few pieces remain, each sorted."""
+        """Sort the arrivals since the last call; few pieces remain, each sorted."""
         if self.fresh:
             self.pieces.append(join_blocks(self.fresh))
             self.fresh = []
@@ -58,11 +58,11 @@ class SecondWheel:
         self._slot_ms = slot_ms
         self._slots: dict[int, _Slot] = {}
         self.until_ms = until_ms
-        """A multiple of slot_ms; below it everything pending is loaded."""
+        """End of the loaded window, a multiple of slot_ms: every pending unit due before it is loaded."""
         self.units = 0
 
     def insert(self, block: Block) -> None:
-        """Take units of one sorted block, all of the window."""
+        """Insert a sorted block, whose units all lie in the window."""
         slot_ms = self._slot_ms
         due = block.due_ms
         if not len(due):
@@ -87,7 +87,7 @@ class SecondWheel:
             slot.first_due_ms = due_ms
 
     def take(self, to: CursorKey) -> list[Block]:
-        """Remove all units below a key; blocks whose concatenation, tick by tick, is in dispatch order."""
+        """Remove and return all units below a key: blocks whose concatenation, tick by tick, is in dispatch order."""
         taken: list[Block] = []
         slot_ms = self._slot_ms
         for tick in sorted(tick for tick in self._slots if tick * slot_ms <= to.due_ms):
@@ -110,7 +110,7 @@ class SecondWheel:
         return taken
 
     def peek(self, start: CursorKey, to: CursorKey) -> list[Block]:
-        """Units from `start` up to `to`, left where they are; their concatenation is in dispatch order."""
+        """Units from `start` up to `to`, without removing them; their concatenation is in dispatch order."""
         found: list[Block] = []
         slot_ms = self._slot_ms
         first = start.due_ms // slot_ms
@@ -127,7 +127,8 @@ class SecondWheel:
         return found
 
     def key_after(self, until_ms: int, units_max: int) -> tuple[CursorKey | None, int]:
-        """Key behind the last of the first units_max units due up to until_ms, and how many are below it."""
+        """Key behind the last of the first `units_max` units due up to `until_ms`, and the number of units below that
+        key."""
         slot_ms = self._slot_ms
         key: CursorKey | None = None
         count = 0
@@ -149,7 +150,7 @@ class SecondWheel:
         return key, count
 
     def count_below(self, key: CursorKey) -> int:
-        """Units below a key."""
+        """Number of units below a key."""
         slot_ms = self._slot_ms
         count = 0
         for tick in [tick for tick in self._slots if tick * slot_ms <= key.due_ms]:

@@ -1,4 +1,4 @@
-"""Cancelling and moving many messages at once: what becomes of each, decided with arrays.
+"""Cancels and moves of many messages at once, decided with arrays.
 
 The same rules as `Wheel.cancel`, for a chunk of a sweep. Called by the wheel only, when a command is applied.
 """
@@ -13,7 +13,7 @@ from tickwheel.wheel.marks import Marks
 from tickwheel.wheel.units import HOUR_MS, CursorKey, Ids
 
 DONE, MARKED, DISPATCHED, UNKNOWN = range(4)
-"""Outcomes: cancelled or moved by this; was so already; too late; no such message."""
+"""Outcomes: cancelled or moved now; was cancelled or moved before; too late; no such message."""
 
 Outcomes = NDArray[np.uint8]
 
@@ -21,7 +21,7 @@ Outcomes = NDArray[np.uint8]
 def mark(
     ids: Ids, due_ms: NDArray[np.int64], marks: Marks, hours: HourTable, removed_below: int, cursor: CursorKey
 ) -> tuple[Ids, Outcomes]:
-    """Mark what is pending; the newest id of each message and what became of it."""
+    """Mark the pending messages; returns the newest id of each message and its outcome."""
     newest, due_ms = marks.moves.resolve_many(ids, due_ms)
     hour = (newest >> np.uint64(32)).astype(np.int64)
     index = (newest & np.uint64(0xFFFF_FFFF)).astype(np.uint32)
@@ -50,7 +50,7 @@ def mark(
 
 
 def cut_records(records: bytes, sizes: NDArray[np.uint32], keep: NDArray[np.bool_]) -> bytes:
-    """The records of the rows that are kept."""
+    """The records of the kept rows."""
     ends = np.cumsum(sizes, dtype=np.int64)
     starts = ends - sizes
     return b"".join([records[low:high] for low, high in zip(starts[keep].tolist(), ends[keep].tolist(), strict=True)])

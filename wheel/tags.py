@@ -2,8 +2,8 @@
 
 A tag's 64-bit hash is FNV-1a over its UTF-8 bytes. Its code is the upper half folded into 32 bits; its mask
 has three bits set, at the places that three groups of six bits of the hash name. A message's mask is the OR
-of its tags' masks. A wanted tag may match only if all of its bits are in the message's mask; hashes
-collide, so whoever filters checks the text exactly in the end. `tickwheel.wheel.filters` judges units by them.
+of its tags' masks. A wanted tag can match only if all of its bits are in the message's mask. Hashes
+collide, so the text must be checked exactly in the end. `tickwheel.wheel.filters` selects units by them.
 """
 
 from __future__ import annotations

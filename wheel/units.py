@@ -33,7 +33,7 @@ Ids = NDArray[np.uint64]
 
 
 class CursorKey(NamedTuple):
-    """Key of the next unit not dispatched; units with (due_ms, index) below it are dispatched."""
+    """Key of the next unit to dispatch: units with (due_ms, index) below it are dispatched."""
 
     due_ms: int
     index: int  # type: ignore[assignment]  # the word for it everywhere; tuple.index is not missed
@@ -47,7 +47,7 @@ def ids_of(units: Units) -> Ids:
 
 
 def join_units(parts: Sequence[Units]) -> Units:
-    """Concatenation; as plain bytes, since numpy spends 24 us an array on working out that the fields are equal."""
+    """Concatenation. Copies plain bytes, since numpy spends 24 us an array on finding that the fields are equal."""
     if len(parts) == 1:
         return parts[0]
     raw = np.concatenate([np.ascontiguousarray(part).view(_RAW) for part in parts])

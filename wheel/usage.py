@@ -1,6 +1,6 @@
-"""How much of the hours' files belongs to which topic: a job that reads indexes, never payloads.
+"""Bytes of the hours' files by topic: a job that reads indexes, never payloads.
 
-Bounded: it ends after UNITS_MAX units, at the end of an hour, and says which hour comes next.
+Bounded: it ends after UNITS_MAX units, at the end of an hour, and tells which hour comes next.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from tickwheel.wheel.jobs import HourChunks
 from tickwheel.wheel.units import UNIT_BYTES
 
 UNITS_MAX = 1_000_000
-"""About 100 MB of index; the last hour may go beyond."""
+"""Units that one job reads, about 100 MB of index; its last hour may exceed it."""
 TICKS_OF_AN_HOUR = 36_000
-"""At the narrowest slot."""
+"""Ticks of an hour at the narrowest slot."""
 
 
 class UsageJob:
-    """`topics` after `run`: messages and bytes (record and unit) by topic id. `next_hour`: where to go on, or None."""
+    """After `run`: `topics` (topic id -> messages, bytes of records and units) and `next_hour` (where to go on, or
+    None)."""
 
     kind = "usage"
 

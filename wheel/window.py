@@ -1,4 +1,4 @@
-"""The ticks that are loaded ahead of the cursor: which stretch is loaded next, and what comes into it meanwhile.
+"""The ticks loaded ahead of the cursor: decides which stretch to load next, and adds arrivals to it.
 
 A layer of the wheel (engine.py): owns the second wheel, and the jobs that fill it and the directories of hours near by.
 
@@ -18,16 +18,15 @@ from tickwheel.wheel.slots import SecondWheel, cut_at
 from tickwheel.wheel.units import HOUR_MS, CursorKey
 
 HOURS_AHEAD = 2
-"""Hours after the cursor's whose chunk directories are kept in memory; hours older than this are let go."""
+"""Hours on either side of the cursor's whose chunk directories are kept in memory: those ahead are read, older ones
+dropped."""
 LOAD_UNITS_MAX = 500_000
-"""Units one load brings at most, as far as ticks allow."""
+"""Units that one load brings; more only if a single tick has more."""
 LOADED_UNITS_MAX = 2_000_000
-"""Above this nothing further is loaded ahead (192 MB)."""
+"""Above this number of loaded units nothing more is loaded ahead (192 MB)."""
 
 
 class Window(Reads):
-    """See the module."""
-
     def __init__(self, disk: Disk, directory: str, config: WheelConfig, state: bytes = b"") -> None:
         super().__init__(disk, directory, config, state)
         self._second = SecondWheel(self._slot_ms, self.tick * self._slot_ms)
@@ -40,7 +39,7 @@ class Window(Reads):
         return self._second.units
 
     def _take_near(self, block: Block) -> None:
-        """Arrivals for what is loaded, or just being loaded, go straight in."""
+        """Put arrivals for ticks that are loaded, or being loaded, straight in."""
         until_ms = self._second.until_ms
         first_due_ms = int(block.due_ms[0])
         if first_due_ms < until_ms:
@@ -54,14 +53,15 @@ class Window(Reads):
                 loading.arrivals.append(part)
 
     def next_due_ms(self, after: CursorKey | None = None) -> int | None:
-        """Lower bound of the due time of the next unit behind `after`; exact when loaded; None: none is pending."""
+        """Lower bound of the due time of the next unit behind `after`, exact if it is loaded; None: no unit is
+        pending."""
         due_ms = self._second.next_due_ms(after)
         if due_ms is not None:
             return due_ms
         return self._next_unloaded_ms(self._second.until_ms)
 
     def _next_unloaded_ms(self, from_ms: int) -> int | None:
-        """Lower bound of the first due time from `from_ms` on that is not loaded."""
+        """Lower bound of the first unloaded due time from `from_ms` on."""
         hour = self._hours.next_used(from_ms // HOUR_MS)
         if hour is None:
             return None
@@ -128,7 +128,8 @@ class Window(Reads):
         return self._loading
 
     def _next_window(self, wanted_ms: int) -> tuple[int, int]:
-        """The next stretch to load: it begins where the next unit may be, and holds few enough units."""
+        """(begin_ms, end_ms) of the next stretch to load. It begins where the next unit may be, and would hold at most
+        LOAD_UNITS_MAX units if the hour's units were spread evenly."""
         slot_ms = self._slot_ms
         begin_ms = self._next_unloaded_ms(self._second.until_ms)
         if begin_ms is None or begin_ms >= wanted_ms:
@@ -155,12 +156,12 @@ class Window(Reads):
         return LoadJob(self._slot_ms, begin_ms, end_ms, merged, blocks)
 
     def load_to(self, due_ms: int) -> None:
-        """Load on this thread what a dispatch up to `due_ms` passes, if it is not loaded. Raises DiskError."""
+        """Load on this thread everything that a dispatch up to `due_ms` passes. Raises DiskError."""
         while self._second.until_ms <= due_ms:
             self._load_now(due_ms + 1)
 
     def _load_now(self, wanted_ms: int) -> None:
-        """Load one more stretch on this thread: a dispatch needs it."""
+        """Load one more stretch on this thread, for a dispatch."""
         self._loading = None  # a job under way is superseded; `finish` ignores it
         slot_ms = self._slot_ms
         begin_ms, end_ms = self._next_window(-(-wanted_ms // slot_ms) * slot_ms)
@@ -179,7 +180,7 @@ class Window(Reads):
                 self._second.insert(kept)
 
     def _not_passed(self, block: Block) -> Block | None:
-        """Without what the cursor has passed while the block was read."""
+        """The block without units that the cursor passed while it was read."""
         cut = cut_at(block, self.cursor)
         if cut == len(block.due_ms):
             return None

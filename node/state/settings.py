@@ -148,9 +148,10 @@ def refused_levels(text: str) -> str:
 
 
 def first_settings(seed: admin_pb2.Settings | None) -> admin_pb2.Settings:
-    """What the first command of a new cluster says: what was asked for, and the defaults of this version for the rest.
+    """Settings for the first command of a new cluster: the requested ones, and this version's defaults for the rest.
 
-    All of it is said, so that versions with other defaults read the same."""
+    All fields are stated, so that versions with other defaults read the same settings.
+    """
     settings = replace(Settings(), retention_ms=RETENTION_MS).message()
     if seed is not None:
         settings.MergeFrom(seed)
