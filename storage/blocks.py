@@ -1,11 +1,11 @@
 """Equal records in blocks that carry their own checksum: the layout of append-only files of small records.
 
-Owns: where record n lies, and the checks. A block has 4,096 bytes: as many records as fit before the last four,
-zeros, and the CRC32C of the 4,092 bytes before. Blocks are written once they are full; what follows the last
-full one are records alone, whose checksum is kept by who names the file's length (the checkpoint).
+Owns the places of records, and the checks. A block has 4,096 bytes: as many records as fit before the last four,
+zeros, and the CRC32C of the 4,092 bytes before. Only full blocks have a checksum. The records behind the last full
+block stand alone; the checkpoint, which names the file's length, keeps their checksum.
 
-So a file only ever grows: a block's checksum is appended behind its last record. Versions are those of who
-names the file. Called by the ready queues and dead letters of the state.
+So a file only ever grows: a block's checksum is appended behind its last record. The checkpoint also has the format
+version. Called by the ready queues and dead letters of the state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CRC_BYTES = 4
 
 
 class BlockLayout:
-    """Places of records of one size. Numbers count from the start of the file."""
+    """Computes the places of equal records. Record numbers count from the start of the file."""
 
     __slots__ = ("_used_bytes", "per_block", "record_bytes")
 
@@ -32,16 +32,16 @@ class BlockLayout:
         self._used_bytes = self.per_block * record_bytes
 
     def start_of_block(self, number: int) -> int:
-        """The first record of the block that holds this one."""
+        """Number of the first record in the same block."""
         return number - number % self.per_block
 
     def offset(self, number: int) -> int:
-        """Where a record lies; of the first that is missing: the length of the file."""
+        """Offset of a record; for the first missing record this is the length of the file."""
         blocks, inside = divmod(number, self.per_block)
         return blocks * BLOCK_BYTES + inside * self.record_bytes
 
     def encode(self, first: int, number: int, records: bytes) -> bytes:
-        """What to append behind record `number - 1`.
+        """The bytes to append behind record `number - 1`.
 
         `records` begin with record `first`, the start of a block not behind `number`.
         """
@@ -54,7 +54,7 @@ class BlockLayout:
         return (blocks.tobytes() + records[cut:])[self.offset(number) - self.offset(first) :]
 
     def check(self, file: File, low: int, high: int) -> bytes:
-        """The bytes of blocks `low` to `high - 1`, each checked. Raises CorruptFileError."""
+        """Checked bytes of blocks `low` to `high - 1`. Raises CorruptFileError."""
         at = low * BLOCK_BYTES
         data = file.read_at(at, (high - low) * BLOCK_BYTES)
         if len(data) < (high - low) * BLOCK_BYTES:
@@ -68,7 +68,8 @@ class BlockLayout:
         return data
 
     def read(self, file: File, first: int, last: int) -> bytes:
-        """Records `first` to `last - 1`, all of full blocks, each block checked. Raises CorruptFileError."""
+        """Records `first` to `last - 1`, which all lie in full blocks; each block is checked. Raises
+        CorruptFileError."""
         low, high = first // self.per_block, -(-last // self.per_block)
         blocks: NDArray[np.uint8] = np.frombuffer(self.check(file, low, high), np.uint8).reshape(-1, BLOCK_BYTES)
         records = blocks[:, : self._used_bytes].tobytes()

@@ -1,13 +1,13 @@
 """Bundles: finished chunks of several hours in one file, built outside a cluster and taken over by it as they are.
 
 Owns the layout (docs/FORMATS.md): a header, a table with a row for each chunk, then the log, the index and the heads of
-all chunks. What only the taking over decides counts from 0 in each chunk (global index, log offset) or names a row of a
-list that comes with it (topics). The index holds packed units (packed_units.py), the heads say which ticks a chunk has:
-four bytes a message instead of a hundred, since every byte goes to every node. In bundles of version 1, which are still
-read, both are exactly as a merge writes them to the files of a segment.
+all chunks. Values that only the takeover decides count from 0 in each chunk (global index, log offset), or are rows of
+a list that the takeover brings (topics). The index holds packed units (packed_units.py); the heads list the ticks of a
+chunk. That takes four bytes a message instead of a hundred, since every byte goes to every node. Bundles of version 1
+are still read; their index and heads are exactly as a merge writes them to the files of a segment.
 
-A bundle is named by the SHA-256 of its bytes and never changes. In each chunk the units lie in the order of their due
-times, and so do their records: the place of a unit is its index.
+A bundle is named by the SHA-256 of its bytes and never changes. In each chunk units and records lie in the order of
+the due times: the place of a unit is its index.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from tickwheel.storage.segment import ROW_BYTES, Chunk, Readable, Segment
 from tickwheel.storage.unit import HOUR_MS, NO_INDEX, ONE_TAG
 
 DIRECTORY = "bulk"
-"""Where a node keeps bundles, those of which it has only a part included."""
+"""Directory in which a node keeps bundles, incoming ones included."""
 SUFFIX = ".bundle"
 FORMAT_VERSION = 2
 UNITS_MAX = 1 << 18
-"""Of one bundle: what a node reads at most when all of them are late."""
+"""Units of one bundle: a node may have to read them all at once if all are late."""
 LOG_BYTES_MAX = 64 << 20
-"""Of all records of one bundle. A builder ends a bundle before it passes it."""
+"""Bytes of all records of one bundle. A builder ends a bundle before it exceeds this."""
 FILE_BYTES_MAX = 128 << 20
-"""Above what the other limits allow together."""
+"""Bytes of a bundle's file; more than the other limits allow together."""
 CHUNKS_MAX = 16_384
 TOPICS_MAX = 65_536
 NAME_CHARS = 64
@@ -60,22 +60,22 @@ Table = NDArray[np.void]
 
 
 class BadBundleError(Exception):
-    """What claims to be a bundle is none; the text says what is wrong with it."""
+    """The bytes are no valid bundle; the text tells the fault."""
 
 
 def bundle_path(name: str) -> str:
-    """Where a node keeps a bundle; `name` is the SHA-256 of its bytes in hexadecimal."""
+    """Path of a bundle; `name` is the SHA-256 of its bytes in hexadecimal."""
     return f"{DIRECTORY}/{name}{SUFFIX}"
 
 
 def is_name(name: str) -> bool:
-    """Whether it can be the name of a bundle."""
+    """Whether the text has the form of a bundle's name."""
     return len(name) == NAME_CHARS and not set(name) - set("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the parts of a bundle lie, from its table."""
+    """Places of a bundle's parts, computed from its table."""
 
     slot_ms: int
     topics: int
@@ -83,38 +83,38 @@ class Layout:
 
     @property
     def units(self) -> int:
-        """Of all chunks."""
+        """Number of units."""
         return int(self.table["units"].sum(dtype=np.int64))
 
     @property
     def row_bytes(self) -> int:
-        """Of a packed unit; 0: units are not packed."""
+        """Bytes of a packed unit; 0: units are not packed."""
         return int(self.table["row_bytes"][0])
 
     @property
     def log_at(self) -> int:
-        """First byte of the log."""
+        """Offset of the log."""
         return HEADER_BYTES + len(self.table) * TABLE.itemsize
 
     @property
     def index_at(self) -> int:
-        """First byte of the index."""
+        """Offset of the index."""
         return self.log_at + int(self.table["log_bytes"].sum(dtype=np.int64))
 
     @property
     def heads_at(self) -> int:
-        """First byte of the heads."""
+        """Offset of the heads."""
         packed = self.row_bytes
         return self.index_at + (index_bytes(self.units, packed) if packed else self.units * ROW_BYTES)
 
     @property
     def bytes(self) -> int:
-        """Of the whole file."""
+        """Bytes of the whole file."""
         return self.heads_at + int(self.table["heads_bytes"].sum(dtype=np.int64))
 
 
 def problem_of_table(table: Table, topics: int) -> str:
-    """Why a table cannot be that of a bundle; empty if it can."""
+    """The fault of a table that cannot be a bundle's; empty: none."""
     if not 1 <= len(table) <= CHUNKS_MAX:
         return f"it has {len(table)} chunks, allowed are 1 to {CHUNKS_MAX}"
     if not 1 <= topics <= TOPICS_MAX:
@@ -137,9 +137,9 @@ def build(
 ) -> list[bytes]:
     """The pieces of a bundle, to be written one after the other.
 
-    `columns`: of units (UNIT) sorted by due_requested_ms. That one, size, meta_size, topic_id (below `topics`),
-    tag_hash, tag_mask, flags and key_hash count; what is not there is 0. `records`: meta and payload of each, in that
-    order. Raises BadBundleError if they are too many.
+    `columns`: of units (UNIT) sorted by due_requested_ms. Used are due_requested_ms, size, meta_size, topic_id (below
+    `topics`), tag_hash, tag_mask, flags and key_hash; an absent column counts as 0. `records`: meta and payload of each
+    unit, in that order. Raises BadBundleError if a limit is exceeded.
     """
     due = np.ascontiguousarray(columns["due_requested_ms"], np.int64)
     count = len(due)
@@ -189,7 +189,7 @@ def build(
 
 
 def read_layout(file: Readable, size: int) -> Layout:
-    """Header and table of a bundle of `size` bytes. Raises BadBundleError, UnknownVersionError."""
+    """Read and check header and table of a bundle of `size` bytes. Raises BadBundleError, UnknownVersionError."""
     header = file.read_at(0, HEADER_BYTES)
     if len(header) < HEADER_BYTES or google_crc32c.value(header[:-4]) != int.from_bytes(header[-4:], "little"):
         raise BadBundleError(f"{file.path}: its header fails its check")
@@ -216,7 +216,7 @@ def read_layout(file: Readable, size: int) -> Layout:
 
 
 class _Part:
-    """A stretch of a file, read as if it were one."""
+    """A range of a file, readable like a file."""
 
     def __init__(self, file: File, at: int) -> None:
         self._file = file
@@ -247,7 +247,7 @@ class BundleSegment(Segment):
 
     @property
     def index(self) -> PackedIndex:
-        """Its packed units."""
+        """The packed units."""
         if self._index is None:
             self._index = PackedIndex(self._reader("index"))
         return self._index
@@ -277,12 +277,12 @@ class BundleSegment(Segment):
 
 
 def segment_of(disk: Disk, name: str, layout: Layout, seq: int = 0) -> BundleSegment:
-    """A bundle's parts, from its layout."""
+    """Open a bundle whose layout is known."""
     return BundleSegment(disk, name, seq, log_at=layout.log_at, index_at=layout.index_at, heads_at=layout.heads_at)
 
 
 def chunks_of(segment: Segment, layout: Layout) -> Iterator[tuple[int, Chunk, int]]:
-    """Hour, chunk and first byte of its heads, for each row of the table. Raises CorruptSegmentError."""
+    """(hour, chunk, offset of its heads) for each row of the table. Raises CorruptSegmentError."""
     at = row = log_at = 0
     for hour, units, log_bytes, heads_bytes in layout.table[["hour", "units", "log_bytes", "heads_bytes"]].tolist():
         yield hour, segment.chunk_at(at, row, log_at), at
@@ -290,7 +290,7 @@ def chunks_of(segment: Segment, layout: Layout) -> Iterator[tuple[int, Chunk, in
 
 
 def check(disk: Disk, name: str) -> Layout:
-    """Check all that a node relies on in a bundle; for a worker thread. Raises BadBundleError, DiskError kinds."""
+    """Check everything in a bundle on which a node relies; for a worker thread. Raises BadBundleError, DiskError."""
     path = bundle_path(name)
     file = disk.open(path)
     try:
@@ -355,7 +355,7 @@ def _check_chunk(
 
 
 def name_of(pieces: Iterable[bytes]) -> str:
-    """The name that a bundle of these pieces has."""
+    """The name of a bundle of these pieces."""
     sha = hashlib.sha256()
     for piece in pieces:
         sha.update(piece)

@@ -1,9 +1,9 @@
-"""File descriptors of a process: some are kept for its files, whatever its connections take.
+"""File descriptors of a process: some are reserved for its files, however many its connections take.
 
-The kernel gives out no descriptor with a number from the soft limit on (RLIMIT_NOFILE), to nobody in the process. Owns
-that limit: it stands below the hard one, and whoever needs a file when none is left raises it for a moment. Sockets
-that libraries accept or open do not, so the difference is kept for the journal, checkpoints and whatever else is read
-or written. May be used from any thread.
+The kernel gives a process no descriptor numbered at or above the soft limit (RLIMIT_NOFILE). This module owns that
+limit and keeps it below the hard one. Work on a file that finds no descriptor left raises the limit for a moment.
+Libraries that accept or open sockets do not raise it, so the difference is reserved for the journal, checkpoints and
+all other files. May be used from any thread.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LIMIT_MAX = 1 << 20
-"""Where the hard limit is none, or larger: the kernel keeps a table as long as the largest number in use."""
+"""Limit used if the hard limit is larger or infinite: the kernel keeps a table as long as the largest number in use."""
 
 
 class DescriptorReserve:
-    """One per process. `take` begins it; without it, work is run as it is."""
+    """Use one object in a process. `take` begins the reserve; before that, work runs without it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: tuple[int, int, int] | None = None
         self._last = -1
-        """One that is open for nothing, to be closed for what must be opened and is closed again."""
+        """A spare descriptor. It is closed to make room for work that closes what it opens."""
         self.limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        """Descriptors that connections and files may share."""
+        """Descriptors available to connections and files together."""
         self.uses = 0
-        """Times that the reserve was needed."""
+        """How often the reserve was needed."""
 
     def take(self, reserved: int) -> None:
-        """Raise the limit as far as it goes, and keep so many of the descriptors."""
+        """Raise the soft limit as far as possible, less `reserved` descriptors."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, max(soft, LIMIT_MAX))
         self._kept = (most - reserved, most, hard)
@@ -44,7 +44,7 @@ class DescriptorReserve:
         resource.setrlimit(resource.RLIMIT_NOFILE, (self.limit, hard))
 
     def give_back(self) -> None:
-        """The limit is as far up as it goes. Idempotent."""
+        """End the reserve: raise the soft limit as far as possible. Idempotent."""
         kept, self._kept = self._kept, None
         if kept is not None:
             _, most, hard = kept
@@ -52,7 +52,8 @@ class DescriptorReserve:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do work that needs a descriptor, with one of the reserve if there is no other. Else like the work itself."""
+        """Run work that needs a descriptor, with one of the reserve if no other is left. Result and errors are those of
+        the work."""
         try:
             return work()
         except OSError as error:
@@ -68,7 +69,7 @@ class DescriptorReserve:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
     def run_briefly(self, work: Callable[[], T]) -> T:
-        """`run` for work that closes what it opens: it gets the last descriptor when even the reserve is used up."""
+        """`run` for work that closes what it opens: it gets the spare descriptor even when the reserve is used up."""
         try:
             return self.run(work)
         except OSError as error:

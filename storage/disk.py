@@ -1,11 +1,11 @@
-"""The disk port: all that tickwheel asks of a file system.
+"""The disk port: all operations of a file system that tickwheel uses.
 
-Everything that is written to disk goes through these two protocols, so that a simulation can put
-a disk below a node that forgets what was not synced. `local.py` is the real one, `simulated.py`
-its twin; both pass `tests/storage/test_disk_conformance.py`.
+Everything that is written to disk goes through these two protocols, so that a simulation can give a
+node a disk that forgets unsynced bytes. `local.py` is the real one, `simulated.py` its twin; both pass
+`tests/storage/test_disk_conformance.py`.
 
-Paths are relative to the disk's root, with `/` between the parts. Nothing here is asynchronous:
-who must not block calls it in a worker thread.
+Paths are relative to the disk's root, with `/` between the parts. Nothing here is asynchronous: a
+caller that must not block uses a worker thread.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Buffer = bytes | bytearray | memoryview
 
 
 class DiskError(Exception):
-    """The disk did not do what it was asked; the message names path and cause."""
+    """The disk failed to do what was asked; the message names path and cause."""
 
 
 class DiskFullError(DiskError):
-    """No space is left; nothing, or only a part, was written."""
+    """No space is left; nothing or only a part was written."""
 
 
 class NoDescriptorError(DiskFullError):
-    """The process, or the machine, has no file descriptor left; nothing was done. Like a full disk it may pass."""
+    """No file descriptor is left in the process or the machine; nothing was done. Like a full disk this may pass."""
 
 
 class SyncFailedError(DiskError):
@@ -39,13 +39,13 @@ class File(Protocol):
     def path(self) -> str: ...
 
     def size(self) -> int:
-        """Length of the file."""
+        """Length of the file, without reserved space."""
         ...
 
     def append(self, data: Buffer) -> int:
-        """Write all of `data` at the end; returns the offset it starts at.
+        """Write all of `data` at the end; returns the offset where it starts.
 
-        Raises DiskFullError; then the file is truncated back to where it was, if that succeeds.
+        Raises DiskFullError; the file is then truncated to its old length, if that succeeds.
         """
         ...
 
@@ -64,15 +64,15 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def preallocate(self, size: int) -> None:
-        """Reserve space up to `size` bytes without changing the length that `size()` tells."""
+        """Reserve space up to `size` bytes without changing the length that `size()` returns."""
         ...
 
     def map(self) -> memoryview:
-        """Read-only view of the file as long as it is now. Valid until `close`."""
+        """Read-only view of the file at its present length. Valid until `close`."""
         ...
 
     def sync(self) -> None:
-        """fdatasync: on return everything written before is on stable storage. Raises SyncFailedError."""
+        """fdatasync: after return everything written before is on stable storage. Raises SyncFailedError."""
         ...
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class Disk(Protocol):
     """A directory of files."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing; with `create`, missing parents and file are made.
+        """Open for reading and writing; `create` makes the file and missing parents.
 
         A created file survives a crash only after `sync_dir` of its directory.
         """
@@ -99,11 +99,11 @@ class Disk(Protocol):
         ...
 
     def make_dir(self, path: str) -> None:
-        """With parents; no error if it exists."""
+        """Make a directory and its parents; no error if it exists."""
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file or a whole directory; no error if it is not there."""
+        """Remove a file or a whole directory; no error if it does not exist."""
         ...
 
     def rename(self, source: str, target: str) -> None:
@@ -119,9 +119,9 @@ class Disk(Protocol):
         ...
 
     def space_total(self) -> int:
-        """Bytes that it holds in all, written or not."""
+        """Capacity in bytes, used space included."""
         ...
 
     def lock(self) -> None:
-        """Take the directory for this process until it ends. Raises DiskError if another has it."""
+        """Lock the directory for this process until it ends. Raises DiskError if another process holds the lock."""
         ...

@@ -1,4 +1,4 @@
-"""What reading a file can find wrong with it. Errors of writing are in `disk.py`."""
+"""Errors found in the content of files. Errors of reading and writing as such are in `disk.py`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ ADVICE = (
     "Remove the member and add it anew under a new id, with an empty data directory; if no other member is left, "
     "restore a backup"
 )
-"""What helps against damaged data. A directory that was emptied under the old id has forgotten votes: it is refused."""
+"""Remedy for damaged data. A directory that was emptied under the old id has forgotten votes, so it is refused."""
 
 
 class CorruptFileError(DiskError):
-    """Bytes on disk are not what was written. Names the file, the offset and what the operator should do."""
+    """Bytes on disk differ from those written. Names the file, the offset and the remedy for the operator."""
 
     def __init__(self, path: str, offset: int, cause: str, advice: str) -> None:
         super().__init__(f"{path!r} is damaged at byte {offset}: {cause}. {advice}")
@@ -23,7 +23,7 @@ class CorruptFileError(DiskError):
 
 
 class UnknownVersionError(DiskError):
-    """A file was written in a version of its format that this program does not know."""
+    """A file has a format version that this program does not know."""
 
     def __init__(self, path: str, found: int, known_max: int) -> None:
         super().__init__(

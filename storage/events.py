@@ -1,11 +1,11 @@
-"""Event files: what happened to messages on one node, as columns by batch; bounded, and not synced.
+"""Event files: events of messages on one node, as columns by batch; bounded, and not synced.
 
-Owns the bytes of `<directory>/<seq>.events` (docs/FORMATS.md), their writer and their reader. A node writes them beside
-its work for `tickwheel trace`; audits read them without knowing node/. They are a record for people, not a source of
-truth: after a crash the last moment is missing, and the oldest files go when the bound is reached.
+Owns the bytes of `<directory>/<seq>.events` (docs/FORMATS.md), their writer and their reader. A node writes them for
+`tickwheel trace`; audits read them without knowing node/. They are a record for people, not a source of truth: after a
+crash the last moment is missing, and the oldest files are removed at the bound.
 
-Invariants: a record is written whole and carries its CRC32C; a file is never appended to by a second writer; what does
-not check ends its file for the reader, never his reading.
+Invariants: a record is written whole and carries its CRC32C; a second writer never appends to a file; a record with a
+wrong checksum ends the file for the reader, never the reading.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tickwheel.storage.disk import Disk, DiskError, File
 
 FORMAT_VERSION = 1
 FILE_BYTES = 16 << 20
-"""A file is left for the next one when it has grown to this."""
+"""A file that has grown to this is followed by a new one."""
 TEXT_BYTES_MAX = 0xFFFF
 SUFFIX = ".events"
 
@@ -42,7 +42,7 @@ _MODULUS, _SIGN = 1 << 64, 1 << 63
 
 
 class EventKind(enum.IntEnum):
-    """What a record tells, and its columns in their order."""
+    """Kind of a record, with its columns in their order."""
 
     SCHEDULED = 1
     """id, due_ms, topic_id: proposed at stamped_ms, applied here (so committed) at at_ms. Texts: `id=name` of each."""
@@ -71,19 +71,19 @@ class EventKind(enum.IntEnum):
 
 
 class GroupChange(enum.IntEnum):
-    """What a GROUP record tells; it decides which messages a group must get."""
+    """Kind of a GROUP record; these decide which messages a group must get."""
 
     SUBSCRIBED = 1
-    """Of topics that it has already nothing changes."""
+    """For topics that the group already has, nothing changes."""
     RESET = 2
     FILTERED = 3
-    """No start: it stays."""
+    """Has no start: it stays as it is."""
     DELETED = 4
-    """With no group: the topics."""
+    """Without a group: the topics were deleted."""
     REMOVED = 5
-    """No group, no topic: what was due before this time is kept no more."""
+    """Without group and topic: messages due before this time are no longer kept."""
     BROADCASTING = 6
-    """Each of its consumers gets every message; one that is away misses some."""
+    """Every consumer of the group gets every message; an absent consumer misses some."""
 
 
 FROM_NOW_MS = 1 << 62
@@ -107,13 +107,13 @@ Column = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventRecord:
-    """One batch of events. Columns are uint64[count]; due times are never below 0."""
+    """One batch of events. Columns are uint64[count]; due times are never negative."""
 
     kind: EventKind
     at_ms: int
-    """By the cluster's time on the node that wrote it;"""
+    """Cluster time on the node that wrote the record."""
     stamped_ms: int = 0
-    """by the master's when it proposed it; 0: does not apply."""
+    """Stamp of the master's proposal; 0: does not apply."""
     term: int = 0
     log_index: int = 0
     detail: int = 0
@@ -141,7 +141,7 @@ def _encode_column(values: Column) -> bytes:
 
 
 def _encode_few(values: list[int]) -> bytes:
-    """The same for so few that array functions take longer to begin."""
+    """`_encode_column` for few values: that costs less than the start of array functions."""
     if len(values) < 2:
         return _COLUMN.pack(0, values[0] if values else 0, 0)
     step = (values[1] - values[0] + _SIGN) % _MODULUS - _SIGN
@@ -165,7 +165,7 @@ def _decode_column(body: bytes, at: int, count: int) -> tuple[Column, int]:
 
 
 def encode(record: EventRecord) -> bytes:
-    """One record as bytes."""
+    """The bytes of one record."""
     names = COLUMNS[record.kind]
     body = b"".join(_encode_column(record.columns[name]) for name in names)
     text = "\0".join(record.texts).encode()[:TEXT_BYTES_MAX]
@@ -190,7 +190,7 @@ def encode(record: EventRecord) -> bytes:
 
 
 def decode(data: bytes, at: int) -> tuple[EventRecord, int] | None:
-    """The record that begins at `at`, and where the next one does; None: nothing whole and right is there."""
+    """The record at offset `at`, and the offset of the next; None: there is no complete and correct record."""
     if at + _HEADER.size > len(data):
         return None
     magic, version, kind, columns, detail, count, body_bytes, at_ms, stamped_ms, term, index, text_bytes, _, crc = (
@@ -224,7 +224,7 @@ def paths(disk: Disk, directory: str) -> list[str]:
 
 
 def read_events(disk: Disk, path: str) -> Iterator[EventRecord]:
-    """Records of one file, in order; ends at its end, or where it is torn or damaged. Empty if it is gone."""
+    """Records of one file in order, up to its end or to a torn or damaged record. Empty if the file is gone."""
     try:
         file = disk.open(path)
         try:
@@ -240,7 +240,7 @@ def read_events(disk: Disk, path: str) -> Iterator[EventRecord]:
 
 
 def newest_index(disk: Disk, directory: str) -> int:
-    """The last log entry that the files tell of; 0: of none. Read from the newest file on, without columns."""
+    """Index of the last log entry in the files; 0: none. Reads from the newest file on, without columns."""
     for path in reversed(paths(disk, directory)):
         try:
             file = disk.open(path)
@@ -271,10 +271,10 @@ def _newest_index(data: bytes) -> int:
 
 
 class EventWriter:
-    """Appends records and keeps the files bounded. One at a time; used by workers, one call after the other."""
+    """Appends records and keeps the files bounded. Called by workers, one call after the other."""
 
     def __init__(self, disk: Disk, directory: str, bytes_max: int) -> None:
-        """Old files stay, and count towards `bytes_max`."""
+        """Existing files stay, and count towards `bytes_max`."""
         self._disk = disk
         self._directory = directory
         self._bytes_max = bytes_max
@@ -285,7 +285,7 @@ class EventWriter:
         self._next = 0
 
     def append(self, records: Sequence[EventRecord]) -> int:
-        """Write records; how many bytes that were. Raises DiskError; what was written stays readable."""
+        """Write records; returns the number of bytes. Raises DiskError; records written before stay readable."""
         data = b"".join(map(encode, records))
         if self._file is None or self._file_bytes + len(data) > min(FILE_BYTES, max(1, self._bytes_max // 4)):
             self._begin_file()

@@ -1,10 +1,11 @@
-"""LOADED records of event files: a note for each bundle that was taken over, and how it becomes one for each message.
+"""LOADED records of event files: one record for each bundle taken over, and its expansion into one row for each
+message.
 
-A note names the ranges of ids that the chunks of a bundle got, so ten million messages are a few dozen notes. What a
-reader wants of single messages (due time, topic) stands in the bundle, which lies beside the event files as long as one
-of its hours is there. Without it their ids are still known, and their due times up to the hour.
+A LOADED record lists the ranges of ids that a bundle's chunks got, so ten million messages need a few dozen records.
+Facts of single messages (due time, topic) are in the bundle, which is kept beside the event files as long as one of its
+hours is. Without the bundle their ids are still known, and their due times up to the hour.
 
-Used by workers of a node for traces and by audits; reads what others wrote, never writes.
+Used by workers of a node for traces, and by audits. Only reads.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from tickwheel.storage.unit import HOUR_MS, UNIT
 
 Rows = NDArray[np.int64]
 GAP_ROWS = 256
-"""Rows that are read and not wanted rather than reading twice."""
+"""Unneeded rows that are read rather than reading twice."""
 
 
 def note_texts(name: str, topics: Sequence[str]) -> tuple[str, ...]:
-    """Texts of a note: the bundle's name and its topics in the order of the bundle's list, as many as find room."""
+    """Texts of a LOADED record: the bundle's name, then as many of its topics, in their order in the bundle, as fit."""
     room = TEXT_BYTES_MAX - len(name)
     texts = [name]
     for topic in topics:
@@ -52,7 +53,7 @@ def _first_ids(note: EventRecord) -> Column:
 
 
 def rows_of(note: EventRecord, ids: Column) -> Rows:
-    """Rows of the bundle that some ids name, those of them that it brought."""
+    """Rows of the bundle for those of the ids that it brought."""
     first, units = _first_ids(note), note.columns["units"]
     # In a bundle hours rise, and so do the indexes of chunks that came to one hour.
     place = np.searchsorted(first, ids, side="right") - 1
@@ -64,10 +65,10 @@ def rows_of(note: EventRecord, ids: Column) -> Rows:
 
 
 def messages_of(note: EventRecord, disks: Sequence[Disk], rows: Rows | None = None) -> EventRecord:
-    """The SCHEDULED record of what a note tells of, with the bundle's copy on the first disk that has a whole one.
+    """The SCHEDULED record of a LOADED record's messages, read from the first disk with a complete copy of the bundle.
 
-    `rows`: of the bundle, rising; absent: all. If no disk has it each message is due at the end of its hour, and the
-    topic is known if there is only one.
+    `rows`: rising rows of the bundle; None: all. If no disk has the bundle, each message counts as due at the end of
+    its hour, and its topic is known only if there is a single one.
     """
     units = note.columns["units"].astype(np.int64)
     rows = np.arange(int(units.sum()), dtype=np.int64) if rows is None else rows
@@ -118,7 +119,7 @@ def _read(note: EventRecord, disks: Sequence[Disk], rows: Rows) -> NDArray[np.vo
 
 
 def _parts(segment: BundleSegment, layout: Layout, rows: Rows) -> Iterator[NDArray[np.void]]:
-    """Units of rising rows of a bundle, in one read each where they lie near each other."""
+    """Units of rising rows of a bundle; rows near each other are read together."""
     ends = np.cumsum(layout.table["units"], dtype=np.int64)
     edges = np.searchsorted(rows, np.append(0, ends)).tolist()
     for number, (_, chunk, _) in enumerate(chunks_of(segment, layout)):

@@ -3,11 +3,11 @@
 Owns: one directory below which every path lies, the lock on it, and open files' descriptors.
 Invariants:
 - A short write is continued until all is written; a write that fails half way is cut off again.
-- Once `sync_dir` of a directory has returned, the directory itself is found after a crash too: its
-  ancestors below the root are synced along with it the first time.
+- Once `sync_dir` of a directory has returned, the directory itself survives a crash too: its ancestors
+  below the root are synced with it the first time.
 - An error of the system reaches the caller as a DiskError that names the path and the cause.
 
-One handle may be read, and synced, from any thread; appends to one handle come from one thread at a time.
+Any thread may read and sync a handle; appends to one handle come from one thread at a time.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tickwheel.storage.paths import LOCK_NAME, parent_of, path_parts
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_DESCRIPTOR_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE})
 _WRITE_PARTS_MAX = 1024
-"""IOV_MAX of Linux: how many buffers one pwritev takes."""
+"""IOV_MAX of Linux: the most buffers for one pwritev."""
 
 FILE_MODE, DIR_MODE = 0o600, 0o700
-"""Payloads are for the user alone that the node runs as."""
+"""Only the user that the node runs as may read payloads."""
 
 
 def _translated(error: OSError, action: str, path: str) -> DiskError:
@@ -157,7 +157,7 @@ class LocalFile:
                 view.release()
                 mapped.close()
             except BufferError:
-                # An array still looks at it: the mapping goes with the last of them.
+                # An array still refers to the mapping, which ends with the last such array.
                 continue
         self._views.clear()
 
@@ -167,7 +167,7 @@ class LocalFile:
         return self._descriptor
 
     def _write(self, offset: int, parts: Sequence[Buffer]) -> int:
-        """Write the parts one after the other from `offset` on; returns where they end."""
+        """Write the parts one after the other from `offset` on; returns the end offset."""
         descriptor = self._open_descriptor()
         waiting = iter([memoryview(part).cast("B") for part in parts if len(part)])
         while batch := list(islice(waiting, _WRITE_PARTS_MAX)):
@@ -184,7 +184,7 @@ class LocalFile:
         return offset
 
     def _cut_back(self, size: int) -> None:
-        """After a failed write: no part of it may stay, nor what it would have left in reserved space."""
+        """Undo a failed write: no part of it may stay, not even in reserved space."""
         try:
             os.ftruncate(self._descriptor, size)
         except OSError as error:
@@ -195,8 +195,8 @@ class LocalFile:
 class LocalDisk:
     """A directory of the machine; see `storage.disk.Disk`.
 
-    `space_reserve` bytes are left out of `space_left`, so that who heeds it stops while there is
-    still room to stop in order. `descriptors` are what files are opened with when no other is left.
+    `space_left` leaves out `space_reserve` bytes, so that a caller that heeds it stops while there is still room to
+    stop in order. `descriptors`: reserve for opening files when no other descriptor is left.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class LocalDisk:
 
     def sync_dir(self, path: str) -> None:
         self._sync_one_dir(path)
-        # A process that was killed may have left directories that are in no synced parent yet.
+        # A killed process may have left directories whose parents are not synced yet.
         while path and path not in self._anchored:
             parent = parent_of(path)
             self._sync_one_dir(parent)
@@ -295,7 +295,7 @@ class LocalDisk:
             state = os.statvfs(self._root)
         except OSError as error:
             raise _translated(error, "examine", str(self._root)) from error
-        # What only the administrator may fill belongs to nobody here.
+        # Space reserved for the administrator does not count.
         return (state.f_blocks - state.f_bfree + state.f_bavail) * state.f_frsize
 
     def lock(self) -> None:
@@ -314,7 +314,7 @@ class LocalDisk:
         self._lock_descriptor = descriptor
 
     def unlock(self) -> None:
-        """Give the directory free before the process ends. Idempotent."""
+        """Unlock the directory before the process ends. Idempotent."""
         if self._lock_descriptor >= 0:
             descriptor, self._lock_descriptor = self._lock_descriptor, -1
             os.close(descriptor)

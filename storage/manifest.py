@@ -1,8 +1,8 @@
-"""The manifest: at which applied index a node's files are, and which of them count how far.
+"""The manifest: the applied index of a node's files, the files that count, and their lengths.
 
-Owns: the file `manifest`, written whole (`whole_file.py`), so after any crash it is the old one or the new
-one. The order of a checkpoint is: files synced, manifest written, journal cut; the manifest never
-names what is not on stable storage. Called by the node's checkpoint and start.
+Owns the file `manifest`, written whole (`whole_file.py`): after any crash it is the old one or the new one. The order
+of a checkpoint is: files synced, manifest written, journal cut. The manifest never names bytes that are not on stable
+storage. Called by the node's checkpoint and start.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _CHECK_BYTES = 1 << 20
 
 
 def write_manifest(disk: Disk, manifest: Manifest, path: str = FILE_NAME) -> None:
-    """Replace the manifest; durable on return. Sets its format version."""
+    """Replace the manifest; durable on return. Sets the format version."""
     manifest.format_version = FORMAT_VERSION
     write_whole(disk, path, manifest.SerializeToString(deterministic=True))
 
 
 def read_manifest(disk: Disk, path: str = FILE_NAME) -> Manifest | None:
-    """The manifest, or None on a new node. Raises CorruptFileError, UnknownVersionError."""
+    """Read the manifest; None on a new node. Raises CorruptFileError, UnknownVersionError."""
     content = read_whole(disk, path, advice=ADVICE)
     if content is None:
         return None
@@ -41,7 +41,7 @@ def read_manifest(disk: Disk, path: str = FILE_NAME) -> Manifest | None:
 
 
 def restore_files(disk: Disk, manifest: Manifest) -> None:
-    """Cut each file to the length that counts. Raises CorruptFileError for one that is missing, short or changed."""
+    """Cut each file to the length in the manifest. Raises CorruptFileError if a file is missing, short or changed."""
     for wanted in manifest.files:
         if not disk.exists(wanted.path):
             raise CorruptFileError(wanted.path, 0, "the manifest names it, but it is not there", ADVICE)

@@ -1,7 +1,7 @@
-"""The heads of a bundle with packed units: for each chunk which ticks it has, and the CRCs of its log.
+"""The heads of a bundle with packed units: for each chunk its ticks, and the CRCs of its log.
 
-Owns their layout (docs/FORMATS.md). What the heads of a segment say of places is not there: in a bundle a unit's index
-is its row. Ticks are gaps and counts of 0, 1, 2 or 4 bytes, as many as the largest of the bundle takes.
+Owns their layout (docs/FORMATS.md). Unlike the heads of a segment they have no places: in a bundle a unit's index is
+its row. Ticks are stored as gaps and counts of 0, 1, 2 or 4 bytes, as wide as the largest of the bundle needs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tickwheel.storage.packed_units import width_of
 from tickwheel.storage.segment import LOG_BLOCK_BYTES, Chunk, CorruptSegmentError, Readable, Ticks
 
 FORMAT_VERSION = 2
-"""Of a chunk's heads; 1 are those of segments."""
+"""Version of a chunk's heads; version 1 are the heads of segments."""
 
 _MAGIC = b"TWHC"
 _HEADER = struct.Struct("<4sHBBIIIIIQII")
@@ -31,7 +31,8 @@ def chunk_directories(
     counts: NDArray[np.int64],
     records: bytes,
 ) -> list[bytes]:
-    """The heads of all chunks of a table (bundle.TABLE). Ticks from edges[i] to edges[i + 1] are those of chunk i."""
+    """The heads of all chunks of a table (bundle.TABLE). Chunk i has the ticks `edges[i]` to `edges[i + 1]`,
+    exclusive."""
     gaps = np.zeros(len(ticks), np.int64)
     gaps[1:] = np.diff(ticks.astype(np.int64))
     firsts = edges[:-1]
@@ -62,13 +63,14 @@ def _narrow(values: NDArray[np.int64], width: int) -> NDArray[np.unsignedinteger
 
 
 def is_directory(file: Readable, at: int) -> bool:
-    """Whether what begins at a byte of the heads is of packed units, and not of a segment's."""
+    """Whether the heads at this offset are those of packed units, not of a segment."""
     start = file.read_at(at, _START_BYTES)
     return start[:4] == _MAGIC and int.from_bytes(start[4:], "little") == FORMAT_VERSION
 
 
 def read_directory(file: Readable, at: int, seq: int, first_row: int, log_at: int) -> Chunk:
-    """The chunk whose heads begin at a byte, given where its rows and its log lie. Raises CorruptSegmentError."""
+    """The chunk whose heads begin at offset `at`; the caller knows where its rows and its log lie. Raises
+    CorruptSegmentError."""
     header = file.read_at(at, _HEADER.size)
     if len(header) < _HEADER.size or google_crc32c.value(header[:-4]) != int.from_bytes(header[-4:], "little"):
         raise CorruptSegmentError(file.path, at, "bad chunk header")

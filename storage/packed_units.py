@@ -1,11 +1,12 @@
 """Packed units: the columns of a bundle's units in as few bytes as they need.
 
-Owns the layout of a bundle's index (docs/FORMATS.md). Of the 96 bytes of a unit a bundle keeps only what does not
-follow from the rest: place and chains follow from the row, due times up to the tick from the directory of the chunk,
-offsets from the sizes. A column is a base and what is above it in 0, 1, 2, 4 or 8 bytes; with 0 it is the same in all.
+Owns the layout of a bundle's index (docs/FORMATS.md). Of the 96 bytes of a unit a bundle keeps only fields that do not
+follow from others: place and chains follow from the row, due times up to the tick from the chunk's directory, offsets
+from the sizes. A column is a base, and for each row the difference to it in 0, 1, 2, 4 or 8 bytes; with 0 bytes all
+rows have the base.
 
-Rows lie in blocks of BLOCK_ROWS; of each block the directory has the CRC32C and where the records of its rows begin, so
-that any rows are read without those before. What does not check is reported, never handed on.
+Rows lie in blocks of BLOCK_ROWS. For each block the directory has the CRC32C and the start of its rows' records, so
+that any rows can be read without those before. A wrong checksum is reported, and such rows are never returned.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ Column = NDArray[Any]
 
 DUE_IN_TICK = "due_in_tick_ms"
 KEPT = ("size", "meta_size", "topic_id", "tag_hash", "tag_mask", "key_hash", "flags")
-"""Columns that are kept as units have them;"""
+"""Columns that are kept with a unit's values."""
 COLUMNS = (DUE_IN_TICK, *KEPT)
-"""and what is kept of the due time."""
+"""All kept columns: the due time counts from the start of its tick."""
 BLOCK_ROWS = 1_024
 ROW_BYTES_MAX = 8 * len(COLUMNS)
 
@@ -39,23 +40,23 @@ _MAGIC = b"TWPU"
 
 
 def blocks_of(units: int) -> int:
-    """How many blocks so many rows take."""
+    """Number of blocks for this number of rows."""
     return -(-units // BLOCK_ROWS)
 
 
 def index_bytes(units: int, row_bytes: int) -> int:
-    """Of the whole index: head, directory, rows."""
+    """Bytes of the whole index: head, directory, rows."""
     return _HEAD.size + blocks_of(units) * BLOCK.itemsize + units * row_bytes
 
 
 def width_of(value_max: int) -> int:
-    """Bytes that a number takes."""
+    """Bytes per value for numbers up to `value_max`: 0, 1, 2, 4 or 8."""
     return next(width for width in _WIDTHS if value_max >> (8 * width) == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """How rows are to be read."""
+    """The columns' widths and bases, from the head."""
 
     slot_ms: int
     widths: tuple[int, ...]
@@ -63,21 +64,21 @@ class _Packing:
 
     @property
     def dtype(self) -> np.dtype[np.void]:
-        """Of a row: the columns that are not the same in all."""
+        """Type of a row: the columns that vary."""
         kept = [(name, f"<u{width}") for name, width in zip(COLUMNS, self.widths, strict=True) if width]
         return np.dtype(kept)
 
     def column(self, rows: NDArray[np.void], name: str) -> NDArray[np.uint64] | np.uint64:
-        """Values of some rows, or the one of all."""
+        """Values of a column in some rows; a single value if it is the same in all."""
         place = COLUMNS.index(name)
         base = np.uint64(self.bases[place])
         return rows[name].astype(np.uint64) + base if self.widths[place] else base
 
 
 def pack(columns: Mapping[str, Column] | Column, due_in_tick: Column, log_offsets: Column, slot_ms: int) -> list[bytes]:
-    """The index of units: head with directory, and rows. `columns`: those of KEPT that are not 0 in all of them.
+    """The index of units: head with directory, then rows. `columns`: those of KEPT that are not 0 in all units.
 
-    log_offsets: where the record of each unit begins, in the bundle's log.
+    `log_offsets`: start of each unit's record in the bundle's log.
     """
     count = len(due_in_tick)
     known = set(columns.dtype.names or ()) if isinstance(columns, np.ndarray) else set(columns)
@@ -114,7 +115,7 @@ class PackedIndex:
     """The index of a bundle, open for reading."""
 
     def __init__(self, file: Readable) -> None:
-        """`file` begins where the index does. Raises CorruptSegmentError."""
+        """`file` begins at the index. Raises CorruptSegmentError."""
         self._file = file
         head = file.read_at(0, _HEAD.size)
         if len(head) < _HEAD.size or head[:4] != _MAGIC:
@@ -137,13 +138,13 @@ class PackedIndex:
 
     @property
     def row_bytes(self) -> int:
-        """Of one row."""
+        """Bytes of one row."""
         return self._dtype.itemsize
 
     def units_of(self, ticks: Ticks, first_row: int, log_at: int, first: int, count: int) -> NDArray[np.void]:
-        """Units of a chunk from its row `first` on, as UNIT has them, but for checksums of their own.
+        """Units of a chunk from its row `first` on, as UNIT; the units' own checksums are not filled in.
 
-        `first_row`, `log_at`: where the chunk begins among the rows and in the log. Raises CorruptSegmentError.
+        `first_row`, `log_at`: start of the chunk among the rows and in the log. Raises CorruptSegmentError.
         """
         rows, offsets = self._read(first_row + first, count)
         if len(rows) != count:
@@ -165,7 +166,7 @@ class PackedIndex:
         return units
 
     def _read(self, first_row: int, count: int) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-        """Rows, and where their records begin in the bundle's log."""
+        """Checked rows, and the starts of their records in the bundle's log."""
         row_bytes = self.row_bytes
         low, high = first_row // BLOCK_ROWS, blocks_of(first_row + count)
         begin = low * BLOCK_ROWS

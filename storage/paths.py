@@ -1,6 +1,6 @@
-"""Paths below a disk's root: what is allowed, and how they are cut into parts.
+"""Paths below a disk's root: the rules, and how paths are split.
 
-Both disks use it, so that a path that one of them refuses is refused by the other too.
+Both disks use this module, so that they refuse the same paths.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from tickwheel.storage.disk import DiskError
 
 LOCK_NAME = ".lock"
-"""The file below the root that the lock is taken on; no caller sees or opens it."""
+"""The lock's file below the root; no caller sees or opens it."""
 
 
 def path_parts(path: str) -> tuple[str, ...]:
     """The parts of a path relative to the root; () for the root itself, written "".
 
-    Raises DiskError for what could leave the root: absolute paths, `..`, empty parts, NUL.
+    Raises DiskError for anything that could leave the root: absolute paths, `..`, empty parts, NUL.
     """
     if path == "":
         return ()

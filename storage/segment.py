@@ -3,15 +3,15 @@
 Owns the byte layout of `<seq>.log`, `<seq>.index` and `<seq>.heads` (docs/FORMATS.md) and its checks.
 The wheel's merges and the pipeline's bulk builds write segments through `append_chunk`.
 
-A segment grows by **chunks**: what one merge brings to the hour. In a chunk the index rows lie in
+A segment grows by **chunks**; one merge adds one chunk to the hour. In a chunk the index rows lie in
 dispatch order (tick, due time, index), so that each tick is one run and a range of ticks is one read;
 the records lie in index order. Per chunk the heads file holds {tick, count} of each used tick, a CRC32C
 of every 4 KiB of log, and the place (row) of each global index.
 
-Invariants: nothing is ever overwritten but by the bytes that were there before the disk lost them (`mend_rows`), so all
-three files are restored by their lengths alone; a row carries a checksum of itself; what does not check is reported
-(`CorruptSegmentError`), never handed on.
-Rows are opaque here but for size and the place of their checksum; `units_of` names what they are.
+Invariants: nothing is ever overwritten, except lost rows by the same bytes (`mend_rows`), so all three files are
+restored by their lengths alone; a row carries its own checksum; a wrong checksum is reported (`CorruptSegmentError`),
+and such bytes are never returned.
+Rows are opaque here except for their size and the place of their checksum; `units_of` gives them the type of units.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOG_BLOCK_BYTES = 4096
 """The log is checked in blocks of this size, counted from the start of each chunk."""
 
 LOG_WRITE_BYTES = 1 << 20
-"""Largest piece that is joined at once: it bounds how long a merge holds the interpreter."""
+"""Largest piece that is joined at once: bounds how long a merge holds the interpreter."""
 
 _HEADER = struct.Struct(
     "<4sHHQIIQQIII"
@@ -54,7 +54,7 @@ _FOLD = np.uint64(0x94D0_49BB_1331_11EB)
 
 
 class CorruptSegmentError(DiskError):
-    """Bytes of a segment are not what was written. Names file, offset and what to do."""
+    """Bytes of a segment differ from those written. Names the file, the offset and the remedy."""
 
     def __init__(self, path: str, offset: int, what: str) -> None:
         super().__init__(
@@ -67,18 +67,19 @@ class CorruptSegmentError(DiskError):
 
 @dataclass(frozen=True, slots=True)
 class Ticks:
-    """The units of a chunk by tick, as it was built."""
+    """The units of a chunk by tick, as the chunk was built."""
 
     hour: int
     ticks: NDArray[np.uint32]
-    """Of the hour, rising."""
+    """Ticks of the hour, rising."""
     starts: NDArray[np.uint32]
-    """First row of each, and the end of the last."""
+    """First row of each tick, then the end of the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Directory entry of one chunk. `ticks` (ticks of the hour, rising) have rows `starts[i]` to `starts[i + 1]`."""
+    """Directory entry of one chunk. Tick `ticks[i]` of the hour (rising) has the rows `starts[i]` to `starts[i + 1]`,
+    exclusive."""
 
     seq: int
     first_index: int  # global index of its first unit
@@ -101,7 +102,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLengths:
-    """How much of a segment's files counts."""
+    """The valid lengths of a segment's files."""
 
     rows: int = 0
     log_bytes: int = 0
@@ -140,7 +141,7 @@ def chunk_heads(
     crcs: NDArray[np.uint32],
     places: NDArray[np.uint32],
 ) -> tuple[bytes, bytes, bytes]:
-    """What stands in the heads for one chunk: its header, its directory, and its places."""
+    """The heads of one chunk: its header, its directory, and its places."""
     body = ticks.astype("<u4").tobytes() + counts.astype("<u4").tobytes() + crcs.astype("<u4").tobytes()
     header = _HEADER.pack(
         _MAGIC,
@@ -160,7 +161,7 @@ def chunk_heads(
 
 
 class Readable(Protocol):
-    """A file, or a part of one, as far as reading a segment needs it."""
+    """A file or a part of one, with the methods that reading a segment needs."""
 
     @property
     def path(self) -> str: ...
@@ -210,10 +211,10 @@ class Segment:
         places: NDArray[np.uint32],
         records: Iterable[Buffer],
     ) -> tuple[SegmentLengths, Chunk]:
-        """Append a chunk behind `lengths`; whatever lies beyond (an attempt that failed) is cut off first.
+        """Append a chunk behind `lengths`; bytes beyond (of a failed attempt) are cut off first.
 
-        rows: uint8[n, 96] in dispatch order with their checksums; places: uint32[n], row within the chunk of
-        each index from `first_index` on; records in index order. Raises DiskFullError; repeating is safe.
+        `rows`: uint8[n, 96] in dispatch order with their checksums. `places`: uint32[n], the row within the chunk of
+        each index from `first_index` on. `records`: in index order. Raises DiskFullError; repeating is safe.
         """
         log = self._cut("log", lengths.log_bytes)
         index = self._cut("index", lengths.rows * ROW_BYTES)
@@ -271,11 +272,11 @@ class Segment:
         return found
 
     def heads_end(self, chunk: Chunk) -> int:
-        """Where in the heads what is kept of a chunk ends."""
+        """Offset in the heads file where a chunk's heads end."""
         return chunk.places_at + 4 * chunk.count
 
     def chunk_at(self, at: int, first_row: int, log_at: int) -> Chunk:
-        """The chunk whose header lies at byte `at` of the heads, given where its rows and its log lie."""
+        """The chunk whose header lies at offset `at` of the heads; the caller knows where its rows and its log lie."""
         file = self._reader("heads")
         header = file.read_at(at, _HEADER_BYTES)
         if len(header) < _HEADER_BYTES or google_crc32c.value(header[:-4]) != int.from_bytes(header[-4:], "little"):
@@ -316,7 +317,8 @@ class Segment:
         return rows
 
     def bad_rows(self, first_row: int, count: int) -> NDArray[np.int64]:
-        """Which rows of the index file `rows` would refuse; found by halves where the disk reads nothing."""
+        """Rows of the index file that `rows` would refuse. If the disk cannot read a range it is halved until single
+        rows fail."""
         try:
             self.rows(first_row, count)
         except CorruptSegmentError:
@@ -328,19 +330,20 @@ class Segment:
         return np.zeros(0, np.int64)
 
     def mend_rows(self, first_row: int, rows: NDArray[np.uint8]) -> None:
-        """Write rows again that were lost, the same bytes as before; on stable storage when this returns."""
+        """Write lost rows again, the same bytes as before; they are on stable storage on return."""
         file = self._file("index")
         file.write_at(first_row * ROW_BYTES, np.ascontiguousarray(rows).tobytes())
         file.sync()
 
     def units_of(self, chunk: Chunk, first: int, count: int) -> NDArray[np.void]:
-        """Units of a chunk from its row `first` on, checked."""
+        """Checked units of a chunk from its row `first` on."""
         return self.rows(chunk.first_row + first, count).reshape(-1).view(UNIT)
 
     def places(self, chunk: Chunk, index_min: int, index_max: int) -> NDArray[np.uint32]:
         """Row within the chunk of each global index from index_min to below index_max.
 
-        Not checked by itself: compare the `index` of the units read there, and raise `corrupt_places`.
+        Places have no checksum: compare the `index` of the units found there, and raise `corrupt_places` if they
+        differ.
         """
         file = self._reader("heads")
         at = chunk.places_at + 4 * (index_min - chunk.first_index)
@@ -353,7 +356,7 @@ class Segment:
         return places
 
     def corrupt_places(self, chunk: Chunk) -> CorruptSegmentError:
-        """The error of places that name rows of other units."""
+        """The error to raise if places point to rows of other units."""
         return CorruptSegmentError(self._reader("heads").path, chunk.places_at, "a place names the row of another unit")
 
     def read_log(self, chunk: Chunk, start: int, size: int) -> bytes:

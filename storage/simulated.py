@@ -1,6 +1,6 @@
-"""The disk port in memory, with a power switch: what was not synced may be lost.
+"""The disk port in memory, with a power switch: unsynced changes may be lost.
 
-Owns: a tree of directories and files as a process sees it, beside what is on stable storage of it.
+Owns: a tree of directories and files as a process sees it, and the part of it that is on stable storage.
 Invariants:
 - `File.sync` covers that file's bytes only, `sync_dir` that directory's entries (and those that
   lead to it) only.
@@ -30,11 +30,11 @@ PathTest = Callable[[str], bool]
 
 
 class PowerLost(BaseException):
-    """The power went in the middle of a call: nothing may catch this but who pulled the plug."""
+    """The power failed in the middle of a call. Only the code that cut the power may catch this."""
 
 
 class _Directory:
-    """A directory: entries as seen, and entries on stable storage."""
+    """A directory: its entries as seen, and those on stable storage."""
 
     __slots__ = ("durable", "entries")
 
@@ -50,7 +50,7 @@ _Changes = list[_Change]
 
 @dataclass(slots=True)
 class DiskCounters:
-    """What a disk was asked for, and the evidence of faults that took effect."""
+    """Counts of a disk's calls, and evidence of the faults that took effect."""
 
     bytes_written: int = 0
     bytes_read: int = 0
@@ -122,7 +122,7 @@ class SimulatedFile:
         self._reserved_end = end
 
     def map(self) -> memoryview:
-        """A copy: whether writes after the call show in a view is not promised by the port."""
+        """A copy: the port does not promise that later writes show in a view."""
         return memoryview(self._content.read(0, self.size()))
 
     def sync(self) -> None:
@@ -156,9 +156,9 @@ class SimulatedDisk:
         self._rng = rng
         self._root = _Directory()
         self._pending: dict[int, _Changes] = {}
-        """What was changed and is not durable yet, by number, in that order."""
+        """Number -> change of a directory that is not durable yet, in order."""
         self._pending_in: dict[int, set[int]] = {}
-        """The numbers by the id of the directory; those that are named in `_pending` live on."""
+        """Id of a directory -> numbers of its pending changes. Directories named in `_pending` stay alive."""
         self._changes_made = 0
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
@@ -171,7 +171,7 @@ class SimulatedDisk:
         self._unreadable: set[str] = set()
         self._steps_left = -1
         self.life = 0
-        """Number of the process that uses the disk; handles of an earlier one raise."""
+        """Number of the process that uses the disk; handles of earlier processes raise."""
 
     # The port.
 
@@ -276,9 +276,9 @@ class SimulatedDisk:
     # Faults.
 
     def crash(self, rng: Random | None = None, *, scattered: bool = False) -> None:
-        """Lose power. Of what was not synced, each page and each later directory change may be lost.
+        """Lose power. Each unsynced page, and each unsynced directory change from some point on, may be lost.
 
-        `scattered`: directory changes are kept in any choice, not as a prefix; only those of one entry keep their
+        `scattered`: any choice of directory changes is kept instead of a prefix; only changes of one entry keep their
         order. Journalling file systems do better; nothing should depend on it.
         """
         rng = rng or self._rng
@@ -299,7 +299,7 @@ class SimulatedDisk:
         self.kill()
 
     def wipe(self) -> None:
-        """Another disk, empty, is in its place; what it counts goes on."""
+        """Replace the disk by an empty one; the counters go on."""
         self._pending.clear()
         self._pending_in.clear()
         self._unreadable.clear()
@@ -309,21 +309,22 @@ class SimulatedDisk:
         self.kill()
 
     def lose_power_after(self, steps: int) -> None:
-        """Raise PowerLost instead of the change or sync after the next `steps`, and from then on until `crash`."""
+        """After the next `steps` changes and syncs raise PowerLost instead of each further one, until `crash`."""
         self._steps_left = steps
 
     def kill(self) -> None:
-        """End the process that uses the disk (SIGKILL, or a clean stop): all that was written stays."""
+        """End the process that uses the disk (SIGKILL, or a clean stop): all written bytes stay."""
         self.life += 1
         self._locked = False
 
     def fail_sync(self, times: int = 1, matches: PathTest = lambda _path: True) -> None:
-        """Let the next `times` syncs of matching files or directories fail; what they covered is lost for good."""
+        """Let the next `times` syncs of matching files or directories fail; the bytes they covered are lost for
+        good."""
         self._sync_failures_left = times
         self._sync_fails_for = matches
 
     def ignore_sync(self, matches: PathTest | None) -> None:
-        """Syncs of matching files do nothing but say they did: a test that needs them must then fail."""
+        """Let syncs of matching files do nothing and report success: a test that needs the syncs must then fail."""
         self._sync_ignored_for = matches
 
     def ignore_sync_dir(self, matches: PathTest | None) -> None:
@@ -339,12 +340,12 @@ class SimulatedDisk:
         self._capacity_bytes = UNLIMITED_BYTES
 
     def read_error(self, path: str) -> None:
-        """Every read of this file fails from now on, until `heal_reads`."""
+        """Let every read of this file fail until `heal_reads`."""
         self._unreadable.add(path)
 
     @property
     def unreadable(self) -> frozenset[str]:
-        """Files of which every read fails."""
+        """Files whose reads fail."""
         return frozenset(self._unreadable)
 
     def paths(self) -> Sequence[str]:
@@ -355,14 +356,14 @@ class SimulatedDisk:
         self._unreadable.clear()
 
     def flip(self, path: str, offset: int, mask: int = 0xFF) -> None:
-        """Change one byte behind everybody's back."""
+        """Change one byte unnoticed."""
         node = self._find(path_parts(path))
         if not isinstance(node, PagedContent) or offset >= node.size_bytes:
             raise DiskError(f"no byte {offset} in {path!r} to flip")
         node.flip(offset, mask)
 
     def counters(self) -> DiskCounters:
-        """A snapshot."""
+        """A snapshot of the counts."""
         return replace(self._counters)
 
     # What files ask of their disk.
@@ -435,7 +436,8 @@ class SimulatedDisk:
         self._changes_made += 1
 
     def _settle(self, directory: _Directory, name: str | None = None) -> None:
-        """Make pending changes of a directory, or of one entry of it, durable, and those of entries that they touch."""
+        """Make pending changes of a directory, or of one entry, durable; also pending changes of entries that they
+        touch."""
         pending = self._pending
         open_now = [
             number
@@ -477,7 +479,7 @@ class SimulatedDisk:
 
 
 def _scattered(pending: list[_Changes], rng: Random) -> list[_Changes]:
-    """Any choice of changes, but of one entry a prefix."""
+    """Any choice of changes, but of each entry a prefix."""
     lost: set[tuple[int, str]] = set()
     kept: list[_Changes] = []
     for changes in pending:

@@ -1,4 +1,4 @@
-"""What a simulated file holds: its bytes as written, and what a power loss would leave of them.
+"""The content of a simulated file: its bytes as written, and those that a power loss would leave.
 
 Owns: one file's content and the old content of every page changed since the last sync.
 Invariants:
@@ -18,9 +18,9 @@ from random import Random
 from tickwheel.storage.disk import Buffer
 
 PAGE_BYTES = 4096
-"""The unit in which a kernel writes back."""
+"""Unit in which a kernel writes back."""
 SECTOR_BYTES = 512
-"""The unit that a disk writes whole or not at all: a torn page is cut between two of them."""
+"""Unit that a disk writes whole or not at all: a torn page is cut between two of them."""
 
 
 class PagedContent:
@@ -52,13 +52,13 @@ class PagedContent:
         self.size_bytes = max(self.size_bytes, offset)
 
     def read(self, offset: int, end: int) -> bytes:
-        """The bytes from `offset` to `end`, which the caller has bounded by the file's size."""
+        """The bytes from `offset` to `end`. The caller keeps both within the file."""
         if end <= offset:
             return b""
         return bytes(memoryview(self.data)[offset:end]).ljust(end - offset, b"\0")
 
     def truncate(self, size: int) -> None:
-        """Cut, or lengthen with zeros; reserved space beyond `size` goes."""
+        """Cut the file, or lengthen it with zeros; reserved space beyond `size` goes."""
         if size < len(self.data):
             self._keep_old(size, len(self.data))
             del self.data[size:]
@@ -68,17 +68,17 @@ class PagedContent:
         self.size_bytes = max(self.size_bytes, size)
 
     def sync(self) -> None:
-        """All of it is on stable storage, but for pages that a failed sync has given up."""
+        """Bring everything to stable storage, except pages that a failed sync has given up."""
         self.old_pages.clear()
         self.durable_bytes = self.size_bytes
 
     def fail_sync(self) -> None:
-        """A failed fdatasync: what it covered is lost, and a later one will not write it."""
+        """Fail an fdatasync: the bytes it covered are lost, and a later sync will not write them."""
         self.lost_pages.update(self._changed_pages())
         self.sync()
 
     def flip(self, offset: int, mask: int) -> None:
-        """Change a byte as a decaying medium does: in memory and on stable storage alike."""
+        """Change a byte like a decaying medium: in memory and on stable storage."""
         if offset >= len(self.data):
             self.data.extend(bytes(offset + 1 - len(self.data)))
         self.data[offset] ^= mask
@@ -89,7 +89,7 @@ class PagedContent:
             self.old_pages[page] = bytes(old)
 
     def crash(self, rng: Random) -> tuple[int, int, int]:
-        """Lose power: each changed page is as it was, as it is, or torn; returns how many of each."""
+        """Lose power: each changed page is old, new or torn. Returns the numbers of (lost, kept, torn) pages."""
         written_back_share = rng.choice((0.0, 0.0, 0.5, 0.9, 1.0))
         size = self._size_after_crash(rng)
         pages = self._changed_pages()
@@ -126,7 +126,7 @@ class PagedContent:
         return rng.choice((low, high, rng.randint(low, high)))
 
     def _changed_pages(self) -> dict[int, bytes]:
-        """What is on stable storage of each page that differs from what was written."""
+        """Page number -> content on stable storage, for each page that differs from it."""
         pages = dict(self.old_pages)
         end = len(self.data)
         if end > self.durable_bytes:
@@ -139,7 +139,7 @@ class PagedContent:
         return pages
 
     def _put_back(self, page: int, old: bytes, new_bytes: int) -> None:
-        """Make a page what it was on stable storage, but for its first `new_bytes`."""
+        """Restore a page's content on stable storage, except its first `new_bytes`."""
         start = page * PAGE_BYTES
         data = self.data
         if len(data) < start + PAGE_BYTES:
@@ -147,7 +147,7 @@ class PagedContent:
         data[start + new_bytes : start + PAGE_BYTES] = old.ljust(PAGE_BYTES, b"\0")[new_bytes:]
 
     def _keep_old(self, start: int, end: int) -> None:
-        """Remember what is on stable storage of the pages from `start` to `end`, before they change."""
+        """Keep the stable content of the pages from `start` to `end` before they change."""
         end = min(end, self.durable_bytes)
         if start >= end:
             return

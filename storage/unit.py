@@ -1,7 +1,7 @@
-"""The unit of a delay index: 96 bytes that say where a message lies, when it is due and whose it is.
+"""The unit of a delay index: 96 bytes with a message's place, due time and topic.
 
 Owns the layout (docs/FORMATS.md), on disk and in memory, little-endian. A batch of units is a numpy array of `UNIT`.
-Whoever writes chunks uses it: the wheel's merges, and bundles that are built outside.
+All writers of chunks use it: the wheel's merges, and builders of bundles outside.
 """
 
 from __future__ import annotations
@@ -40,6 +40,6 @@ UNIT_BYTES = 96
 ONE_TAG = 1
 """In `flags`: the message has one tag only, and `tag_hash` is its hash."""
 LACKING = 2
-"""In `flags`: this node copied the message from a record that it could not read; its own record is only as long. No
-part of the state: other nodes lack others, or none."""
+"""In `flags`: this node copied the message from a record that it could not read, so its own record has only the right
+size. No part of the state: other nodes lack other records, or none."""
 assert UNIT.itemsize == UNIT_BYTES

@@ -1,8 +1,8 @@
-"""Small files that are written and read whole, and are either the old one or the new one after any crash.
+"""Small files that are written and read whole: after any crash each is the old one or the new one.
 
 Layout: magic `TWWHOLE1`, u32 format version, u32 CRC32C of the content, u64 its length, content.
-Written aside, synced, renamed into place, directory synced: four steps, and none may be left out.
-A file that fails its check is therefore never the trace of a crash, always damage.
+A write has four steps, and none may be left out: write aside, sync, rename into place, sync the directory.
+So a file with a wrong checksum is always damage, never the trace of a crash.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tickwheel.storage.paths import parent_of
 
 FORMAT_VERSION = 1
 CHECK_BYTES = 1 << 20
-"""Read at a time for a checksum."""
+"""Bytes read at a time for a checksum."""
 ASIDE_SUFFIX = ".new"
-"""What an unfinished write leaves behind; the next write of the same file takes it over."""
+"""Suffix of the file that an unfinished write leaves; the next write of the same file replaces it."""
 
 _MAGIC = b"TWWHOLE1"
 _HEADER = struct.Struct("<8sIIQ")
 
 
 def write_whole(disk: Disk, path: str, content: Buffer) -> None:
-    """Replace `path` by `content`; durable on return. On any error the old file is still in place."""
+    """Replace `path` by `content`; durable on return. After an error the old file is still in place."""
     write_pieces(disk, path, [content])
 
 
 def write_pieces(disk: Disk, path: str, pieces: Iterable[Buffer]) -> None:
-    """`write_whole` of the concatenation, which need never be in memory as a whole."""
+    """`write_whole` of the joined pieces, which are never in memory together."""
     aside = path + ASIDE_SUFFIX
     file = disk.open(aside, create=True)
     try:
@@ -52,7 +52,7 @@ def write_pieces(disk: Disk, path: str, pieces: Iterable[Buffer]) -> None:
 
 
 def file_crc(disk: Disk, path: str) -> int:
-    """CRC32C of a file as it is, header and all, without reading it as a whole."""
+    """CRC32C of a file's bytes including the header, read in pieces."""
     file = disk.open(path)
     try:
         crc32c = 0

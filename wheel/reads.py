@@ -1,7 +1,7 @@
 """Reads of the wheel: records and units by id, pending units in a range of times, usage.
 
-A layer of the wheel (engine.py). Reads are jobs on inputs captured here; only `fetch` and `check_rows` read files on the
-core's thread. Changes nothing.
+A layer of the wheel (engine.py). Reads are jobs on inputs captured here; only `fetch` and `check_rows` read files on
+the core's thread. Changes nothing.
 """
 
 from __future__ import annotations
