@@ -1,9 +1,10 @@
-"""The archive: what groups are done with, as Parquet by day, each message once for each group however often it is run.
+"""The archive: messages that groups have settled and dead letters, as Parquet by day, each once for each group.
 
-A folder `day=YYYY-MM-DD/` for each day of first due times. What is added is what the cluster still keeps: a message
-goes with its hour, once all groups of its topic have settled the hour, or when retention is over. So the archive is to
-be run as often as hours go, and says how many it came too late for: it keeps how far each group was (archive_marks.py).
-It tells rows that it has by (group, kind, id, died_ms), looking at the days of the new rows alone; one run at a time.
+There is a folder `day=YYYY-MM-DD/` for each day of first due times. A run adds the messages that the cluster still
+keeps. The cluster removes a message with its hour, once all groups of its topic have settled the hour or retention is
+over. So the archive must run as often as hours are removed; it reports how many messages it was too late for, from the
+mark that it keeps for each group (archive_marks.py). A repeat adds nothing twice: rows are identified by (group, kind,
+id, died_ms), within the days of the new rows. One run at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tickwheel.pipeline.options import Connection
 
 SCHEMA = f"{settled.SCHEMA}, archived_ms bigint, day date"
 KEY = ["group", "kind", "id"]
-"""And `died_ms`: a message that was replayed may die again."""
+"""The key of a row, together with `died_ms`: a replayed message may become a dead letter again."""
 
 
 log = logging.getLogger(__name__)
@@ -33,22 +34,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What a run added for one group, and what it found that was there."""
+    """The result of a run for one group: rows added, and rows that existed already."""
 
     group: str
     settled: int
     dead: int
     known: int
     how: dict[str, int]
-    """What was added, by how it ended; `unknown` if the node cannot tell."""
+    """Rows added, by the end of the message; `unknown` if the node cannot tell."""
     applied_index: int
     missing: dict[str, int]
-    """By topic: at most so many messages that the group had been given were removed from the nodes before this run and
-    after the last one, or before the first: they are not in the archive and can be read no more."""
+    """By topic, an upper bound of the group's messages that the nodes removed before any run could read them. They are
+    not in the archive and can no longer be read."""
 
 
 def read_archive(spark: SparkSession, folder: str | Path) -> DataFrame:
-    """SCHEMA, of a path or of a URI that Spark reads. Raises ArchiveError if there is none."""
+    """The rows of an archive, with SCHEMA, from a path or a URI that Spark reads. Raises ArchiveError without one."""
     place = ArchivePlace(spark, folder)
     if not place.has_days():
         raise ArchiveError(f"{folder}: there is no archive (folders day=YYYY-MM-DD)")
@@ -93,7 +94,7 @@ def _add(
             f"{place.uri}/_marks/{group}: the newest file cannot be read ({error}). Remove it, and this run counts all "
             "that was removed so far as missed"
         ) from None
-    # The last delivery of a message is not before its first.
+    # The last delivery of a message is never before its first.
     reading = settled.done_with(spark, connection, group, from_ms)
     done = reading.frame.where(F.col("due_ms") >= from_ms)
     if to_ms:

@@ -1,8 +1,8 @@
-"""How far an archive was with a group: what it takes to tell, at the next run, what was removed in between.
+"""The progress of an archive with a group, from which the next run computes what was removed in between.
 
-Pure. A topic's messages have positions in the order of their dispatch; a run sees those from the first one that is
-kept to the last one there is. What it finds removed and no run had seen, or what the last run had to leave because it
-was not settled, is missing. That is counted by positions, so at most: retries have positions of their own.
+Pure. The messages of a topic have positions in the order of their dispatch. A run sees the positions from the first one
+kept to the last one that exists. Missing are removed positions that no run has seen, and those that the last run left
+out because they were not settled. The count is an upper bound, since retries have positions too.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class TopicMark:
-    """Of one topic, as the last run saw it."""
+    """The positions of one topic at the last run."""
 
     topic_id: int
     end: int
-    """It looked at all positions below."""
+    """The run saw all positions below this one."""
     floor: int
     open: int
-    """Of those from the floor on, how many the group had not settled."""
+    """Number of those from the floor on that the group had not settled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Of one group."""
+    """The progress of the archive with one group."""
 
     topics: tuple[TopicMark, ...]
 
     def text(self) -> str:
-        """As it is kept."""
+        """The mark as JSON text, as the archive stores it."""
         return json.dumps({"version": VERSION, "topics": [asdict(topic) for topic in self.topics]})
 
     @classmethod
     def parsed(cls, text: str) -> Mark:
-        """What `text` gave. ValueError if it is damaged, or of another version."""
+        """The mark of a `text`. Raises ValueError if it is damaged or of another version."""
         try:
             found = json.loads(text)
             if found["version"] != VERSION:
@@ -51,16 +51,18 @@ class Mark:
 
 
 def mark_of(pin: SettledPin) -> Mark:
-    """Once all that a pin shows is archived."""
+    """The mark to store once everything that a pin shows is archived."""
     return Mark(tuple(TopicMark(topic.topic_id, topic.end, topic.floor, topic.open) for topic in pin.topics))
 
 
 def missing(topic: SettledTopic, last: Mark | None, passed_over: Sequence[tuple[int, int]]) -> int:
-    """At most how many messages that the group was given are in no run: removed before this one, or, at
-    `passed_over`, while it read."""
+    """An upper bound of the group's messages that no run has seen.
+
+    They were removed before this run, or during its reads, at the positions `passed_over`.
+    """
     seen, floor, left = 0, 0, 0
     for mark in last.topics if last is not None else ():
-        # One that was further than the cluster is of another cluster, or of another life of this one.
+        # A mark beyond the cluster's positions belongs to another cluster, or to this one before it was restored.
         if mark.topic_id == topic.topic_id and mark.end <= topic.end:
             seen, floor, left = mark.end, mark.floor, mark.open
     unseen = in_between = at = 0

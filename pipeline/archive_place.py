@@ -1,7 +1,7 @@
 """The folder of an archive, in any file system that Spark has.
 
-`day=YYYY-MM-DD/` hold its rows; `_marks/<group>/<number>.json` how far each group was, the highest number counts: a new
-one is written before the old ones go, so a crash loses none.
+`day=YYYY-MM-DD/` holds its rows, `_marks/<group>/<number>.json` the progress of each group. The highest number counts:
+a new mark is written before the old ones are removed, so a crash loses none.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ArchivePlace:
         return jvm.org.apache.hadoop.fs.Path(f"{self.uri}/{below}" if below else self.uri)
 
     def _do(self, below: str, work: Callable[[Any, Any], A]) -> A:
-        """With the file system and the path."""
+        """Call `work` with Hadoop's file system and the path of `below`."""
         try:
             path = self._path(below)
             return work(path.getFileSystem(self._spark._jsc.hadoopConfiguration()), path)
@@ -48,15 +48,15 @@ class ArchivePlace:
             raise ArchiveError(text) from None
 
     def make(self) -> None:
-        """The folder, if it is not there."""
+        """Create the folder if it does not exist."""
         self._do("", lambda system, path: system.mkdirs(path))
 
     def has_days(self) -> bool:
-        """Whether there is anything."""
+        """Whether the archive has any rows."""
         return bool(self._do("day=*", lambda system, path: bool(system.globStatus(path))))
 
     def mark(self, group: str) -> str:
-        """What was put last; empty: nothing."""
+        """The mark stored last; empty if there is none."""
         numbers = self._numbers(group)
         if not numbers:
             return ""
@@ -73,7 +73,7 @@ class ArchivePlace:
         return self._do(f"_marks/{group}/{max(numbers)}.json", read).decode(errors="replace")
 
     def put_mark(self, group: str, number: int, text: str) -> None:
-        """In place of what was put before; `number` or a higher one names it, so that it is the newest in any case."""
+        """Replace the mark of a group. It gets `number` or a higher one, so that it is the newest in any case."""
         before = self._numbers(group)
         name = f"_marks/{group}/{max([number, *(old + 1 for old in before)])}"
 

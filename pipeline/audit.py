@@ -1,10 +1,10 @@
-"""The audit: what became of every message, joined from the events that all nodes noted.
+"""The audit: follows every message through the events that all nodes noted, and reports broken promises.
 
-Reports messages that are lost, delivered early, twice under one attempt, although they were cancelled or although
-nobody scheduled them; lateness by topic and hour, and the time without a master. Nodes note the same entries each, so
-rows are made distinct first; deliveries are noted by the master alone. A rescheduled message gets another id with each
-move: all of them stand for the first one. Events that nodes left out (LOST) are counted: with any, what seems lost may
-only be unknown.
+Reports messages that are lost, or were delivered early, twice under one attempt, after a cancel, or without ever being
+scheduled; also lateness by topic and hour, and times without a master. All nodes note the same log entries, so
+duplicate rows are removed first; only the master notes deliveries. Each move gives a rescheduled message another id,
+and the audit maps these to its first id. Events that nodes left out (LOST) are counted: if there are any, a message
+that seems lost may have been delivered.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class AuditConfig:
     """What to judge."""
 
     until_ms: int
-    """Messages due later are not judged as lost: they may be on their way."""
+    """Messages due later do not count as lost: they may still be under way."""
     early_ms: int = 0
-    """So much before its due time a delivery is not yet called early: the error of the clocks."""
+    """A delivery up to this long before its due time is not early: allows for the error of the clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The answer. Frames stay with Spark until they are collected or written, and are worked out once."""
+    """The result. Spark computes the frames when they are collected or written, once."""
 
     scheduled: int
     delivered: int
@@ -54,23 +54,23 @@ class Audit:
     early: DataFrame
     """id, topic, group, due_ms, at_ms."""
     duplicated: DataFrame
-    """id, topic, group, attempt, times, terms, of the same unit; more times than terms is a broken promise, since
-    within a term a master knows what it has delivered."""
+    """id, topic, group, attempt, times, terms of the same unit. More times than terms breaks a promise, since a master
+    knows its own deliveries within a term."""
     cancelled: DataFrame
-    """id, topic, group, at_ms: delivered although a cancel said CANCELLED."""
+    """id, topic, group, at_ms: delivered although a cancel was answered CANCELLED."""
     unscheduled: DataFrame
-    """id, topic, group, at_ms: delivered, and never scheduled. Only of ids that were given out after the first one of
-    their hour that the events still tell of."""
+    """id, topic, group, at_ms: delivered, and never scheduled. Only ids after the first one of their hour that the
+    events still contain are judged."""
     lateness: DataFrame
     """topic, hour_ms, messages, p50_ms, p90_ms, p99_ms, max_ms: first deliveries by the hour of their due time."""
     without_master: list[tuple[int, int, int]]
-    """Term, from and until, milliseconds since 1970: between the last sign of one master and the next one's first."""
+    """(term, from, until) in milliseconds since 1970, from the last sign of one master to the first of the next."""
     events_left_out: int
     filtered: list[str]
-    """Groups that had a filter: what they are lost cannot be told, since what a filter skips is not noted."""
+    """Groups that had a filter. Their lost messages are unknown, since nodes do not note what a filter skips."""
 
     def broken(self) -> dict[str, int]:
-        """How often each promise was broken; only those that were."""
+        """The number of breaks of each promise, for broken promises only."""
         counts = {name: getattr(self, name).count() for name in ("lost", "early", "cancelled", "unscheduled")}
         counts["duplicated"] = self.duplicated.where("times > terms").count()
         return {name: count for name, count in counts.items() if count}
@@ -78,12 +78,12 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """From where on a group must get the messages of a topic."""
+    """The start from which a group must get the messages of a topic."""
 
     log_index: int
-    """What is dispatched after this entry, and"""
+    """It must get messages dispatched after this entry,"""
     due_ms: int
-    """what was due from this time on."""
+    """and messages due from this time on."""
 
 
 def _kind(events: DataFrame, name: str, *columns: str) -> DataFrame:
@@ -91,7 +91,7 @@ def _kind(events: DataFrame, name: str, *columns: str) -> DataFrame:
 
 
 def _roots(events: DataFrame) -> DataFrame:
-    """id, root: of each id that a move made, the id that the message had first."""
+    """id, root: for each id that a move made, the first id of the message."""
     moves = _kind(events, "MOVED", "id", "new_id").distinct().where("id != new_id")
     roots = moves.select(F.col("new_id").alias("id"), F.col("id").alias("root")).localCheckpoint()
     while not roots.isEmpty():
@@ -106,7 +106,7 @@ def _roots(events: DataFrame) -> DataFrame:
 
 
 class _Groups:
-    """What was noted of groups: how they began with topics, and what kind they are."""
+    """The noted facts about groups: their kind, and their start with each topic."""
 
     def __init__(self, events: DataFrame) -> None:
         self.begins: dict[tuple[str, str], _Begin] = {}
@@ -146,8 +146,10 @@ class _Groups:
             self.begins = {known: begin for known, begin in self.begins.items() if known not in gone}
 
     def owed(self, spark: SparkSession, first_ms: dict[tuple[str, str], int]) -> DataFrame:
-        """topic, group, judged, from_due_ms, from_index, from_ms: what each group must get of each topic. `first_ms`:
-        when each got something first."""
+        """topic, group, judged, from_due_ms, from_index, from_ms: the messages of each topic that each group must get.
+
+        `first_ms`: the time of each one's first delivery.
+        """
         unjudged = self.filtered | self.broadcasting
         rows: list[tuple[str, str, bool, int | None, int | None, int | None]] = [
             (topic, group, group not in unjudged, begin.due_ms, begin.log_index, None)
@@ -156,13 +158,13 @@ class _Groups:
         for (topic, group), at_ms in first_ms.items():
             if not {(topic, group), (topic, "")} & {*self.begins, *self.deleted}:
                 rows.append((topic, group, group not in unjudged, None, None, at_ms))
-        # A deleted topic has a group that is not judged: nobody misses what was pending in it.
+        # A deleted topic gets a group that is not judged, since nobody misses its pending messages.
         rows += [(topic, "", False, None, None, None) for topic, group in self.deleted if not group]
         schema = "topic string, group string, judged boolean, from_due_ms bigint, from_index bigint, from_ms bigint"
         return spark.createDataFrame(rows, schema)
 
     def epoch(self) -> Column:
-        """How often a group had been reset when a delivery was made: attempts begin anew."""
+        """The number of resets of a group before a delivery: attempts restart at each."""
         is_later = [
             (F.col("topic") == topic) & (F.col("group") == group) & (F.col("at_ms") >= at_ms)
             for topic, group, at_ms in self.resets
@@ -180,7 +182,7 @@ def audit(events: DataFrame, config: AuditConfig) -> Audit:
     unmoved = roots.isEmpty()
 
     def rooted(frame: DataFrame) -> DataFrame:
-        """With the first id of each message."""
+        """The frame with each id replaced by the first id of its message."""
         if unmoved:
             return frame
         found = frame.join(roots, "id", "left").withColumn("id", F.coalesce("root", "id"))
@@ -282,7 +284,7 @@ def audit(events: DataFrame, config: AuditConfig) -> Audit:
 
 
 def _without_master(events: DataFrame) -> list[tuple[int, int, int]]:
-    """Gaps between terms. The sign of a master is what it noted as delivered, or stamped when it proposed it."""
+    """The gaps between terms. Signs of a master are its noted deliveries and the time stamps of its proposals."""
     signs = events.where("kind in ('DELIVERED', 'SCHEDULED', 'LEADS') and term > 0").select(
         "term", F.when(F.col("stamped_ms") > 0, F.col("stamped_ms")).otherwise(F.col("at_ms")).alias("at_ms")
     )
@@ -353,7 +355,7 @@ def report(found: Audit, folder: str | Path) -> str:
 
 
 def _hour(hour_ms: int) -> float:
-    """As an axis of dates counts: days since 1970."""
+    """The hour in the unit of a date axis, days since 1970."""
     return hour_ms / (24 * HOUR_MS)
 
 

@@ -1,10 +1,12 @@
-"""Building bundles of a frame's rows on Spark: any number of messages, ready to be taken over by a cluster.
+"""Builds bundles from a frame's rows on Spark: any number of messages, ready for a cluster to take over.
 
-Two stages of tasks. The first takes the frame's rows once, as Arrow batches, and writes sorted runs into OUT/_runs; the
-driver then knows how much is due in which hour and gives neighbouring hours to tasks, none to two, that take them out
-of the runs and write bundles. So rows are spread by files and numpy: in Spark's own shuffle and sort they cost several
-times as much. The driver publishes what the attempts that counted tell it, then removes everything else; so attempts
-that failed, ran twice or were cancelled leave nothing that counts. All machines must reach the folder.
+There are two stages of tasks. The first reads the frame's rows once, as Arrow batches, and writes sorted runs into
+OUT/_runs. The driver then knows the amount due in each hour, and gives each task of the second stage neighbouring
+hours; no hour goes to two tasks. These tasks read their hours from the runs and write bundles. So files and numpy
+spread the rows: Spark's own shuffle and sort would cost several times as much.
+
+The driver publishes the results of the attempts that count, then removes everything else. So attempts that failed, ran
+twice or were cancelled leave nothing that counts. All machines must reach the folder.
 """
 
 from __future__ import annotations
@@ -48,16 +50,16 @@ DUE_MS_MAX = 4_102_444_800_000
 PAYLOAD_BYTES_MAX = 4 << 20
 TASKS_MAX = 1_024
 TASKS_A_CORE = 4
-"""Of the second stage, at most: enough that cores end together, few enough to have bundles on the way to disk while
-others are made."""
+"""Tasks for each core in the second stage, at most. Enough that cores end together; few enough that a task can write
+one bundle to disk while it makes the next."""
 
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 Spread = Callable[[Work], DataFrame]
-"""Has work done on all rows, wherever they are."""
+"""Runs work on all rows, wherever they are."""
 
 
 class BuildError(Exception):
-    """The build was given up; nothing of it counts. The text says why."""
+    """The build has failed and left nothing that counts; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,13 @@ class BuildConfig:
     """Rows that cannot be messages: `write` them with reasons to OUT/_rejected, or `fail` the build."""
 
     tasks: int = 8
-    """Into at least how many tasks the hours are spread, if there are so many."""
+    """Least number of tasks that share the hours, if there are enough hours."""
 
     bundle_messages_max: int = UNITS_MAX
     """Messages of one bundle; a cluster takes one over at a time."""
 
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
-    """What the cluster takes, as it is set up."""
+    """The cluster's configured bound."""
 
     def __post_init__(self) -> None:
         checks = (
@@ -99,7 +101,7 @@ class BuildConfig:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Hours that one task makes bundles of, and how much they hold."""
+    """The hours for one task, and the amount that they hold."""
 
     hour_from: int
     hour_until: int
@@ -121,7 +123,7 @@ def build(frame: DataFrame, folder: str | Path, config: BuildConfig | None = Non
 
 
 def build_parquet(spark: SparkSession, source: str, folder: str | Path, config: BuildConfig | None = None) -> Manifest:
-    """The same of a Parquet file or folder, several times as fast: its rows never pass through Spark.
+    """Like `build`, from a Parquet file or folder, and several times as fast: its rows never pass through Spark.
 
     All machines must reach the source, a path or a URI. What Arrow cannot read as it is, is read by Spark after all.
     """
@@ -192,7 +194,7 @@ def _hours(row: Row) -> Hours:
 
 
 def shares_of(hours: Hours, config: BuildConfig) -> list[Share]:
-    """Neighbouring hours for each task: as much as one bundle holds, or an hour that is more than that alone."""
+    """Neighbouring hours for each task: as much as one bundle holds, or a single hour that exceeds a bundle."""
     rows_max = min(config.bundle_messages_max, max(1, -(-int(hours.rows.sum()) // config.tasks)))
     shares: list[Share] = []
     hour_from = rows = size = count = 0
@@ -209,7 +211,7 @@ def shares_of(hours: Hours, config: BuildConfig) -> list[Share]:
 
 
 def _clean(target: Path, wanted: set[str]) -> None:
-    """Remove what attempts that do not count left behind."""
+    """Remove the files of attempts that do not count."""
     for path in (target / BUNDLES).iterdir():
         if path.name not in wanted:
             path.unlink(missing_ok=True)
@@ -217,7 +219,7 @@ def _clean(target: Path, wanted: set[str]) -> None:
 
 
 def _spread(folder: str, job: str, config: BuildConfig) -> Work:
-    """What runs in the workers of the first stage."""
+    """The work of the first stage, which runs in the workers."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context: Any = TaskContext.get()
@@ -246,7 +248,7 @@ def _spread(folder: str, job: str, config: BuildConfig) -> Work:
 
 
 def _bundle(folder: str, job: str, config: BuildConfig, names: list[str], shares: list[Share]) -> Work:
-    """What runs in the workers of the second stage: each row of the frame is the number of a share."""
+    """The work of the second stage, which runs in the workers: each row of its frame is the number of a share."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context: Any = TaskContext.get()

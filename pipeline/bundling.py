@@ -1,7 +1,7 @@
 """The two kinds of tasks of a build: rows become runs (`Spreader`), and runs become bundles (`Bundler`).
 
-Array work throughout. Files are written under the name of the attempt and, for bundles, renamed to the name of their
-content, so that attempts that lost leave at most files that nobody names.
+All work is on arrays. Files are written under the name of the attempt; bundles are then renamed by their content. So
+an attempt that does not count leaves at most files that no manifest names.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tickwheel.storage.unit import HOUR_MS, ONE_TAG
 BUNDLES = "bundles"
 REJECTED = "_rejected"
 RUN_BYTES = 64 << 20
-"""Of record batches that become one run."""
+"""Bytes of record batches in one run."""
 STEP_BYTES = 64 << 20
-"""Of records that are taken out of runs at once, about."""
+"""Approximate bytes of records read from runs at a time."""
 
 SYNCING_MAX = 1
-"""Bundles of a task that are on their way to stable storage while it makes the next one."""
+"""Bundles of a task that are being synced while it makes the next one."""
 
 RUN_RESULT = pa.schema(
     [
@@ -48,7 +48,7 @@ RUN_RESULT = pa.schema(
         ("rejected_file", pa.string()),
     ]
 )
-"""What a task tells the driver of each run; and at its end, with an empty name, of the rows it rejected."""
+"""A task's report to the driver on each run; at its end, with an empty name, on the rows that it rejected."""
 
 RESULT = pa.schema(
     [
@@ -61,11 +61,11 @@ RESULT = pa.schema(
         ("topics", pa.list_(pa.string())),
     ]
 )
-"""What a task tells the driver of each bundle."""
+"""A task's report to the driver on each bundle."""
 
 
 class Spreader:
-    """Takes rows in any order, writes runs. One per task of the first stage."""
+    """Takes rows in any order and writes runs; used by one task of the first stage."""
 
     def __init__(self, folder: Path, partition: int, attempt: str, *, topic: str, limits: RowLimits) -> None:
         self._folder = folder / RUNS
@@ -79,7 +79,7 @@ class Spreader:
 
     @property
     def rejected(self) -> list[pa.RecordBatch]:
-        """Rows that cannot be messages; whoever takes them empties the list."""
+        """Rows that cannot be messages; the caller empties the list when it takes them."""
         return self._good.rejected
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -90,7 +90,7 @@ class Spreader:
             yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """What has gathered becomes a run."""
+        """Write the collected rows as a run."""
         if not self._held:
             return
         held, self._held, self._bytes = self._held, [], 0
@@ -143,7 +143,7 @@ def encoded(good: pa.RecordBatch, topic: str) -> Rows:
 
 
 def steps(runs: Sequence[Run], due_min: int, due_max: int, rows_max: int) -> Iterator[Rows]:
-    """What runs hold of a range of due times, sorted, at most so many rows at once."""
+    """The rows of all runs in a range of due times, sorted, at most `rows_max` at a time."""
     at = [run.place(due_min) for run in runs]
     ends = [run.place(due_max) for run in runs]
     while at != ends:
@@ -154,7 +154,7 @@ def steps(runs: Sequence[Run], due_min: int, due_max: int, rows_max: int) -> Ite
             last = int(np.partition(due, rows_max)[rows_max])
             upto = [max(low, run.place(last)) for run, low in zip(runs, at, strict=True)]
             if upto == at:
-                # More of one millisecond than fit: as they came.
+                # More rows of one millisecond than fit: keep their order.
                 room = rows_max
                 for number, (run, low) in enumerate(zip(runs, at, strict=True)):
                     upto[number] = min(low + room, run.place(last + 1), ends[number])
@@ -175,7 +175,7 @@ class _Gathered:
 
 
 class Bundler:
-    """Takes rows in the order of their due times, writes bundles. One per task of the second stage.
+    """Takes rows in the order of their due times and writes bundles; used by one task of the second stage.
 
     While a bundle goes to stable storage the next one is made; all of them are there when `rest` has ended.
     """
@@ -215,14 +215,14 @@ class Bundler:
                 yield from self.cut()
 
     def cut(self) -> Iterator[pa.RecordBatch]:
-        """What has gathered becomes a bundle; rows that are due earlier may follow."""
+        """Write the collected rows as a bundle; rows due earlier may follow."""
         if self._now.count:
             self._write()
         while len(self._syncing) > SYNCING_MAX:
             yield self._syncing.popleft().result()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """The end: what has gathered becomes a bundle, and all are finished."""
+        """Write the last rows as a bundle, and finish all bundles."""
         with self._disk:
             yield from self.cut()
             while self._syncing:
@@ -260,7 +260,7 @@ class Bundler:
 
 
 def _finish(aside: Path, path: Path, result: pa.RecordBatch) -> pa.RecordBatch:
-    """A bundle that was written gets its name once it is on stable storage."""
+    """Sync a written bundle, then give it its name."""
     with aside.open("rb+") as file:
         os.fsync(file.fileno())
     aside.replace(path)
@@ -268,7 +268,7 @@ def _finish(aside: Path, path: Path, result: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def with_hashes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """With what filters and searches by key need of keys and tags."""
+    """The batch with hashes of keys and tags, for filters and searches by key."""
     names = batch.schema.names
     if "key" in names and batch.column("key").null_count < batch.num_rows:
         batch = batch.append_column("key_hash", pa.array(key_hashes(batch.column("key"))))

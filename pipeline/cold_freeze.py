@@ -1,9 +1,9 @@
-"""Freezing: rows that are due beyond the horizon become parts of a cold tier, on Spark, and get their ids.
+"""Freezing: writes rows that are due beyond the horizon as parts of a cold tier, on Spark, and gives them ids.
 
-Rows are spread by their due day, sorted and written by Python workers as parts that a bundle has room for. The driver
-publishes what the attempts that counted tell it (pipeline/cold_store.py), then registers the parts with the cluster:
-only that makes them messages. Repeating a job after whatever ended it goes on where it was: what is written is not
-written again, and the cluster gives the same numbers. What is near and what is far was decided when the job began.
+Python workers take the rows of each due day, sort them and write parts that fit a bundle. The driver publishes the
+parts of the attempts that count (pipeline/cold_store.py), then registers them with the cluster: only then are the rows
+messages. A repeated job continues where it was: written parts are not written again, and the cluster gives the same
+numbers. The boundary between near and far is fixed when the job begins.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tickwheel.storage import bundle
 
 HORIZON_DAYS = 30.0
 PARTS_MAX = 4_096
-"""Of one job, as the cluster takes them."""
+"""Parts of one job; the cluster's bound."""
 RECORD_BYTES_MAX = bundle.LOG_BYTES_MAX
 COLD_HOUR = 1 << 31
 _PLACE = "_place"
@@ -82,10 +82,10 @@ class FreezeConfig:
     """Topic of all rows, for frames without that column."""
 
     horizon_days: float = HORIZON_DAYS
-    """Rows that are due sooner are near: they are written to COLD/_near/<job>, to be loaded the ordinary way."""
+    """Rows due sooner are near: they are written to COLD/_near/<job>, for an ordinary load."""
 
     tasks: int = 0
-    """Into how many tasks the days are spread; 0: few for few rows, for each task costs a fraction of a second."""
+    """Number of tasks that share the days; 0: by the number of rows, since each task costs a fraction of a second."""
 
     part_rows_max: int = bundle.UNITS_MAX
     """Rows of one part; a cluster takes one over at a time."""
@@ -158,7 +158,7 @@ def write_parts(
 
 
 def _spread(frame: DataFrame, day: Column, tasks: int) -> DataFrame:
-    """All rows of a day in one task. Of a number of its own Spark joins neighbours that are small."""
+    """Put all rows of a day into one task. If Spark chooses the number itself, it merges small neighbours."""
     if not tasks:
         return frame.repartition(day)
     return frame.repartitionById(tasks, F.pmod(day, F.lit(tasks)).cast("int"))
@@ -209,7 +209,7 @@ def _beside(folder: str | Path, kind: str, job_id: str) -> str:
 
 
 class PartWriter:
-    """Takes rows in the order of their due times, writes parts. One per task."""
+    """Takes rows in the order of their due times and writes parts; used by one task."""
 
     def __init__(self, folder: Path, job_id: str, attempt: str, topic: str, rows_max: int) -> None:
         self._folder = folder
@@ -224,7 +224,7 @@ class PartWriter:
 
     @property
     def rejected(self) -> list[pa.RecordBatch]:
-        """Rows that cannot be messages; whoever takes them empties the list."""
+        """Rows that cannot be messages; the caller empties the list when it takes them."""
         return self._rows.rejected
 
     def take(self, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
@@ -260,12 +260,12 @@ class PartWriter:
                 yield self.write()
 
     def rest(self) -> Iterator[dict[str, Any]]:
-        """What has gathered."""
+        """Write the last rows as parts."""
         if self._count:
             yield self.write()
 
     def write(self) -> dict[str, Any]:
-        """What has gathered becomes a part."""
+        """Write the collected rows as a part; returns its description."""
         table = pa.concat_tables(self._tables)
         self._tables, self._count, self._bytes = [], 0, 0
         out = pa.BufferOutputStream()
@@ -290,7 +290,7 @@ class PartWriter:
 
 
 def _as_kept(table: pa.Table, due_ms: pa.Array, topic: str) -> pa.Table:
-    """The columns of a part: topic, due_ms, payload as bytes, and those of META_COLUMNS that there are."""
+    """The columns of a part: topic, due_ms, payload as bytes, and the META_COLUMNS that the table has."""
     count = table.num_rows
     columns = {
         "topic": table.column("topic") if "topic" in table.column_names else pa.array([topic] * count, pa.string()),
@@ -336,7 +336,7 @@ def _task(
 
 
 def _near(batch: pa.RecordBatch, boundary_ms: int) -> pa.Array:
-    """Which rows are due before the boundary; what has no due time, or an illegal one, is not near but rejected."""
+    """Marks rows due before the boundary. Rows without a valid due time are not near; they are rejected later."""
     if "due_ms" in batch.schema.names:
         due = batch.column("due_ms").cast(pa.int64())
         low, high = pa.scalar(0, pa.int64()), pa.scalar(boundary_ms, pa.int64())

@@ -1,11 +1,11 @@
-"""Promotion: parts of a cold tier whose time comes near are built as bundles on Spark and taken over by the cluster.
+"""Promotion: builds bundles from the parts of a cold tier that are due soon, on Spark, and has the cluster take them.
 
-A bundle has all rows of its part in their order; what was cancelled or moved is the cluster's to withhold, in the very
-command that takes the bundle over (node/state/cold.py). Messages that were moved to a nearer time come in bundles of
-their own, which name them. The cluster knows what is loaded: whatever ends a promotion, the next one does the rest, and
-two at once do nothing twice.
+A bundle has all rows of its part in their order. The cluster leaves out cancelled and moved messages, in the command
+that takes the bundle over (node/state/cold.py). Messages that were moved to a nearer time come in separate bundles,
+which name them. The cluster records what is loaded. So after any interruption the next promotion does the rest, and two
+promotions at once load nothing twice.
 
-A part that cannot be read holds up nothing but itself; the promotion does all others, then fails and names it.
+A part that cannot be read delays no other part: the promotion loads all others, then fails and names it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from tickwheel.proto.cold_pb2 import ColdLoad
 from tickwheel.storage import bundle
 
 Built = list[tuple[int, BuiltBundle]]
-"""Parts by number, and what was built of each."""
+"""(number of a part, its bundle)."""
 
 PROMOTE = "_promote"
 PARTS_AT_ONCE = 32
-"""Parts that are built before they are loaded: at most some 3 GiB beside the cold tier for a while."""
+"""Parts that are built before they are loaded; they take up to about 3 GiB besides the cold tier meanwhile."""
 MOVED_BYTES_MAX = 32 << 20
-"""Of the moved messages of one bundle."""
+"""Bytes of moved messages in one bundle."""
 LEFT_S = 86_400
-"""What a promotion that was killed left behind is removed after this."""
+"""Age at which the files of a killed promotion are removed."""
 
 _PARTS_TYPE = StructType(
     [
@@ -63,34 +63,34 @@ _BUILT = pa.schema([("number", pa.int64()), ("problem", pa.string()), *RESULT])
 
 @dataclass(slots=True)
 class Promotion:
-    """What one run did."""
+    """The result of one run."""
 
     until_ms: int
     parts: int = 0
-    """Taken over by this run."""
+    """Parts taken over in this run."""
     messages: int = 0
-    """Of them, without what was cancelled or moved elsewhere."""
+    """Messages of these parts, without cancelled and moved ones."""
     moved: int = 0
-    """Messages at the times that they had been moved to."""
+    """Moved messages, loaded at their new times."""
     late: int = 0
-    """Messages that were due when their taking over was asked for, cancelled ones included: delivered at once."""
+    """Messages that were due when the cluster was asked to take them, cancelled ones included: delivered late."""
     late_ms_max: int = 0
-    """By how much, the first of them."""
+    """How late the earliest of them was."""
     problems: list[str] = field(default_factory=list)
-    """Parts that could not be loaded, and why."""
+    """Parts that could not be loaded, with the reason."""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Messages that are due, and by how much the first of them is overdue."""
+    """The number of messages that are overdue, and how late the earliest is."""
 
     messages: int = 0
     first_ms: int = 0
 
 
 class ColdLoader(Loader):
-    """Loads bundles of the cold tier: each is a load of its own, which the cluster remembers for ever."""
+    """Loads bundles of the cold tier. Each is a separate load, which the cluster remembers for ever."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class ColdLoader(Loader):
         self._late_of = late_of
         self._units = 0
         self.late = Late()
-        """Of what this took over."""
+        """Late messages in the bundles that this loader brought."""
 
     async def _known(self) -> LoadState:
         return LoadState()
@@ -117,7 +117,7 @@ class ColdLoader(Loader):
         load.late = late.messages
         state = await self._client.bulk.take_over(name, built.name, 1, 1, built.name, built.topics, cold=load)
         self._units += state.units
-        if state.units and late.messages:  # else somebody had taken it over before
+        if state.units and late.messages:  # else the cluster had taken it over before
             self.late = Late(self.late.messages + late.messages, max(self.late.first_ms, late.first_ms))
         return LoadState(taken=place + 1, units=self._units)
 
@@ -132,7 +132,7 @@ class Promoter:
         self._work = self._store.folder / PROMOTE / uuid.uuid4().hex
         self._slot_ms = 1_000
         self._clock_ahead_ms = 0.0
-        """Of the cluster's clock, before the monotonic one."""
+        """The cluster's clock minus this process's monotonic clock."""
 
     async def run(
         self,
@@ -140,7 +140,7 @@ class Promoter:
         horizon_days: float = HORIZON_DAYS,
         told: Callable[[Progress], None] = lambda _: None,
     ) -> Promotion:
-        """Load all that is due before `until_ms`, by default what comes within the horizon now.
+        """Load all messages due before `until_ms`; by default those within the horizon now.
 
         Raises ColdError, LoadError, TickwheelError kinds.
         """
@@ -160,7 +160,7 @@ class Promoter:
         return done
 
     def _clean(self) -> None:
-        """Remove what promotions left behind that were killed long ago."""
+        """Remove the files of promotions that were killed more than LEFT_S ago."""
         folder = self._store.folder / PROMOTE
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.stat().st_mtime < time.time() - LEFT_S:
@@ -180,7 +180,7 @@ class Promoter:
         try:
             due = read_part(self._store.folder, part.path, part.sha256).column("due_ms").to_numpy()
         except ColdError:
-            return Late()  # its bundle is built, so it can be loaded all the same; the cluster counts by hours
+            return Late()  # the bundle exists, so it can be loaded all the same; the cluster counts by hours
         return self._late_of(due)
 
     def _late_of(self, due_ms: np.ndarray) -> Late:
@@ -290,7 +290,7 @@ class Promoter:
         done: Promotion,
         told: Callable[[Progress], None],
     ) -> None:
-        """Rows at their new times, as bundles that name them."""
+        """Build and load moved messages at their new times, in bundles that name them."""
         table = pa.concat_tables(tables, promote_options="default")
         order = np.argsort(due_ms, kind="stable")
         ids, due_ms = ids[order], due_ms[order]
@@ -336,7 +336,7 @@ def _bundle(table: pa.Table, folder: Path, attempt: str, slot_ms: int) -> dict[s
 
 
 def _task(folder: str, work: str, slot_ms: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What runs in the workers: a part in, a bundle out."""
+    """The work in the workers, which turns a part into a bundle."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -1,4 +1,4 @@
-"""What a cold tier looks like: what the cluster says of it, beside what lies in the folder."""
+"""The state of a cold tier: compares the cluster's record with the files in the folder."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ DAYS_SHOWN = 40
 
 @dataclass(slots=True)
 class Examined:
-    """See the module."""
-
     status: admin_pb2.ColdStatus
     now_ms: int
     days: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Parts and messages that wait, by day since 1970."""
+    """(waiting parts, waiting messages) by day since 1970."""
     problems: list[str] = field(default_factory=list)
-    """Files that are needed and not there, or not as they were; jobs that are not registered."""
+    """Needed files that are missing or changed, and jobs that are not registered."""
     done_files: int = 0
-    """Files that nothing needs any more."""
+    """Number of files that are no longer needed."""
 
     @property
     def bad(self) -> bool:
-        """Something is late, or cannot be loaded."""
+        """Whether anything is late or cannot be loaded."""
         return bool(self.problems) or self.status.state == admin_pb2.COLD_LATE
 
 
@@ -65,7 +63,7 @@ async def examine(client: AsyncClient, folder: str | Path) -> Examined:
 
 @dataclass(frozen=True, slots=True)
 class _Inventory:
-    """Taken in this order, so that what is registered meanwhile cannot look as if it were over."""
+    """The records of folder and cluster, read in this order: a part registered meanwhile cannot seem to be over."""
 
     numbered: dict[int, ColdFile]
     parts: list[cold_pb2.ColdPart]
@@ -80,7 +78,7 @@ class _Inventory:
         return _Inventory(numbered, parts, last_part, await client.admin.master_status())
 
     def done(self) -> list[str]:
-        """Files of parts that are loaded and have no moved message that waits."""
+        """Files of loaded parts without a moved message that still waits."""
         known = {part.number: part for part in self.parts}
         done = []
         for number, file in self.numbered.items():
@@ -96,7 +94,7 @@ class _Inventory:
 
 
 async def remove_loaded(client: AsyncClient, folder: str | Path) -> tuple[int, int]:
-    """Delete files that nothing needs any more: how many, and their bytes."""
+    """Delete files that are no longer needed. Returns (files, bytes)."""
     store = ColdStore(folder)
     count = size = 0
     for path in (await _Inventory.take(client, store)).done():
@@ -108,7 +106,7 @@ async def remove_loaded(client: AsyncClient, folder: str | Path) -> tuple[int, i
 
 
 def text_of(found: Examined) -> str:
-    """For an operator."""
+    """The state as text for an operator."""
     status = found.status
     state = admin_pb2.ColdState.Name(status.state).removeprefix("COLD_").lower().replace("_", " ")
     lines = [

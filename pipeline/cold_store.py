@@ -1,4 +1,4 @@
-"""The folder of a cold tier: Parquet files by due day, and what says which of them count.
+"""The folder of a cold tier: Parquet files by due day, and the manifests that list the files that count.
 
     COLD/_cold.json                       the cluster that it belongs to
     COLD/day=2027-01-31/<job>-<hash>.parquet   one part: rows of one day, sorted by due time
@@ -8,8 +8,8 @@
     COLD/_ids/<job>.parquet               the id of every message
     COLD/_near/<job>/, COLD/_rejected/<job>/   rows that did not become cold ones
 
-Files never change. A part that no manifest names does not count, and Spark reads the days as one partitioned table.
-Everything is written aside, synced and renamed; what a job decided is written by whoever is first (`write_once`).
+Files never change. A part that no manifest names does not count. Spark reads the days as one partitioned table. Every
+file is written aside, synced and renamed; for a job's decisions the first writer wins (`write_once`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ColdFile:
     """One part."""
 
     path: str
-    """Below the folder."""
+    """Path relative to the folder."""
     day: int
     """Days since 1970."""
     rows: int
@@ -63,7 +63,7 @@ class ColdFile:
 
 @dataclass(frozen=True, slots=True)
 class ColdJobManifest:
-    """What a job brought."""
+    """The parts that a job wrote, and its decisions."""
 
     job_id: str
     boundary_ms: int
@@ -77,18 +77,18 @@ class ColdJobManifest:
 
     @property
     def sha256(self) -> str:
-        """Names its content."""
+        """Hash that names the content."""
         facts = [[p.sha256, p.rows, p.due_min_ms, p.due_max_ms, p.topics] for p in self.parts]
         return hashlib.sha256(json.dumps([self.boundary_ms, facts]).encode()).hexdigest()
 
 
 def day_folder(day: int) -> str:
-    """Of a day since 1970."""
+    """The folder name of a day since 1970."""
     return "day=" + datetime.fromtimestamp(day * DAY_MS / 1_000, UTC).strftime("%Y-%m-%d")
 
 
 def sync_folder(path: Path, above: int = 0) -> None:
-    """Names in it are on stable storage then, and in so many folders above it, which may be new to theirs."""
+    """Sync a folder, and `above` folders above it, which may be new entries of their parents."""
     for folder in (path, *path.parents[:above]):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -98,12 +98,12 @@ def sync_folder(path: Path, above: int = 0) -> None:
 
 
 def write_file(path: Path, data: bytes, *, aside: str) -> None:
-    """Whole or not at all, and durable on return."""
+    """Write a file whole or not at all; durable on return."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{aside}.tmp"
     _write_synced(temporary, data)
     temporary.replace(path)
-    sync_folder(path.parent, above=1)  # whoever made the day's folder may have been killed before it was synced
+    sync_folder(path.parent, above=1)  # the process that made the day's folder may have been killed before its sync
 
 
 def _write_synced(path: Path, data: bytes) -> None:
@@ -114,8 +114,10 @@ def _write_synced(path: Path, data: bytes) -> None:
 
 
 def write_once(path: Path, body: dict[str, Any], above: int = 0) -> dict[str, Any]:
-    """Write it unless it is there; what is there then, which is what whoever came first wrote. `above`: see
-    `sync_folder`."""
+    """Write the file unless it exists. Returns its content, which is that of the first writer.
+
+    `above`: as in `sync_folder`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}-{uuid.uuid4().hex}.tmp"
     text = json.dumps(body, sort_keys=True)
@@ -135,7 +137,7 @@ def write_once(path: Path, body: dict[str, Any], above: int = 0) -> dict[str, An
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """None: there is none. Raises ColdError if it is damaged."""
+    """The content of a file; None if it does not exist. Raises ColdError if it is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         body: dict[str, Any] = content["body"]
@@ -159,14 +161,14 @@ class ColdStore:
             raise ColdError(str(error)) from None
 
     def job_folder(self, job_id: str) -> Path:
-        """Raises ColdError for what cannot be the name of a job."""
+        """The folder of a job. Raises ColdError for an invalid job id."""
         if not _JOB.fullmatch(job_id):
             raise ColdError(f"job_id: {job_id}: 1 to 100 characters of [A-Za-z0-9_.-], the first no point or dash")
         return self.folder / JOBS / job_id
 
     def belong_to(self, cluster_id: str) -> None:
-        """It is the cold tier of this cluster from now on. Raises ColdError if it is another's."""
-        with suppress(FileNotFoundError):  # as it was called once: Spark took it for a file of the table
+        """Bind the folder to this cluster. Raises ColdError if it belongs to another."""
+        with suppress(FileNotFoundError):  # its former name, which Spark took for a file of the table
             (self.folder / "cold.json").rename(self.folder / OWNER)
         found = write_once(self.folder / OWNER, {"version": VERSION, "cluster_id": cluster_id})
         if found["version"] != VERSION:
@@ -175,29 +177,28 @@ class ColdStore:
             raise ColdError(f"{self.folder}: it belongs to cluster {found['cluster_id']}, this is {cluster_id}")
 
     def plan(self, job_id: str, boundary_ms: int) -> int:
-        """From when on rows of a job are cold: as it was decided when the job began."""
+        """The boundary from which rows of a job are cold: the one decided when the job began."""
         plan = write_once(self.job_folder(job_id) / "plan.json", {"boundary_ms": boundary_ms}, above=2)
         return int(plan["boundary_ms"])
 
     def jobs(self) -> list[str]:
-        """All that ever began."""
+        """Ids of all jobs that ever began."""
         folder = self.folder / JOBS
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def manifest(self, job_id: str) -> ColdJobManifest | None:
-        """None: the job has not ended its writing. Raises ColdError."""
+        """The manifest of a job; None while the job has not written all parts. Raises ColdError."""
         body = read_json(self.job_folder(job_id) / "manifest.json")
         return None if body is None else _manifest(body)
 
     def finish(self, manifest: ColdJobManifest) -> ColdJobManifest:
-        """All that is to be done when a job has written its parts, or had, whatever ended it then: the manifest that
-        counts."""
+        """Finish a job that has written all its parts, now or before a crash. Returns the manifest that counts."""
         counts = self.publish(manifest)
         self.publish_beside(counts)
         return counts
 
     def publish(self, manifest: ColdJobManifest) -> ColdJobManifest:
-        """The job has written its parts; the manifest that counts, whoever wrote it. Removes what it does not name."""
+        """Publish the manifest and remove parts that it does not name. Returns the manifest that counts."""
         path = self.job_folder(manifest.job_id) / "manifest.json"
         counts = _manifest(write_once(path, asdict(manifest)))
         named = {part.path for part in counts.parts}
@@ -210,19 +211,19 @@ class ColdStore:
         return counts
 
     def publish_beside(self, manifest: ColdJobManifest) -> None:
-        """Near and rejected rows of the attempts that counted come to their places. Repeating it is harmless."""
+        """Move near and rejected rows of the attempts that count to their places. May be repeated."""
         for kind, names in ((NEAR, manifest.near_files), (REJECTED, manifest.rejected_files)):
             folder = self.folder / kind / manifest.job_id
             publish(str(folder), names)
             shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
 
     def first_part(self, job_id: str) -> int | None:
-        """Number of its first part; None: not registered, as far as this folder knows."""
+        """The number of a job's first part; None if this folder has no record of its registration."""
         body = read_json(self.job_folder(job_id) / "registered.json")
         return None if body is None else int(body["first_part"])
 
     def registered(self, job_id: str, first_part: int) -> None:
-        """The cluster has given it numbers."""
+        """Record the number that the cluster gave to a job's first part."""
         body = write_once(self.job_folder(job_id) / "registered.json", {"first_part": first_part})
         if body["first_part"] != first_part:
             raise ColdError(f"job {job_id} was registered as part {body['first_part']}, and now as {first_part}")
@@ -237,7 +238,7 @@ class ColdStore:
         return found
 
     def problem_of(self, part: ColdFile) -> str:
-        """Why a part's file cannot be what was written, at a glance; empty if nothing speaks against it."""
+        """A quick check of a part's file: the reason why it cannot be the written one, or empty."""
         path = self.folder / part.path
         if not path.is_file():
             return f"{path}: it is not there"
@@ -247,7 +248,7 @@ class ColdStore:
 
 
 def read_part(folder: str | Path, path: str, sha256: str) -> pa.Table:
-    """Rows of a part in their order, checked. Raises ColdError."""
+    """The rows of a part in their order, after a check of the hash. Raises ColdError."""
     whole = Path(folder) / path
     try:
         data = whole.read_bytes()
@@ -255,12 +256,15 @@ def read_part(folder: str | Path, path: str, sha256: str) -> pa.Table:
         raise ColdError(f"{whole}: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != sha256:
         raise ColdError(f"{whole}: its bytes are not those that were written")
-    # Not as a dataset: its folder's name would become a column.
+    # Not read as a dataset: the folder's name would become a column.
     return pq.ParquetFile(pa.BufferReader(data)).read()
 
 
 def write_ids(store: ColdStore, manifest: ColdJobManifest, first_part: int, text_of: Callable[[int], str]) -> Path:
-    """The id of every message of a job as Parquet: id, topic, key, due_ms. `text_of`: of a part, without the row."""
+    """Write the id of every message of a job as Parquet: id, topic, key, due_ms.
+
+    `text_of`: the beginning of the ids of a part, to which the row is appended.
+    """
     target = store.folder / IDS / f"{manifest.job_id}.parquet"
     if target.exists():
         return target

@@ -1,9 +1,9 @@
-"""Event files of nodes as Parquet: one row an event, in bounded files.
+"""Exports the event files of nodes as Parquet: one row for each event, in files of bounded size.
 
-Messages that came in bundles are noted by the bundle; they become rows of kind SCHEDULED here, once however many nodes
-noted them, with what the bundle tells that lies in one of the directories. Reads what nodes noted (storage/events.py),
-from copies or from the data directories themselves; a file that is torn or damaged ends where it does, as it does for
-the nodes. Never on a node's hot path.
+Nodes note one event for a whole bundle. Its messages become rows of kind SCHEDULED here, once even if several nodes
+noted the bundle, with the content of the bundle's file in one of the directories. Reads event files (storage/events.py)
+from copies or from the data directories themselves. A torn or damaged file is read up to the damage, as on the nodes.
+Never runs in a node.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
         ("filter", pa.string()),
     ]
 )
-"""`count` is 1 but for LOST, whose events are not known one by one. Columns that a kind does not have are null."""
+"""`count` is 1, except for LOST, which stands for several unknown events. Columns that a kind lacks are null."""
 _NUMBERS = ("id", "unit", "new_id", "due_ms", "attempt")
 _TOPIC_FIRST = (EventKind.DISPATCHED, EventKind.DELIVERED, EventKind.SETTLED)
 
@@ -94,7 +94,7 @@ def _tables(directories: Mapping[str, Path]) -> Iterator[pa.Table]:
 
 
 def export_events(directories: Mapping[str, Path], out: Path, rows_a_file: int = ROWS_A_FILE) -> int:
-    """Write the events of nodes (name and data directory) as Parquet files into a folder; how many rows."""
+    """Write the events of nodes (name to data directory) as Parquet files into a folder. Returns the number of rows."""
     out.mkdir(parents=True, exist_ok=True)
     rows = number = 0
     held: list[pa.Table] = []

@@ -1,8 +1,8 @@
-"""What is coming: load by second, minute and hour of what is pending, and what a jitter window would make of it.
+"""Forecasts: the load of pending messages by second, minute and hour, and the effect of a jitter window on it.
 
-Works on any frame with `due_ms` (or `due_at`) and, if there is one, `topic`: what is pending (the data source reads
-it), a Parquet file before it is loaded, or both as a union. Sums are made by Spark. What is collected is bounded by the
-time looked at: one row for each second that has messages, one for each minute and topic.
+Works on any frame with `due_ms` (or `due_at`) and optionally `topic`: the pending messages (from the data source), a
+Parquet file before its load, or a union of both. Spark computes the sums. The time span bounds the collected rows: one
+for each second that has messages, and one for each minute and topic.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 DAYS_MAX = 60.0
 HOT_MAX = 1_000
 TOPICS_MAX = 50
-"""Topics told apart; the rest are summed as OTHERS."""
+"""Topics shown separately; the rest are summed as OTHERS."""
 OTHERS = "(others)"
 WINDOWS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600)
 """Jitter windows that are tried."""
@@ -31,14 +31,14 @@ class ForecastError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ForecastConfig:
-    """What to look at."""
+    """The span of time and the capacity of a forecast."""
 
     start_ms: int
-    """From here on, milliseconds since 1970."""
+    """Begin of the span, milliseconds since 1970."""
     days: float = 7.0
-    """For so long, at most 60."""
+    """Length of the span, at most 60."""
     capacity: float = 10_000.0
-    """Messages a second that the cluster delivers: what is above it makes a second hot."""
+    """Messages a second that the cluster delivers: a second with more is hot."""
 
     def __post_init__(self) -> None:
         if not 0 < self.days <= DAYS_MAX:
@@ -48,7 +48,7 @@ class ForecastConfig:
 
     @property
     def end_ms(self) -> int:
-        """Behind the last moment."""
+        """The exclusive end of the span."""
         return self.start_ms + int(self.days * DAY_MS)
 
 
@@ -62,11 +62,11 @@ class HotSecond:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The answer."""
+    """The result of a forecast."""
 
     config: ForecastConfig
     messages: int
-    """Due in the time looked at."""
+    """Messages due in the span."""
     seconds: NDArray[np.int64]
     """[n, 2]: second (milliseconds since 1970) and messages, rising; only those that have any."""
     minutes: dict[str, NDArray[np.int64]]
@@ -75,11 +75,11 @@ class Forecast:
     hot: list[HotSecond]
     """The hottest, at most HOT_MAX."""
     hot_count: int
-    """All of them."""
+    """Number of all hot seconds."""
     window_s: int | None
-    """The shortest jitter window of WINDOWS_S that leaves no hot second; 0: none is hot; None: none does."""
+    """The shortest window of WINDOWS_S that leaves no hot second. 0: no second is hot; None: no window suffices."""
     backlog_s: float
-    """Without jitter: how long the last message of the worst moment waits at that capacity."""
+    """Without jitter, the longest wait of a message at that capacity."""
 
 
 def _due(frame: DataFrame) -> DataFrame:
@@ -95,7 +95,7 @@ def _due(frame: DataFrame) -> DataFrame:
 
 
 def forecast(frame: DataFrame, config: ForecastConfig) -> Forecast:
-    """Look ahead. Raises ForecastError."""
+    """Compute a forecast. Raises ForecastError."""
     due = _due(frame).where((F.col("due_ms") >= config.start_ms) & (F.col("due_ms") < config.end_ms))
     second = F.floor(F.col("due_ms") / SECOND_MS).cast("bigint").alias("second")
     by_second = due.groupBy("topic", second).count().cache()
@@ -146,8 +146,11 @@ def _coarser(rows: NDArray[np.int64], width_ms: int) -> NDArray[np.int64]:
 
 
 def spread(seconds: NDArray[np.int64], window_s: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Seconds and expected messages of each if every message moves to any of the `window_s` seconds from its own on,
-    each as likely. Only the ends of stretches in which something changes are looked at: exact, whatever the gaps."""
+    """(seconds, expected messages in each) if each message moves to one of `window_s` seconds from its own on, with
+    equal chance.
+
+    Exact, but computed only at the seconds where the expectation changes, whatever the gaps between them.
+    """
     if not len(seconds):
         return seconds[:, 0], np.zeros(0)
     places = seconds[:, 0] // SECOND_MS
@@ -172,10 +175,10 @@ def flattening_window_s(seconds: NDArray[np.int64], capacity: float) -> int | No
 
 
 def backlog_s(seconds: NDArray[np.int64], capacity: float) -> float:
-    """How long the last message of the worst moment waits if so many leave each second, as they come."""
+    """The longest wait of a message, in seconds, if `capacity` messages leave each second in order."""
     if not len(seconds):
         return 0.0
-    # Work left behind each second: a reflected walk, without a loop over seconds.
+    # The work left after each second is a reflected walk, computed without a loop over seconds.
     gaps = np.diff(seconds[:, 0], append=seconds[-1, 0] + SECOND_MS) / SECOND_MS * capacity
     walk = np.cumsum(seconds[:, 1] - gaps)
     before = walk + gaps - seconds[:, 1]
@@ -185,7 +188,7 @@ def backlog_s(seconds: NDArray[np.int64], capacity: float) -> float:
 
 
 def tables(found: Forecast) -> str:
-    """For a terminal: what is coming by topic, the hottest seconds, and what would help."""
+    """The forecast as text for a terminal: load by topic, the hottest seconds, and the window that would help."""
     config = found.config
     lines = [f"{found.messages:,} messages are due within {config.days:g} days"]
     for topic, rows in sorted(found.hours.items(), key=lambda item: -int(item[1][:, 1].sum())):

@@ -1,8 +1,8 @@
-"""Loading a build into a running cluster: its bundles go to every node, and are taken over one by one.
+"""Loads a build into a running cluster: sends its bundles to every node, and has them taken over one by one.
 
-Every node that can be reached gets the bundles, a few ahead of what is taken over; a majority must have one before it
-is. A node that is down is asked again now and then, and later fetches what it lacks from the others. Repeating a load,
-after whatever ended it, goes on where the cluster is: what was taken over is not taken again.
+Every reachable node gets the bundles, a few ahead of the one being taken over. A bundle is taken over only once a
+majority has it. A node that is down is tried again now and then; later it fetches missing bundles from the others.
+A repeated load continues where the cluster is: no bundle is taken over twice.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from tickwheel.pipeline.places import PlaceError, local_folder
 from tickwheel.proto.bulk_pb2 import LoadState
 
 AHEAD_MAX = 6
-"""Bundles that a node may have and that are not taken over yet."""
+"""Bundles that a node may hold before they are taken over."""
 SENDERS = 2
-"""Bundles on their way to a node at once: one is made durable while the next one comes in."""
+"""Bundles under way to a node at once: it makes one durable while the next one arrives."""
 CONTENTS_MAX = 4
 """Bundles in memory; 27 MB each with messages of 100 bytes."""
 AGAIN_S = 1.0
-"""Until a node that could not be reached is tried again."""
+"""Pause before an unreachable node is tried again."""
 GIVE_UP_S = 120.0
-"""A bundle that cannot be taken over for so long ends the load; it may be repeated."""
+"""If a bundle cannot be taken over for this long, the load ends; it may be repeated."""
 
 
 class LoadError(Exception):
-    """The load has ended before its end; repeating it goes on from there. The text says why."""
+    """The load has stopped before its end; a repeat continues from there. The text says why."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a load is."""
+    """The progress of a load."""
 
     bundles: int
     units: int
     taken: int = 0
     taken_units: int = 0
     sent_bytes: dict[str, int] = field(default_factory=dict)
-    """By address of a node, in this run."""
+    """Bytes sent in this run, by a node's address."""
     unreachable: dict[str, str] = field(default_factory=dict)
-    """Address and reason of nodes that cannot be sent to now."""
+    """The nodes that cannot be reached now: address to reason."""
     seconds: float = 0.0
 
 
 class _Contents:
-    """Bytes of the bundles that are being sent, read and checked once for all nodes."""
+    """The contents of the bundles being sent, each read and checked once for all nodes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._held: OrderedDict[str, asyncio.Task[_Content]] = OrderedDict()
 
     async def get(self, built: BuiltBundle) -> _Content:
-        """Raises ManifestError."""
+        """The content of a bundle. Raises ManifestError if it is not the one that was built."""
         task = self._held.get(built.name)
         if task is None:
             task = asyncio.create_task(asyncio.to_thread(self._read, built))
@@ -105,14 +105,14 @@ class Loader:
         self.progress = Progress(len(manifest.bundles), manifest.units)
         self._contents = _Contents(folder)
         self._next: dict[str, int] = {}
-        """Of each node, the next bundle to be sent."""
+        """The next bundle to send, by node."""
         self._sent: dict[str, set[int]] = {}
         self._held: dict[str, int] = {}
-        """Bundles, from the first on, that each node has had."""
+        """The number of bundles, counted from the first, that each node has received."""
         self._moved = asyncio.Event()
 
     async def run(self, told: Callable[[Progress], None] = lambda _: None) -> Progress:
-        """Raises LoadError, ManifestError, TickwheelError kinds. `told` is called a few times a second."""
+        """Load all bundles. `told` is called a few times a second. Raises LoadError, ManifestError, TickwheelError."""
         started = time.monotonic()
         manifest, progress = self._manifest, self.progress
         addresses = await self._addresses()
@@ -143,11 +143,11 @@ class Loader:
         return progress
 
     async def _known(self) -> LoadState:
-        """How far the cluster is."""
+        """The cluster's state of this load."""
         return await self._client.bulk.load(self.job_id)
 
     async def _take(self, place: int) -> LoadState:
-        """Ask for one bundle to be taken over."""
+        """Ask the master to take one bundle over."""
         built, manifest = self._manifest.bundles[place], self._manifest
         return await self._client.bulk.take_over(
             self.job_id, manifest.sha256, place + 1, len(manifest.bundles), built.name, built.topics
@@ -164,9 +164,9 @@ class Loader:
         return [status.master_address, *sorted(by_id.values())]
 
     async def _send_all(self, address: str) -> None:
-        """Bring all bundles that are not taken over to one node, in order, as one of its SENDERS."""
+        """Send all bundles not yet taken over to one node, in order. SENDERS such tasks share a node's bundles."""
         progress, bundles = self.progress, self._manifest.bundles
-        # What it lacks of those taken over while it was away it gets from the others.
+        # The node gets bundles that were taken over in its absence from the other nodes.
         while (place := max(self._next.get(address, 0), progress.taken)) < len(bundles):
             if place >= progress.taken + AHEAD_MAX:
                 await self._wait_for_move()
@@ -212,7 +212,7 @@ class Loader:
             return
 
     async def _take_over(self, place: int, addresses: list[str], senders: list[asyncio.Task[None]]) -> None:
-        """One bundle, once a majority and all that can be reached have it."""
+        """Have one bundle taken over, once a majority and all reachable nodes have it."""
         built, progress = self._manifest.bundles[place], self.progress
         give_up = time.monotonic() + GIVE_UP_S
         problem = "it has not reached a majority of the nodes"
@@ -242,7 +242,7 @@ class Loader:
             await self._wait_for_move()
 
     async def _send_again(self, built: BuiltBundle, addresses: list[str]) -> None:
-        """A node has lost what it had been sent: it was removed as unclaimed, or its disk is another."""
+        """Send a bundle again to nodes that lost it: it was removed as unclaimed, or the disk was replaced."""
         for address in addresses:
             try:
                 await self._send(address, built)
@@ -257,8 +257,7 @@ async def load(
     job_id: str = "",
     told: Callable[[Progress], None] = lambda _: None,
 ) -> Progress:
-    """Load a build. `job_id`: names the load; by default it follows from what was built, so that the same build is
-    never loaded twice."""
+    """Load a build. `job_id` names the load; by default it is a hash of the build, so no build is loaded twice."""
     try:
         path = local_folder(folder, "OUT")
     except PlaceError as error:

@@ -1,7 +1,7 @@
-"""The list of what a build made: `manifest.json` in its folder, and the check of it.
+"""The list of a build's bundles: `manifest.json` in its folder, and its check.
 
-Written last, aside and renamed: a folder without it is no finished build. It names each bundle with its checksums, so a
-load brings exactly what was built; the checksum of the list names the load.
+Written last, aside, then renamed: a folder without it is no finished build. It lists each bundle with its checksums, so
+a load brings exactly the bundles that were built. The checksum of the list names the load.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BuiltBundle:
     topics: list[str]
 
     def path(self, folder: Path) -> Path:
-        """Its file."""
+        """The path of its file."""
         return folder / BUNDLES / f"{self.name}{SUFFIX}"
 
 
@@ -54,7 +54,7 @@ class Manifest:
 
     @property
     def sha256(self) -> str:
-        """Names the load."""
+        """The checksum of the list, which names the load."""
         facts = [[b.name, b.bytes, b.units, b.topics] for b in self.bundles]
         return hashlib.sha256(json.dumps([self.slot_ms, facts]).encode()).hexdigest()
 
@@ -70,7 +70,7 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Finish a build; durable on return."""
+    """Write the manifest, which finishes a build; durable on return."""
     body = {"version": VERSION, **asdict(manifest)}
     text = json.dumps(body, sort_keys=True)
     content = json.dumps({"crc32c": google_crc32c.value(text.encode()), "build": body}, sort_keys=True, indent=1)
@@ -83,7 +83,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises ManifestError."""
+    """The manifest of a build. Raises ManifestError if it is missing or damaged."""
     path = folder / FILE_NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

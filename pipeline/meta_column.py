@@ -1,7 +1,7 @@
-"""The column of serialized MessageMeta that a record batch's META_COLUMNS make, without a loop over rows.
+"""Builds the column of serialized MessageMeta from a record batch's META_COLUMNS, without a loop over rows.
 
-Writes the wire format of protobuf by itself: a field's tag, its length, its bytes, joined by Arrow. What it writes is
-read as the same MessageMeta as the generated class would have written.
+Writes protobuf's wire format itself: the tag, length and bytes of each field, joined by Arrow. A reader gets the same
+MessageMeta as from the generated class.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tickwheel.proto.common_pb2 import MessageMeta
 
 META_COLUMNS = ("key", "tags", "properties", "message_group")
-"""All of MessageMeta; `properties` are its headers."""
+"""All fields of MessageMeta; `properties` are its headers."""
 META_BYTES_MAX = 32_768
 _LENGTH_DELIMITED = 2
 
@@ -41,7 +41,7 @@ def _varint(value: int) -> bytes:
 
 
 def _field(tag: bytes, values: pa.Array) -> pa.Array:
-    """Each value as a field; no nulls."""
+    """Each value encoded as a field. `values` has no nulls."""
     lengths, which = np.unique(pc.binary_length(values).to_numpy(zero_copy_only=False), return_inverse=True)
     heads = pa.array([tag + _varint(length) for length in lengths.tolist()], pa.binary())
     return pc.binary_join_element_wise(heads.take(pa.array(which)), values, b"")
@@ -52,13 +52,13 @@ def _filled(values: pa.Array) -> pa.Array:
 
 
 def _joined(values: pa.Array, lengths: NDArray[np.int64]) -> pa.Array:
-    """So many values each in one."""
+    """Consecutive values joined into one each; `lengths` are the numbers of values."""
     offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
     return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), values), b"")
 
 
 def _rows_with(bad: pa.Array, lengths: NDArray[np.int64]) -> Mask:
-    """Rows of which one of the values is bad."""
+    """Marks the rows of which at least one value is bad."""
     owners = np.repeat(np.arange(len(lengths)), lengths)
     found = np.zeros(len(lengths), np.bool_)
     found[owners[bad.to_numpy(zero_copy_only=False)]] = True
@@ -71,7 +71,7 @@ def _lengths(column: pa.Array) -> NDArray[np.int64]:
 
 
 def meta_column(columns: Mapping[str, pa.Array], count: int) -> tuple[pa.Array | None, list[tuple[Mask, str]]]:
-    """Meta of each row (None: no row has one), and which rows cannot have theirs, with the reason."""
+    """(meta of each row, None if no row has one; masks of rows whose meta is invalid, with the reason)."""
     parts: list[pa.Array] = []
     wrong: list[tuple[Mask, str]] = []
     for tag, name in ((_KEY, "key"), (_GROUP, "message_group")):

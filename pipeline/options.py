@@ -1,7 +1,7 @@
 """The options of the data source: one place that reads, checks and documents them.
 
-Every option has a name in lower case (Spark hands all keys over like that), a unit in its name where it has one, and a
-default. An unknown one is refused by its name, so that a typing error does not go unnoticed.
+Every option has a name in lower case, since Spark passes all keys in lower case. A unit ends the name, and each has a
+default. An unknown option is refused by name, so that a typing error does not go unnoticed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NO_TABLE = (
     "... USING tickwheel OPTIONS (...) reads, df.write.format('tickwheel').options(...).mode('append').save() writes"
 )
 SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
-"""What Spark adds by itself."""
+"""Options that Spark adds by itself."""
 CONNECTION = frozenset({"endpoints", "ca_file", "cert_file", "key_file", "server_name", "timeout_s"})
 NAME = re.compile(r"[A-Za-z0-9_\-.]{1,64}")
 TOPIC = re.compile(r"[A-Za-z0-9_\-%][A-Za-z0-9_\-.%]{0,126}")
@@ -38,12 +38,12 @@ class Options:
     """Typed access to the options that a reader or writer was given."""
 
     def __init__(self, given: Mapping[str, str], known: frozenset[str]) -> None:
-        """Raises OptionError for an unknown one, and for those of a table of Spark's catalog."""
+        """Raises OptionError for an unknown option, and for those of a table in Spark's catalog."""
         self._given = {name.lower(): value for name, value in given.items()}
-        if "provider" in self._given:  # what CREATE TABLE adds
+        if "provider" in self._given:  # added by CREATE TABLE
             raise OptionError("provider", self._given["provider"], NO_TABLE)
         self.empty = not self._given
-        """As with a table of Spark's catalog."""
+        """Whether no option was given, as for a table in Spark's catalog."""
         allowed = known | CONNECTION | SPARKS_OWN
         for name in self._given:
             if name not in allowed:
@@ -52,18 +52,18 @@ class Options:
                 )
 
     def text(self, name: str, default: str = "") -> str:
-        """As it is."""
+        """The text of an option, unchecked."""
         return self._given.get(name, default)
 
     def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
-        """One of some words."""
+        """An option that must be one of the allowed words. Raises OptionError."""
         value = self._given.get(name, default).lower()
         if value not in allowed:
             raise OptionError(name, value, f"one of {', '.join(allowed)}")
         return value
 
     def number(self, name: str, default: N, least: N, most: N) -> N:
-        """A number of the default's type within bounds."""
+        """A number of the default's type, within bounds. Raises OptionError."""
         value = self._given.get(name)
         if value is None:
             return default
@@ -77,7 +77,7 @@ class Options:
         return number
 
     def matching(self, name: str, pattern: re.Pattern[str], default: str, limit: str) -> str:
-        """Text that matches, or the default."""
+        """Text that matches the pattern, or the default. Raises OptionError with `limit` as the allowed form."""
         value = self._given.get(name, default)
         if value and pattern.fullmatch(value) is None:
             raise OptionError(name, value, limit)
@@ -93,12 +93,12 @@ class Connection:
     timeout_s: float
 
     def open(self) -> Client:
-        """A client with a loop of its own; close it in the same function."""
+        """A client with its own loop; close it in the same function."""
         return Client(self.endpoints, tls=self.tls, timeout_s=self.timeout_s)
 
 
 def connection_of(options: Options, timeout_s: float) -> Connection:
-    """endpoints, ca_file, cert_file, key_file, server_name, timeout_s."""
+    """The connection by the options endpoints, ca_file, cert_file, key_file, server_name and timeout_s."""
     endpoints = tuple(part.strip() for part in options.text("endpoints").split(",") if part.strip())
     if not endpoints:
         limit = "host:port of one or more nodes, separated by commas"

@@ -1,7 +1,7 @@
-"""Parquet files as pieces that tasks read by themselves, columns straight into numpy: never rows of Spark.
+"""Splits Parquet files into pieces that tasks read themselves, columns straight into numpy, never as rows of Spark.
 
-Of plain files only. What needs Spark's own reader (columns in the names of folders, files of different schemas, a file
-system that Arrow does not know) is left to it: `find` gives None.
+For plain files only. `find` returns None where Spark's own reader is needed: for columns in the names of folders, for
+files of different schemas, and for a file system that Arrow does not know.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 BATCH_ROWS_MAX = 1 << 17
 BATCH_BYTES = 16 << 20
-"""Of one record batch, about: rows may be of 4 MiB each."""
+"""Approximate bytes of one record batch; a single row may have 4 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """All that is to be read."""
+    """All pieces of a file or folder."""
 
     source: str
     schema: StructType
     pieces: tuple[Piece, ...]
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Batches of one piece, with the types that Spark would give them."""
+        """The record batches of one piece, with the types that Spark would give them."""
         system, _ = _opened(self.source)
         piece = self.pieces[number]
         wanted = to_arrow_schema(self.schema, timezone="UTC")
@@ -55,7 +55,7 @@ def _opened(source: str) -> tuple[fs.FileSystem, str]:
 
 
 def find(source: str, piece_bytes: int) -> Pieces | None:
-    """Pieces of about so many bytes of a file or folder. None: Spark is to read it."""
+    """Pieces of about `piece_bytes` bytes, of a file or folder. None: only Spark can read it."""
     try:
         system, path = _opened(source)
         paths = _files(system, path)
@@ -70,7 +70,7 @@ def find(source: str, piece_bytes: int) -> Pieces | None:
             return None
         return Pieces(source, from_arrow_schema(schemas[0], prefer_timestamp_ntz=True), tuple(pieces))
     except (OSError, pa.ArrowException, TypeError):
-        return None  # Spark's reader says what is wrong with it
+        return None  # Spark's reader reports the error
 
 
 def _files(system: fs.FileSystem, path: str) -> list[str] | None:

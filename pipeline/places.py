@@ -1,7 +1,7 @@
-"""Where a path or URI that a command was given lies: in a folder that all machines mount, or elsewhere.
+"""Paths and URIs in a command's arguments: tells folders that all machines mount from other places.
 
-What syncs, renames and links files itself (cold tier, builds) needs a folder: a path, or `file:` with a URI's rules.
-Parquet that Spark alone reads and writes (input, archive) may lie wherever Spark reaches.
+Cold tier and builds sync, rename and link files themselves, so they need a folder: a path, or a `file:` URI.
+Parquet that only Spark reads and writes (input, archive) may be anywhere that Spark can reach.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
 
 class PlaceError(ValueError):
-    """It cannot lie there; the text names it and says what is accepted."""
+    """The place is not accepted here; the text names it and says what is."""
 
 
 def scheme_of(place: str) -> str:
@@ -41,6 +41,6 @@ def local_folder(place: str | Path, what: str) -> Path:
 
 
 def spark_folder(place: str | Path) -> str:
-    """A path, absolute, as Spark takes it; a URI as it is."""
+    """An absolute path for Spark; a URI is returned unchanged."""
     text = str(place)
     return text if scheme_of(text) else str(Path(text).absolute())

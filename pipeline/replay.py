@@ -1,7 +1,7 @@
-"""Scheduling messages of an archive again: selected by a condition in SQL, through the sink, exactly once by job.
+"""Schedules messages of an archive again: selects them by an SQL condition, writes through the sink, once for each job.
 
-Topic, payload, key, tags, properties and message group are what they were; the property `REPLAY_OF` names the message
-that it was.
+Topic, payload, key, tags, properties and message group stay the same. The property `REPLAY_OF` holds the id of the
+original message.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "
 
 
 class ReplayError(ValueError):
-    """A replay cannot be made; the text names the option, and the column where one is wrong."""
+    """A replay is not possible; the text names the option, and the column if one is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayConfig:
-    """What is to be scheduled again, and when."""
+    """The messages to schedule again, and their new due times."""
 
     where: str = "true"
     """A condition in Spark's SQL over the columns of the archive."""
 
     shift: str = ""
-    """Due so much after it was due first: 90s, 2h, 1d12h, 52w. Or:"""
+    """The new due time as a distance from the first one: 90s, 2h, 1d12h, 52w. Alternatively `due`."""
 
     due: str = ""
-    """an expression in Spark's SQL over the columns: bigint (milliseconds since 1970) or timestamp."""
+    """The new due time as a Spark SQL expression over the columns: bigint (milliseconds since 1970) or timestamp."""
 
     topic: str = ""
-    """Another topic for all; by default that of each message."""
+    """Topic for all messages; by default each keeps its own."""
 
 
 def shift_ms(text: str) -> int:
@@ -58,7 +58,7 @@ def shift_ms(text: str) -> int:
 
 
 def selected(archive: DataFrame, config: ReplayConfig) -> DataFrame:
-    """Columns of the sink for what is to be scheduled again, each message once. Raises ReplayError."""
+    """The selected messages, each once, with the columns of the sink. Raises ReplayError."""
     if bool(config.shift) == bool(config.due):
         raise ReplayError("shift, due: exactly one of them must be given")
     chosen = _checked("where", archive, lambda: archive.where(config.where)).dropDuplicates(["id"])
@@ -104,7 +104,7 @@ def _explained(error: AnalysisException, archive: DataFrame) -> str:
 
 
 def replay(archive: DataFrame, connection: Connection, job_id: str, config: ReplayConfig) -> int:
-    """Schedule again what is selected; how many messages that are.
+    """Schedule the selected messages again. Returns their number.
 
     Repeating it under the same job id, after whatever ended it, schedules nothing twice. A message that cannot be
     scheduled fails all of it. Raises ReplayError, and what the sink raises.
@@ -132,7 +132,7 @@ def sink_options(connection: Connection) -> dict[str, str]:
 
 
 def summary(rows: DataFrame) -> str:
-    """What would be scheduled, by topic, for people."""
+    """The messages that would be scheduled, by topic, as text."""
     found = rows.groupBy("topic").agg(F.count("*"), F.min("due_ms"), F.max("due_ms")).orderBy("topic").collect()
     lines = [f"{sum(row[1] for row in found):,} messages would be scheduled"]
     for topic, count, first, last in found:

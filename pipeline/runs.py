@@ -1,9 +1,9 @@
-"""Runs: rows of a build that were checked, encoded and sorted by due time, in files between its two stages.
+"""Runs: files between the two stages of a build, with rows that are checked, encoded and sorted by due time.
 
-The first stage writes runs wherever its rows happen to lie; each task of the second one takes a range of hours out of
-all of them. Columns lie one behind the other, each a plain array, so a range of hours is a few reads. A file is written
-by one attempt and named after it; only files that the driver was told of are read, and all of them are removed when the
-build ends, however it ends.
+A task of the first stage writes its rows as runs. A task of the second stage reads a range of hours from all runs. A
+file holds the columns one after the other, each as a plain array, so a range of hours takes a few reads. One attempt
+writes a file, which is named after it. Only files reported to the driver are read, and all are removed when the build
+ends, even if it fails.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _HEADER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Encoded rows. `columns`: of UNIT, all but offsets and what is the same in all; `records`: meta and payload."""
+    """Encoded rows. `columns`: those of UNIT, without offsets and constants; `records`: meta and payload."""
 
     columns: dict[str, Column]
     records: pa.Array
     """large_binary."""
     topics: list[str]
-    """`topic_id` names a place of it."""
+    """The topics; the column `topic_id` holds places in this list."""
 
     @property
     def due_ms(self) -> NDArray[np.int64]:
         return self.columns["due_requested_ms"]
 
     def sorted(self) -> Rows:
-        """In the order of their due times, equal ones as they came."""
+        """The rows sorted by due time; rows of equal times keep their order."""
         due = self.due_ms
         if (due[1:] >= due[:-1]).all():
             return self
@@ -49,19 +49,19 @@ class Rows:
         return Rows(columns, self.records.take(pa.array(order)), self.topics)
 
     def part(self, low: int, high: int) -> Rows:
-        """Some of them, nothing copied."""
+        """The rows from `low` to before `high`, without a copy."""
         columns = {name: column[low:high] for name, column in self.columns.items()}
         return Rows(columns, self.records.slice(low, high - low), self.topics)
 
     def content(self) -> memoryview:
-        """All records one behind the other."""
+        """All records, one after the other."""
         _, offsets, data = self.records.buffers()
         at = np.frombuffer(offsets, np.int64)[self.records.offset : self.records.offset + len(self.records) + 1]
         return memoryview(b"" if data is None else data.slice(int(at[0]), int(at[-1] - at[0])))
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """One behind the other."""
+    """The rows of all parts, one after the other."""
     if len(parts) == 1:
         return parts[0]
     topics: dict[str, int] = {}
@@ -83,7 +83,7 @@ def joined(parts: Sequence[Rows]) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """How much is due in which hours."""
+    """The amount due in each hour."""
 
     hours: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -91,7 +91,7 @@ class Hours:
 
     @staticmethod
     def of(rows: Rows) -> Hours:
-        """Of sorted rows."""
+        """The amounts of sorted rows."""
         hours = rows.due_ms // HOUR_MS
         starts = np.flatnonzero(np.diff(hours, prepend=-1))
         sizes = rows.columns["size"].astype(np.int64)
@@ -99,7 +99,7 @@ class Hours:
 
     @staticmethod
     def sum(parts: Sequence[Hours]) -> Hours:
-        """Of all together."""
+        """The amounts of all parts together."""
         if not parts:
             none = np.zeros(0, np.int64)
             return Hours(none, none, none)
@@ -111,7 +111,7 @@ class Hours:
 
 
 def write_run(path: Path, rows: Rows) -> None:
-    """Write sorted rows. Not synced: a build that is not finished counts for nothing."""
+    """Write sorted rows, without a sync: an unfinished build does not count."""
     ends = np.cumsum(rows.columns["size"], dtype=np.int64)
     columns = {"due_requested_ms": rows.due_ms, "end": ends, **rows.columns}
     facts: dict[str, Any] = {
@@ -148,11 +148,11 @@ class Run:
         return np.array(self._columns["due_requested_ms"][low:high])
 
     def place(self, due_ms: int) -> int:
-        """Of the first row that is not due before."""
+        """The place of the first row that is not due before `due_ms`."""
         return int(np.searchsorted(self._columns["due_requested_ms"], due_ms))
 
     def rows(self, low: int, high: int) -> Rows:
-        """low < high."""
+        """The rows from `low` to before `high`, which must be greater."""
         ends = np.array(self._columns["end"][low:high])
         first = int(ends[0]) - int(self._columns["size"][low])
         with self._path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""Realistic schedules of any size, the same for the same seed: what to try a cluster and a pipeline with.
+"""Realistic schedules of any size to try a cluster and a pipeline with. Equal seeds give equal schedules.
 
-Numpy alone. Due times have a rhythm of the day (few at night, most around noon and in the evening), bursts at full
-hours, where people and crons like to put things, and a long tail: most within days, some up to two years ahead.
+Uses only numpy. Due times follow a daily rhythm: few at night, most around noon and in the evening. They have bursts at
+full hours, which people and crons prefer, and a long tail: most are within days, some up to two years ahead.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 ROWS_A_BATCH = 250_000
 HOUR_WEIGHTS = np.array([2, 1, 1, 1, 1, 2, 4, 7, 9, 9, 8, 8, 10, 9, 8, 8, 8, 9, 10, 10, 8, 6, 4, 3], dtype=np.float64)
-"""How often each hour of the day is asked for."""
+"""Relative frequency of each hour of the day."""
 
 SCHEMA = pa.schema([("topic", pa.string()), ("due_ms", pa.int64()), ("payload", pa.binary()), ("key", pa.string())])
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleConfig:
-    """What the schedule is like."""
+    """The shape of a schedule."""
 
     rows: int = 1_000_000
     start_ms: int = 0
     """No due time is before this."""
     seed: int = 0
     topics: tuple[str, ...] = ("reminders", "invoices", "retries")
-    """The first is the most frequent, each following one half as frequent."""
+    """Topics; each is half as frequent as the one before."""
     payload_bytes: int = 100
     keys: bool = False
     """Whether messages have a key of their own."""
@@ -42,7 +42,7 @@ class ScheduleConfig:
     median_days: float = 3.0
     """Half of the messages are due within this."""
     burst_share: float = 0.2
-    """Of all messages, those due within two seconds of a full hour."""
+    """Share of messages due within two seconds of a full hour."""
 
     def __post_init__(self) -> None:
         for name, good, allowed in (
@@ -60,7 +60,7 @@ class ScheduleConfig:
 def due_times(config: ScheduleConfig, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
     """Due times of some messages, in milliseconds since 1970."""
     span_ms = int(config.span_days * DAY_MS)
-    # A log-normal has the long tail; what lies beyond the span is spread evenly over it.
+    # A log-normal has the long tail; values beyond the span are spread evenly over it.
     ahead = np.exp(rng.normal(np.log(config.median_days), 1.6, count)) * DAY_MS
     days = np.where(ahead < span_ms, ahead, rng.uniform(0, span_ms, count)) // DAY_MS
     hours = rng.choice(24, count, p=HOUR_WEIGHTS / HOUR_WEIGHTS.sum())
@@ -77,7 +77,7 @@ def due_times(config: ScheduleConfig, rng: np.random.Generator, count: int) -> N
 
 
 def schedule(config: ScheduleConfig) -> Iterator[pa.RecordBatch]:
-    """Record batches of SCHEMA. Each payload names its row, so that every message can be told from all others."""
+    """Record batches of SCHEMA. Each payload contains the number of its row, so all messages differ."""
     rng = np.random.default_rng(config.seed)
     weights = 0.5 ** np.arange(len(config.topics))
     names = pa.array(config.topics, pa.string())
@@ -95,7 +95,7 @@ def schedule(config: ScheduleConfig) -> Iterator[pa.RecordBatch]:
 
 
 def write_schedule(config: ScheduleConfig, path: str | Path) -> int:
-    """Write a schedule as a Parquet file; how many rows it has."""
+    """Write a schedule as a Parquet file. Returns the number of rows."""
     rows = 0
     with pq.ParquetWriter(str(path), SCHEMA, compression="snappy") as writer:
         for batch in schedule(config):

@@ -1,7 +1,7 @@
-"""The one place that makes a Spark session: what the commands, the examples and the tests run on.
+"""Creates the Spark sessions of the commands, the examples and the tests.
 
-`local[*]` by default, any Spark master by `master`. Sessions keep times in UTC, push filters down into Python
-data sources, and are quiet. On a cluster the workers need `tickwheel[spark]` too.
+The default is `local[*]`; `master` sets any Spark master. Sessions use UTC, push filters down into Python data sources,
+and log little. On a cluster the workers need `tickwheel[spark]` too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 JAVA_VERSION_MIN = 17
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Starts in half the time and runs long jobs slower: for tests and short commands."""
+"""Options with which the JVM starts in half the time but runs long jobs more slowly: for tests and short commands."""
 
 _LOG4J = """\
 rootLogger.level = error
@@ -37,11 +37,11 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
-"""The last logger is what Spark takes its "default log level" from: as the root's, it has nothing to announce."""
+"""Spark takes its "default log level" from the last logger. It equals the root's, so Spark announces no change."""
 _JVM_NOISE = b"WARNING: Using incubator modules: "
-"""Said by Java itself of a module that Spark needs, before any setting of a log can hold."""
+"""Java's own warning about a module that Spark needs. Java prints it before any log setting takes effect."""
 _ECHOES = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""What these write, a page with Java's stack, is the text of an error that is raised anyway."""
+"""Loggers that write a page with Java's stack for an error that is raised anyway."""
 
 
 class NoJavaError(Exception):
@@ -50,7 +50,7 @@ class NoJavaError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """How a session is to be made."""
+    """The settings of a session."""
 
     master: str = "local[*]"
     """A Spark master: `local[2]`, `local[2,4]` (four tries a task), `spark://host:7077`, ..."""
@@ -58,10 +58,10 @@ class SessionConfig:
     app_name: str = "tickwheel"
 
     driver_memory: str = "1g"
-    """Heap of the driver; in local mode of everything."""
+    """Heap of the driver; in local mode it holds everything."""
 
     shuffle_partitions: int | None = None
-    """Tasks after a shuffle; absent: twice the cores of a local master, else Spark's own default."""
+    """Tasks after a shuffle; None: twice the cores of a local master, else Spark's own default."""
 
     quick: bool = False
     """Start sooner, compile less: for tests and short commands."""
@@ -70,11 +70,11 @@ class SessionConfig:
     """Only errors in the log, no progress bar, no web page."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Any Spark settings, laid over all others."""
+    """Spark settings that override all others."""
 
 
 def find_java() -> str:
-    """The java that Spark will use. Raises NoJavaError if there is none, or if it is too old."""
+    """The path of the java that Spark will use. Raises NoJavaError if there is none or it is too old."""
     home = os.environ.get("JAVA_HOME")
     command = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     advice = "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
@@ -99,10 +99,10 @@ def _local_cores(master: str) -> int | None:
 
 
 def build_session(config: SessionConfig | None = None) -> SparkSession:
-    """A session as described, or the one of this process if there is one. Raises NoJavaError."""
+    """A session with these settings, or the existing session of this process. Raises NoJavaError."""
     config = config or SessionConfig()
     find_java()
-    # The workers of a local master run this very Python; those of others name theirs.
+    # Workers of a local master run this Python; other masters name their own.
     cores = _local_cores(config.master)
     if cores is not None:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -135,7 +135,7 @@ def build_session(config: SessionConfig | None = None) -> SparkSession:
 
 @contextmanager
 def _without_noise() -> Iterator[None]:
-    """Whatever is started here has a standard error without _JVM_NOISE, for as long as it lives.
+    """Processes started within this context have a standard error without _JVM_NOISE, as long as they live.
 
     Lines pass through a pipe and a thread of this process; Java drops what it says after that has ended.
     """
@@ -158,16 +158,16 @@ def _without_noise() -> Iterator[None]:
 
 
 def _pass_lines(source: int, target: int) -> None:
-    """Until all who write to the source have ended."""
+    """Pass lines on, without _JVM_NOISE, until all writers of the source have ended."""
     with os.fdopen(source, "rb") as lines, os.fdopen(target, "wb", buffering=0) as out:
         for line in lines:
             if not line.startswith(_JVM_NOISE):
-                with suppress(BrokenPipeError):  # nobody reads it any more; Java must not stand still for that
+                with suppress(BrokenPipeError):  # the reader has gone, which must not block Java
                     out.write(line)
 
 
 def _log4j_file() -> Path:
-    """Read by the JVM when it starts; small and the same for all, so it stays where it is."""
+    """The path of the log settings, which the JVM reads at its start. The small file is shared and never removed."""
     path = Path(tempfile.gettempdir()) / f"tickwheel-log4j2-{os.getuid()}.properties"
     if not path.exists() or path.read_text(encoding="utf-8") != _LOG4J:
         aside = path.with_suffix(f".{os.getpid()}")

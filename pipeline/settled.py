@@ -1,13 +1,15 @@
-"""What consumer groups are done with, as frames: messages that a group has settled, and its dead letters.
+"""The messages that a consumer group has settled, and its dead letters, as frames.
 
-The driver pins on one node what a group has settled after one entry of the log, and tasks read pieces of it. A message
-counts as settled if the last position it has for the group is: one that waits for a retry, or whose retry is out, does
-not, nor does a dead letter. Dead letters are listed by the driver after the pin and read by the tasks, from the master.
-The pin says how many there were: if one was replayed or purged before it could be listed, the driver pins again, so no
-message is taken for settled that lay in the queue of the dead, nor one for dead that is delivered again. Positions
-whose hours go before a task comes to them are passed over, and told.
+The driver pins the group's settled messages on one node, after one entry of the log, and tasks read pieces of the pin.
+A message counts as settled if its last position for the group is settled. A message that waits for a retry, or whose
+retry is being delivered, does not count, and neither does a dead letter.
 
-Frames are to be used soon: a pin is forgotten ten minutes after it was last read.
+The driver lists the dead letters after the pin, and tasks read them from the master. The pin states their number. If
+one was replayed or purged before the driver could list it, the driver pins again. So no dead letter is taken for
+settled, and no message that is delivered again is taken for dead. Positions whose hours are removed before a task reads
+them are skipped and reported.
+
+Use a frame soon: a node drops a pin ten minutes after the last read.
 """
 
 from __future__ import annotations
@@ -58,27 +60,27 @@ _PLACES_ARROW = pa.schema([pa.field("id", pa.string()), pa.field("position", pa.
 _WITH_PLACE = pa.schema([*_ARROW, pa.field("position", pa.int64())])
 
 POSITIONS = 65_536
-"""Of a task."""
+"""Positions for each task."""
 LETTERS = 2_048
-"""Of a task."""
+"""Dead letters for each task."""
 LETTERS_AHEAD = 32
-"""Asked for together."""
+"""Dead letters requested at the same time."""
 PINS = 8
-"""Tried while dead letters go in between."""
+"""Pins tried if dead letters are replayed or purged in between."""
 
 Item = TypeVar("Item")
 Piece = SettledTopic
-"""A topic, and some positions of it."""
+"""A range of positions of one topic."""
 Gone = frozenset[tuple[int, int, int]]
-"""Of a topic's id, positions from and below."""
+"""(topic id, first position, end) of ranges that were removed."""
 
 
 class LettersGoingError(Exception):
-    """Dead letters of a group were replayed or purged whenever they were looked at; the text names it."""
+    """Dead letters of the named group were replayed or purged during each of the PINS tries."""
 
 
 class _Union(AccumulatorParam[Gone]):
-    """However often a task tells the same."""
+    """A union of sets, so that repeated reports of a task do not count twice."""
 
     def zero(self, value: Gone) -> Gone:
         return frozenset()
@@ -89,7 +91,7 @@ class _Union(AccumulatorParam[Gone]):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a group is done with."""
+    """The settled messages and dead letters of a group."""
 
     frame: DataFrame
     """SCHEMA."""
@@ -98,12 +100,12 @@ class Done:
 
     @property
     def passed_over(self) -> Gone:
-        """What was removed while tasks read. Complete once all of the frame was computed."""
+        """The ranges that were removed during the reads. Complete once the whole frame was computed."""
         return self._passed_over.value
 
 
 def done_with(spark: SparkSession, connection: Connection, group: str, due_ms_min: int = 0) -> Done:
-    """What a group has settled of what the cluster still keeps, and its dead letters, each message once.
+    """The settled messages of a group that the cluster still keeps, and its dead letters, each message once.
 
     `due_ms_min`: only messages whose last delivery was due, or that died, at or after it. Raises RequestRefused if
     there is no such group, ClusterUnavailable, LettersGoingError.
@@ -137,7 +139,7 @@ def done_with(spark: SparkSession, connection: Connection, group: str, due_ms_mi
 def _of_each(
     spark: SparkSession, items: Sequence[Item], read: Callable[[Item], Iterator[pa.RecordBatch]], schema: str
 ) -> DataFrame:
-    """What `read` gives for every item, each in a task of its own."""
+    """A frame of the batches that `read` returns for each item, with one task for each item."""
     count = len(items)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -149,8 +151,10 @@ def _of_each(
 
 
 def _how(filter: str) -> Column:
-    """What was delivered was acknowledged in the end; what the filter does not want was not delivered. Exactly so: the
-    node goes by hashes of tags."""
+    """The end of a settled message: acknowledged if the filter wants it, else skipped.
+
+    The tags themselves are compared, since the node compares only hashes of them.
+    """
     if not filter:
         return F.col("how")
     none = F.array().cast("array<string>")
@@ -159,13 +163,13 @@ def _how(filter: str) -> Column:
 
 
 async def _pinned(client: AsyncClient, group: str, due_ms_min: int) -> tuple[SettledPin, list[int], list[str]]:
-    """A pin, and numbers and ids of the dead letters that there were at that moment."""
+    """(a pin, numbers, ids of the dead letters that existed at that moment)."""
     for _ in range(PINS):
         pin = await client.snapshot.pin_settled(group, due_ms_min=due_ms_min)
         found = [
             (letter.number, letter.id) async for letter in client.dead.list(group) if letter.number < pin.dead_next
         ]
-        # Numbers are never used again: if there are as many as there were, they are the same.
+        # Numbers are never reused: if the count is equal, the letters are the same.
         if len(found) == pin.dead_count:
             return pin, [number for number, _ in found], [id for _, id in found]
     raise LettersGoingError(
@@ -260,7 +264,7 @@ async def _get(client: AsyncClient, group: str, numbers: Sequence[int]) -> list[
         except RequestRefused as error:
             if error.reason != "UNKNOWN_NAME":
                 raise
-            return None  # replayed or purged since it was listed
+            return None  # replayed or purged after the listing
 
     return [letter for letter in await asyncio.gather(*map(one, numbers)) if letter is not None]
 

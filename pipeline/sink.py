@@ -1,9 +1,9 @@
-"""The sinks: a frame, or a stream's micro-batches, scheduled exactly once.
+"""The sinks: schedule a frame, or the micro-batches of a stream, exactly once.
 
-Tasks stage their rows under (job, run, partition, attempt) in the cluster's replicated state; the driver's commit names
-the attempts that count, and only then are they scheduled. A retried task, a speculative copy, a job that fails or is
-cancelled and a change of master leave nothing behind and repeat nothing. Channels are opened in `write`, `commit` and
-`abort` only: they survive neither a fork nor a pickle.
+Tasks stage their rows under (job, run, partition, attempt) in the cluster's replicated state. The driver's commit names
+the attempts that count, and only then are their rows scheduled. So a retried task, a speculative copy, a failed or
+cancelled job and a change of master leave nothing behind and repeat nothing. Channels are opened only in `write`,
+`commit` and `abort`: they survive neither a fork nor a pickle.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PERMANENT_NAME = "1 to 64 characters of [A-Za-z0-9_-.]"
 
 
 class BadRowError(ValueError):
-    """A row cannot be a message, and `bad_rows` says that this fails the write."""
+    """A row cannot be a message, and the option `bad_rows` makes that fail the write."""
 
 
 class DiscardedRowsError(RuntimeError):
@@ -71,7 +71,7 @@ class SinkConfig:
     job_id: str
     batch_id: int
     job_memory_ms: int
-    """Of a job that has its name from the user, and so may be run again; else 0."""
+    """How long the cluster remembers a job that the user named, which may be run again; else 0."""
     rate_limit: int
     fail_on_bad_rows: bool
     fail_on_discarded_rows: bool
@@ -109,7 +109,7 @@ def sink_config(options: Options, *, stream: bool) -> SinkConfig:
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """What a task tells the driver: which of its attempts counts."""
+    """A task's report to the driver: the attempt that counts."""
 
     job_id: str
     batch: int
@@ -124,7 +124,7 @@ class StagedMessage(WriterCommitMessage):
 
 
 def reach(config: SinkConfig, job_id: str) -> None:
-    """Fails soon, with the addresses, if there is no cluster. Raises ClusterUnavailable."""
+    """Check early that the cluster can be reached. Raises ClusterUnavailable, which names the addresses."""
     with config.connection.open() as client:
         client.wait(client.asynchronous.staging.job(job_id, timeout_s=config.connect_timeout_s))
 
@@ -145,7 +145,7 @@ def write_partition(
         rejected = RejectedFile(folder, f"part-{partition:05}-{attempt.attempt:016x}.parquet")
         attempt.published_before = job.state in (staging_pb2.STAGED_PUBLISHING, staging_pb2.STAGED_PUBLISHED)
         try:
-            # Of a named job that is published its rows are read all the same: they must be those that were.
+            # Rows of a named job are read even if it is published, to check that they are the same rows.
             if named or not attempt.published_before:
                 for item in batches:
                     _send(client, attempt, gatherer.take(item), config.rate_limit)
@@ -196,7 +196,7 @@ def _commit(
     ]
     fingerprint = 0
     if config.job_memory_ms:
-        # 0 would mean that there is none; so would the sum of no rows.
+        # 0 would mean no fingerprint, and the sum of no rows is 0.
         fingerprint = sum(m.fingerprint for m in messages) % (1 << 64) or 1
     with config.connection.open() as client:
         job = client.wait(
@@ -233,12 +233,12 @@ def _abort(
 
 
 def _given(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
-    """Those of tasks that came to their end."""
+    """The reports of tasks that finished."""
     return [message for message in messages if isinstance(message, StagedMessage)]
 
 
 class TickwheelWriter(DataSourceArrowWriter):
-    """A batch write. Made once on the driver and copied to every task: the run it names is this try at the job."""
+    """A batch write. Made once on the driver and copied to every task; its run id names this try of the job."""
 
     def __init__(self, config: SinkConfig, schema: StructType) -> None:
         """Raises SchemaError, ClusterUnavailable."""
@@ -261,7 +261,7 @@ class TickwheelWriter(DataSourceArrowWriter):
         _commit(config, config.job_id, config.batch_id, self._run_id, self._folder, _given(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """The job failed or was cancelled: drop what this run staged, refuse what its tasks still send."""
+        """The job failed or was cancelled: drop this run's staged rows, and refuse blocks that its tasks still send."""
         config = self._config
         _abort(config, config.job_id, config.batch_id, self._run_id, self._folder, _given(messages))
 
@@ -290,7 +290,7 @@ class TickwheelStreamWriter(DataSourceStreamArrowWriter):
         return StreamMessage(**vars(message), run_id=self._run_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Schedule the batch, once however often Spark replays it."""
+        """Schedule the batch, once even if Spark replays it."""
         given = _given(messages)
         if given:
             first = given[0]
@@ -299,7 +299,7 @@ class TickwheelStreamWriter(DataSourceStreamArrowWriter):
             _commit(self._config, first.job_id, batchId, first.run_id, folder, given)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop what the tasks staged that came to their end; of the others it expires or goes with the next commit."""
+        """Drop the staged rows of finished tasks; those of others expire or are dropped with the next commit."""
         given = _given(messages)
         if given:
             first = given[0]
@@ -313,6 +313,6 @@ class TickwheelStreamWriter(DataSourceStreamArrowWriter):
 
 @dataclass
 class StreamMessage(StagedMessage):
-    """Of a stream's task: also its run, since the writer that commits is another one."""
+    """The report of a stream's task, with its run, since another writer object commits."""
 
     run_id: str = ""

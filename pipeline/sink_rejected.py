@@ -1,7 +1,7 @@
 """The `_rejected` output of a write: rows that cannot be messages, as Parquet, with the reason of each.
 
-A task's file lies below `_temporary` until the write is committed, so attempts that lost leave nothing behind. Paths
-are local ones, or URIs that Arrow knows (s3://, gs://, hdfs://); on a cluster all machines must reach them.
+A task's file stays in `_temporary` until the write is committed, so attempts that do not count leave nothing behind.
+Paths are local, or URIs that Arrow knows (s3://, gs://, hdfs://); on a cluster all machines must reach them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TEMPORARY = "_temporary"
 
 
 def absolute(path: str) -> str:
-    """As the driver sees a relative path, for tasks that run elsewhere."""
+    """A relative path made absolute on the driver, for tasks with another working directory."""
     return path if "://" in path else str(Path(path).absolute())
 
 
@@ -27,7 +27,7 @@ def _opened(path: str) -> tuple[fs.FileSystem, str]:
 
 
 class RejectedFile:
-    """One attempt's file; made with its first row."""
+    """The file of one attempt, created with its first row."""
 
     def __init__(self, folder: str, name: str) -> None:
         self._folder = folder
@@ -54,7 +54,7 @@ class RejectedFile:
 
 
 def publish(folder: str, names: Sequence[str]) -> None:
-    """Move the files of a committed write into place. Repeating it is harmless."""
+    """Move the files of a committed write into place. May be repeated."""
     named = [name for name in names if name]
     if not named:
         return

@@ -1,7 +1,6 @@
-"""From Arrow record batches to what is staged: columns by topic, and the rows that cannot be messages with reasons.
+"""Turns Arrow record batches into blocks to stage, by topic, and collects rows that cannot be messages with reasons.
 
-Array work throughout. Nothing here talks to the cluster; its
-limits come as an argument.
+All work is on arrays. Nothing here contacts the cluster; its limits are an argument.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from tickwheel.pipeline.meta_column import META_COLUMNS, meta_column
 from tickwheel.pipeline.options import TOPIC
 
 BLOCK_BYTES = 1 << 20
-"""A block is sent when its payloads have gathered to so much; one entry of the log holds about that."""
+"""A block is sent once its payloads reach this size, which is about that of one entry of the log."""
 BLOCK_ROWS = 8_192
 GATHERED_BYTES_MAX = 16 << 20
-"""Of all topics together, before the fullest is sent although it is small."""
+"""Bytes collected in all topics together before the largest block is sent although it is small."""
 
 COLUMNS: dict[str, tuple[tuple[type[DataType], ...], str]] = {
     "topic": ((StringType,), "string"),
@@ -53,7 +52,7 @@ class SchemaError(ValueError):
 
 
 def check_schema(schema: StructType, topic: str) -> None:
-    """Raises SchemaError. `topic`: that of the option, for frames without the column."""
+    """Raise SchemaError if the columns do not fit. `topic`: the option, for frames without the column."""
     types = {item.name: item.dataType for item in schema.fields}
     for name, found in types.items():
         if name not in COLUMNS:
@@ -76,7 +75,7 @@ def check_schema(schema: StructType, topic: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RowLimits:
-    """What the cluster takes."""
+    """The cluster's limits for a row."""
 
     batch_messages_max: int
     payload_bytes_max: int
@@ -95,7 +94,7 @@ class _Pending:
 
 
 class RowGatherer:
-    """Takes record batches, gives blocks of rows; one per task."""
+    """Takes the record batches of one task and yields blocks of rows."""
 
     def __init__(self, topic: str, limits: RowLimits) -> None:
         """`topic`: for frames without the column."""
@@ -105,10 +104,10 @@ class RowGatherer:
         self._pending: dict[str, _Pending] = {}
         self._bytes = 0
         self.rejected: list[pa.RecordBatch] = []
-        """Rows that cannot be messages, with all their columns and `reason`; whoever takes them empties the list."""
+        """Rows that cannot be messages, with all columns and `reason`; the caller empties the list."""
 
     def take(self, batch: pa.RecordBatch) -> Iterator[Rows]:
-        """Add a batch; gives the blocks that are full."""
+        """Add a batch; yields the blocks that are full."""
         batch = self.good_rows(batch)
         if not batch.num_rows:
             return
@@ -126,7 +125,7 @@ class RowGatherer:
             yield self._give(max(self._pending, key=lambda name: self._pending[name].bytes))
 
     def rest(self) -> Iterator[Rows]:
-        """What has gathered and is not full."""
+        """Yield the blocks that are not full, at the end."""
         for topic in list(self._pending):
             if self._pending[topic].rows:
                 yield self._give(topic)
@@ -134,7 +133,7 @@ class RowGatherer:
     # -- which rows are messages
 
     def good_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Those that are messages, with `due_ms` and, if any has one, `meta` in place of its columns."""
+        """The rows that can be messages, with `due_ms` and, if any row has it, `meta` instead of its columns."""
         reasons = _Reasons(batch.num_rows)
         names = batch.schema.names
         given = batch
@@ -167,7 +166,7 @@ class RowGatherer:
         return batch
 
     def _reject(self, given: pa.RecordBatch, due_ms: pa.Array, reasons: _Reasons) -> None:
-        """As they were given, so that they can be mended and written again; `due_ms` beside a `due_at`."""
+        """Keep bad rows as they came, for correction and another write; with `due_ms` besides `due_at`."""
         names = given.schema.names
         columns = {name: given.column(name) for name in COLUMNS if name in names} | {"due_ms": due_ms}
         columns.setdefault("topic", pa.array([self._topic] * given.num_rows, pa.string()))
@@ -186,7 +185,7 @@ class RowGatherer:
                 return batch
             return batch.set_column(names.index("due_ms"), "due_ms", due.cast(pa.int64()))
         micros = batch.column("due_at").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-        # Rounded up: nothing may be delivered before the time that was asked for.
+        # Rounded up: no message may be delivered before the requested time.
         values = micros.to_numpy(zero_copy_only=False) if not micros.null_count else None
         if values is None:
             values = pc.fill_null(micros, 0).to_numpy(zero_copy_only=False)
@@ -196,7 +195,7 @@ class RowGatherer:
     # -- into blocks
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Each topic's rows, in the order of their due times: then a master need not sort them."""
+        """The rows of each topic, sorted by due time so that a master need not sort them."""
         order = pc.sort_indices(batch.column("due_ms"))
         batch = batch.take(order)
         if "topic" not in batch.schema.names:
@@ -212,7 +211,7 @@ class RowGatherer:
             yield name, batch.take(pa.array(np.flatnonzero(codes == code)))
 
     def _pieces(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """No piece is more than a block."""
+        """The batch in pieces no larger than a block."""
         sizes = pc.binary_length(batch.column("payload")).to_numpy(zero_copy_only=False)
         ends = np.cumsum(sizes, dtype=np.int64)
         at = 0
@@ -252,14 +251,14 @@ class RowGatherer:
 
 
 class _Reasons:
-    """Why rows cannot be messages; the first reason of a row counts."""
+    """The reasons why rows cannot be messages; the first reason of a row counts."""
 
     def __init__(self, rows: int) -> None:
         self.bad = np.zeros(rows, np.bool_)
         self._texts: NDArray[Any] | None = None
 
     def note(self, mask: Any, text: str) -> None:
-        """The rows of a mask, of numpy or Arrow."""
+        """Give a reason to the rows of a numpy or Arrow mask."""
         if not (mask.any() if isinstance(mask, np.ndarray) else mask.true_count):
             return
         found = mask if isinstance(mask, np.ndarray) else mask.to_numpy(zero_copy_only=False)
@@ -269,7 +268,7 @@ class _Reasons:
         self.bad |= found
 
     def of_bad(self) -> NDArray[Any]:
-        """Of each bad row."""
+        """The reason of each bad row."""
         assert self._texts is not None
         return self._texts[self.bad]
 
@@ -284,7 +283,7 @@ def _note_topics(reasons: _Reasons, column: pa.Array) -> None:
 
 
 def _joined(column: pa.Array) -> tuple[bytes, NDArray[np.uint32]]:
-    """All values one behind the other, and their sizes; no nulls."""
+    """(all values, one after the other; their sizes). The column has no nulls."""
     if not pa.types.is_binary(column.type):
         column = column.cast(pa.binary())
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]

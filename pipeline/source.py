@@ -1,7 +1,7 @@
-"""The data source `tickwheel`: the face that Spark sees, for batches and streams, in and out.
+"""The data source `tickwheel` as Spark sees it: reads and writes batches and streams.
 
 Spark finds it by itself (package `pyspark_tickwheel`); `spark.dataSource.register(TickwheelSource)` does the same.
-Everything behind it is imported when it is asked for.
+The modules behind it are imported on first use.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ class TickwheelSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format(...)` takes."""
+        """The name for `format(...)`."""
         return "tickwheel"
 
     def schema(self) -> str:
-        """Columns of what is read."""
+        """The columns that are read, as DDL."""
         if "group" in self.options:
             return source_stream.SCHEMA
         return source_pending.schema_of(Options(self.options, source_pending.OPTIONS))

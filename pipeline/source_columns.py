@@ -1,4 +1,4 @@
-"""Columns that the sources share: ids as text, and what a record holds (payload, and the fields of its meta)."""
+"""Columns that the sources share: ids as text, and the content of records (payload, and the fields of the meta)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CONTENT_FIELDS = [
 
 
 def id_column(ids: NDArray[np.uint64]) -> pa.Array:
-    """As everywhere in text: "group-hour-index"."""
+    """Ids as text, "group-hour-index"."""
     return pa.array([f"0-{number >> 32}-{number & 0xFFFF_FFFF}" for number in ids.tolist()], pa.string())
 
 
 def content_columns(records: bytes, sizes: NDArray[np.uint32], meta_sizes: NDArray[np.uint32]) -> list[pa.Array]:
-    """CONTENT_FIELDS of n records that lie one behind the other, each its meta and then its payload.
+    """The CONTENT_FIELDS of n records that follow one another, each its meta and then its payload.
 
     Without any meta nothing is done row by row.
     """

@@ -1,9 +1,9 @@
-"""The batch source: what is pending, by due hours, all of it as of one applied index.
+"""The batch source: all pending messages, by due hours, as of one applied index.
 
-A pin on one node (a slave, if one serves) is what is pending after one entry of the log, and every task of a query
-reads its hours from there, whatever is scheduled, delivered or cancelled meanwhile. The first task of a query makes
-the pin, and the replicated log says which one that was: Spark asks for partitions only once for all queries over one
-`load()`, so what the driver pinned would be read for ever. Topics and times are filtered by the node.
+A pin on one node (a slave, if one serves) holds the messages pending after one entry of the log. Every task of a query
+reads its hours from the pin, whatever is scheduled, delivered or cancelled meanwhile. The first task of a query makes
+the pin, and the replicated log records which pin it was. The driver cannot make it: Spark asks for partitions once for
+all queries over one `load()`, so all of them would read the same old pin. The node filters topics and times.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tickwheel.proto.snapshot_pb2 import PinnedPage
 OPTIONS = frozenset({"topic", "due_ms_min", "due_ms_max", "content", "read_from", "asof", "pushdown"})
 DUE_MS_LIMIT = 1 << 50
 HOURS_AHEAD = 8
-"""Hours of a partition whose first pages are asked for together; a page is at most 4 MiB, or one message."""
+"""Hours of a partition whose first pages are requested together; a page has at most 4 MiB, or one message."""
 EXECUTION_ID = "spark.sql.execution.id"
 PARTITIONS_MIN = 2
-"""More may be pending when the frame is read again."""
+"""Least number of partitions, since more may be pending when the frame is read again."""
 PARTITIONS = 128
-"""Up to so many hours are a partition each; of more, neighbours share one, by what there is to read in them."""
+"""Up to this many hours get a partition each. Of more hours, neighbours share one, by the amount to read in them."""
 HEAD = (
     "id string, topic string, due_ms bigint, due_requested_ms bigint, scheduled_ms bigint, target_group int, "
     "applied_index bigint"
@@ -58,7 +58,7 @@ class PendingConfig:
     content: bool
     read_from: str
     as_of: str
-    """Handle of a pin; empty: each query makes its own."""
+    """The handle of a pin; empty: each query makes its own."""
 
 
 def _config(options: Options) -> PendingConfig:
@@ -82,14 +82,14 @@ def _config(options: Options) -> PendingConfig:
 
 
 def schema_of(options: Options) -> str:
-    """Columns of what is read."""
+    """The columns that are read, as DDL."""
     content = options.choice("content", "true", ("true", "false")) == "true"
     return f"{HEAD}, {CONTENT}" if content else HEAD
 
 
 def reader_of(options: Options) -> DataSourceReader:
-    """Never one with filters of the query: Spark 4.3 keeps what was pushed last for all queries over one `load()`, also
-    for those without a filter, which would then get rows of another query."""
+    """A reader that takes no filters of the query. Spark 4.3 keeps the filters pushed last for all queries over one
+    `load()`, so a query without a filter would get the rows of another."""
     if options.choice("pushdown", "false", ("true", "false")) == "true":
         limit = (
             "Spark gives what one query pushes to the others over the same load(); say topic, due_ms_min, due_ms_max"
@@ -100,7 +100,7 @@ def reader_of(options: Options) -> DataSourceReader:
 
 @dataclass
 class PendingPart(InputPartition):
-    """One of some parts of what is pending; which hours that are, the pin of the query says."""
+    """One part of the pending messages; the query's pin determines its hours."""
 
     load_id: str
     number: int
@@ -108,8 +108,6 @@ class PendingPart(InputPartition):
 
 
 class PendingReader(DataSourceReader):
-    """See the module."""
-
     def __init__(self, config: PendingConfig) -> None:
         self._config = config
 
@@ -161,8 +159,8 @@ class PendingReader(DataSourceReader):
 
 
 def _query() -> str:
-    """The query that this task belongs to; what Spark runs outside of one (`rdd`, `toLocalIterator`) is one together,
-    since its parts may be jobs of their own."""
+    """The query of this task. Work outside a query (`rdd`, `toLocalIterator`) counts as one query, since its parts may
+    be separate jobs."""
     context = TaskContext.get()
     return (context.getLocalProperty(EXECUTION_ID) if context is not None else None) or "none"
 
@@ -180,7 +178,7 @@ async def _next(pages: AsyncIterator[PinnedPage]) -> PinnedPage | None:
 
 
 def shared_out(hours: Sequence[int], units: Sequence[int]) -> list[tuple[int, ...]]:
-    """Hours by partition: each alone while there are few, else neighbours together. In all at most 2 * PARTITIONS."""
+    """The hours of each partition: one each while there are few, else neighbours together; at most 2 * PARTITIONS."""
     if len(hours) <= PARTITIONS:
         return [(hour,) for hour in hours]
     hours_most, units_most = -(-len(hours) // PARTITIONS), -(-sum(units) // PARTITIONS)

@@ -1,14 +1,14 @@
-"""The streaming source: messages delivered to a consumer group, micro-batch by micro-batch, at least once.
+"""The streaming source: messages delivered to a consumer group, in micro-batches, at least once.
 
-The driver pulls messages under a lease and plans them into a micro-batch; the tasks get them with their partitions. An
-offset carries what settles the micro-batch that ends there, so that also the next process can do it.
+The driver pulls messages under a lease and plans them into a micro-batch; tasks get them within their partitions. An
+offset holds the handles that settle the micro-batch ending there, so that another process can settle it too.
 
 Invariants:
-- Deliveries are acknowledged when Spark says that their micro-batch is committed, or when a stream goes on from its
-  end: never before.
-- A micro-batch that is planned again by another process than the one that pulled it has no rows any more: its
-  deliveries are given back first (a later attempt: acknowledging the old one has no effect), and come in a later one.
-- What is pulled and never planned goes back when its lease is over.
+- Deliveries are acknowledged when Spark has committed their micro-batch, or when a stream continues from its end, and
+  never before.
+- If another process than the one that pulled a micro-batch plans it again, it has no rows. Its deliveries are returned
+  first and come in a later micro-batch, as a later attempt, on which an acknowledgement of the old one has no effect.
+- Messages that are pulled and never planned are delivered again when their lease is over.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ PARTITION_MESSAGES = 4_096
 PARTITION_BYTES = 16 << 20
 MAX_BYTES = 64 << 20
 MAX_BYTES_MAX = 1 << 30
-"""The driver holds a micro-batch several times over while it is planned."""
+"""Bound of a micro-batch's bytes, since the driver holds several copies while it plans one."""
 ALL_MESSAGES_MAX = 100_000
-"""Of a micro-batch that Spark wants without a limit."""
+"""Messages in a micro-batch that Spark requests without a limit."""
 QUIET_S = 3.0
-"""With `availableNow`: what other consumers of the group may be holding is waited for so long."""
+"""With `availableNow`: how long to wait for messages that other consumers of the group may hold."""
 GIVE_BACK_DELAY_MS = 1
-"""At once; 0 would be the group's policy."""
+"""Deliver again at once; 0 would mean the group's policy."""
 log = logging.getLogger(__name__)
 
 
@@ -94,44 +94,44 @@ def stream_config(options: Options) -> StreamConfig:
 
 
 class NothingDeliveredError(RuntimeError):
-    """A group has messages that are due, and gets none of them."""
+    """A group has due messages, but the query gets none of them."""
 
 
 @dataclass
 class Delivered(InputPartition):
-    """Some deliveries, as they came over the wire."""
+    """Some deliveries, in serialized form."""
 
     batches: list[bytes]
 
 
 class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See the module. One lives as long as its query, on the driver; tasks use `read` of copies."""
+    """The reader of one query. It lives on the driver as long as the query; tasks call `read` of copies."""
 
     def __init__(self, config: StreamConfig) -> None:
         self._config = config
         self._client: Client | None = None
         self._pulled: dict[int, list[DeliverBatch]] = {}
-        """By the sequence that their micro-batch ends with."""
+        """The batches pulled, by the end sequence of their micro-batch."""
         self._settled_through = 0
         self._until_ms = 0
         self._topics_left: list[str] | None = None
-        """With `availableNow`: topics of which something that was due when the query began may still come."""
+        """With `availableNow`: topics that may still bring messages due when the query began."""
         self._delivered = False
 
     # -- planning, on the driver
 
     def initialOffset(self) -> dict[str, Any]:
-        """Of a new query."""
+        """The offset of a new query."""
         return {"seq": 0, "settle": ""}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """`max_messages`."""
+        """The option `max_messages`."""
         return ReadMaxRows(self._config.max_messages)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """This query ends once what is due now has come."""
+        """End this query once all messages due now have come."""
         client = self._open()
-        # By the cluster's time: the clock of the driver may be another.
+        # By the cluster's time, since the driver's clock may differ.
         self._until_ms = client.wait(client.asynchronous.admin.master_status()).clock_ms
         groups = client.wait(client.asynchronous.admin.groups())
         self._topics_left = next(
@@ -139,8 +139,8 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         )
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Pull the next micro-batch; `start` itself if there is nothing."""
-        # Spark goes on from here, so what ends here is committed.
+        """Pull the next micro-batch and return its end; `start` if there is no message."""
+        # Spark continues from here, so the micro-batch that ends here is committed.
         self._settle(start)
         ready = [seq for seq in self._pulled if seq > start["seq"]]
         if ready:
@@ -155,7 +155,7 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return _offset(seq, batches)
 
     def _pull(self, most: int, topic: str = "") -> list[DeliverBatch]:
-        """So many messages at most, of any topic or of one; as many bytes as are wanted, and up to one pull more."""
+        """Pull at most `most` messages, of one topic or any. The bytes may exceed their bound by one pull."""
         config, client = self._config, self._open()
         found: list[DeliverBatch] = []
         room = config.max_bytes
@@ -180,7 +180,7 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return found
 
     def _pull_available(self, topics: list[str], most: int) -> list[DeliverBatch]:
-        """The next messages of one of the topics that are left; empty: all that was due when the query began has come.
+        """The next messages of one remaining topic; empty once all messages due when the query began have come.
 
         A topic is done with when a later message comes, or when the cluster has nothing to deliver of it: that a pull
         brings nothing in its time only says that the node is busy. Raises NothingDeliveredError if the query got none.
@@ -211,8 +211,7 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return []
 
     def _undelivered(self, topics: list[str]) -> tuple[dict[str, int], int]:
-        """Messages of each topic that were dispatched and are not settled, and how many of all topics are with
-        consumers."""
+        """(unsettled dispatched messages by topic; messages of all topics now leased to consumers)."""
         client = self._open()
         snapshot, group = client.asynchronous.snapshot, self._config.group
         groups = client.wait(client.asynchronous.admin.groups())
@@ -223,7 +222,7 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return {topic: waiting.get(topic, 0) for topic in topics}, elsewhere
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The micro-batch between two offsets; without rows if another process pulled it (see the module)."""
+        """The micro-batch between two offsets; without rows if another process pulled it."""
         if start["seq"] == end["seq"]:
             return []
         batches = self._pulled.get(end["seq"])
@@ -268,7 +267,7 @@ class TickwheelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._client
 
     def stop(self) -> None:
-        """The query has ended; what was not committed comes again."""
+        """The query has ended; messages of uncommitted micro-batches are delivered again."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
