@@ -81,7 +81,7 @@ def messages_of(note: EventRecord, disks: Sequence[Disk], rows: Rows | None = No
         due = note.columns["hour"][chunk] * np.uint64(HOUR_MS) + np.uint64(HOUR_MS - 1)
         places = np.full(len(rows), 0 if len(topics) == 1 else len(topics), np.uint64)
     else:
-        # As the wheel has it: what was late became due at the cursor.
+        # As in the wheel: late messages became due at the cursor.
         due = np.maximum(found["due_requested_ms"].astype(np.uint64), note.columns["clamp_ms"][chunk])
         places = found["topic_id"].astype(np.uint64)
     return replace(

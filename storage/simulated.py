@@ -366,7 +366,7 @@ class SimulatedDisk:
         """A snapshot of the counts."""
         return replace(self._counters)
 
-    # What files ask of their disk.
+    # Called by files.
 
     def note_write(self, path: str, size: int, growth: int) -> None:
         self.take_space(path, growth)

@@ -74,7 +74,7 @@ class Wheel(Ingest):
         self._dirty: set[int] = set()
         self._doomed: list[int] = []
 
-    # -- what the log says
+    # -- commands of the log
 
     def append(self, units: Units, records: bytes | memoryview) -> Ids:
         """Append units, sorted by due_requested_ms. Fills due_ms, index and offset in place and returns the ids.
@@ -232,7 +232,7 @@ class Wheel(Ingest):
         for hour in [hour for hour in self._chunks if hour < below]:
             del self._chunks[hour]
 
-    # -- what the master asks
+    # -- questions of the master
 
     def plan(self, until_ms: int, units_max: int, after: CursorKey | None = None) -> CursorKey | None:
         """The cursor that dispatches the units due up to `until_ms`, at most `units_max` units behind `after`.

@@ -325,7 +325,7 @@ class LoadJob:
             if part is not None:
                 self.found.append(part)
         if self.found and any(hour.taken for hour in self.hours):
-            # What was taken over may have higher indexes than what the buffers hold.
+            # Units of bundles may have higher indexes than units in the buffers.
             self.found = [ordered_block(self.found)]
 
 

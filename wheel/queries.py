@@ -247,7 +247,7 @@ class CountJob:
         for hour in schedule.hours:
             begin_ms = hour.hour * HOUR_MS
             low_ms, high_ms = max(schedule.due_min, begin_ms), min(schedule.due_max, begin_ms + HOUR_MS)
-            # What lies in whole ticks behind the cursor's needs no look at its units if all of it is wanted.
+            # Whole ticks behind the cursor's are counted without reading units if every unit is wanted.
             whole_ms = max(-(-low_ms // slot_ms) * slot_ms, (schedule.cursor.due_ms // slot_ms + 1) * slot_ms)
             whole_end_ms = high_ms // slot_ms * slot_ms
             stretches = [(low_ms, high_ms)]

@@ -146,7 +146,7 @@ class Window(Reads):
     def _load_job(self, begin_ms: int, end_ms: int) -> LoadJob:
         hours = self._hours.used(begin_ms // HOUR_MS, -(-end_ms // HOUR_MS)).tolist()
         merged = [self._open_hour(hour) for hour in hours if self._in_files(hour)]
-        # Buffers are captured now, as slices: what arrives later goes to the job's arrivals.
+        # Buffers are captured now, as slices; later arrivals go to the job's `arrivals`.
         blocks = [
             part
             for buffer in self._buffers()

@@ -470,7 +470,7 @@ class NodeCore:
         self.delivery.feed.forget_peer(peer_id)
         self.log.peer_disconnected(peer_id)
 
-    # -- what happens to messages
+    # -- dispatched messages
 
     def _dispatched(self, topic_id: int, first_position: int, units: Units) -> None:
         self.announcements.announce(Dispatched(topic_id, first_position, units))

@@ -51,10 +51,10 @@ class DiskRoom:
         try:
             self.total_bytes, self.free_bytes = self._disk.space_total(), self._disk.space_left()
         except DiskError:
-            return  # what is wrong with it shows where it is written to; until then the last answer holds
+            return  # the next write will show what is wrong with the disk; until then the last figures hold
         used_percent = 100 * self.used_ratio
         mark = self.high_percent - (HYSTERESIS_PERCENT if self.above else 0)
-        # The disk leaves the reserve out of what it says is free.
+        # The disk's free bytes do not include the reserve.
         self.above = (bool(self.high_percent) and used_percent >= mark) or not self.free_bytes
 
     def own_refusal(self) -> Failure | None:

@@ -119,7 +119,7 @@ class Events:
         self._queue.append(make)
         self._queue_bytes += size
 
-    # -- what the core tells
+    # -- input from the core
 
     def applied(self, index: int, now_ms: int, entry: LogEntry, command: Command, kind: str, result: object) -> None:
         """Record an applied command."""

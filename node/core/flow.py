@@ -142,7 +142,7 @@ class FlowControl(Part):
         self.refused[field] = self.refused.get(field, 0) + batch.count
         return failure
 
-    # -- what is pending
+    # -- pending messages
 
     def _count(self, batch: IncomingBatch, sign: int) -> None:
         self._in_all += sign * batch.count

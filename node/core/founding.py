@@ -109,7 +109,7 @@ class FoundingDesk:
             )
         return "the founders of the cluster are agreeing on its founding"
 
-    # -- what comes in
+    # -- input
 
     def connected(self, peer_id: str, send: Send) -> None:
         """The connection to a peer is open."""

@@ -139,7 +139,7 @@ class Mending:
             raise
         return True
 
-    # -- finding what is lost
+    # -- finding lost rows
 
     def wanted_ms(self) -> SteadyMs | None:
         """When the next `tick` is needed; None: nothing is under repair."""

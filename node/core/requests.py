@@ -32,7 +32,7 @@ from tickwheel.replication.log import Member
 from tickwheel.wheel.units import CursorKey
 
 START_MS_MAX = 1 << 50
-"""Of a group that starts at a time, ms since 1970: some 35,000 years."""
+"""Latest start time of a group, ms since 1970: some 35,000 years."""
 
 
 def everybody(topic: str) -> Failure | None:

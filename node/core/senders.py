@@ -73,7 +73,7 @@ class Senders:
         return replace(failure, metadata={**failure.metadata, "accepted_sequence": str(last)})
 
     def stated(self, sender: Sender, count: int) -> PublishRequest:
-        """The request's columns as written to the log."""
+        """The request's entry in a publish, as written to the log."""
         request = PublishRequest(producer_id=sender.producer_id, sequence=sender.sequence, count=count)
         if sender.producer_id and sender.checksum is not None and self._may_state():
             request.checksum = sender.checksum

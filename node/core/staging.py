@@ -153,7 +153,7 @@ class StagingDesk(Part):
     def _queue_block(self, request: StageRequest, batch: IncomingBatch, done: Answer, owner: str) -> None:
         publish = self._publisher.publish_of([batch], [batch.when])
         del publish.requests[:]
-        # Nobody is told ids, so it does not matter which row became which unit.
+        # No caller is told ids, so the row of each unit need not be kept.
         publish.rows = b""
         block = StageBlock(
             job_id=request.job_id,
@@ -259,7 +259,7 @@ class StagingDesk(Part):
                 answer.rows_discarded = job.rows_discarded
         return answer
 
-    # -- what the master does by itself
+    # -- work of the master
 
     def tick(self, now_ms: ClusterMs) -> None:
         """Propose the next blocks of committed batches; look for expired jobs."""
@@ -290,7 +290,7 @@ class StagingDesk(Part):
         if drive is None or drive.batch != job.batch:
             drive = self._drives[job.job_id] = _Drive(job.batch, job.position)
         if not drive.in_flight:
-            # What was under way has been answered, whatever became of it: go on from what is applied.
+            # Everything proposed has been answered: go on from what is applied.
             drive.next = job.position
         waits = drive.not_before_ms > now_ms and drive.not_before_ms <= now_ms + PAUSE_MS
         if waits or self._publisher.arrivals_full():

@@ -101,7 +101,7 @@ class TopicPending(Part):
         self._stale = False
         self._not_before_ms = 0
 
-    # -- what is applied
+    # -- applied commands
 
     def applied(self, command: Command, result: object) -> None:
         """Count an applied command."""

@@ -107,7 +107,7 @@ class Background:
             needed = self._wheel.needed(job)
             self._wheel.abandon(job)
             if not needed:
-                return  # what it read was passed meanwhile, and perhaps removed
+                return  # the cursor has passed the units meanwhile, and their files may be removed
             if self._damaged(error):
                 self._paused_until_ms = self._now_ms + MERGE_RETRY_MS
                 return

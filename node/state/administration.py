@@ -447,7 +447,7 @@ class Administration:
         for topic in state.topics:
             oldest = topic.ready.oldest_hour
             if oldest is None or oldest >= least:
-                continue  # it holds nothing older than what is known to be needed
+                continue  # it holds nothing older than the oldest hour known to be needed
             if topic.topic_id not in state.backlog.by_topic and state.groups.of_topic(topic.topic_id):
                 continue  # everything is settled
             floors = [subscription.floor for subscription in state.groups.of_topic(topic.topic_id)]

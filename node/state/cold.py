@@ -252,7 +252,7 @@ class ColdTier:
                 if not kept.all():
                     self.marks.keep(number, kept)
 
-    # -- what others read
+    # -- for readers
 
     def next_due_ms(self) -> int:
         """First due time of messages that are not loaded, including cancelled ones of waiting parts; 0: none waits."""

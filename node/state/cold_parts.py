@@ -35,7 +35,8 @@ _COLD_BIT = 1 << 63
 SHA_BYTES = 32
 
 CHUNK = np.dtype([("first_row", "<u4"), ("hour", "<u4"), ("first_index", "<u4")])
-"""From this row of a part on, messages have rising ids of the wheel from this one on."""
+"""A range of rows of a part: its first row, and the id in the wheel of that row's message; the ids of the next rows
+follow."""
 
 Chunks = NDArray[np.void]
 
@@ -179,7 +180,7 @@ class ColdParts:
         for number in gone:
             del self._parts[number]
 
-    # -- what others read
+    # -- for readers
 
     def _summed(self) -> tuple[int, int]:
         if self._summary is None:

@@ -1,12 +1,12 @@
-"""A group's filter over its topics' ready queues: what does not match is settled as skipped.
+"""Applies a group's filter to its topics' ready queues: messages that do not match are settled as skipped.
 
-Invariants:
-- Nothing from `Subscription.checked` on is handed out; what lies below has met the group's filter, and what did not
-  match is settled.
-- What enters the ready queue is checked by the dispatch that brings it, on every node alike and without a command,
-  unless the group is behind: it begins early, its window is full, its filter was changed, it was reset. Then the
-  master reads units and proposes what to skip (`Filtered`), in order and for the filter that it names; anything else
-  has no effect.
+Invariants: nothing from `Subscription.checked` on is handed out; all positions below it have met the group's filter,
+and those that did not match are settled.
+
+Units that enter the ready queue are checked by the dispatch that brings them, on every node alike and without a
+command, unless the group is behind: it starts in the past, its window is full, its filter was changed, or it was reset.
+Then the master reads units and proposes the positions to skip (`Filtered`), in order and for the filter that the
+command names; any other command has no effect.
 
 Called by the state machine and by administration; the master's sweep reads.
 """
@@ -27,12 +27,12 @@ RUNS = "<u4"
 
 
 def begin(group: Group, subscription: Subscription) -> None:
-    """From its floor on everything is to meet the group's filter (again)."""
+    """All messages from the floor on must meet the group's filter (again)."""
     subscription.checked = subscription.floor if filter_of(group.filter) is not None else None
 
 
 def arrived(group: Group, subscription: Subscription, first: int, units: Units) -> int:
-    """Units entered the ready queue from `first` on; returns how many are skipped."""
+    """Check units that entered the ready queue from `first` on; returns how many are skipped."""
     wanted_by = filter_of(group.filter)
     at = subscription.unchecked
     if wanted_by is None or not first <= at < first + len(units):
@@ -44,14 +44,14 @@ def arrived(group: Group, subscription: Subscription, first: int, units: Units) 
 
 
 def runs_of(wanted: NDArray[np.bool_]) -> bytes:
-    """uint32 lengths of runs: skipped, wanted, skipped, ...; the first may be 0."""
+    """The decisions as uint32 lengths of runs: skipped, wanted, skipped, ...; the first may be 0."""
     edges = np.flatnonzero(np.diff(wanted, prepend=False)).tolist()
     lengths = np.diff([0, *edges, len(wanted)])
     return lengths.astype(RUNS).tobytes()
 
 
 def apply(group: Group | None, subscription: Subscription | None, command: Filtered) -> FilteredResult:
-    """Carry out what a master found, if it still is what it looked at."""
+    """Skip the positions that a master found, if group, filter and place are still those that it examined."""
     if group is None or subscription is None or len(command.runs) % 4:
         return FilteredResult()
     lengths = np.frombuffer(command.runs, RUNS).astype(np.int64)

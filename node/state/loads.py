@@ -117,7 +117,7 @@ class Ingesting:
     def apply(self, ingest: Ingest, stamped_ms: int, slot_ms: int, *, alone: bool) -> IngestResult | Failure:
         """Take a bundle over unless that was done before. `alone`: the command is alone in its entry."""
         if not alone:
-            # What follows in the entry would meet a wheel that has not yet read what is due now.
+            # Further commands of the entry would meet a wheel that has not read the bundle's due units yet.
             return Failure(pb.WRONG_STATE, "a bundle is taken over in an entry of the log of its own")
         failure = problem_of(ingest, slot_ms)
         if failure is not None:

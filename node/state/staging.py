@@ -1,19 +1,19 @@
-"""Rows that bulk writers have staged, and their publication: what makes a write happen exactly once.
+"""Rows staged by bulk writers, and their publication: a write takes effect exactly once.
 
-A job has at most one open batch. Tasks stage blocks under (run, partition, attempt); the commit names the attempts
-that count, once for all; from then on the master schedules block by block (PublishStaged), and how far it has come is
-state, so that any later master goes on from there.
+A job has at most one open batch. Tasks stage blocks under (run, partition, attempt). The commit names the attempts
+that count, once for all. From then on the master schedules block by block (PublishStaged). Its progress is part of the
+state, so any later master continues from there.
 
 Invariants:
 - Only a commit makes rows messages, only of attempts of its own run, and only the first commit of a batch does.
-- Batches of a job are published in rising order; what is at or below `published_through` is never published again.
-- What a fenced run sends (aborted, or of a batch that is past) is refused. An abort changes nothing once a commit
+- Batches of a job are published in rising order; batches up to `published_through` are never published again.
+- Requests of a fenced run (aborted, or of an earlier batch) are refused. An abort changes nothing once a commit
   counts.
-- A position is published by the command that names it and by no other: repeats and late ones do nothing.
-- What expires, and which finished job is forgotten, follows from stamps and settings in the log alone. A job that was
-  committed with a time of its own is forgotten by that time and never to make room for others.
-- A job belongs to the user who is named first; what another user sends to it is refused and changes nothing.
-- Blocks are charged CHARGE_BYTES_MIN at least, so `staging_bytes_max` also bounds what is kept in memory of them.
+- A position is published only by the command that names it: repeated and late commands do nothing.
+- Expiry, and the choice of a finished job to forget, follow from stamps and settings in the log alone. A job that was
+  committed with a memory time of its own is forgotten by that time, never to make room for others.
+- A job belongs to the user who is named first; requests of another user are refused and change nothing.
+- Blocks are charged CHARGE_BYTES_MIN at least, so `staging_bytes_max` also bounds the memory for their places.
 
 Called by the state machine; `judge` and `publishing` also by the master's staging desk.
 """
@@ -397,7 +397,7 @@ class Staging:
     def _path(self, number: int) -> str:
         return f"{self.directory}/{number}"
 
-    # -- what others read
+    # -- for readers
 
     def holds(self, job_id: str, attempt: int, sequence: int) -> bool:
         """Whether a block is kept already: a repeat of it needs no room."""

@@ -1,5 +1,17 @@
-"""A group's progress in a topic's ready queue: which messages are settled, and which attempt of each other one
-counts."""
+"""A group's progress in a topic's ready queue: its settled messages, and the attempt of each other one that counts.
+
+Invariants:
+- Everything below `floor` is settled; the message at `floor` is not (or has not been dispatched yet). The window
+  (window.py) keeps the settled positions above it, and the attempts that count there.
+- Only commands of the log change it, reading never does. So it is equal on all nodes.
+- Nothing from `floor + window_messages_max` on is handed out or settled.
+
+A settlement is never trusted: a position counts only if the ready queue has the id there. Without
+positions the ids are searched in the window, and a little below it among settled messages.
+
+Called by the state machine (`settle`, `skip_foreign`, `raise_floor`, ...), and by the master's
+delivery, which only reads. Positions are uint64 columns outside, int64 inside.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +95,7 @@ class Subscription:
         self.began = min(self.began, position)
         self.begin_at(position)
 
-    # -- what delivery reads
+    # -- for the delivery
 
     @property
     def floor(self) -> int:
@@ -178,7 +190,7 @@ class Subscription:
         places, known = self._places(ids, None if positions is None else positions)
         return places.astype(np.uint64), known
 
-    # -- what consumers call a message by
+    # -- ids as consumers know them
 
     def as_logged(
         self, ids: Ids, attempts: Attempts, positions: Positions | None
@@ -255,7 +267,7 @@ class Subscription:
         names[hits] = rows["origin"]
         return places, names
 
-    # -- what the log says
+    # -- commands of the log
 
     def acting(self, ids: Ids, attempts: Attempts, positions: Positions | None) -> tuple[Places, Places]:
         """Rows of a batch that a settlement would change, each position once and rising; and their positions."""
@@ -393,7 +405,7 @@ class Subscription:
         if checked.all():
             known = self._ready.gather(places) == ids
         else:
-            # Long settled: the id there can change nothing and is not worth a read.
+            # A position settled long ago: its id can change nothing and is not worth a read.
             known[checked] = self._ready.gather(places[checked]) == ids[checked]
         return places, known
 

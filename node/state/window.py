@@ -70,7 +70,7 @@ class Window:
         self._hold(_NOTHING)
         self._backlog.add(self._topic_id, self.settled - self._ready.count)
 
-    # -- what is settled
+    # -- settled positions
 
     @property
     def settled_ahead(self) -> int:
@@ -129,7 +129,7 @@ class Window:
             return 0
         return max(CAPACITY_LEAST, 2 * (end - self.floor)) - len(self._values)
 
-    # -- what changes it
+    # -- changes
 
     def begin_at(self, position: int) -> None:
         """Nothing from this position on is settled; everything below is."""
