@@ -1,7 +1,7 @@
-"""A backup as a directory: the files of one node, and a list of them with sizes and checksums written last.
+"""A backup as a directory: the files of one node, and a list of them with sizes and checksums, which is written last.
 
-Owns the list (backup.json). Without it a directory is no backup: the copy was broken off. Restoring checks every byte
-before the data directory is renamed into place, so a half restored one is never taken for whole.
+Owns the list (backup.json). A directory without it is no backup: the copy was interrupted. A restore checks every byte
+before it renames the data directory into place, so a half restored one is never taken for complete.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ BLOCK_BYTES = 1 << 20
 
 
 class BackupError(Exception):
-    """The backup cannot be written or is not whole; the text is for people."""
+    """The backup cannot be written or is incomplete; the text is for people."""
 
 
 def origin_facts(origin: admin_pb2.BackupOrigin) -> dict[str, str | int]:
-    """What the list says of where a backup comes from; empty if nothing is known."""
+    """The origin of a backup as entries for its list; empty if it is not known."""
     if not origin.cluster_id:
         return {}
     return {
@@ -45,7 +45,7 @@ def origin_facts(origin: admin_pb2.BackupOrigin) -> dict[str, str | int]:
 
 
 def origin_of(source: Path) -> admin_pb2.BackupOrigin:
-    """Where a backup comes from, by its list; empty if that says nothing. Raises BackupError."""
+    """The origin of a backup, from its list; empty if the list has none. Raises BackupError."""
     facts = _listed(source).get("origin") or {}
     try:
         return admin_pb2.BackupOrigin(
@@ -87,7 +87,7 @@ def _need_empty(directory: Path, advice: str) -> None:
 
 
 class BackupWriter:
-    """Writes chunks as they come; `finish` makes it a backup."""
+    """Writes the chunks of a copy; only `finish` makes the directory a backup."""
 
     def __init__(self, directory: Path) -> None:
         _need_empty(directory, "name a new directory for each backup")
@@ -100,14 +100,14 @@ class BackupWriter:
         self._complete = False
         self.bytes = 0
         self.origin = admin_pb2.BackupOrigin()
-        """Where it comes from; empty from a node of a version that does not tell."""
+        """The origin of the backup; empty if the node's version does not send it."""
 
     @property
     def files(self) -> int:
         return len(self._list)
 
     def write(self, chunk: admin_pb2.BackupChunk) -> None:
-        """One chunk; files come one after the other, each from its beginning."""
+        """Write a chunk. Files must come one after the other, each from its beginning."""
         if google_crc32c.value(chunk.data) != chunk.crc32c:
             raise BackupError(f"{chunk.path} arrived damaged at byte {chunk.offset}")
         if chunk.HasField("origin"):
@@ -137,7 +137,7 @@ class BackupWriter:
         self._open, self._path = None, ""
 
     def finish(self) -> None:
-        """All chunks are there: write the list."""
+        """Write the list, once all chunks are written."""
         self._close_file()
         if not self._complete:
             raise BackupError("the node ended the copy before its last file; start the backup again")
@@ -173,7 +173,7 @@ def _sync_directory(directory: Path) -> None:
 def restore_backup(
     source: Path, data_dir: Path, progress: Callable[[int, int], None], prepare: Callable[[Path], None]
 ) -> tuple[int, int]:
-    """Copy, check, `prepare` the copy, put it in place; files and bytes.
+    """Copy the files, check them, `prepare` the copy, put it in place. Returns (files, bytes).
 
     Raises BackupError and what `prepare` raises.
     """
@@ -210,7 +210,7 @@ def restore_backup(
 def _copied(
     source: Path, files: dict[str, dict[str, int]], part: Path, progress: Callable[[int, int], None]
 ) -> tuple[int, int]:
-    """Copy and check; files and bytes. Raises BackupError."""
+    """Copy the files and check them. Returns (files, bytes). Raises BackupError."""
     total = sum(item["bytes"] for item in files.values())
     done = 0
     for path, item in files.items():

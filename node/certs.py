@@ -1,6 +1,6 @@
 """Makes a test authority and certificates of nodes, clients and administrators (`tickwheel certs`).
 
-For trying TLS out and for tests. The authority's key lies beside the certificates: production wants a real one.
+For tests and to try TLS out. The authority's key lies beside the certificates, so production needs a real authority.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _builder(subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> 
 
 
 def open_authority(directory: Path, days: int) -> Authority:
-    """The authority in `directory` (ca.crt, ca.key); made when there is none."""
+    """The authority in `directory` (ca.crt, ca.key), created if there is none."""
     certificate_path, key_path = directory / "ca.crt", directory / "ca.key"
     if certificate_path.exists() and key_path.exists():
         key = load_pem_private_key(key_path.read_bytes(), password=None)
@@ -143,7 +143,7 @@ def make_certificates(
     *,
     replace: bool = False,
 ) -> list[Path]:
-    """All that a test cluster needs; `nodes` maps node ids to host names and addresses. Returns the certificates.
+    """Write all certificates of a test cluster. `nodes` maps node ids to host names and addresses. Returns the files.
 
     Raises ValueError, before anything is written, if one of them is there already and `replace` does not allow it.
     """

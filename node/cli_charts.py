@@ -13,14 +13,14 @@ EIGHTHS_RIGHT = " ▏▎▍▌▋▊▉█"
 
 
 def column(value: float, peak: float) -> str:
-    """One character as high as value is to peak."""
+    """One character whose height is value in proportion to peak."""
     if value <= 0 or peak <= 0:
         return EIGHTHS_UP[0]
     return EIGHTHS_UP[max(1, min(8, int(8 * value / peak)))]
 
 
 def columns(values: Sequence[float], peak: float | None = None) -> str:
-    """A character for each value; `peak` is what the highest stands for, by default the highest of these."""
+    """A character for each value. `peak`: the value of full height; by default the largest value."""
     top = max(values, default=0.0) if peak is None else peak
     return "".join(column(value, top) for value in values)
 
@@ -47,7 +47,7 @@ def short(number: float) -> str:
 
 
 def fitting(name: str, width: int) -> str:
-    """A name in at most `width` characters: what is left out is in the middle, for long names often begin alike."""
+    """A name in at most `width` characters. The middle is left out, since long names often begin alike."""
     if len(name) <= width:
         return name
     tail = (width - 1) // 2

@@ -56,7 +56,7 @@ class _Mode:
 
 
 def use_json(as_json: bool) -> None:
-    """Errors from now on are JSON if asked."""
+    """Set whether later errors are printed as JSON."""
     _Mode.json = as_json
 
 
@@ -73,7 +73,7 @@ def as_dict(message: Message) -> dict[str, Any]:
     )
     for field in message.DESCRIPTOR.fields:
         value = found.get(field.name)
-        if field.cpp_type in _WIDE and value is not None:  # which MessageToDict writes as text
+        if field.cpp_type in _WIDE and value is not None:  # MessageToDict writes these as text
             found[field.name] = [int(item) for item in value] if isinstance(value, list) else int(value)
         elif (
             isinstance(value, list) and field.message_type is not None and not field.message_type.GetOptions().map_entry
@@ -83,7 +83,7 @@ def as_dict(message: Message) -> dict[str, Any]:
 
 
 def fail(message: str, reason: str, metadata: Mapping[str, str]) -> None:
-    """Say what went wrong."""
+    """Print an error, as text or JSON."""
     if _Mode.json:
         sys.stderr.write(json.dumps({"error": message, "reason": reason, **metadata}, ensure_ascii=False) + "\n")
     else:
@@ -97,7 +97,7 @@ def table(
     right: Sequence[int] = (),
     whole: Sequence[int] = (),
 ) -> Table:
-    """A table; `right` are columns of numbers, which like `whole` ones are not broken into lines if others can be."""
+    """A table. `right`: columns of numbers. These and `whole` columns are wrapped only if no other column can be."""
     made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, name in enumerate(columns):
         numbers = number in right
@@ -115,7 +115,7 @@ def print_table(
     right: Sequence[int] = (),
     whole: Sequence[int] = (),
 ) -> None:
-    """Print a table: within a terminal's width; into a pipe or file a row is a line, however long."""
+    """Print a table, within a terminal's width. In a pipe or file each row is one line, however long."""
     made = table(title, columns, rows, right, whole)
     if out.is_terminal:
         out.print(made)
@@ -139,7 +139,7 @@ def open_client(addresses: str, timeout_s: float = 15.0) -> AsyncClient:
 
 
 def ask(addresses: str, call: Callable[[AsyncClient], Awaitable[T]], timeout_s: float = 15.0) -> T:
-    """Make a call of a cluster, and wait for its answer."""
+    """Open a client, make a call, and return its answer."""
 
     async def go() -> T:
         async with open_client(addresses, timeout_s) as client:
@@ -168,7 +168,7 @@ def moment_ms(text: str) -> int:
 
 
 def place(text: str) -> tuple[str, int]:
-    """Where a group begins, as the clients take it: earliest, latest, or `time` with its milliseconds."""
+    """The start of a group for the clients: earliest, latest, or (`time`, milliseconds since 1970)."""
     return (text, 0) if text in {"earliest", "latest"} else ("time", moment_ms(text))
 
 

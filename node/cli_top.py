@@ -23,10 +23,10 @@ from tickwheel.node.cli_top_view import HOUR_MS, HOURS_AHEAD, Heard, draw
 top_app = typer.Typer()
 
 TIMEOUT_S = 1.5
-"""For what needs the master; without one the view goes on."""
+"""Time-out of questions to the master; without an answer the view continues."""
 LOAD_PERIOD_S = 2.0
 LOAD_SHARE = 10
-"""Asking for the load ahead takes at most one in so many of the view's time."""
+"""Questions for the load ahead take at most this fraction, one in LOAD_SHARE, of the view's time."""
 PIPE_HEIGHT, PIPE_WIDTH = 60, 100
 
 
@@ -37,7 +37,7 @@ class Watcher:
         self._client = client
         self.heard = Heard()
         self._clock: tuple[int, float] | None = None
-        """The master's cluster time, and when it was heard."""
+        """(the master's cluster time, when it was received)."""
 
     def now_ms(self) -> int:
         """The cluster's time, or this machine's while none is known."""
@@ -88,18 +88,18 @@ class Watcher:
         self.heard.seconds = {bucket.start_ms: bucket.count for bucket in seconds.buckets}
 
     async def all(self) -> None:
-        """Everything once."""
+        """Update everything once."""
         await self.nodes()
         await asyncio.gather(self.groups(), self.load())
 
     async def keep_nodes(self, interval_s: float) -> None:
-        """Status and groups again and again."""
+        """Update status and groups in a loop."""
         while True:
             await asyncio.gather(self.nodes(), asyncio.sleep(interval_s))
             await self.groups()
 
     async def keep_load(self) -> None:
-        """The load ahead again and again, with pauses that grow with what it costs."""
+        """Update the load ahead in a loop, with pauses in proportion to its cost."""
         while True:
             began_s = time.monotonic()
             await self.load()

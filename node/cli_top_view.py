@@ -1,4 +1,4 @@
-"""The picture of `tickwheel top`: what was heard of a cluster, drawn as lines that fit a terminal.
+"""The picture of `tickwheel top`: the state of a cluster, drawn as lines that fit a terminal.
 
 Pure: a `Heard` and the terminal's size in, text out; no clock, no network. Readable without colour and over a pipe.
 """
@@ -21,7 +21,7 @@ HOURS_AHEAD = 24
 WIDTH_MIN, HEIGHT_MIN = 40, 8
 MARGIN = 9
 CELL_WIDTH = 7
-"""Of a column of numbers at least."""
+"""Least width of a column of numbers."""
 PASSED = "·"
 HAND = "┃"
 
@@ -30,37 +30,37 @@ Status = admin_pb2.NodeStatus
 
 @dataclass(slots=True)
 class Heard:
-    """What is known; each part as old as its last answer."""
+    """The state of a cluster; each part is as old as its last answer."""
 
     answers: dict[str, Status | Fault] = field(default_factory=dict)
-    """By address; a Fault for a node that does not answer."""
+    """Status by address; a Fault for a node without an answer."""
     last: dict[str, Status] = field(default_factory=dict)
     """The last status of each address, also when it does not answer now."""
     groups: Sequence[admin_pb2.Group] = ()
     hours: dict[int, int] = field(default_factory=dict)
-    """Pending by start of the hour,"""
+    """Pending messages by start of the hour."""
     seconds: dict[int, int] = field(default_factory=dict)
-    """and of this hour by start of the second."""
+    """Pending messages of this hour by start of the second."""
     sweeps: int = 0
-    """Bulk cancels and moves that run."""
+    """Number of running sweeps."""
     trouble: str = ""
-    """Why what needs a master is not up to date."""
+    """Why the parts that need a master are out of date; empty if they are not."""
 
     @property
     def statuses(self) -> list[Status]:
-        """Of the nodes that answer, by id."""
+        """The status of each node that answers, sorted by id."""
         found = [answer for answer in self.answers.values() if isinstance(answer, Status)]
         return sorted(found, key=lambda status: status.node_id)
 
     @property
     def master(self) -> Status | None:
-        """The master of the highest term that says so and holds the lease, or else one that says so."""
+        """The node that claims mastership and holds its lease, in the highest term; else any that claims it."""
         masters = [status for status in self.statuses if status.role == admin_pb2.MASTER]
         return max(masters, key=lambda status: (status.term, status.lease_held), default=None)
 
 
 def draw(heard: Heard, now_ms: int, width: int, height: int) -> Text:
-    """Everything that fits: header, wheel, nodes, then topics and groups as far as there is room."""
+    """Draw header, wheel and nodes, then as many topics and groups as fit."""
     width = max(width, WIDTH_MIN)
     lines = _header(heard, now_ms, width)
     blocks = [_nodes(heard, width), _wheel(heard, now_ms, width), _topics(heard, width), _groups(heard, width)]
@@ -69,7 +69,7 @@ def draw(heard: Heard, now_ms: int, width: int, height: int) -> Text:
         if not block or room < 3:
             continue
         later = sum(1 for other in blocks[number + 1 :] if other)
-        # Topics and groups share what is left; nodes and wheel are whole or cut at the end.
+        # Topics and groups share the remaining lines; nodes and wheel are whole or cut at the end.
         most = room - 1 if number < 2 else max(3, (room - 1) // (1 + later) if later else room - 1)
         shown = block[:most]
         if len(shown) < len(block) and number >= 2:
@@ -122,7 +122,7 @@ def _header(heard: Heard, now_ms: int, width: int) -> list[Text]:
 
 
 def _flowing(parts: Sequence[str], width: int) -> list[Text]:
-    """Parts with dots between them, on as many lines as they need."""
+    """The parts with dots between them, on as many lines as needed."""
     lines = [parts[0]]
     for part in parts[1:]:
         if len(lines[-1]) + 3 + len(part) <= width:
@@ -168,7 +168,7 @@ def _wheel(heard: Heard, now_ms: int, width: int) -> list[Text]:
 
 
 def _hand_row(heard: Heard, name: str, start_ms: int, step_ms: int, now_ms: int) -> Text:
-    """Sixty columns: what has passed is dots, the hand stands where it is now."""
+    """Sixty columns: dots for the past, the hand at the current time."""
     loads = [0] * 60
     for at_ms, count in heard.seconds.items():
         place = (at_ms - start_ms) // step_ms
@@ -197,8 +197,11 @@ def _row(name: str, cells: Sequence[tuple[str, str]]) -> Text:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]], width: int, keep: int) -> list[Text]:
-    """Lines of a table; columns from the right go until it fits, the first `keep` stay. All but the first are right."""
-    # A little more than needed: columns that jump with every digit are hard to read.
+    """The lines of a table. Columns are dropped from the right until it fits; the first `keep` stay.
+
+    All columns but the first are aligned to the right.
+    """
+    # A little wider than needed: columns that jump with every digit are hard to read.
     least = [0, *(CELL_WIDTH if head else 0 for head in heads[1:])]
     widths = [
         max(len(head), least[number], *(len(row[number][0]) for row in rows)) if rows else len(head)

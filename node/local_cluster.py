@@ -1,8 +1,8 @@
 """A cluster of real node processes on this machine: for `tickwheel up`, the demo, tests and benchmarks.
 
-Owns the processes it started, their configuration files, logs and ports below one directory. Ports are chosen once
-and kept with the configuration, so a stopped cluster starts again on its data. A log is cut at its start to
-LOG_BYTES_MAX. Stop is idempotent and waits.
+Owns the processes that it started, and their configuration files, logs and ports, in one directory. Ports are chosen
+once and kept in the configuration, so a stopped cluster can start again on its data. At the start of a node its log is
+cut to LOG_BYTES_MAX. Stop is idempotent and waits.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class LocalNode:
     process: subprocess.Popen[bytes] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     peer_advertised: str = ""
-    """Where its peers dial it, if that is not where it listens: somebody stands between them."""
+    """The address that its peers dial, if it differs from where the node listens, because of a proxy in between."""
     client_advertised: str = ""
-    """Likewise for clients."""
+    """The same for clients."""
 
     @property
     def peer_dialled(self) -> str:
@@ -75,7 +75,7 @@ class LocalNode:
 
     @property
     def running(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process runs."""
         return self.process is not None and self.process.poll() is None
 
     @property
@@ -92,7 +92,7 @@ class LocalNode:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now, all different, none that the system gives to outgoing connections.
+    """Different ports on which no process listens now, outside the system's range for outgoing connections.
 
     Of those one could be taken by any connection before its node listens, or while it is being restarted.
     """
@@ -136,7 +136,7 @@ def write_toml(path: Path, sections: Mapping[str, Mapping[str, object]]) -> None
 
 
 class LocalCluster:
-    """`nodes` processes below `directory`; asynchronous context manager: started, ready, stopped at the end.
+    """`nodes` processes in `directory`. As an async context manager: started and ready inside, stopped at the end.
 
     `config` is laid over every node's configuration: {"section": {"key": value}}.
     """
@@ -153,8 +153,10 @@ class LocalCluster:
         peers_apart: bool = False,
         clients_apart: bool = False,
     ) -> None:
-        """`peers_apart`: each node is dialled by its peers at `peer_advertised`, where the caller listens;
-        `clients_apart`: likewise by clients at `client_advertised`."""
+        """`peers_apart`: peers dial each node at `peer_advertised`, where the caller must listen.
+
+        `clients_apart`: the same for clients and `client_advertised`.
+        """
         self.directory = directory
         self.made = MadeFiles(directory)
         self.cluster_id = cluster_id
@@ -168,7 +170,7 @@ class LocalCluster:
     # -- layout
 
     def _known_nodes(self) -> list[LocalNode]:
-        """The nodes that were made here before; those of versions that noted nothing are known by their data."""
+        """The nodes made here before. Older versions kept no note; their nodes are found by their data."""
         names = self.made.names()
         found = []
         for name in names or sorted(file.parent.name for file in self.directory.glob(f"*/{CONFIG_NAME}")):
@@ -177,7 +179,7 @@ class LocalCluster:
             try:
                 tree = tomllib.loads(file.read_text(encoding="utf-8"))
                 if not names and tree["node"].get("data_dir") != str(folder.resolve() / DATA_NAME):
-                    continue  # somebody else's
+                    continue  # not made by this command
                 listen = tree["listen"]
                 found.append(
                     LocalNode(
@@ -224,7 +226,7 @@ class LocalCluster:
         return made
 
     def host(self, node_id: str) -> str:
-        """Where a new node listens."""
+        """The host on which a new node listens."""
         return LOOPBACK
 
     def _write_config(self, node: LocalNode, cluster: Mapping[str, object]) -> None:
@@ -237,7 +239,7 @@ class LocalCluster:
                 "metrics_bind": node.metrics_address,
             },
             "log": {"level": "info", "format": "json"},
-            # A developer's disk may well be nearly full.
+            # A developer's disk may be nearly full.
             "storage": {"high_water_percent": 0},
         }
         for name in ("peer_advertised", "client_advertised"):
@@ -266,7 +268,7 @@ class LocalCluster:
 
     @property
     def addresses(self) -> list[str]:
-        """Where clients reach the nodes."""
+        """The nodes' addresses for clients."""
         return [node.client_dialled for node in self.nodes]
 
     def node(self, node_id: str) -> LocalNode:
@@ -274,7 +276,7 @@ class LocalCluster:
         return next(node for node in self.nodes if node.node_id == node_id)
 
     def check_ports(self) -> None:
-        """Raises LocalClusterError if somebody else listens where a node is to: it would answer in its place."""
+        """Raise LocalClusterError if another process listens on a node's port: it would answer in the node's place."""
         for node in self.nodes:
             purposes = {"clients": node.client_address, "peers": node.peer_address, "metrics": node.metrics_address}
             for purpose, address in purposes.items():
@@ -294,7 +296,7 @@ class LocalCluster:
     # -- processes
 
     def command(self, node: LocalNode) -> list[str]:
-        """What starts a node."""
+        """The command line that starts a node."""
         return [sys.executable, "-m", "tickwheel.node.cli", "node", "--config", str(node.config_file)]
 
     def start_node(self, node: LocalNode) -> None:
@@ -309,7 +311,7 @@ class LocalCluster:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **node.environment},
-                start_new_session=True,  # a Ctrl-C at the terminal is for us alone: nodes are stopped in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the nodes in order
             )
 
     def signal_node(self, node: LocalNode, number: signal.Signals) -> None:
@@ -323,7 +325,7 @@ class LocalCluster:
         await self._gone(node, 5.0)
 
     async def stop_node(self, node: LocalNode, timeout_s: float = STOP_S) -> int:
-        """SIGTERM and wait; killed if it takes longer. Its exit code."""
+        """SIGTERM, and wait; SIGKILL after `timeout_s`. Returns the exit code."""
         if node.process is None:
             return 0
         self.signal_node(node, signal.SIGTERM)
@@ -355,7 +357,7 @@ class LocalCluster:
             await client.close()
 
     def discard(self) -> None:
-        """Remove what it made, as far as nobody uses it. Stop it first."""
+        """Remove the files that this cluster made, unless they are in use. Stop it first."""
         with contextlib.suppress(LocalClusterError), self.made.lock():
             self.made.remove()
 
@@ -381,12 +383,12 @@ class LocalCluster:
         return self._client
 
     async def statuses(self, timeout_s: float = 1.0) -> dict[str, admin_pb2.NodeStatus | Fault]:
-        """What each node says, by node id."""
+        """The status of each node, by node id; a Fault for a node without an answer."""
         answers = await self.client().admin.statuses(timeout_s)
         return {node.node_id: answers[node.client_dialled] for node in self.nodes if node.client_dialled in answers}
 
     async def wait_ready(self, *, all_serve: bool = True) -> LocalNode:
-        """Until there is a master that serves, and every running node follows it. The master."""
+        """Wait until a master serves and every running node follows it. Returns the master."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._ready_s
         while True:
@@ -413,7 +415,7 @@ class LocalCluster:
             await asyncio.sleep(POLL_S)
 
     async def master(self, timeout_s: float = READY_S) -> LocalNode:
-        """The node that is master now."""
+        """The current master; waits for one up to `timeout_s`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         while True:
@@ -431,7 +433,7 @@ class LocalCluster:
 
 
 def run_to_end(main: Coroutine[Any, Any, T]) -> T:
-    """asyncio.run, in which SIGTERM ends `main` as Ctrl-C does: it is cancelled, so that its nodes are stopped.
+    """Like asyncio.run, but SIGTERM cancels `main` as Ctrl-C does, so that it can stop its nodes.
 
     Raises KeyboardInterrupt after either.
     """
@@ -458,7 +460,7 @@ def run_to_end(main: Coroutine[Any, Any, T]) -> T:
 
 
 def _cut_log(path: Path) -> None:
-    """Keep the second half of a log that has become too long."""
+    """Cut a log that is too long to its second half."""
     try:
         size = path.stat().st_size
     except OSError:

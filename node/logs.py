@@ -1,6 +1,6 @@
-"""What a node writes to standard error: one event a line, with node id, term and role.
+"""The log of a node on standard error: one event a line, with node id, term and role.
 
-Owns format, level and the rate limit of warnings. Libraries that use `logging` come out in the same format.
+Owns format, level and the rate limit of warnings. Libraries that use `logging` get the same format.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import structlog
 from tickwheel.replication.ports import Clock
 
 WARNING_PERIOD_NS = 5_000_000_000
-"""The same warning is written once in this time; the next one says how many were left out."""
+"""The same warning is written once in this time; the next one states how many were left out."""
 
 EVENTS_MAX = 1_024
-"""Different warnings whose times are remembered."""
+"""Different warnings whose times are kept."""
 
 
 class RateLimit:
@@ -42,7 +42,7 @@ class RateLimit:
         return event
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """A filter of `logging`, for what libraries write: DropEvent would end in a traceback there."""
+        """A filter for `logging`, for warnings of libraries: DropEvent would cause a traceback there."""
         if record.levelno != logging.WARNING or isinstance(record.msg, dict):  # a dict is an event from structlog
             return True
         left_out = self._admit((f"{record.name}: {record.msg}", ""))
@@ -51,7 +51,7 @@ class RateLimit:
         return left_out is not None
 
     def _admit(self, key: tuple[str, str]) -> int | None:
-        """How many were left out since the last one; None: leave this one out."""
+        """The number of repeats left out since the last one; None: leave this one out."""
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_ns.get(key, 0):
             self._left_out[key] = self._left_out.get(key, 0) + 1
@@ -65,7 +65,7 @@ class RateLimit:
 
 
 class NodeContext:
-    """Adds who speaks: node id always, term and role once the core tells them."""
+    """Adds the node id to each event, and term and role once the core has set them."""
 
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id

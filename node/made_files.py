@@ -1,10 +1,10 @@
-"""What a command made in a directory, noted there, so that nothing else is ever deleted.
+"""A note of the folders that a command made in a directory, so that nothing else is ever deleted.
 
-Owns the file MARK_NAME of one directory: the nodes' folders that were made there. Invariants:
-- A folder is noted before it is made, and only if nothing of that name was there.
-- `remove` touches what is noted and what a node keeps in such a folder. It follows no symbolic link, it removes nothing
-  while any of it is in use, and what else lies there stays.
-- While a command runs nodes in the directory it holds `lock`, so a second one is refused.
+Owns the file MARK_NAME of one directory, which lists the nodes' folders made there. Invariants:
+- A folder is noted before it is made, and only if nothing of that name existed.
+- `remove` deletes only noted folders and a node's files in them. It follows no symbolic link, deletes nothing while any
+  of it is in use, and leaves all other files.
+- A command holds `lock` while it runs nodes in the directory, so a second command is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MadeFiles:
         self._mark = directory / MARK_NAME
 
     def names(self) -> list[str]:
-        """Folders that are noted; none if nothing was ever made here. Raises LocalClusterError for a damaged note."""
+        """The noted folders; none if nothing was ever made here. Raises LocalClusterError for a damaged note."""
         try:
             if self._mark.is_symlink():
                 raise LocalClusterError(f"{self._mark} is a symbolic link, which tickwheel never makes")
@@ -58,7 +58,7 @@ class MadeFiles:
         return names
 
     def make(self, names: list[str]) -> None:
-        """Note and make these folders. Raises LocalClusterError if something of such a name is there already."""
+        """Note and make these folders. Raises LocalClusterError if one of the names exists already."""
         known = self.names()
         for name in names:
             if os.path.lexists(self.directory / name) and not _is_bare(self.directory / name):
@@ -79,7 +79,7 @@ class MadeFiles:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Held by the one command that runs nodes here; makes the directory. Raises LocalClusterError."""
+        """Held while a command runs nodes here; makes the directory. Raises LocalClusterError if another holds it."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
@@ -91,7 +91,7 @@ class MadeFiles:
             yield
 
     def remove(self) -> list[str]:
-        """Remove what was made; the names of what else lies in the directory. The caller holds `lock`.
+        """Remove the noted folders. Returns the names of other files in the directory. The caller holds `lock`.
 
         Raises LocalClusterError and removes nothing if any of it is in use or is a symbolic link, or if nothing says
         that it was made here.
@@ -130,7 +130,7 @@ def _remove_node(folder: Path) -> None:
         else:
             path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        folder.rmdir()  # it stays if somebody has put something else there
+        folder.rmdir()  # it stays if other files were put there
 
 
 def _hold(held: contextlib.ExitStack, path: Path, busy: str) -> None:
@@ -146,7 +146,7 @@ def _hold(held: contextlib.ExitStack, path: Path, busy: str) -> None:
 
 
 def _is_bare(folder: Path) -> bool:
-    """Whether there is no file and no link in it: somebody may have mounted disks there for the nodes."""
+    """Whether a folder holds no file and no link. It may hold folders, as mount points of disks for the nodes."""
     return folder.is_dir() and not any(path.is_symlink() or not path.is_dir() for path in (folder, *folder.rglob("*")))
 
 

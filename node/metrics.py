@@ -1,7 +1,7 @@
-"""Metrics of a node for Prometheus: which exist, and how the core's numbers become them.
+"""Metrics of a node for Prometheus: their table, and the page that shows the core's numbers.
 
 Owns the table `METRICS` (docs/METRICS.md is generated from it) and the page. The core counts in plain numbers and
-arrays, never per message in a metrics library; they are read when somebody asks for the page, on the node's loop.
+arrays, never per message in a metrics library. A request for the page reads these numbers on the node's loop.
 Names follow Prometheus' conventions: base units (seconds, bytes), `_total` for counters.
 """
 
@@ -25,7 +25,7 @@ PREFIX = "tickwheel_"
 
 @dataclass(frozen=True, slots=True)
 class HistogramValue:
-    """Counts by bound (not cumulated; the last one is above all bounds), and the sum, in the metric's unit."""
+    """Counts by bound, not cumulative, the last one above all bounds; and the sum, in the metric's unit."""
 
     bounds: Sequence[float]
     counts: Sequence[int]
@@ -47,7 +47,7 @@ class MetricSpec:
 
     @property
     def exposed_name(self) -> str:
-        """As it stands on the page."""
+        """The name on the page."""
         return PREFIX + self.name + ("_total" if self.kind == "counter" else "")
 
 
@@ -280,7 +280,7 @@ class _SourceCollector(Collector):
 
 
 def registry_of(read: Callable[[], Mapping[str, MetricValue]]) -> CollectorRegistry:
-    """A registry of its own whose numbers come from `read` whenever it is collected."""
+    """A new registry, which calls `read` for its numbers at each collection."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_SourceCollector(read))
     return registry

@@ -1,12 +1,12 @@
-"""Lets a stopped node make its state anew from its journal, if that still holds every entry since the first.
+"""Rebuilds the state of a stopped node from its journal, if that still holds every entry since the first.
 
-For damage that no other member can mend: to an index in a cluster of one, to heads, to the files of a checkpoint. What
-the state of a node is follows from the log alone, so all of it comes back as it was: ids, due times, what is cancelled,
-dispatched and settled. A delay log says too little for that (not when a message is due), and so does a journal whose
-beginning a checkpoint has cut.
+For damage that no other member can repair: to an index in a cluster of one, to heads, or to the files of a checkpoint.
+A node's state follows from the log alone, so all of it comes back: ids, due times, cancelled, dispatched and settled
+messages. A delay log does not suffice, since it lacks due times, nor does a journal whose beginning a checkpoint has
+cut.
 
-Only the manifest is removed here, after all that the replay needs was read and checked: a start without one begins
-with the first entry. The caller holds the lock of the directory and owns the disk.
+This module removes only the manifest, after it has read and checked all that the replay needs: a start without a
+manifest begins with the first entry. The caller holds the lock of the directory and owns the disk.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from tickwheel.storage.bundle import bundle_path, name_of
 from tickwheel.storage.disk import Disk
 
 PIECE_BYTES = 1 << 20
-"""Of a bundle that is read at once."""
+"""Bytes of a bundle read at a time."""
 
 
 class RebuildError(Exception):
-    """It cannot be done, and nothing was changed; the text says what to do."""
+    """The state cannot be rebuilt, and nothing was changed; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What the next start replays."""
+    """The amount that the next start replays."""
 
     entries: int
     bytes: int
 
 
 def rebuild(disk: Disk, segment_bytes: int) -> Rebuilt:
-    """Do it. `segment_bytes`: of the journal. Raises RebuildError; DiskError kinds for a damaged journal."""
+    """Prepare the rebuild by the next start. `segment_bytes`: the journal's. Raises RebuildError and DiskError."""
     install_if_complete(disk)
     if not disk.list(JOURNAL_DIRECTORY):
         raise RebuildError("there is no journal here; nothing was changed")
@@ -66,7 +66,7 @@ def rebuild(disk: Disk, segment_bytes: int) -> Rebuilt:
 
 
 def _problem(disk: Disk, name: str) -> str:
-    """What is wrong with a bundle, whose name is the checksum of its bytes; empty if nothing."""
+    """The fault of a bundle, whose name must be the checksum of its bytes; empty if it is sound."""
     path = bundle_path(name)
     if not disk.exists(path):
         return f"{path} is not here any more"
@@ -80,7 +80,7 @@ def _problem(disk: Disk, name: str) -> str:
 
 
 def _bundles(journal: Journal) -> Iterator[str]:
-    """Names of those that entries take over; reads and checks every entry."""
+    """The names of bundles that entries take over. Reads and checks every entry."""
     for index in range(1, journal.last_index + 1):
         _, _, command = journal.entry(index)
         if command[:1] == REGULAR:

@@ -1,12 +1,14 @@
-"""Makes a cluster of one from the data of one node, off line: after a lost majority, or from a backup.
+"""Makes a cluster of one from the data of a stopped node: after the loss of a majority, or from a backup.
 
-Owns the procedure and its order. The caller holds the lock of the directory and owns the disk; nothing else may use it.
-The result has the content of the old state, a cluster id, a member and a disk uuid of its own, and no history of
-members: nodes of the old cluster refuse it and are refused.
+The caller holds the lock of the directory and owns the disk; nothing else may use it. The result has the content of the
+old state, with a new cluster id, one member, a new disk uuid, and no history of members. So it and the nodes of the old
+cluster refuse each other.
 
-Order, so that a run that was broken off can be run again: the manifest of the new cluster; then a new journal, which
-begins behind it (the old entries would tell a newcomer of the old members) in a term above every old one; then the
-file `identity`. Until this last step no node starts on the directory under the new configuration.
+The order of steps lets an interrupted run be repeated:
+1. The manifest of the new cluster.
+2. A new journal, which begins after the manifest, in a term above every old one. The old entries would tell a new
+   member of the old members.
+3. The file `identity`. Until this step no node starts on the directory under the new configuration.
 """
 
 from __future__ import annotations
@@ -34,29 +36,29 @@ from tickwheel.storage.whole_file import write_whole
 
 
 class RefoundError(Exception):
-    """It is not done, and nothing was changed; the text says what to do."""
+    """The new cluster was not made, and nothing was changed; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the new cluster starts with."""
+    """The content with which the new cluster starts."""
 
     old_cluster_id: str
     old_members: tuple[str, ...]
     index: int
-    """The last entry that it holds."""
+    """The index of its last entry."""
     replayed: int
-    """Entries that were taken from the journal, behind the last checkpoint."""
+    """Entries applied from the journal, after the last checkpoint."""
     newest_ms: int
-    """When the newest of them was written, by the clock of its master; 0 if there is none."""
+    """When the newest of these was written, by its master's clock; 0 if there is none."""
     pending: int
     ready: int
     skipped: tuple[str, ...] = ()
-    """Entries that were left out, each with what it held: those that were named, and those that nobody can decode."""
+    """Descriptions of the entries left out: those named in `skip`, and those that no node can decode."""
 
 
 def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found:
-    """Do it, without the entries `skip` of the journal.
+    """Make the new cluster, without the entries `skip` of the journal.
 
     Raises RefoundError; DiskError kinds for damaged files, ImpossibleStateError for another version's.
     """
@@ -89,9 +91,9 @@ def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found
         journal.close()
     disk.remove(JOURNAL_DIRECTORY)
     if disk.exists(LEASES_PATH):
-        disk.remove(LEASES_PATH)  # its places may be other messages' in the new cluster
+        disk.remove(LEASES_PATH)  # its positions may belong to other messages in the new cluster
     if disk.exists(FOUNDING_PATH):
-        disk.remove(FOUNDING_PATH)  # of the old cluster: its founders, with their disks
+        disk.remove(FOUNDING_PATH)  # it lists the old cluster's founders and their disks
     disk.sync_dir("")
     begun = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=config.core.segment_bytes)
     begun.reset_to(state.applied_index, state.applied_term)
@@ -173,7 +175,7 @@ def _cannot_apply(index: int, error: Exception) -> RefoundError:
 
 
 def _described(entry: LogEntry | None, size: int) -> str:
-    """What an entry holds, for who leaves it out."""
+    """A description of an entry for the operator who leaves it out."""
     if entry is None:
         return f"{size} bytes that nobody can decode"
     kinds = Counter(command.WhichOneof("body") or "unknown" for command in entry.commands)

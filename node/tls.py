@@ -1,9 +1,9 @@
-"""Certificates of a node: what the two ports present and accept, and who a certificate says it is.
+"""Certificates of a node: those that its two ports present and accept, and the meaning of a caller's certificate.
 
-Owns the meaning of a certificate: common name = node id or caller's name; organisational unit = role
-(`tickwheel-node`, `tickwheel-client`, `tickwheel-admin`). Files are checked whenever they are read, at the start and
-when they change (node/server/certificates.py): readable, key fits certificate, valid today, and the peer certificate
-names this node.
+The common name is the node id or the caller's name; the organisational unit is the role (`tickwheel-node`,
+`tickwheel-client`, `tickwheel-admin`). Files are checked whenever they are read, at the start and when they change
+(node/server/certificates.py): they must be readable, the key must match its certificate, the certificate must be valid
+today, and the peer certificate must name this node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ADMIN_UNIT = "tickwheel-admin"
 
 @dataclass(frozen=True, slots=True)
 class CertificateIdentity:
-    """Who a certificate says its holder is."""
+    """The holder of a certificate: its names and role."""
 
     common_name: str
     units: frozenset[str]
@@ -54,12 +54,12 @@ def _names_of(certificate: x509.Certificate) -> CertificateIdentity:
 
 
 def identity_of(pem: bytes) -> CertificateIdentity:
-    """Who a certificate names; the handshake has verified it already."""
+    """The identity in a certificate that the handshake has verified."""
     return _names_of(x509.load_pem_x509_certificate(pem))
 
 
 def is_member_certificate(auth_context: Mapping[str, Iterable[bytes]], node_id: str) -> bool:
-    """Whether the caller on the peer port holds the certificate of member `node_id`."""
+    """Whether the caller on the peer port has the certificate of member `node_id`."""
     pem = next(iter(auth_context.get("x509_pem_cert", ())), b"")
     if not pem:
         return False
@@ -69,7 +69,7 @@ def is_member_certificate(auth_context: Mapping[str, Iterable[bytes]], node_id: 
 
 @dataclass(frozen=True, slots=True)
 class PortFiles:
-    """Key, certificate and authority of one port, as read."""
+    """The contents of the key, certificate and authority files of one port."""
 
     key: bytes
     certificate: bytes
@@ -136,14 +136,14 @@ def _check_port(config: NodeConfig, name: str, files: PortFiles) -> Iterable[Pro
 
 @dataclass(frozen=True, slots=True)
 class NodeTls:
-    """What was read for both ports; None: that port has no TLS."""
+    """The certificate files of both ports; None for a port without TLS."""
 
     client: PortFiles | None
     peer: PortFiles | None
     require_client_cert: bool
 
     def peer_channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """For dialling peers; combine with `peer_channel_options`."""
+        """Credentials to dial peers, for use with `peer_channel_options`; None without TLS."""
         if self.peer is None:
             return None
         return grpc.ssl_channel_credentials(
@@ -153,12 +153,12 @@ class NodeTls:
         )
 
     def peer_channel_options(self, peer_id: str) -> list[tuple[str, str]]:
-        """The certificate of the dialled peer is checked against its member id, whatever its address."""
+        """Options that check the dialled peer's certificate against its member id, whatever its address."""
         return [("grpc.ssl_target_name_override", peer_id)] if self.peer is not None else []
 
 
 def read_tls(config: NodeConfig) -> NodeTls:
-    """Read and check all certificate files. Raises ConfigError with everything that is wrong."""
+    """Read and check all certificate files. Raises ConfigError, which lists every problem."""
     problems: list[Problem] = []
     client = _read_port(config, "client", problems)
     peer = _read_port(config, "peer", problems)
