@@ -61,7 +61,7 @@ MERGE_SHARE_MIN = 8
 """A merge begins once the buffer is an eighth full,"""
 
 MERGE_HOUR_BYTES = 4 << 20
-"""and has this many bytes for each touched hour: otherwise many hours would mean many small writes."""
+"""and has this many bytes for each touched hour (otherwise many hours would mean many small writes); or is full."""
 
 
 class Wheel(Ingest):
