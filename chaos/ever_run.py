@@ -35,7 +35,7 @@ class Counted:
 
 @dataclass(slots=True)
 class EverRun:
-    """What the file says. `commits` are in the order of their first run."""
+    """The content of the file. `commits` are in the order of their first run."""
 
     total: Counted
     commits: dict[str, Counted]

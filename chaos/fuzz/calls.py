@@ -22,7 +22,7 @@ BIG_BYTES = (1 << 20, 4 << 20, 9 << 20)
 DEADLINES_S = (0.02, 0.2, 1.0, 2.0)
 RESPONSES_READ_MAX = 8
 OWN_ERROR = "Internal error from Core"
-"""What the gRPC library of the caller says when it could not send; no node answers it."""
+"""The text of the caller's own gRPC library when it could not send; no node sends it."""
 
 
 @dataclass(frozen=True, slots=True)

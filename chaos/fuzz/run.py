@@ -31,7 +31,7 @@ IDLE_STREAMS = 1_000
 GARBAGE_CONNECTIONS = 10
 """Connections a batch that speak something else than gRPC, to the clients' ports and the peers'."""
 GROWTH_BYTES_MAX = 600 << 20
-"""What a node may take beyond what it took at the start: its maps and buffers have bounds, and they are below this."""
+"""Memory that a node may use beyond its use at the start: the bounds of its maps and buffers are below this."""
 CANARY_TOPIC, CANARY_GROUP = "canary", "canaries"
 CANARY_S = 20.0
 SETTLES_S = 20.0

@@ -70,11 +70,9 @@ class ChaosCluster(LocalCluster):
         return dialer(port, remote_port, pids)
 
     def host(self, node_id: str) -> str:
-        """See LocalCluster."""
         return super().host(node_id) if self._switch is None else self._switch.namespaces[node_id].address
 
     def command(self, node: LocalNode) -> list[str]:
-        """See LocalCluster."""
         if not self._with_knobs:
             return super().command(node)
         module = "tickwheel.chaos.live.node_start"
@@ -92,7 +90,6 @@ class ChaosCluster(LocalCluster):
         return command
 
     def start_node(self, node: LocalNode) -> None:
-        """See LocalCluster."""
         if not node.running:
             self.killed.discard(node.node_id)
             self.lives[node.node_id] += 1

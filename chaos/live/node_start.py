@@ -89,7 +89,6 @@ class SpoiltClock:
         self._true_ns = self._monotonic_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def monotonic_ns(self) -> int:
-        """See replication.ports.Clock."""
         true_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         rate_ppm = self._panel.look(true_ns).rate_ppm
         passed_ns = true_ns - self._true_ns
@@ -99,7 +98,6 @@ class SpoiltClock:
         return reading_ns
 
     def wall_ms(self) -> int:
-        """See replication.ports.Clock."""
         ahead_ns = self.monotonic_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         return (time.time_ns() + ahead_ns) // MILLION + self._panel.knobs.offset_ms
 

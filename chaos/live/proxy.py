@@ -43,7 +43,6 @@ class Proxies(Network):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def held(self, counts: Counts) -> int:
-        """See Network."""
         return counts.held_bytes
 
     async def listen(self, target: str, address: str, behind: str, dialler: str | None = None) -> None:

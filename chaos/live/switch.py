@@ -56,7 +56,6 @@ class Switch(Network):
         enter(self.clients.path)
 
     def held(self, counts: Counts) -> int:
-        """See Network."""
         return counts.dropped
 
     def start(self) -> None:
@@ -66,7 +65,6 @@ class Switch(Network):
             self._loop.add_reader(namespace.tunnel, self._carry, namespace.tunnel)
 
     async def stop(self) -> None:
-        """See Network."""
         loop, self._loop = self._loop, None
         if loop is not None:
             for namespace in self.namespaces.values():

@@ -1,4 +1,4 @@
-"""What each node says a group has settled, read at the end of a run over the calls that readers use."""
+"""Reads each node's account of the messages that a group has settled, at the end of a run, by the readers' calls."""
 
 from __future__ import annotations
 

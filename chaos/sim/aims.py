@@ -1,4 +1,4 @@
-"""Where an old bug or a missing guard shows when the default faults do not lead there: directed scenarios."""
+"""Directed scenarios for old bugs and missing guards that the default faults do not reach."""
 
 from __future__ import annotations
 

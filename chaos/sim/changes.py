@@ -26,11 +26,9 @@ class Changes:
         self._open = 0
 
     def start(self) -> None:
-        """See Clients."""
         self._world.after(SECOND, self._change_one)
 
     def unfinished(self) -> str:
-        """See Clients."""
         return "answers to cancels or moves" if self._open else ""
 
     def _change_one(self) -> None:

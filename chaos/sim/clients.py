@@ -1,9 +1,10 @@
-"""What all clients of a whole node share: the way to the nodes and back, one set of dice, one clock.
+"""The base of all clients in a run of whole nodes: the network to the nodes, one random stream, one clock.
 
-Every client is simple and honest: it asks whoever it thinks is master and goes on to the next node when that is wrong
-or nobody answers in time. Calls and answers travel; what a process has not answered when it ends is never answered.
+Every client is simple and honest. It asks the node that it takes for master, and goes on to the next one if that node
+is not master or does not answer in time. Calls and answers take time. Calls that a process has not answered when it
+ends are never answered.
 
-To add a kind of clients: write a `Clients` in a module of its own, and put it into `NodeLoad.parts`.
+To add a kind of clients: write a `Clients` in a new module, and put it into `NodeLoad.parts`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Clients(Protocol):
         ...
 
     def unfinished(self) -> str:
-        """What the drain still waits for, in words; empty when done."""
+        """The reason, in words, why the drain must still wait; empty when it is done."""
         ...
 
 

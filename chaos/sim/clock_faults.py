@@ -1,8 +1,8 @@
-"""What can go wrong with clocks, for `faults.KINDS`.
+"""Faults of clocks, for `faults.KINDS`.
 
-A majority of the machines always has a right clock: with more the cluster's time would be wrong by design, and no
-checker could judge it. So when as many clocks are wrong as may be, a fault strikes one of those once more. Directed
-tests (tests/chaos/test_clock_cases.py) do what the dice here do not: all clocks wrong, none agreeing.
+A majority of the machines always has a right clock. Without one the cluster's time would be wrong by design, and no
+checker could judge it. So once a minority of the clocks is wrong, a further fault hits one of these again. Directed
+tests (tests/chaos/test_clock_cases.py) cover the rest: all clocks wrong, or none agreeing.
 """
 
 from __future__ import annotations

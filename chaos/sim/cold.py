@@ -73,7 +73,7 @@ class Cold:
         self._moved_left = True
 
     def start(self) -> None:
-        """See Clients: once topic and group are there."""
+        """Start once topic and group exist."""
         commands = [
             AdminCommand(settings=Settings(cold_lead_ms=0)),
             AdminCommand(create_topic=CreateTopicRequest(name=TOPIC)),
@@ -89,7 +89,6 @@ class Cold:
         self._asking.set_up(commands, begin)
 
     def unfinished(self) -> str:
-        """See Clients."""
         if not self._began:
             return "that freezers begin"
         if self._asking.open:

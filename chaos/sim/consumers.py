@@ -85,12 +85,10 @@ class Consumers:
         ]
 
     def start(self) -> None:
-        """See Clients."""
         for consumer in self._consumers:
             self._world.after(self._rng.randrange(SECOND), self._keep_open, consumer)
 
     def unfinished(self) -> str:
-        """See Clients."""
         unsettled = sum(len(c.unanswered) for c in self._consumers)
         return f"{unsettled} settlements" if unsettled else ""
 

@@ -1,4 +1,4 @@
-"""What a fault is: planned by dice, begun on a machine, ended, and asked what it did. The kinds are in *_faults.py."""
+"""The life of a fault: planned by dice, begun on a machine, ended, then asked for its effect. Kinds: *_faults.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXCUSE_ECHO_NS = 3 * SECOND
 
 
 class Scene(Protocol):
-    """What faults act on."""
+    """The part of a run that faults act on."""
 
     world: World
     fabric: Fabric
@@ -30,12 +30,12 @@ class Scene(Protocol):
     def machines(self) -> Sequence[Machine]: ...
 
     def master(self) -> Machine | None:
-        """Who is master now, by the highest term."""
+        """The machine of the current master, by the highest term; None without a master."""
         ...
 
     @property
     def operators(self) -> Operators | None:
-        """Who adds and removes members; None where there is nobody (the log alone)."""
+        """The operators, who add and remove members; None in a run of the log alone."""
         ...
 
     def join(self) -> Machine:
@@ -69,7 +69,7 @@ class Active:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of all faults of a kind, over one run or many."""
+    """The outcome of all faults of a kind, over one run or many."""
 
     injected: int = 0
     effective: int = 0
@@ -94,11 +94,11 @@ class Kind:
     length_ms: tuple[int, int]
     unit: str
     default: bool = True
-    """In the default set."""
+    """Whether the kind is in the default set."""
     apart: bool = False
-    """Drawn by dice of its own, beside those of the seed: it changes nothing about the others."""
+    """Drawn from a separate random stream, so that it does not change the other faults of a seed."""
     node_only: bool = False
-    """Needs whole nodes: the log alone has nothing that it could hit."""
+    """Needs whole nodes: a run of the log alone has no target for it."""
 
 
 def nothing() -> None:
@@ -106,5 +106,5 @@ def nothing() -> None:
 
 
 def excuse_over(machine: Machine) -> None:
-    """The echo of a fault that makes a process stop itself is over."""
+    """The after-effect of a fault is over: a stop of the machine's process is a broken promise again."""
     machine.excuses -= 1

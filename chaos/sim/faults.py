@@ -1,8 +1,8 @@
-"""What can go wrong, when it does, and how we know that it had an effect.
+"""The kinds of faults, the plan of a run's faults, and the evidence of their effects.
 
-`plan` throws the dice of a seed once, before the run: a list of numbered faults, each with its time,
-length and target. Leaving one out (`only`) changes nothing about the others, which is how a failing run
-is shrunk. A kind is a function that begins a fault and returns its `Active`: how to end it, and what it did.
+`plan` draws from a seed once, before the run: a list of numbered faults, each with its time, length and target. To
+leave one out (`only`) changes no other fault; that is how a failing run is shrunk. A kind is a function that begins a
+fault and returns its `Active`, which ends the fault and counts its effects.
 
 To add one: write such a function in the module of its noun (`network_faults.py` ...), put it into `KINDS` with the
 range of its length.

@@ -1,13 +1,13 @@
-"""What happened, as a bystander with a true clock would write it down.
+"""The history of a run: its events, as an observer with a true clock would record them.
 
-Every record carries true time in ns, which no fault touches. A history is only ever added to; each record
-goes to the checkers at once (safety after each step) and into the digest of the run. Nobody changes a record
-(frozen ones take three times as long to make, and a run makes tens of thousands).
+Every record carries true time in ns, which no fault changes. Records are only ever added. Each one goes to the checkers
+at once (safety after each step) and into the digest of the run. No code may change a record; they are not frozen only
+because that takes three times as long, and a run makes tens of thousands.
 
-Here are what every record is, those of the run itself, and `History`, which takes them all. The others stand by what
-they tell of: `history_machines.py` (nodes on their machines), `history_log.py` (the replicated log),
+This module has the base of all records, the records of the run itself, and `History`, which takes all of them. Other
+records are grouped by subject: `history_machines.py` (nodes on their machines), `history_log.py` (the replicated log),
 `history_messages.py` (producers and consumers), `history_bulk.py` (bulk writers and loaders), `history_operators.py`
-(what operators ask for).
+(requests of operators).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What operators asked for and were told: more records of the history (history.py)."""
+"""Records of the history (history.py): requests of operators and their answers."""
 
 from __future__ import annotations
 

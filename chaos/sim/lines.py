@@ -26,7 +26,7 @@ class Lines:
         self._consumers = Consumers(wires, (Crowd(GROUP, (TOPIC,), nacks=0.1, deaths=0.01),), self._rng)
 
     def start(self) -> None:
-        """See Clients: once the topic and the group are there, which must not be created by the way."""
+        """Start once topic and group exist: no schedule or consumer may create them implicitly."""
         policy = RetryPolicy(exponential=ExponentialBackoff(initial_ms=200, factor=2, max_ms=1_000, jitter=0.2))
         topic = AdminCommand(create_topic=CreateTopicRequest(name=TOPIC, fifo=True))
         group = AdminCommand(create_group=CreateGroupRequest(name=GROUP, topics=[TOPIC], retry=policy))
@@ -41,7 +41,6 @@ class Lines:
         )
 
     def unfinished(self) -> str:
-        """See Clients."""
         return self._producers.unfinished() or self._consumers.unfinished()
 
     def _rows(self) -> tuple[Row, ...]:

@@ -37,7 +37,7 @@ class Listeners:
         self._consumers = Consumers(wires, CROWDS, self._rng)
 
     def start(self) -> None:
-        """See Clients: once all groups are there."""
+        """Start once all groups exist."""
         first = TAGS[:2]
         groups = [
             CreateGroupRequest(name=FILTERED, topics=[TOPIC], filter=" || ".join(first)),
@@ -60,7 +60,6 @@ class Listeners:
         create()
 
     def unfinished(self) -> str:
-        """See Clients."""
         if self._asking.open:
             return "a filter or a reset"
         return self._producers.unfinished() or self._consumers.unfinished()

@@ -46,7 +46,7 @@ class Loads:
         """That somebody has asked for."""
 
     def start(self) -> None:
-        """See Clients: once topic and groups are there."""
+        """Start once topic and groups exist."""
         commands = [
             AdminCommand(create_topic=CreateTopicRequest(name=TOPIC)),
             *(AdminCommand(create_group=CreateGroupRequest(name=group, topics=[TOPIC])) for group in reversed(GROUPS)),
@@ -60,7 +60,6 @@ class Loads:
         self._asking.set_up(commands, begin)
 
     def unfinished(self) -> str:
-        """See Clients."""
         if not self._began:
             return "that loaders begin"
         for load in self._carrier.open:

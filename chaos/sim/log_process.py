@@ -150,7 +150,6 @@ class LogProcess:
         return number
 
     def problem_of(self, entry: bytes, start: int) -> str:
-        """See LogListener."""
         return ""
 
     def role_changed(self, status: LogStatus) -> None:
@@ -170,15 +169,12 @@ class LogProcess:
         return answer
 
     def may_vote(self) -> bool:
-        """See LogListener."""
         return True
 
     def may_apply(self) -> bool:
-        """See LogListener."""
         return True
 
     def handover_ready(self, peer_id: str) -> bool:
-        """See LogListener."""
         return True
 
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:

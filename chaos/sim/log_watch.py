@@ -1,8 +1,8 @@
-"""What a bystander sees of a log: roles, votes and leases, what lies on which disk, what goes over the wires.
+"""Watches a log from outside: roles, votes and leases, the entries on each disk, and the frames on the wires.
 
-One `Census` a run knows all journals; one `LogWatch` a boot stands between a log and the world and writes down what
-checkers judge. It reads the log's innards and changes nothing; what it records shows a broken promise at the
-moment it breaks, not only when bad luck lets a client see it.
+One `Census` for a run knows all journals. One `LogWatch` for each boot stands between a log and its ports, and records
+events for the checkers. It reads the log's internals and changes nothing. So a promise shows as broken at the moment it
+breaks, not only when bad luck lets a client see it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _holds(journal: Journal, index: int, term: int) -> bool:
 
 
 class LogWatch:
-    """See the module. Calls come in the order in which things happen."""
+    """Records one boot of a log. Its methods are called in the order of the events."""
 
     def __init__(self, machine: Machine, census: Census) -> None:
         self._machine = machine

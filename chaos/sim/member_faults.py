@@ -97,7 +97,7 @@ def strangers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
 
 
 class _Strangers:
-    """See `strangers`."""
+    """The state of one `strangers` fault."""
 
     def __init__(self, scene: Scene, operators: Operators, slave: Machine, rng: random.Random) -> None:
         self._scene = scene

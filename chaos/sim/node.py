@@ -1,11 +1,11 @@
 """A simulated machine: one disk, one clock, and at most one running process on its ports.
 
-A process is what a `Builder` makes of the ports: the node's own composition (`core_process.py`) or its
-replicated log alone (`log_process.py`). Input of all kinds (frames, finished works, client calls) waits in
-an inbox and is taken in turns, as by an event loop: first all that has arrived, then `tick()`.
+A `Builder` makes a process from the ports: the node's own composition (`core_process.py`), or its replicated log alone
+(`log_process.py`). All input (frames, finished work, client calls) waits in an inbox and is taken in turns, as by an
+event loop: first everything that has arrived, then `tick()`.
 
-Invariants: nothing of an earlier boot reaches a later one; a frozen machine runs no turn and no worker;
-what a process raises stops it, and is a broken promise unless a fault that does so was put on this machine.
+Invariants: no input of an earlier boot reaches a later one. A frozen machine runs no turn and no worker. An exception
+in a process stops it, and is a broken promise unless a fault on this machine explains it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ApplyFailedError(Exception):
 
 
 class Process(Protocol):
-    """What runs on a machine."""
+    """The software that runs on a machine."""
 
     def start(self) -> None: ...
 

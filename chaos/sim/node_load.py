@@ -1,4 +1,4 @@
-"""What runs on the machines of a run of whole nodes, and all clients together."""
+"""The load of a run of whole nodes: the processes on the machines, and all clients."""
 
 from __future__ import annotations
 

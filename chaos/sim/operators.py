@@ -45,10 +45,9 @@ class Operators:
         self.removed: set[str] = set()
 
     def start(self) -> None:
-        """See Clients: faults ask."""
+        """Nothing to start: faults call the operators."""
 
     def unfinished(self) -> str:
-        """See Clients."""
         for what, name in sorted(self._asked):
             return f"an answer to: {what} {name}"
         return f"that {', '.join(sorted(self._learning))} counts" if self._learning else ""

@@ -65,7 +65,7 @@ class Parcels:
         """Dead letters that were replayed or purged, or may have been."""
 
     def start(self) -> None:
-        """See Clients: once topic and group are there."""
+        """Start once topic and group exist."""
         commands = [
             AdminCommand(create_topic=CreateTopicRequest(name=TOPIC)),
             AdminCommand(create_group=CreateGroupRequest(name=GROUP, topics=[TOPIC])),
@@ -80,7 +80,6 @@ class Parcels:
         self._asking.set_up(commands, begin)
 
     def unfinished(self) -> str:
-        """See Clients."""
         if self._asking.open:
             return "answers about dead letters"
         held = sum(len(puller.open) for puller in self._pullers)

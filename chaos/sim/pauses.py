@@ -29,12 +29,10 @@ class Pauses:
         """Paused, or asked for."""
 
     def start(self) -> None:
-        """See Clients."""
         for place in self._places:
             self._world.after(SECOND + self._pause_ns(), self._pause, place)
 
     def unfinished(self) -> str:
-        """See Clients."""
         for kind, name in sorted(self._paused):
             return f"that {kind} {name} goes on"
         return ""

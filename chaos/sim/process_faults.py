@@ -1,4 +1,4 @@
-"""What can happen to processes and to the power of machines, for `faults.KINDS`."""
+"""Faults of processes and of the power of machines, for `faults.KINDS`."""
 
 from __future__ import annotations
 

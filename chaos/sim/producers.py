@@ -73,12 +73,10 @@ class Producers:
         self.known: dict[int, int] = {}
 
     def start(self) -> None:
-        """See Clients."""
         for producer in self._producers:
             self._world.after(self._rng.randrange(SECOND), self._produce, producer)
 
     def unfinished(self) -> str:
-        """See Clients."""
         probing = [p.name for p in self._producers if p.delivered_probes < PROBE_BATCHES]
         return f"the last batches of {', '.join(probing)}" if probing else ""
 

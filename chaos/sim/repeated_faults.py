@@ -63,7 +63,7 @@ def votes_twice(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
 
 
 class _OldAnswers:
-    """See `old_answers`."""
+    """The state of one `old_answers` fault."""
 
     def __init__(self, scene: Scene, machine: Machine, rng: random.Random) -> None:
         self._scene = scene

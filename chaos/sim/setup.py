@@ -1,4 +1,4 @@
-"""What a run is made of and what comes out of it: plain data, no behaviour."""
+"""The settings and the result of a run: plain data, no behaviour."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Level(Enum):
-    """What runs on the machines: the whole node, or its replicated log alone."""
+    """The software on the machines: the whole node, or its replicated log alone."""
 
     LOG = "log"
     NODE = "node"
@@ -28,11 +28,11 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """What a run is made of, besides its seed."""
+    """The settings of a run besides its seed."""
 
     level: Level = Level.NODE
     nodes: int = 0
-    """0: by the dice of the seed, mostly three."""
+    """Number of nodes; 0: drawn from the seed, mostly three."""
     seconds: int = 20
     """Simulated time with load and faults; warm-up and drain come on top."""
     faults: tuple[str, ...] = DEFAULT_KINDS
@@ -40,14 +40,14 @@ class SimulationConfig:
     """Numbers of the planned faults to inject; None: all."""
     guards: Guards = field(default_factory=Guards)
     shape: tuple[tuple[str, int], ...] = ()
-    """Fields of the run's shape (shape.py) that are not left to the dice."""
+    """Fields of the run's shape (shape.py) that are set instead of drawn."""
     mutation: str = ""
-    """Name of an old bug that is put in (mutations.py); empty: none."""
+    """Name of an old bug to insert (mutations.py); empty: none."""
 
 
 @dataclass(slots=True)
 class RunResult:
-    """What came out of a run."""
+    """The result of a run."""
 
     seed: int
     digest: str = ""
@@ -70,7 +70,7 @@ class RunResult:
 
 
 class Stage(Protocol):
-    """What a load sees of the run it belongs to."""
+    """The part of a run that its load sees."""
 
     world: World
     history: History
@@ -85,12 +85,12 @@ class Stage(Protocol):
     def machines(self) -> Sequence[Machine]: ...
 
     def leave(self, machine: Machine) -> None:
-        """Its node is no member any more."""
+        """The machine's node is no longer a member."""
         ...
 
 
 class Load(Protocol):
-    """What runs on the machines, and the clients."""
+    """The processes on the machines, and the clients."""
 
     groups: tuple[str, ...]
 
@@ -103,11 +103,11 @@ class Load(Protocol):
         ...
 
     def wind_down(self) -> None:
-        """Faults are over: no new work but what shows that the cluster is alive; what is open is finished."""
+        """Faults are over: finish open work, and begin new work only to show that the cluster is alive."""
         ...
 
     def unfinished(self) -> str:
-        """What the drain still waits for, in words; empty when done."""
+        """The reason, in words, why the drain must still wait; empty when it is done."""
         ...
 
     def finish(self) -> None:
@@ -116,7 +116,7 @@ class Load(Protocol):
 
     @property
     def operators(self) -> Operators | None:
-        """Who adds and removes members."""
+        """The operators, who add and remove members."""
         ...
 
     def hand_over(self, machine: Machine, target: str, done: Callable[[bool], None]) -> None:

@@ -1,12 +1,13 @@
-"""The shape of a run: dice of a seed that are no faults.
+"""The shape of a run: the properties drawn from its seed that are no faults.
 
-How many nodes, how coarse their loops are, how small their limits. Small limits make short runs meet what takes
-hours otherwise (a log cut below a slave, a backlog of several slices); coarse loops and rare syncs are those of a busy
-machine and of a slow network, and cheap to simulate: most seeds have them, some have fine ones, which meet what falls
-between. Every field is drawn from a stream of its own: to fix one leaves the others as they were.
+The number of nodes, the coarseness of their loops, the size of their limits. With small limits a short run reaches
+states that would otherwise take hours, such as a log cut below a slave, or a backlog of several slices. Coarse loops
+and rare syncs resemble a busy machine and a slow network, and are cheap to simulate. Most seeds have them; some have
+fine ones, to reach the states in between. Every field is drawn from a separate stream, so fixing one does not change
+the others.
 
-Many short runs meet more than few long ones in the same time. A long one is there for what takes long, many faults
-after one another: it is coarse but for short spells, has fewer clients, and they do less.
+In the same time many short runs reach more states than few long ones. Long runs are for effects that take long, such as
+many faults in a row. They are coarse except for short spells, and have fewer clients that do less.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ LOADS_SHARE = 3
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a run looks like."""
+    """The properties of a run, as drawn or set."""
 
     nodes: int
     loop_gap_us: int

@@ -50,11 +50,9 @@ class Stewards:
         self._made = 0
 
     def start(self) -> None:
-        """See Clients."""
         self._world.after(SECOND, self._act)
 
     def unfinished(self) -> str:
-        """See Clients."""
         return "answers about settings, topics or groups" if self._asking.open else ""
 
     def _act(self) -> None:

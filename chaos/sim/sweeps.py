@@ -51,7 +51,6 @@ class Sweeps:
         wires.history.subscribe((Delivered, ScheduleSent), self._observe)
 
     def start(self) -> None:
-        """See Clients."""
         group = AdminCommand(create_group=CreateGroupRequest(name=GROUP, topics=[TOPIC]))
 
         def created(_: object) -> None:
@@ -63,7 +62,6 @@ class Sweeps:
         self._asking.command(lambda face, answer: face.admin(group, answer), created)
 
     def unfinished(self) -> str:
-        """See Clients."""
         if self._running:
             return f"the end of sweep {min(self._running)}"
         if in_doubt := self._in_doubt():

@@ -46,12 +46,10 @@ class Twins:
         self._programs = [_Program(id, f"{id}/{side}" if id == owned else "") for id in IDS for side in range(2)]
 
     def start(self) -> None:
-        """See Clients."""
         for program in self._programs:
             self._world.after(SECOND + self._rng.randrange(SECOND), self._go_on, program)
 
     def unfinished(self) -> str:
-        """See Clients."""
         waiting = [program.id for program in self._programs if program.rows]
         return f"answers to {', '.join(waiting)}" if waiting else ""
 

@@ -93,7 +93,7 @@ class Writes:
         self._began = False
 
     def start(self) -> None:
-        """See Clients: once staged rows expire quickly and the groups are there."""
+        """Start once staged rows expire quickly and the groups exist."""
         commands = [
             AdminCommand(settings=admin_pb2.Settings(staging_expiry_ms=EXPIRY_MS)),
             *(AdminCommand(create_group=CreateGroupRequest(name=group, topics=[TOPIC])) for group in reversed(GROUPS)),
@@ -107,7 +107,6 @@ class Writes:
         self._asking.set_up(commands, begin)
 
     def unfinished(self) -> str:
-        """See Clients."""
         if not self._began:
             return "that bulk writers begin"
         for driver in self._drivers:

@@ -1,4 +1,4 @@
-"""What a checker is, and how it says that a promise was broken."""
+"""The base of all checkers, and the exception for a broken promise."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Checker:
         """A record of one of `kinds` happened."""
 
     def missing(self, at_ns: int) -> str:
-        """What has to happen yet, for the drain, in words; empty: nothing."""
+        """The event, in words, that the drain must still wait for; empty for none."""
         return ""
 
     def settle_accounts(self, at_ns: int) -> None:
-        """The run is over: what had to happen must have happened."""
+        """The run is over: judge whether everything that had to happen has happened."""
 
     def broken(self, at_ns: int, what: str) -> NoReturn:
         raise BrokenPromise(self.promise, at_ns, what)

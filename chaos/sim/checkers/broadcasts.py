@@ -84,12 +84,10 @@ class Broadcasts(Checker):
         return owed
 
     def missing(self, at_ns: int) -> str:
-        """See Checker."""
         owed = self._owed(at_ns)
         return f"{len(owed)} broadcast messages, for instance (session, message) {owed[0]}" if owed else ""
 
     def settle_accounts(self, at_ns: int) -> None:
-        """See Checker."""
         owed = self._owed(at_ns - 1_000 * MS)
         if owed:
             session, uid = owed[0]

@@ -24,8 +24,6 @@ LATE_NS = 1_000 * MS
 
 
 class ColdOnce(Checker):
-    """See the module."""
-
     promise: ClassVar[str] = "cold"
     kinds: ClassVar[tuple[type[Record], ...]] = (
         RunBegan,
@@ -107,12 +105,10 @@ class ColdOnce(Checker):
         return sorted(uid for uid in self._missing if self._due_ms[uid] <= wall_ms and uid not in self._maybe_cancelled)
 
     def missing(self, at_ns: int) -> str:
-        """See Checker."""
         late = self._outstanding(at_ns)
         return f"{len(late)} cold messages, for instance {late[0]}" if late else ""
 
     def settle_accounts(self, at_ns: int) -> None:
-        """See Checker."""
         late = self._outstanding(at_ns - LATE_NS)
         if late:
             self.broken(at_ns, f"{len(late)} cold messages never came: {late[:5]}")

@@ -10,8 +10,6 @@ from tickwheel.chaos.sim.history_log import Unpickled
 
 
 class NoForeignCode(Checker):
-    """See the module."""
-
     promise: ClassVar[str] = "foreign code"
     kinds: ClassVar[tuple[type[Record], ...]] = (Unpickled,)
 

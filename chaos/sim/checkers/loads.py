@@ -121,12 +121,10 @@ class LoadsOnce(Checker):
         ]
 
     def missing(self, at_ns: int) -> str:
-        """See Checker."""
         lacking = self._due(at_ns)
         return f"{len(lacking)} deliveries of what was loaded, for instance {lacking[0]}" if lacking else ""
 
     def settle_accounts(self, at_ns: int) -> None:
-        """See Checker."""
         lost = self._due(at_ns - LATE_NS)
         if lost:
             some = ", ".join(f"{uid} to {group}" for group, uid in lost[:5])

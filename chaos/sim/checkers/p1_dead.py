@@ -13,8 +13,6 @@ _Key = tuple[str, int]
 
 
 class DeadLetters(Checker):
-    """See the module."""
-
     promise: ClassVar[str] = "P1"
     kinds: ClassVar[tuple[type[Record], ...]] = (Delivered, DeadReplayAsked, DeadReplayed, DeadPurged)
 
@@ -47,11 +45,9 @@ class DeadLetters(Checker):
             self.broken(record.at_ns, f"{what}: it was purged from the dead letters at {self._purged[key] / 1e9:.6f} s")
 
     def missing(self, at_ns: int) -> str:
-        """See Checker."""
         return f"{len(self._owed)} replayed dead letters, for instance {min(self._owed)}" if self._owed else ""
 
     def settle_accounts(self, at_ns: int) -> None:
-        """See Checker."""
         if self._owed:
             group, uid = min(self._owed)
             self.broken(at_ns, f"{len(self._owed)} dead letters were replayed and never came: {uid} to {group}")

@@ -98,12 +98,10 @@ class FiltersHold(Checker):
         return owed
 
     def missing(self, at_ns: int) -> str:
-        """See Checker."""
         owed = self._owed(at_ns)
         return f"{len(owed)} messages through a filter, for instance {owed[0]}" if owed else ""
 
     def settle_accounts(self, at_ns: int) -> None:
-        """See Checker."""
         owed = self._owed(at_ns - 1_000 * MS)
         if owed:
             group, uid = owed[0]

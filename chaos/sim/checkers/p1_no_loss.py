@@ -98,7 +98,6 @@ class NoLoss(Checker):
         ]
 
     def missing(self, at_ns: int) -> str:
-        """See Checker."""
         open_still = self.outstanding(at_ns)
         return f"{len(open_still)} deliveries, for instance {open_still[0]}" if open_still else ""
 

@@ -129,10 +129,8 @@ class ResetsHold(Checker):
         }
 
     def missing(self, at_ns: int) -> str:
-        """See Checker."""
         return f"{len(self._owed)} messages after a reset, for instance {min(self._owed)}" if self._owed else ""
 
     def settle_accounts(self, at_ns: int) -> None:
-        """See Checker."""
         if self._owed:
             self.broken(at_ns, f"{len(self._owed)} messages did not come after a reset: {min(self._owed)}")

@@ -93,12 +93,10 @@ class RetriesCome(Checker):
         return sorted(self._owed)
 
     def missing(self, at_ns: int) -> str:
-        """See Checker."""
         owed = self.outstanding()
         return f"{len(owed)} retries, for instance {owed[0]}" if owed else ""
 
     def settle_accounts(self, at_ns: int) -> None:
-        """See Checker."""
         late = [key for key in self.outstanding() if self._owed_from_ns[key] < at_ns - LATE_NS]
         if late:
             group, uid = late[0]

@@ -22,7 +22,7 @@ _Key = tuple[str, int, int]
 
 
 class HandedOver(Checker):
-    """See the module. Broadcasts, and push-first, which may lose dispatches, are left out."""
+    """Does not judge broadcasts, nor push-first dispatch, which may lose dispatches."""
 
     promise: ClassVar[str] = "P5"
     kinds: ClassVar[tuple[type[Record], ...]] = (

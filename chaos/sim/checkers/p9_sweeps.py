@@ -241,7 +241,6 @@ class SweepsDone(Checker):
             self._judge_time(record.at_ns, uid, record.id, record.due_ms, name)
 
     def settle_accounts(self, at_ns: int) -> None:
-        """See Checker."""
         if self._push_first:
             return  # what was delivered ahead of a lost dispatch may be cancelled or moved, and nobody looks it up
         for cancel, what, touched in ((True, "cancelled", self._cancelled), (False, "moved", self._moved)):

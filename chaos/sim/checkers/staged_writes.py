@@ -171,14 +171,12 @@ class WritesOnce(Checker):
         return [("", 0)] if least is None else least
 
     def missing(self, at_ns: int) -> str:
-        """See Checker."""
         for (job, batch), known in self._batches.items():
             if known.committed_ns and (lacking := self._lacking(known, at_ns)):
                 return f"{len(lacking)} deliveries of write {job}/{batch}, for instance {lacking[0]}"
         return ""
 
     def settle_accounts(self, at_ns: int) -> None:
-        """See Checker."""
         for (job, batch), known in self._batches.items():
             if known.committed_ns and (lacking := self._lacking(known, at_ns - LATE_NS)):
                 group, uid = lacking[0]
