@@ -103,7 +103,7 @@ class RequestRefused(TickwheelError):
 
     @property
     def limit(self) -> str:
-        """What is allowed."""
+        """The allowed values, in words."""
         return self.metadata.get("limit", "")
 
 

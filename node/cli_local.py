@@ -87,7 +87,7 @@ async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool) 
 
 
 def _address_option(cluster: LocalCluster) -> str:
-    """What other commands need to find the cluster: nothing if a node has the default address."""
+    """The option with which other commands find the cluster; empty if a node has the default address."""
     return "" if ADDRESS_DEFAULT in cluster.addresses else f" --address {','.join(cluster.addresses)}"
 
 

@@ -1,4 +1,4 @@
-"""How the command line speaks: tables and sentences for people, one JSON value for programs.
+"""The output of the command line: tables and sentences for people, one JSON value for programs.
 
 Owns the two consoles and the options that every command shares. Results go to standard output, progress and errors
 to standard error. With --json an error is JSON too.

@@ -117,7 +117,7 @@ def list_pending(
 
 
 def cold_text(cold: admin_pb2.ColdStatus) -> str:
-    """What lists, counts and sweeps do not see; empty if there is nothing."""
+    """The messages that lists, counts and sweeps do not see, in words; empty if there are none."""
     waiting = cold.messages + cold.moved  # a moved one waits although its part may be loaded
     if not waiting:
         return ""

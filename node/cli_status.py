@@ -80,7 +80,7 @@ def _clock(status: admin_pb2.NodeStatus) -> str:
 
 
 def _cold(cold: admin_pb2.ColdStatus) -> str:
-    """What waits outside the cluster, and whether it is late; empty if nothing waits."""
+    """The messages that wait outside the cluster, and whether they are late, in words; empty if none waits."""
     if cold.state == admin_pb2.COLD_EMPTY:
         return ""
     if cold.state == admin_pb2.COLD_LATE:

@@ -41,7 +41,7 @@ def _as_dict(sweep: Sweep) -> dict[str, Any]:
 
 
 def said_of(sweep: Sweep) -> str:
-    """What a job has done, in words."""
+    """The result of a job so far, in words."""
     verb = "moved" if sweep.action.startswith(("move", "shift")) else "cancelled"
     extra = [
         (sweep.too_late, "too late: already dispatched"),
@@ -64,7 +64,7 @@ async def _ask(client: AsyncClient, chosen: dict[str, Any], verb: str) -> None:
 
 
 async def _say_cold(client: AsyncClient) -> None:
-    """What no selection finds."""
+    """Print which waiting messages no selection finds, if there are any."""
     if cold := cold_text((await client.admin.master_status()).cold):
         err.print(cold, style="dim", markup=False)
 

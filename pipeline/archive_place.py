@@ -25,7 +25,7 @@ class ArchiveError(ValueError):
 
 
 class ArchivePlace:
-    """See the module. All methods raise ArchiveError."""
+    """One archive's folder. All methods raise ArchiveError."""
 
     def __init__(self, spark: SparkSession, folder: str | Path) -> None:
         self.uri = spark_folder(folder)

@@ -32,7 +32,7 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class AuditConfig:
-    """What to judge."""
+    """The bounds of an audit."""
 
     until_ms: int
     """Messages due later do not count as lost: they may still be under way."""

@@ -64,7 +64,7 @@ class BuildError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BuildConfig:
-    """How to build."""
+    """The settings of a build."""
 
     topic: str = ""
     """Topic of all rows, for frames without that column."""

@@ -76,7 +76,7 @@ _NO_ROW: dict[str, Any] = {name: [] if name == "topics" else "" if name in _TYPE
 
 @dataclass(frozen=True, slots=True)
 class FreezeConfig:
-    """How to freeze."""
+    """The settings of a freeze."""
 
     topic: str = ""
     """Topic of all rows, for frames without that column."""

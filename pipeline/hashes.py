@@ -44,7 +44,7 @@ def key_hashes(column: pa.Array) -> NDArray[np.uint64]:
 
 
 def tag_hashes(column: pa.Array) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.bool_]]:
-    """Of a column of lists: code of the only tag (0: none, or several), mask of all, and whether there is only one."""
+    """For each list of tags: (code of the only tag, 0 for none or several; mask of all; whether there is one only)."""
     count = len(column)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     coded = pc.list_flatten(column).dictionary_encode()

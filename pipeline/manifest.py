@@ -60,12 +60,12 @@ class Manifest:
 
     @property
     def topics(self) -> list[str]:
-        """Of all bundles."""
+        """The topics of all bundles."""
         return sorted({topic for built in self.bundles for topic in built.topics})
 
     @property
     def bytes(self) -> int:
-        """Of all bundles."""
+        """The bytes of all bundles together."""
         return sum(built.bytes for built in self.bundles)
 
 

@@ -86,7 +86,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach the cluster. Opened where it is used: a channel does not survive a fork or a pickle."""
+    """The cluster's addresses and certificates. Open it where it is used: a channel survives no fork and no pickle."""
 
     endpoints: tuple[str, ...]
     tls: TlsFiles | None

@@ -123,8 +123,6 @@ def _next_message(link: _Link) -> PeerFrame:
 class GrpcNetwork:
     """The calling side: a stream to each peer. All methods are called on one event loop."""
 
-    """See the module. Lives on one event loop."""
-
     def __init__(
         self,
         node_id: str,

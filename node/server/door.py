@@ -229,8 +229,6 @@ class _UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # gene
 class Door:
     """Registers services with a server, each method behind the checks. Call `shut` once all are registered."""
 
-    """See the module. `shut` once all services are registered."""
-
     def __init__(
         self,
         server: grpc.aio.Server,

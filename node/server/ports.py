@@ -66,7 +66,6 @@ class ThreadExecutor:
             del work  # or its objects stay alive until the next work comes
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
-        """See the Executor port."""
         self.waiting += 1
 
         def run() -> None:

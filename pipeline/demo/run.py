@@ -47,7 +47,7 @@ LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
-    """How it is to run."""
+    """The settings of the demo."""
 
     out: Path
     """New folder for what it makes."""
@@ -62,7 +62,7 @@ class DemoConfig:
 
 @dataclass(slots=True)
 class _Delivered:
-    """What the consumer got, by payload."""
+    """The messages that the consumer got, by payload."""
 
     times: Counter[bytes] = field(default_factory=Counter)
     late_ms: list[float] = field(default_factory=list)
