@@ -910,21 +910,55 @@ class FetchCheckpointRequest(_message.Message):
 
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     node_id: _builtins.str
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldFile]:
+        """What the receiver has of an earlier try, 20,000 files at the most. A file whose first bytes are these is sent from
+        there on: its first chunk says so by its offset. Older versions send every file from its beginning.
+        """
+
     def __init__(
         self,
         *,
         cluster_id: _builtins.str = ...,
         node_id: _builtins.str = ...,
+        held: _abc.Iterable[Global___HeldFile] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "held", b"held", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchCheckpointRequest: _TypeAlias = FetchCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class HeldFile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    bytes: _builtins.int
+    crc32c: _builtins.int
+    """Of these bytes."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        crc32c: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "crc32c", b"crc32c", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldFile: _TypeAlias = HeldFile  # noqa: Y015
 
 @_typing.final
 class CheckpointChunk(_message.Message):
@@ -937,6 +971,7 @@ class CheckpointChunk(_message.Message):
     FILE_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    COMPARING_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     offset: _builtins.int
     data: _builtins.bytes
@@ -944,6 +979,8 @@ class CheckpointChunk(_message.Message):
     file_bytes: _builtins.int
     total_bytes: _builtins.int
     last: _builtins.bool
+    comparing: _builtins.bool
+    """No part of the file: the sender still compares what the receiver holds of it. Only for receivers that hold some."""
     def __init__(
         self,
         *,
@@ -954,10 +991,11 @@ class CheckpointChunk(_message.Message):
         file_bytes: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
         last: _builtins.bool = ...,
+        comparing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "data", b"data", "file_bytes", b"file_bytes", "last", b"last", "offset", b"offset", "path", b"path", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comparing", b"comparing", "crc32c", b"crc32c", "data", b"data", "file_bytes", b"file_bytes", "last", b"last", "offset", b"offset", "path", b"path", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -94,6 +94,10 @@ class Disk(Protocol):
 
     def size(self, path: str) -> int: ...
 
+    def files(self, path: str) -> list[str]:
+        """Paths of all files below a directory, however deep, sorted; [] if it does not exist."""
+        ...
+
     def list(self, path: str) -> list[str]:
         """Names in a directory, sorted; [] if it does not exist."""
         ...

@@ -34,6 +34,11 @@ FILE_MODE, DIR_MODE = 0o600, 0o700
 """Only the user that the node runs as may read payloads."""
 
 
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def _translated(error: OSError, action: str, path: str) -> DiskError:
     kind = DiskFullError if error.errno in _FULL_ERRNOS else DiskError
     if error.errno in _NO_DESCRIPTOR_ERRNOS:
@@ -234,6 +239,21 @@ class LocalDisk:
             return self._below_root(path).stat().st_size
         except OSError as error:
             raise _translated(error, "examine", path) from error
+
+    def files(self, path: str) -> list[str]:
+        def walk() -> list[str]:
+            found = os.walk(self._below_root(path), onerror=_raise_unless_missing)
+            return sorted(
+                (Path(directory) / name).relative_to(self._root).as_posix()
+                for directory, _, names in found
+                for name in names
+            )
+
+        try:
+            paths = self._descriptors.run_briefly(walk)
+        except OSError as error:
+            raise _translated(error, "list", path) from error
+        return [found for found in paths if found != LOCK_NAME]
 
     def list(self, path: str) -> list[str]:
         try:

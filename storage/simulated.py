@@ -205,6 +205,13 @@ class SimulatedDisk:
             raise DiskError(f"cannot examine {path!r}: no such file")
         return node.size_bytes
 
+    def files(self, path: str) -> list[str]:
+        found = []
+        for name in self.list(path):
+            below = f"{path}/{name}" if path else name
+            found += self.files(below) if isinstance(self._find(path_parts(below)), _Directory) else [below]
+        return sorted(found)
+
     def list(self, path: str) -> list[str]:
         node = self._find(path_parts(path))
         if node is None:

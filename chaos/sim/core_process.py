@@ -33,7 +33,7 @@ from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.world import NodeIdentity, Ports
-from tickwheel.proto.peer_pb2 import CheckpointChunk, LeaseRange, PeerFrame
+from tickwheel.proto.peer_pb2 import CheckpointChunk, HeldFile, LeaseRange, PeerFrame
 from tickwheel.replication.frames import Refusal
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.log import NO_INTRODUCTION, LogStatus
@@ -295,7 +295,13 @@ class CoreProcess:
 
     # -- CheckpointSource
 
-    def fetch(self, peer_id: str, chunk: Callable[[CheckpointChunk], None], done: Callable[[str | None], None]) -> None:
+    def fetch(
+        self,
+        peer_id: str,
+        held: Sequence[HeldFile],
+        chunk: Callable[[CheckpointChunk], None],
+        done: Callable[[str | None], None],
+    ) -> None:
         """Copy a peer's checkpoint as a call of its own would: late, and not at all if one of both dies."""
         me, source = self.machine, self.machine.fabric.machines[peer_id]
         world, boot = me.world, me.boot
@@ -311,7 +317,8 @@ class CoreProcess:
             if isinstance(files, Failure) or not isinstance(process, CoreProcess):
                 world.after(MS, answer, "the peer refuses")
                 return
-            chunks = [_chunk_of(source, copied) for copied in files]
+            known = {file.path: file for file in held}
+            chunks = [_chunk_of(source, copied, known.get(copied.path)) for copied in files]
             process.host.core.checkpointer.copied(files)
             world.after(COPY_NS, arrive, chunks)
 
@@ -329,11 +336,15 @@ class CoreProcess:
         world.after(COPY_NS_MOST, answer, "the copy timed out")
 
 
-def _chunk_of(source: Machine, copied: BackupFile) -> CheckpointChunk:
+def _chunk_of(source: Machine, copied: BackupFile, held: HeldFile | None) -> CheckpointChunk:
     file = source.disk.open(copied.path)
     data = file.read_at(0, copied.bytes)
     file.close()
-    return CheckpointChunk(path=copied.path, offset=0, data=data, crc32c=google_crc32c.value(data))
+    offset = 0
+    if held is not None and held.bytes <= len(data) and google_crc32c.value(data[: held.bytes]) == held.crc32c:
+        offset = held.bytes
+    data = data[offset:]
+    return CheckpointChunk(path=copied.path, offset=offset, data=data, crc32c=google_crc32c.value(data))
 
 
 def pushes_first(seed: int) -> bool:

@@ -16,11 +16,11 @@ from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, Restored
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.face import CoreFace
-from tickwheel.node.core.install import CheckpointCopy, CopyError, install_if_complete
+from tickwheel.node.core.install import STAGING, CheckpointCopy, CopyError, discard, install_if_complete
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.proto import admin_pb2
-from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
+from tickwheel.proto.peer_pb2 import CheckpointChunk, HeldFile, PeerFrame
 from tickwheel.replication.config import RaftConfig
 from tickwheel.replication.guards import Guards
 from tickwheel.replication.journal import Journal
@@ -33,8 +33,18 @@ from tickwheel.storage.errors import ADVICE
 class CheckpointSource(Protocol):
     """Copies the newest checkpoint of a peer; the network implements it."""
 
-    def fetch(self, peer_id: str, chunk: Callable[[CheckpointChunk], None], done: Callable[[str | None], None]) -> None:
-        """Call `chunk` for every chunk in order, then `done(None)`; or `done(reason)` after a failure."""
+    def fetch(
+        self,
+        peer_id: str,
+        held: Sequence[HeldFile],
+        chunk: Callable[[CheckpointChunk], None],
+        done: Callable[[str | None], None],
+    ) -> None:
+        """Call `chunk` for every chunk in order, then `done(None)`; or `done(reason)` after a failure.
+
+        `held`: what this node has of the files, the most bytes first. A file that begins with that is given from there
+        on.
+        """
         ...
 
 
@@ -82,6 +92,8 @@ class NodeHost:
         self._report = report
         self._connected: set[str] = set()
         self._fetching = False
+        self._copy: CheckpointCopy | None = None
+        """What this process has received of a checkpoint, in one try or several."""
         self._received = False
         """A complete checkpoint of a peer waits to be installed."""
         self._started = False
@@ -90,6 +102,8 @@ class NodeHost:
         self._journal: Journal | None = None
         install_if_complete(ports.disk)
         self.core = self._build()
+        self._left_at = self._last_index() if ports.disk.exists(STAGING) else None
+        """Last entry of the journal when a copy broke, of which files are left."""
         self.face = CoreFace(lambda: self.core)
 
     def _build(self) -> NodeCore:
@@ -165,6 +179,7 @@ class NodeHost:
     def tick(self) -> int:
         """As `NodeCore.tick`; also carries on the copy of a checkpoint."""
         self._install()
+        self._tidy()
         return self.core.tick()
 
     def receive(self, peer_id: str, frame: PeerFrame) -> None:
@@ -187,7 +202,26 @@ class NodeHost:
         if self._fetching or self._stopped or self._source is None:
             return
         self._fetching = True
-        copy = CheckpointCopy(self._ports.disk)
+        if self._copy is not None:
+            self._fetch(peer_id, self._copy)
+            return
+
+        def opened(copy: CheckpointCopy | None, error: BaseException | None) -> None:
+            if self._stopped:
+                return
+            if copy is None:
+                self._fetching = False
+                if not isinstance(error, DiskFullError):
+                    self._fatal(f"what is left of a copied checkpoint could not be read: {error}")
+                return
+            self._copy = copy
+            self._fetch(peer_id, copy)
+
+        self._ports.executor.submit(lambda: CheckpointCopy(self._ports.disk), opened)
+
+    def _fetch(self, peer_id: str, copy: CheckpointCopy) -> None:
+        assert self._source is not None
+        held = copy.begin()
         problem: list[str] = []
 
         def chunk(received: CheckpointChunk) -> None:
@@ -201,9 +235,13 @@ class NodeHost:
         def done(reason: str | None) -> None:
             if self._stopped:
                 return
-            if reason is not None or problem:
+            if problem:
+                self._give_up(copy)
+                return
+            if reason is not None:
                 # If the copy is still needed, the log asks again.
-                copy.abandon()
+                copy.pause()
+                self._left_at = self._last_index()
                 self._fetching = False
                 return
             self._ports.executor.submit(copy.finish, finished)
@@ -212,21 +250,42 @@ class NodeHost:
             if self._stopped:
                 return
             if error is not None:
-                self._fetching = False
-                copy.abandon()
+                self._give_up(copy)
                 if not isinstance(error, CopyError | DiskFullError):
                     self._fatal(f"a checkpoint could not be stored: {error}")
                 return
             if copy.index < self.core.applied_index:
                 # The missing entries came after all, from a master with a longer log: the copy would set the node back.
-                self._fetching = False
-                copy.abandon()
+                self._give_up(copy)
                 return
             self._received = True
+            self._copy = self._left_at = None
             self.core.stop()
             self._install()
 
-        self._source.fetch(peer_id, chunk, done)
+        self._source.fetch(peer_id, held, chunk, done)
+
+    def _give_up(self, copy: CheckpointCopy) -> None:
+        self._fetching = False
+        self._copy = self._left_at = None
+        copy.abandon()
+
+    def _last_index(self) -> int:
+        return 0 if self._journal is None else self._journal.last_index
+
+    def _tidy(self) -> None:
+        """Remove what is left of a broken copy once the log has grown without it: nobody needs it any more."""
+        if self._left_at is None or self._fetching or self._last_index() <= self._left_at:
+            return
+        self._copy = self._left_at = None
+        self._fetching = True  # none begins meanwhile
+
+        def removed(_: object, error: BaseException | None) -> None:
+            self._fetching = False
+            if error is not None and not isinstance(error, DiskFullError):
+                self._fatal(f"what is left of a copied checkpoint could not be removed: {error}")
+
+        self._ports.executor.submit(lambda: discard(self._ports.disk), removed)
 
     def _install(self) -> None:
         """Install a received checkpoint once the stopped core no longer writes.

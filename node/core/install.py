@@ -6,6 +6,9 @@ and manifest are replaced by the staged ones, staged bundles join the own, and o
 removed. Before, every step can be repeated in any state that a crash leaves. The journal is brought in line when the
 node is built again (`Journal.reset_to`).
 
+Without the marker, the files in `staging/` are what a broken copy left. Only the next try reads them, and it keeps what
+the sender finds right. The node's host removes them when its log has grown without a checkpoint.
+
 A checkpoint that is behind what this node has by now is never put in place: while it was copied, the log may have come
 from another master, and the journal may already be cut above it.
 """
@@ -16,11 +19,12 @@ import google_crc32c
 
 from tickwheel.node.core.checkpoint import MANIFEST_PATH, STATE_DIRECTORY, WHEEL_DIRECTORY
 from tickwheel.node.state.snapshot import parts
-from tickwheel.proto.peer_pb2 import CheckpointChunk
+from tickwheel.proto.peer_pb2 import CheckpointChunk, HeldFile
 from tickwheel.storage.bundle import DIRECTORY
-from tickwheel.storage.disk import Disk, DiskError, File
+from tickwheel.storage.disk import Disk, DiskError, DiskFullError, File
 from tickwheel.storage.manifest import read_manifest
-from tickwheel.storage.whole_file import read_whole, write_whole
+from tickwheel.storage.paths import parent_of
+from tickwheel.storage.whole_file import file_crc, read_whole, write_whole
 
 STAGING = "staging"
 COMPLETE = f"{STAGING}/complete"
@@ -33,19 +37,48 @@ class CopyError(Exception):
 
 
 class CheckpointCopy:
-    """Takes the chunks of one checkpoint, in order. `finish` makes it installable."""
+    """Takes the chunks of one checkpoint, in order and in as many tries as that needs. `finish` makes it installable.
+
+    A try that broke leaves its files, synced or not. The next try names them to the sender with their checksums, and
+    the sender leaves out what is right. A file that differs is received anew: the receiver may have lost power, or the
+    sender may have another checkpoint by then.
+    """
 
     def __init__(self, disk: Disk) -> None:
+        """Reads what an earlier process left, so it belongs in a worker. Raises DiskError."""
         self._disk = disk
+        self._held: dict[str, HeldFile] = {}
+        """What the files below STAGING hold, by their paths below it."""
         self._file: File | None = None
         self._path = ""
-        self._paths: list[str] = []
+        self._paths: dict[str, None] = {}
+        """Received in this try, in order."""
         self._directories: set[str] = set()
-        self._manifest_seen = False
         self.index = 0
         """Up to where it goes; known when `finish` has returned."""
         self.bytes = 0
-        disk.remove(STAGING)
+        """Received in this try."""
+        if disk.exists(COMPLETE):
+            discard(disk)
+        try:
+            for path in disk.files(STAGING):
+                name = path.removeprefix(f"{STAGING}/")
+                self._held[name] = HeldFile(path=name, bytes=disk.size(path), crc32c=file_crc(disk, path))
+        except DiskFullError:
+            raise
+        except DiskError:  # a copy is worth no more than the time that it takes
+            discard(disk)
+            self._held.clear()
+
+    def begin(self) -> list[HeldFile]:
+        """Begin a try; what is held of the earlier ones, the most bytes first."""
+        self._end_file()
+        self._path = ""
+        self._paths.clear()
+        self._directories.clear()
+        self.bytes = 0
+        held = [file for file in self._held.values() if file.bytes and file.path.startswith(_ALLOWED)]
+        return sorted(held, key=lambda file: (-file.bytes, file.path))
 
     def take(self, chunk: CheckpointChunk) -> None:
         """One chunk. Raises CopyError, DiskError."""
@@ -55,22 +88,37 @@ class CheckpointCopy:
             raise CopyError(f"{chunk.path} at {chunk.offset}: checksum does not match")
         if self._path != chunk.path:
             self._end_file()
-            self._path = chunk.path
-            self._paths.append(f"{STAGING}/{chunk.path}")
-            self._file = self._disk.open(self._paths[-1], create=True)
-            if chunk.path != MANIFEST_PATH:  # its directory is the marker's, which is synced last
-                self._directories.add(f"{STAGING}/{chunk.path}".rpartition("/")[0])
-            self._manifest_seen = self._manifest_seen or chunk.path == MANIFEST_PATH
+            self._begin_file(chunk)
         assert self._file is not None
-        if self._file.size() != chunk.offset:
-            raise CopyError(f"{chunk.path}: chunk at {chunk.offset}, expected {self._file.size()}")
+        held = self._held[chunk.path]
+        if held.bytes != chunk.offset:
+            raise CopyError(f"{chunk.path}: chunk at {chunk.offset}, expected {held.bytes}")
         self._file.append(chunk.data)
+        held.bytes += len(chunk.data)
+        held.crc32c = google_crc32c.extend(held.crc32c, chunk.data)
         self.bytes += len(chunk.data)
+
+    def _begin_file(self, chunk: CheckpointChunk) -> None:
+        path = f"{STAGING}/{chunk.path}"
+        self._path = chunk.path
+        self._file = self._disk.open(path, create=True)
+        if path in self._paths:
+            return
+        self._paths[path] = None
+        if chunk.path != MANIFEST_PATH:  # its directory is the marker's, which is synced last
+            self._directories.add(parent_of(path))
+        if not chunk.offset or chunk.path not in self._held:
+            self._file.truncate(0)
+            self._held[chunk.path] = HeldFile(path=chunk.path)
 
     def _end_file(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def pause(self) -> None:
+        """The try broke; the next one goes on with what was received."""
+        self._end_file()
 
     def finish(self) -> None:
         """All chunks are there: sync everything and set the marker; in a worker. Raises CopyError, DiskError.
@@ -78,8 +126,12 @@ class CheckpointCopy:
         ImpossibleStateError: it is of a version that this one must not start from; what this node has stays as it is.
         """
         self._end_file()
-        if not self._manifest_seen:
+        if _STAGED_MANIFEST not in self._paths:
             raise CopyError("the checkpoint came without its manifest")
+        for path in self._disk.files(STAGING):
+            if path not in self._paths:  # of another checkpoint, by an earlier try
+                self._disk.remove(path)
+                self._directories.add(parent_of(path))
         for path in self._paths:
             file = self._disk.open(path)
             try:
@@ -96,21 +148,30 @@ class CheckpointCopy:
 
     def abandon(self) -> None:
         """Give up what was received."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        self._disk.remove(STAGING)
+        self._end_file()
+        self._held.clear()
+        discard(self._disk)
+
+
+def discard(disk: Disk) -> None:
+    """Remove what was received; also safe to die in if it is complete."""
+    if disk.exists(COMPLETE):
+        # First: what the removal of the rest leaves behind must not be put in place.
+        disk.remove(COMPLETE)
+        disk.sync_dir(STAGING)
+    disk.remove(STAGING)
 
 
 def install_if_complete(disk: Disk) -> bool:
-    """Put a completely received checkpoint in place; also finishes an installation that was interrupted."""
+    """Put a completely received checkpoint in place; also finishes an installation that was interrupted.
+
+    An incomplete one stays: if this node still needs a checkpoint, the copy resumes.
+    """
     if read_whole(disk, COMPLETE) is None:
-        if disk.exists(STAGING):
-            disk.remove(STAGING)
         return False
     staged = _STAGED_MANIFEST
     if _is_behind(disk):
-        disk.remove(STAGING)
+        discard(disk)
         return False
     for directory in (WHEEL_DIRECTORY, STATE_DIRECTORY):
         source = f"{STAGING}/{directory}"

@@ -178,6 +178,19 @@ def test_list_and_exists(disk: Disk) -> None:
     assert not disk.exists("d/a/x")
 
 
+def test_files_of_all_depths(disk: Disk) -> None:
+    """Only files, whole paths, sorted; none where there is no directory."""
+    disk.lock()
+    assert disk.files("") == [] and disk.files("nowhere") == []
+    disk.make_dir("d/empty")
+    for path in ("d/b", "d/a/z", "d/a/y/x", "e"):
+        disk.open(path, create=True)
+    assert disk.files("d") == ["d/a/y/x", "d/a/z", "d/b"]
+    assert disk.files("") == ["d/a/y/x", "d/a/z", "d/b", "e"]
+    with pytest.raises(DiskError):
+        disk.files("e")
+
+
 def test_remove(disk: Disk) -> None:
     """Files and whole directories go; what is not there is no error; an open file stays readable."""
     file = disk.open("d/e/f", create=True)

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.node.core.test_failover import load
-from tests.node.core.trio import Client, Node, World, digests
+from tests.node.core.trio import DISK_NS, MS, Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.peer_pb2 import CheckpointChunk
+from tickwheel.storage.manifest import read_manifest
 
 
 class LateCopy:
@@ -31,12 +32,12 @@ class LateCopy:
         self.ended: list[Callable[[str | None], None]] = []
         fetch = self.slave.fetch
 
-        def late(peer_id: str, chunk: object, done: Callable[[str | None], None]) -> None:
+        def late(peer_id: str, held: object, chunk: object, done: Callable[[str | None], None]) -> None:
             def finished(problem: str | None) -> None:
                 self.ended.append(done)
 
             self.take = chunk
-            fetch(peer_id, self.chunks.append, finished)
+            fetch(peer_id, (), self.chunks.append, finished)
 
         self.slave.fetch = late  # type: ignore[method-assign]
         self.slave.start()
@@ -207,6 +208,7 @@ def test_a_checkpoint_from_a_peer_waits_for_the_sync_of_the_own_journal() -> Non
     client.schedule([1_000])
     world.run_until(lambda: bool(slave.held))
     slave.host._checkpoint_needed(master.name)
+    world.run(DISK_NS / MS)  # until its staging directory has been read
     answers: list[object] = []
     slave.host.face.backup_files(answers.append)
     world.run(1_000)
@@ -219,3 +221,124 @@ def test_a_checkpoint_from_a_peer_waits_for_the_sync_of_the_own_journal() -> Non
     world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
     load(world, client, 1)
     world.run_until(lambda: len(digests(world)) == 1)
+
+
+class BrokenCopy:
+    """A slave far behind, whose first copy of the master's checkpoint broke halfway."""
+
+    def __init__(self) -> None:
+        config = replace(CoreConfig(), segment_bytes=1 << 16, buffer_bytes_max=1 << 14, checkpoint_period_ms=500)
+        self.world = World(6, config=config)
+        self.client = Client(self.world)
+        self.master = self.world.elect()
+        load(self.world, self.client, 1)
+        for node in self.world.nodes.values():
+            assert node.host is not None
+            object.__setattr__(node.host._raft, "journal_tail_bytes_max", 1)
+        self.slave = next(n for n in self.world.nodes.values() if n is not self.master)
+        self.slave.kill()
+        load(self.world, self.client, 4)
+        assert self.master.host is not None
+        asked: list[object] = []
+        self.master.host.core.checkpointer.request(asked.append)
+        self.master.wake()
+        self.world.run_until(lambda: bool(asked))
+        (files,) = asked
+        assert isinstance(files, list)
+        self.master.host.core.checkpointer.copied(files)
+        self.whole_bytes = sum(file.bytes for file in files)
+        self.slave.copy_bytes_left = self.whole_bytes // 2
+        self.slave.start()
+        self.world.run_until(lambda: self.slave.copy_bytes_left == 0)
+        self.first_bytes, self.slave.copied_bytes = self.slave.copied_bytes, 0
+        assert self.first_bytes == self.whole_bytes // 2
+
+    def ends_well(self) -> None:
+        """The link is whole again: the slave becomes equal, and keeps nothing of the copy."""
+        self.slave.copy_bytes_left = None
+        self.world.run_until(lambda: self.slave.host is not None and self.slave.host.installs > 0)
+        self.client.consume()
+        self.world.run(6_000)
+        self.world.run_until(lambda: len(digests(self.world)) == 1)
+        assert not self.client.lost()
+        assert not self.slave.disk.exists("staging")
+
+
+def test_a_copy_resumes_when_its_link_broke() -> None:
+    """P10: a checkpoint of any size can be copied, however often the link breaks."""
+    broken = BrokenCopy()
+    broken.ends_well()
+    again = broken.slave.copied_bytes
+    assert again <= broken.whole_bytes - broken.first_bytes + broken.whole_bytes // 10, "files that went on"
+
+
+def test_a_copy_resumes_when_its_receiver_was_restarted() -> None:
+    """A process that ends leaves its files as they are."""
+    broken = BrokenCopy()
+    slave = broken.slave
+    assert slave.host is not None
+    slave.host.stop()
+    slave.boot += 1
+    slave.host = None
+    slave._connections_break()
+    slave.start()
+    broken.ends_well()
+    assert slave.copied_bytes <= broken.whole_bytes - broken.first_bytes + broken.whole_bytes // 10
+
+
+def test_a_copy_that_lost_power_is_compared_not_trusted() -> None:
+    """Nothing of it was synced: what is left has any length and any content."""
+    broken = BrokenCopy()
+    broken.slave.kill()
+    broken.slave.start()
+    broken.ends_well()
+
+
+def test_files_that_differ_are_sent_anew() -> None:
+    """The same length says nothing."""
+    broken = BrokenCopy()
+    disk = broken.slave.disk
+    broken.slave.host._copy = None  # type: ignore[union-attr]  # as a process begins
+    left = {path: disk.size(path) for path in disk.files("staging")}
+    largest = max(left, key=lambda path: left[path])
+    file = disk.open(largest)
+    first = file.read_at(0, 1)[0]
+    file.write_at(0, bytes([first ^ 1]))
+    file.close()
+    broken.ends_well()
+    assert broken.slave.copied_bytes >= broken.whole_bytes - broken.first_bytes + left[largest]
+
+
+def test_a_later_checkpoint_of_the_source_ends_a_copy_too() -> None:
+    """Files that are the same in both are not sent again."""
+    broken = BrokenCopy()
+    slave, world, master = broken.slave, broken.world, broken.master
+    world.cut_off(slave.name)
+    load(world, broken.client, 1)
+    written = master.host.core.checkpointer.written  # type: ignore[union-attr]
+    world.run_until(lambda: master.host is not None and master.host.core.checkpointer.written > written)
+    slave.copy_bytes_left = None
+    slave.copied_bytes = 0
+    world.heal()
+    broken.ends_well()
+    manifest = read_manifest(slave.disk)
+    assert manifest is not None
+    assert slave.copied_bytes < sum(file.bytes for file in manifest.files) - broken.first_bytes // 2
+
+
+def test_what_is_left_of_a_copy_goes_when_the_log_comes_after_all() -> None:
+    """Else it would fill the disk for nothing."""
+    broken = BrokenCopy()
+    slave = broken.slave
+    slave.copy_bytes_left = None
+    slave.kill()
+    slave.disk.open("staging/wheel/x", create=True)
+    slave.start()
+    broken.ends_well()
+    slave.kill()
+    slave.disk.open("staging/wheel/x", create=True)
+    slave.start()
+    installs = slave.host.installs if slave.host is not None else -1
+    load(broken.world, broken.client, 1)
+    broken.world.run_until(lambda: not slave.disk.exists("staging"))
+    assert slave.host is not None and slave.host.installs == installs

@@ -11,7 +11,8 @@ import pytest
 from tests.node.state.solo import Harm, Solo
 from tickwheel.node.core.checkpoint import MANIFEST_PATH
 from tickwheel.node.core.install import CheckpointCopy, CopyError, install_if_complete
-from tickwheel.proto.peer_pb2 import CheckpointChunk
+from tickwheel.proto.peer_pb2 import CheckpointChunk, HeldFile
+from tickwheel.storage.bundle import DIRECTORY
 from tickwheel.storage.disk import DiskError
 from tickwheel.storage.manifest import read_manifest
 from tickwheel.storage.simulated import PowerLost
@@ -88,6 +89,7 @@ def lives(seed: int, without_file: str = "$.", without_directory: str = "$.") ->
         behind.disk.lose_power_after(step + rng.randrange(2))
         try:
             copy = CheckpointCopy(behind.disk)
+            copy.begin()
             for chunk in chunks:
                 copy.take(chunk)
             copy.finish()
@@ -120,6 +122,77 @@ def test_without_a_file_sync_the_copy_is_not_whole(site: str) -> None:
 def test_without_a_directory_sync_the_copy_is_not_whole(site: str) -> None:
     """Each is needed."""
     assert any(lives(seed, without_directory=DIRECTORY_SITES[site])[1] for seed in range(20))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tries_that_lose_power_one_after_the_other_end_in_a_whole_copy(seed: int) -> None:
+    """Each goes on from what the loss before it left, of the same checkpoint or another, and compares it."""
+    rng = Random(seed)
+    behind = filled(2, 20)
+    sources = [filled(1, 60), filled(0, 50)]
+    for n in range(40):
+        source = sources[rng.randrange(2)] if n < 30 else sources[0]
+        behind.disk.lose_power_after(rng.randrange(20, 40) + n)
+        try:
+            copy = CheckpointCopy(behind.disk)
+            for chunk in left_out(copy.begin(), chunks_of(source)):
+                copy.take(chunk)
+            copy.finish()
+            break
+        except PowerLost:
+            behind.disk.crash(rng, scattered=True)
+    else:
+        pytest.fail("no try came to its end")
+    behind.disk.lose_power_after(1 << 30)
+    files = {path.removeprefix("staging/") for path in behind.disk.files("staging")}
+    assert files == {chunk.path for chunk in chunks_of(source)} | {"complete"}
+    assert start(behind, source)
+
+
+def left_out(held: list[HeldFile], chunks: list[CheckpointChunk]) -> list[CheckpointChunk]:
+    """As a sender gives them to who holds some of the bytes."""
+    contents: dict[str, bytes] = {}
+    for chunk in chunks:
+        contents[chunk.path] = contents.get(chunk.path, b"") + chunk.data
+    known = {file.path: file for file in held}
+    sent = []
+    for path, data in contents.items():
+        earlier = known.get(path, HeldFile())
+        same = earlier.bytes <= len(data) and google_crc32c.value(data[: earlier.bytes]) == earlier.crc32c
+        offset = earlier.bytes if same else 0
+        for at in range(offset, max(offset + 1, len(data)), 5_000):
+            part = data[at : at + 5_000]
+            sent.append(CheckpointChunk(path=path, offset=at, data=part, crc32c=google_crc32c.value(part)))
+    return sent
+
+
+def test_files_of_another_checkpoint_are_not_put_in_place() -> None:
+    """An earlier try left them; the checkpoint that came in the end does not name them."""
+    source, behind = filled(1, 30), filled(2, 20)
+    earlier = CheckpointCopy(behind.disk)
+    part = CheckpointChunk(path=f"{DIRECTORY}/half", data=b"half", crc32c=google_crc32c.value(b"half"))
+    earlier.take(part)
+    earlier.pause()
+    copy = CheckpointCopy(behind.disk)
+    assert [(file.path, file.bytes, file.crc32c) for file in copy.begin()] == [(part.path, 4, part.crc32c)]
+    for chunk in chunks_of(source):
+        copy.take(chunk)
+    copy.finish()
+    assert not behind.disk.exists(f"staging/{DIRECTORY}/half")
+    assert start(behind, source)
+
+
+def test_a_sender_may_only_leave_out_what_was_named_to_it() -> None:
+    """Else bytes that nobody compared would count."""
+    behind = filled(2, 20)
+    copy = CheckpointCopy(behind.disk)
+    copy.take(CheckpointChunk(path="wheel/a", data=b"abcd", crc32c=google_crc32c.value(b"abcd")))
+    copy.pause()
+    copy.begin()
+    for path, offset in (("wheel/a", 2), ("wheel/a", 5), ("wheel/b", 4)):
+        with pytest.raises(CopyError, match="expected"):
+            copy.take(CheckpointChunk(path=path, offset=offset, crc32c=0))
+        copy.begin()
 
 
 def test_a_checkpoint_without_its_manifest_or_with_other_bytes_is_refused() -> None:

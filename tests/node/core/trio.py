@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.proto import consumer_pb2
-from tickwheel.proto.peer_pb2 import CheckpointChunk, PeerFrame
+from tickwheel.proto.peer_pb2 import CheckpointChunk, HeldFile, PeerFrame
 from tickwheel.replication.journal_sync import SyncWork
 from tickwheel.replication.log import Member
 from tickwheel.storage.simulated import SimulatedDisk
@@ -144,6 +144,10 @@ class Node:
         self.holds_syncs = False
         """Nor a sync of its journal."""
         self.held: list[Callable[[], None]] = []
+        self.copied_bytes = 0
+        """Of checkpoints, received from peers."""
+        self.copy_bytes_left: int | None = None
+        """Before the link breaks; None: it does not."""
         self.calls: set[str] = set()
         """Whom it wants to be connected to."""
 
@@ -204,23 +208,44 @@ class Node:
     def set_peers(self, addresses: dict[str, str]) -> None:
         self.calls = set(addresses)
 
-    def fetch(self, peer_id: str, chunk: Callable[[CheckpointChunk], None], done: Callable[[str | None], None]) -> None:
+    def fetch(
+        self,
+        peer_id: str,
+        held: Sequence[HeldFile],
+        chunk: Callable[[CheckpointChunk], None],
+        done: Callable[[str | None], None],
+    ) -> None:
         source = self.world.nodes[peer_id]
-        assert source.host is not None
+        if source.host is None:
+            done(f"{peer_id} is not there")
+            return
+        checkpointer = source.host.core.checkpointer
+        known = {file.path: file for file in held}
 
         def files_ready(files: object) -> None:
             assert isinstance(files, list)
+            broken = False
             for copied in files:
                 file = source.disk.open(copied.path)
                 data = file.read_at(0, copied.bytes)
                 file.close()
-                chunk(CheckpointChunk(path=copied.path, offset=0, data=data, crc32c=google_crc32c.value(data)))
-            assert source.host is not None
-            source.host.core.checkpointer.copied(files)
-            done(None)
+                earlier, offset = known.get(copied.path), 0
+                if earlier is not None and google_crc32c.value(data[: earlier.bytes]) == earlier.crc32c:
+                    offset = min(earlier.bytes, len(data))
+                data = data[offset:]
+                if self.copy_bytes_left is not None:
+                    data = data[: self.copy_bytes_left]
+                    self.copy_bytes_left -= len(data)
+                self.copied_bytes += len(data)
+                chunk(CheckpointChunk(path=copied.path, offset=offset, data=data, crc32c=google_crc32c.value(data)))
+                if self.copy_bytes_left == 0:
+                    broken = True
+                    break
+            checkpointer.copied(files)
+            done("the link broke" if broken else None)
             self.wake()
 
-        source.host.core.checkpointer.request(files_ready)
+        checkpointer.request(files_ready)
         source.wake()
 
     # Random

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from random import Random
 
+import google_crc32c
+import grpc
 import pytest
 
 from tests.node.core.trio import Client, World
@@ -15,10 +17,11 @@ from tickwheel.node.core import checkpoint
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.host import NodeHost
+from tickwheel.node.core.install import CheckpointCopy
 from tickwheel.node.local_cluster import LocalCluster
 from tickwheel.node.server.copying import files_to_copy
 from tickwheel.proto import peer_pb2_grpc
-from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest
+from tickwheel.proto.peer_pb2 import CheckpointChunk, FetchCheckpointRequest, HeldFile
 from tickwheel.replication import grpc_network
 from tickwheel.replication.grpc_network import CHUNK_BYTES, PeerService
 from tickwheel.storage.simulated import SimulatedDisk
@@ -149,7 +152,7 @@ async def test_a_peer_that_falls_silent_is_given_up(chunks: int, monkeypatch: py
     got: list[CheckpointChunk] = []
     async with serving(Stalling(chunks)) as address, asyncio.timeout(5):  # type: ignore[abstract]  # one is enough
         ours.set_peers({"a": address})
-        ours.fetch("a", got.append, ended.set_result)
+        ours.fetch("a", (), got.append, ended.set_result)
         assert "nothing came" in str(await ended)
         await ours.stop()
     assert len(got) == chunks
@@ -187,8 +190,104 @@ async def test_a_sender_ends_a_copy_whose_files_are_not_held_any_more() -> None:
     got: list[CheckpointChunk] = []
     async with serving(service) as address, asyncio.timeout(5):
         ours.set_peers({"a": address})
-        ours.fetch("a", got.append, ended.set_result)
+        ours.fetch("a", (), got.append, ended.set_result)
         assert "stood still" in str(await ended)
         await ours.stop()
     assert [chunk.offset for chunk in got] == [0]
     assert told == [files, files] and given_back == [files]
+
+
+class Sender:
+    """A peer that gives some files over a real connection."""
+
+    def __init__(self, **contents: bytes) -> None:
+        self.disk = SimulatedDisk(Random(1))
+        self.files: list[BackupFile] = []
+        self.chunks_left = 1 << 30
+        """Until its copies break."""
+        for name, content in contents.items():
+            self.disk.open(f"wheel/{name}", create=True).append(content)
+            self.files.append(BackupFile(f"wheel/{name}", len(content)))
+        self._service = PeerService(
+            ("a", "c"),
+            Faulty(""),
+            lambda: None,
+            disk=self.disk,
+            refusal=lambda *asked: None,
+            greeted=lambda peer_id, address: None,
+            checkpoint=self._checkpoint,
+            progressed=self._progressed,
+            copied=lambda files: None,
+            dropped=lambda peer, text: None,
+        )
+
+    async def _checkpoint(self) -> list[BackupFile]:
+        return self.files
+
+    def _progressed(self, files: object) -> bool:
+        self.chunks_left -= 1
+        return self.chunks_left >= 0
+
+    async def give(self, held: list[HeldFile]) -> tuple[list[CheckpointChunk], str | None]:
+        """What a receiver that holds these gets, and why it ended."""
+        ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        ours = network()
+        got: list[CheckpointChunk] = []
+        async with serving(self._service) as address, asyncio.timeout(20):
+            ours.set_peers({"a": address})
+            ours.fetch("a", held, got.append, ended.set_result)
+            problem = await ended
+            await ours.stop()
+        return got, problem
+
+
+async def test_a_copy_that_broke_is_given_from_where_it_broke() -> None:
+    """Bytes that the receiver holds already are compared, not sent; one that differs costs its file alone."""
+    a, b = (Random(n).randbytes(3 * CHUNK_BYTES + 5) for n in range(2))
+    sender = Sender(a=a, b=b)
+    receiver = SimulatedDisk(Random(2))
+    copy = CheckpointCopy(receiver)
+    sender.chunks_left = 6  # all of a, two chunks of b
+    got, problem = await sender.give(copy.begin())
+    assert problem is not None and sum(len(chunk.data) for chunk in got) == len(a) + 2 * CHUNK_BYTES
+    for chunk in got:
+        copy.take(chunk)
+    copy.pause()
+    sender.chunks_left = 1 << 30
+    got, problem = await sender.give(CheckpointCopy(receiver).begin())
+    assert problem is None
+    assert [(chunk.path, chunk.offset, len(chunk.data)) for chunk in got] == [
+        ("wheel/a", len(a), 0),
+        ("wheel/b", 2 * CHUNK_BYTES, CHUNK_BYTES),
+        ("wheel/b", 3 * CHUNK_BYTES, 5),
+    ]
+    receiver.open("staging/wheel/a").write_at(CHUNK_BYTES, bytes([a[CHUNK_BYTES] ^ 1]))
+    copy = CheckpointCopy(receiver)
+    got, problem = await sender.give(copy.begin())
+    assert problem is None and sum(len(chunk.data) for chunk in got) == len(a) + CHUNK_BYTES + 5
+    for chunk in got:
+        copy.take(chunk)
+    copy.pause()
+    for name, content in (("a", a), ("b", b)):
+        assert receiver.open(f"staging/wheel/{name}").read_at(0, len(content) + 1) == content
+
+
+async def test_a_receiver_that_holds_more_than_the_file_gets_all_of_it() -> None:
+    """The sender's file was made anew in between."""
+    sender = Sender(a=b"abc")
+    got, problem = await sender.give([HeldFile(path="wheel/a", bytes=1 << 62, crc32c=0)])
+    assert problem is None and [chunk.data for chunk in got] == [b"abc"]
+
+
+async def test_a_receiver_may_not_name_too_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves out the last; a sender refuses who does not."""
+    sender = Sender(a=b"abc", b=b"abc")
+    held = [HeldFile(path=f"wheel/{name}", bytes=3, crc32c=google_crc32c.value(b"abc")) for name in "ab"]
+    monkeypatch.setattr(grpc_network, "HELD_FILES_MAX", 1)
+    got, problem = await sender.give(held)
+    assert problem is None and [chunk.data for chunk in got] == [b"", b"abc"]
+    async with serving(sender._service) as address, grpc.aio.insecure_channel(address) as channel:
+        request = FetchCheckpointRequest(cluster_id="c", node_id="b", held=held)
+        call = peer_pb2_grpc.PeerStub(channel).FetchCheckpoint(request)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "held names 2 files, 1 are allowed" in str(await call.details())

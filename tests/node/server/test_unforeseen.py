@@ -221,7 +221,7 @@ async def test_an_error_over_a_copied_checkpoint_ends_the_node(where: str) -> No
 
     async with serving(Giving()) as address, asyncio.timeout(5):  # type: ignore[abstract]  # one method is enough
         ours.set_peers({"a": address})
-        ours.fetch("a", lambda chunk: at("chunk"), lambda reason: at("done"))
+        ours.fetch("a", (), lambda chunk: at("chunk"), lambda reason: at("done"))
         error = await failed
         await ours.stop()
     assert isinstance(error, KeyError) and error.args == (where,)
