@@ -43,11 +43,11 @@ class _Reading:
         self._asked_ns = machine.world.now_ns
         self._pin_id = 0
         self._left: list[tuple[SettledTopic, bool]] = []
-        """Topics, and whether it is their retries that are to be read."""
+        """Topics still to be read; True stands for the retries of the topic."""
         self._settled: dict[int, int] = {}
-        """Of each message its last position that is settled."""
+        """By message: its last settled position."""
         self._retried: dict[int, int] = {}
-        """Of each message where its last retry stands."""
+        """By message: the position of its last retry."""
 
     def begin(self) -> None:
         process = self._machine.process

@@ -17,7 +17,7 @@ class Aim:
     without: str = ""
     """A guard in front of the one in question that is taken away too (mutations.LAYERS)."""
     seconds: int = 0
-    """Of load and faults, where what leads to the gap takes longer than the runs of its level; 0: as long as those."""
+    """Length of load and faults, where the gap takes longer to reach than a run of its level lasts; 0: that length."""
 
     def words(self) -> str:
         """For the table."""

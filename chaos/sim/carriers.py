@@ -1,7 +1,7 @@
 """Brings bundles to all nodes piece by piece and has them taken over in order: what loaders of all kinds share.
 
-A bundle goes to every node that answers, and the master is asked to take it over until it is. A loader that dies begins
-anew with the same load; a load that is done may be repeated.
+A bundle goes to every node that answers, and the master is asked to take it over until it is. After a loader dies,
+another starts the same load from the beginning. A finished load may be repeated.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Load:
     done: Callable[[], None] = lambda: None
     """Told once all of it was taken over, and repeated if that is to be."""
     life: int = 0
-    """Number of the loader that is at work; what an earlier one still hears does not count."""
+    """Number of the loader at work. Answers that reach an earlier loader do not count."""
     repeats: bool = False
     place: int = 0
-    """Of the bundle under way."""
+    """Index in `bundles` of the bundle under way."""
     sending: set[int] = field(default_factory=set)
     """Nodes to which it is on its way."""
 
@@ -105,11 +105,11 @@ class Carrier:
         self._take(load, 0, load.life)
 
     def dies(self, load: Load) -> None:
-        """Its loader dies soon; another one begins anew."""
+        """Kill the loader of `load` soon. Another one starts over."""
         self._world.after(self._rng.randrange(600 * MS), self._die, load)
 
     def _die(self, load: Load) -> None:
-        """The loader is gone; somebody starts the same load again."""
+        """Remove the loader and start the same load again with the next one."""
         if load not in self.open:
             return
         load.life += 1
@@ -189,7 +189,7 @@ class Carrier:
         now_ns = self._world.now_ns
         if not built.asked and load.cold is None:
             built.asked = True
-            # As the promises of what is delivered see it, somebody schedules this now.
+            # The checkers of deliveries count this as a schedule request made now.
             self._history.add(ScheduleSent(now_ns, load.job, sequence, "", built.rows))
             uids = tuple(row.uid for row in built.rows)
             self._history.add(TakeOverAsked(now_ns, load.job, sequence, len(load.bundles), uids))

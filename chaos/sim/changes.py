@@ -11,7 +11,7 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.proto import common_pb2, scheduler_pb2
 
 CHANGED_NEWEST = 300
-"""Cancels and moves are of one of so many that were acknowledged last."""
+"""Cancels and moves pick one of this many messages acknowledged last."""
 
 
 class Changes:

@@ -16,7 +16,7 @@ from tickwheel.chaos.sim.world import MS
 from tickwheel.node.core.checkpoint import Checkpointer
 
 STEPS_MOST = 80
-"""Of the disk until the power fails: what is applied beside a checkpoint takes some too."""
+"""The power fails within this many disk steps. Entries applied during a checkpoint take some of them."""
 CHECKPOINT_WORK = Checkpointer._write.__qualname__
 """Function of the work that writes a checkpoint."""
 
@@ -105,7 +105,7 @@ def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, r
 
 
 def power_removing(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-    """Whoever removes an hour writes a checkpoint at once, and loses power somewhere in the middle of that."""
+    """A node that removes an hour is made to write a checkpoint at once, and loses power in the middle of it."""
     machines = scene.fabric.machines
     before = sum(one.powers_lost for one in machines.values())
     state = {"over": 0}

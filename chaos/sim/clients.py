@@ -54,13 +54,13 @@ class Wires:
 
     @property
     def shape(self) -> Shape:
-        """Of the run."""
+        """The shape of this run."""
         return self._stage.shape
 
     def pause_ns(self, mean_ns: int, rng: Random, cheap: bool = False) -> int:
-        """Until some client does something again. `mean_ns`: in a dense run; `cheap`: something small, of which thin
-        runs have twice as much, whoever shares them. What lies behind the end of the faults passes as in a dense run:
-        it would only make the drain longer."""
+        """The pause until a client acts again. `mean_ns` is the mean in a dense run. `cheap`: a small action. A thin
+        run has twice as many of these, and `sharing_percent` does not slow them. The part of a pause after the end of
+        the faults is as short as in a dense run, since a longer one would only lengthen the drain."""
         shape = self.shape
         thin = max(1, shape.thin // 2) if cheap else shape.thin
         dense_ns = min(int(rng.expovariate(1 / (mean_ns * thin))), PAUSE_NS_MOST) // thin

@@ -22,9 +22,9 @@ class SimulatedClock:
         self._drifted_ns = 0
         self._mended_ns = 0
         self.faults = 0
-        """That are on this clock, or were a moment ago."""
+        """Number of faults on this clock now or a moment ago."""
         self.wrong_readings = 0
-        """Of a wall clock that was off."""
+        """Number of readings of the wall clock while it was off."""
 
     def monotonic_ns(self) -> int:
         """This machine's CLOCK_BOOTTIME; asked for ten times a turn."""
@@ -41,7 +41,7 @@ class SimulatedClock:
         return self._world.start_wall_ms + own_ns // MS + self.skew_ms
 
     def true_ns(self, monotonic_ns: int) -> int:
-        """When this machine's monotonic clock will show (or showed) that, in true time."""
+        """The true time at which this machine's monotonic clock shows `monotonic_ns`, in the future or the past."""
         ahead_ns = monotonic_ns - self.monotonic_ns()
         if not self._drift_ppm:
             return self._world.now_ns + ahead_ns

@@ -22,7 +22,7 @@ DRIFT_ALLOWANCE_MS = 5
 """An oscillator that is off by more than a node assumes shows only with the next agreement."""
 
 ECHO_NS = 2_000 * MS
-"""What a wrong clock has shown is still believed by others for a while after it was set right."""
+"""Other nodes still believe readings of a wrong clock for this long after it was set right."""
 
 Begun = tuple[Callable[[], None], Callable[[], int]]
 """How to end it, and the evidence of its effect."""
@@ -31,7 +31,7 @@ Clockwork = Callable[[World, Sequence["Machine"], "Machine", random.Random], Beg
 
 
 def _strike(world: World, machines: Sequence[Machine], machine: Machine, rng: random.Random) -> tuple[Machine, Begun]:
-    """Whose clock becomes wrong: the one that was meant, unless a majority would not be right any more."""
+    """Choose the machine whose clock becomes wrong: `machine`, unless that would leave no majority of right clocks."""
     wrong = [one for one in machines if one.clock.faults]
     if wrong and machine not in wrong and len(wrong) >= (len(machines) - 1) // 2:
         machine = rng.choice(wrong)

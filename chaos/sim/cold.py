@@ -3,7 +3,7 @@
 What a job on Spark does otherwise (docs/PIPELINE.md), as far as the cluster sees it: parts are registered and listed,
 their messages cancelled, moved and looked up by cold ids, before, while and after their part is loaded; what was moved
 is brought in bundles of its own, by the list of what waits. Registrations and loads are repeated, and loaders die and
-begin anew.
+start over.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Cold:
         self._parts: list[_Part] = []
         self._by_id: dict[int, Row] = {}
         self._calm_ns = 0
-        """When no move is on its way any more: some time after the faults; 0: that is not known yet."""
+        """The time by which every move has arrived: CALM_NS after winding down began. 0 while that is unknown."""
         self._moved_left = True
 
     def start(self) -> None:
@@ -118,7 +118,7 @@ class Cold:
         sha = hashlib.sha256(columns.SerializeToString(deterministic=True)).hexdigest()
         request = cold_pb2.RegisterColdRequest(job_id=job, sha256=sha, parts=columns)
         for place, part in enumerate(parts):
-            # As the promises of what is delivered see it, somebody schedules this now.
+            # The checkers of deliveries count this as a schedule request made now.
             self._history.add(ScheduleSent(self._world.now_ns, job, place + 1, "", part.rows))
 
         def told(answer: cold_pb2.ColdJob) -> None:
@@ -136,7 +136,7 @@ class Cold:
         self._asking.command(lambda face, answer: face.cold.register(request, answer), told)
 
     def _build(self) -> _Part:
-        """Of one day; most are due soon."""
+        """A part of messages due within the current day, most of them soon."""
         rng, wall_ms = self._rng, self._world.wall_ms
         day_end_ms = (wall_ms // DAY_MS + 1) * DAY_MS
         count = rng.choice((3, 10, 25))
@@ -226,7 +226,7 @@ class Cold:
         self._wires.call(machine, lambda face: face.reschedule(request, lambda answer: self._wires.back(told, answer)))
 
     def _bring_moved(self) -> None:
-        """What was moved and waits, as one bundle; then again. In the end until nothing waits."""
+        """Load the moved messages that wait, as one bundle, and repeat. At the end of a run, stop once none waits."""
         winding_down = self._wires.winding_down
         if winding_down and not self._calm_ns:
             self._calm_ns = self._world.now_ns + CALM_NS

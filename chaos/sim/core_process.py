@@ -201,7 +201,7 @@ class CoreProcess:
 
     @property
     def log(self) -> RaftLog:
-        """Of the core that runs now."""
+        """The log of the core that runs now."""
         return raft_of(self.host.core)
 
     def start(self) -> None:
@@ -267,7 +267,7 @@ class CoreProcess:
             machine.history.add(SizesSeen(machine.world.now_ns, machine.name, self._sizes()))
 
     def _sizes(self) -> tuple[tuple[str, int, int], ...]:
-        """What a node holds beside the limit that it should keep. The last one in may reach over a limit of bytes."""
+        """(name, held, limit) of each bounded resource. The last item taken in may exceed a limit of bytes."""
         core, raft = self.host.core, self._raft_config
         config = core.config
         proposals, proposal_bytes = core.log.in_flight()

@@ -1,4 +1,4 @@
-"""What can go wrong with disks, for `faults.KINDS`."""
+"""Faults of disks, for `faults.KINDS`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
 
 STEPS_MOST = 40
-"""Of the disk until the power fails: a checkpoint takes about so many."""
+"""The power fails within this many disk steps: about as many as a checkpoint takes."""
 
 
 def slow_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
@@ -75,7 +75,7 @@ def power_in_work(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
 
 
 def read_error(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-    """Some of the files there are cannot be read; half of the time the process starts anew and must read them."""
+    """Some existing files cannot be read. Half of the time the process restarts and must read them."""
     before = machine.disk.counters().reads_failed
     machine.excuses += 1
     paths = machine.disk.paths()

@@ -24,7 +24,7 @@ def handover(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.
 
 
 def kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-    """Whoever votes for another dies a moment later and comes back soon: a vote must outlive its voter."""
+    """A node that votes for another dies a moment later and comes back soon: a vote must outlive its voter."""
     hit = {"voters": 0, "over": 0}
     machines = scene.fabric.machines
 

@@ -86,7 +86,8 @@ class SimulatedExecutor:
         self._world.at(end_ns, self._report, done, result, failure)
 
     def _take_effect_unheard(self, work: Callable[[], T]) -> None:
-        """Of a work that hung by itself: it gets through to the disk, and its call does not return."""
+        """Carry out a piece of work that hung by itself, once the hang is over. Its effect reaches the disk; its call
+        never returns."""
         machine = self._machine
         if machine.boot != self._boot or machine.process is None:
             return

@@ -114,7 +114,7 @@ KINDS: dict[str, Kind] = {
     "newcomer": Kind(member_faults.newcomer, (3_000, 8_000), "members that came to count", node_only=True),
     "replace": Kind(member_faults.replace_member, (3_000, 10_000), "members removed", node_only=True),
     "wiped-disk": Kind(member_faults.wiped_disk, (500, 3_000), "starts refused", apart=True, node_only=True),
-    # Directed: whom a node lets in that knows nobody any more.
+    # Directed: which nodes are let in by one that knows no member.
     "strangers": Kind(
         member_faults.strangers, (6_000, 12_000), "slaves that came back to strangers", default=False, node_only=True
     ),
@@ -125,7 +125,7 @@ KINDS: dict[str, Kind] = {
 DEFAULT_KINDS = tuple(name for name, kind in KINDS.items() if kind.default)
 MEAN_GAP_NS = 2_500 * MS
 APART_SHARE_MOST = 12
-"""A kind that is drawn apart strikes as rarely as one of all kinds, or of so many where there are more."""
+"""A kind that is drawn apart is as rare as one of all kinds, or as one of this many if there are more."""
 
 
 def plan(world: World, kinds: Sequence[str], names: Sequence[str], begin_ns: int, end_ns: int) -> list[PlannedFault]:

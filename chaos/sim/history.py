@@ -70,7 +70,7 @@ class HandoverEnded(Record):
 
 @dataclass(slots=True)
 class Healed(Record):
-    """No fault is active any more and all machines run."""
+    """All faults have ended and all machines run."""
 
 
 @dataclass(slots=True)

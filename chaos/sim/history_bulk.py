@@ -1,4 +1,4 @@
-"""What bulk writers did and were told, staged rows and bundles: more records of the history (history.py)."""
+"""Records of bulk writers for the history (history.py): staged rows, bundles, and the answers to them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CommitAsked(Record):
 
 @dataclass(slots=True)
 class CommitAnswered(Record):
-    """What it was told, by the names of StagedState; `REFUSED`: that it will never be."""
+    """The answer to a commit. `state` is a name of StagedState, or `REFUSED`: it will never be carried out."""
 
     job: str
     batch: int
@@ -113,8 +113,8 @@ class ColdLooked(Record):
 
 @dataclass(slots=True)
 class LoadAnswered(Record):
-    """What a loader that asked for the `sequence`th bundle is told of its load: that so many bundles of it were taken
-    over, with so many messages."""
+    """The answer to a loader that asked for the `sequence`th bundle: `taken` bundles of its load have been taken over,
+    with `units` messages."""
 
     job: str
     sequence: int

@@ -1,5 +1,5 @@
-"""What a bystander sees at the disks and wires of a log (log_watch.py), and of the log alone: more records of the
-history (history.py).
+"""Records of logs for the history (history.py): events at disks and wires, seen by log_watch.py, and events of runs of
+the log alone.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class AskedUnread(Record):
 
 @dataclass(slots=True)
 class Unpickled(Record):
-    """What a stranger pickled ran inside a node."""
+    """Code pickled by a stranger ran inside a node."""
 
     node: str
     boot: int

@@ -1,4 +1,4 @@
-"""What a bystander sees of a node on its machine: more records of the history (history.py)."""
+"""Records of a node on its machine for the history (history.py), as seen from outside the node."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class RoleSeen(Record):
     role: str
     term: int
     voters: tuple[str, ...] = ()
-    """Who counts, by the node's log; empty: not said."""
+    """The voters by the node's log; empty: not recorded."""
 
 
 @dataclass(slots=True)
 class MemberRemoved(Record):
-    """Whoever asked for it was told that a member is removed."""
+    """The client that asked for a removal was told that the member is removed."""
 
     node: str
 
@@ -105,7 +105,7 @@ class LeasesGathered(Record):
 
 @dataclass(slots=True)
 class LeasesKept(Record):
-    """What it gathered last is on stable storage."""
+    """The leases that the node gathered last are on stable storage."""
 
     node: str
     boot: int

@@ -1,7 +1,7 @@
-"""What producers and consumers ask for and get: more records of the history (history.py).
+"""Records of producers and consumers for the history (history.py): requests, answers, deliveries.
 
-Messages are named by `uid`, a number the workload puts into the payload: what a node says about ids and
-due times is judged against it, never believed.
+Messages are identified by `uid`, a number that the workload puts into the payload. The ids and due times that a node
+reports are judged against it, never believed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tickwheel.proto import common_pb2
 
 @dataclass(slots=True, frozen=True)
 class Label:
-    """What a producer writes on a message besides its payload."""
+    """The fields that a producer sets on a message besides its payload."""
 
     lane: str | None = None
-    """Its message group, in a FIFO topic; empty: it names none."""
+    """Its message group in a FIFO topic; empty: it names none."""
     tags: tuple[str, ...] = ()
     key: str = ""
 
@@ -75,7 +75,7 @@ class ScheduleRefused(Record):
     sequence: int
     reason: str
     uids: tuple[int, ...] = ()
-    """What was refused, where several programs send under one id."""
+    """The messages refused, where several programs send under one id."""
 
 
 @dataclass(slots=True)
@@ -150,9 +150,9 @@ class SettleSent(Record):
     attempt: int
     outcome: str  # ACK, RETRY, DEAD, SKIP
     delay_ms: int = 0
-    """That a RETRY names; 0: the group's policy."""
+    """Delay named by a RETRY; 0: the group's policy."""
     epoch: int = 0
-    """Of the delivery that it is about."""
+    """Epoch of the delivery being settled."""
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class Settled(Record):
     attempt: int
     outcome: str
     epoch: int = 0
-    """Of the delivery that it is about."""
+    """Epoch of the delivery being settled."""
 
 
 @dataclass(slots=True)
@@ -183,7 +183,7 @@ class Extended(Record):
     clock_error_ms: float = 0.0
     """How far the node says its time may be off."""
     epoch: int = 0
-    """Of the delivery."""
+    """Epoch of the group named by the delivery."""
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ class DeadReplayAsked(Record):
 
 @dataclass(slots=True)
 class DeadReplayed(Record):
-    """The answer says that none of those that were asked for lies there any more."""
+    """By the answer to a replay, none of the messages is a dead letter now."""
 
     group: str
     uids: tuple[int, ...]
@@ -208,9 +208,9 @@ class DeadPurged(Record):
 
 @dataclass(slots=True)
 class SettledSeen(Record):
-    """What a group has settled, as a node says at the end: ids that are done with, of hours from `hour_min_kept` on.
+    """A node's list, at the end, of ids settled for a group, in hours from `hour_min_kept` on.
 
-    It was asked at `asked_ns`, when it had applied all that was committed."""
+    The node was asked at `asked_ns`, when it had applied every committed entry."""
 
     node: str
     group: str
@@ -226,12 +226,12 @@ class SessionOpened(Record):
     group: str
     session: int
     credits: int = 0
-    """That it began with; 0: not said."""
+    """Credits at the opening of the session; 0: not recorded."""
 
 
 @dataclass(slots=True)
 class CreditGiven(Record):
-    """A session may be handed so many messages more."""
+    """A session may be handed `count` more messages."""
 
     group: str
     session: int

@@ -44,7 +44,7 @@ class FilterAnswered(Record):
 
 @dataclass(slots=True)
 class ResetAsked(Record):
-    """Somebody begins to ask that a group begins anew with what is due from then on; -1: with what comes next."""
+    """A client first asks to reset a group to the messages due from `from_ms` on; -1: to those that come next."""
 
     group: str
     from_ms: int
@@ -63,7 +63,7 @@ class ResetAnswered(Record):
 
 @dataclass(slots=True, frozen=True)
 class Selected:
-    """Which messages a sweep means, and what is to become of them: cancelled, or moved to `due_ms` or by `shift_ms`."""
+    """The messages a sweep selects and their fate: cancelled, or moved to `due_ms` or by `shift_ms`."""
 
     topic: str = ""
     tag: str = ""
@@ -89,13 +89,13 @@ class Selected:
         return self.due_ms_min <= due_ms and (not self.due_ms_max or due_ms < self.due_ms_max)
 
     def target_ms(self, due_ms: int) -> int:
-        """Where it moves what is due then."""
+        """The new due time of a message due at `due_ms`."""
         return self.due_ms if self.due_ms is not None else due_ms + (self.shift_ms or 0)
 
 
 @dataclass(slots=True)
 class SweepAsked(Record):
-    """Somebody begins to ask for a sweep."""
+    """A client first asks for a sweep."""
 
     job: str
     selected: Selected
@@ -110,7 +110,7 @@ class SweepBegan(Record):
 
 @dataclass(slots=True)
 class SweepEnded(Record):
-    """What the cluster tells of a sweep that is over."""
+    """The cluster's report of a sweep that is over."""
 
     job: str
     finished: bool
@@ -123,7 +123,7 @@ class SweepEnded(Record):
 
 @dataclass(slots=True)
 class SweptSeen(Record):
-    """What the cluster tells of a message after all sweeps, by the names of MessageState."""
+    """The cluster's report of a message after all sweeps. `state` is a name of MessageState."""
 
     uid: int
     id: int
@@ -134,7 +134,7 @@ class SweptSeen(Record):
 
 @dataclass(slots=True)
 class Administered(Record):
-    """Whoever asked for a change of settings, topics or groups was told that it is done, or refused for good."""
+    """A change of settings, topics or groups was confirmed to its client, or refused for good."""
 
     what: str
     done: bool

@@ -1,6 +1,6 @@
-"""What pysyncobj's own ways would do inside a node, for `faults.KINDS`: all of it must come to nothing.
+"""Faults that use pysyncobj's own mechanisms inside a node, for `faults.KINDS`. None may have an effect.
 
-Nothing in a node takes these ways. That none can be taken, by whatever mistake, is what the guards are for.
+No code of a node uses these mechanisms. The guards make sure that no mistake can.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _numbers = count()
 
 
 class _Stranger:
-    """Whoever unpickles it runs code of its sender."""
+    """An object that runs code of its sender when it is unpickled."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -99,7 +99,7 @@ class _Stranger:
 
 
 def _run(number: int) -> tuple[()]:
-    """What the sender wants to be run."""
+    """The code that the sender wants to run."""
     _witnesses[number]()
     return ()
 

@@ -1,7 +1,7 @@
 """Bulk loaders: bundles of messages that were built outside go to all nodes piece by piece and are taken over in order.
 
 A loader sends a bundle to every node that answers, and asks the master to take it over until it is. Some die on the
-way and begin anew with the same load; some repeat a load that is done. Some of what was loaded is cancelled, before or
+way and start the same load over; some repeat a finished load. Some of what was loaded is cancelled, before or
 after it is due.
 """
 
@@ -43,7 +43,7 @@ class Loads:
         self._jobs = 0
         self._began = False
         self._cancelled: set[int] = set()
-        """That somebody has asked for."""
+        """Messages for which a cancel was asked."""
 
     def start(self) -> None:
         """Start once topic and groups exist."""

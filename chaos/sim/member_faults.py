@@ -85,8 +85,8 @@ def wiped_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: rando
 
 
 def strangers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-    """A slave is cut off, half of the time dead too, while all the others are replaced: it comes back to members of
-    whom it knows none. Half of the time so many of them die just then that nothing goes on without it."""
+    """A slave is cut off, half of the time dead too, while all other members are replaced: on its return it knows
+    none of them. Half of the time so many of them die just then that the cluster has no majority without it."""
     operators = scene.operators
     if operators is None or operators.unfinished() or any(link.blocked for link in scene.fabric.links.values()):
         return Active(nothing, lambda: 0)
@@ -111,13 +111,13 @@ class _Strangers:
         self._cuts = [block(links_of(scene, slave))]
         self._back = False
         self.came_back = 0
-        """1: when nobody was left whom it knew."""
+        """1 if the slave knew none of the members when it came back."""
         if rng.random() < 0.5:
             slave.kill()
         self._replace()
 
     def _replace(self) -> None:
-        """A newcomer for each, as far as there is room; whoever has one that counts is removed."""
+        """Add a newcomer for each old member while there is room. Remove an old member once its newcomer counts."""
         if self._back:
             return
         if len(self._new) < len(self._old) and len(self._scene.machines) < MEMBERS_MOST:
@@ -143,7 +143,7 @@ class _Strangers:
         self._scene.world.after(LOOK_NS, self._replace)
 
     def _come_back(self) -> None:
-        """What was on its way to it is lost: those who had sent it are gone."""
+        """Connect the slave again. Frames on their way to it are lost, since their senders are gone."""
         self._back = True
         for link in links_of(self._scene, self._slave):
             link.reset()

@@ -71,7 +71,7 @@ class Link:
         self.sender = sender
         self.receiver = receiver
         self.mark = f"{sender}>{receiver} ".encode()
-        """What a frame begins with in the digest of the run."""
+        """Prefix of each frame of this link in the digest of the run."""
         self.sender_boot = 0
         self.receiver_boot = 0
         self.epoch = 0
@@ -242,7 +242,7 @@ class Fabric:
 
 
 class NetworkPort:
-    """What one boot of a machine sees of the network."""
+    """The network as one boot of a machine sees it."""
 
     def __init__(self, fabric: Fabric, name: str) -> None:
         self._fabric = fabric

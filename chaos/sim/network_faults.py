@@ -1,4 +1,4 @@
-"""What can go wrong between machines, for `faults.KINDS`."""
+"""Faults between machines, for `faults.KINDS`."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class Machine:
             self._end("stop", silent=False)
 
     def retire(self) -> None:
-        """Its node is no member any more: whoever runs it stops it for good."""
+        """Stop the machine for good, as its operator does once its node is no longer a member."""
         self.retired = True
         if self.frozen:
             self.kill()

@@ -116,7 +116,7 @@ class NodeLoad:
         return "" if len(set(positions.values())) == 1 else f"equal applied indexes: {positions}"
 
     def _came_back(self) -> int:
-        """What was handed back, by whom or whatever, and is open: whoever has credit should have it by now."""
+        """Number of returned messages still open, FIFO topics left out. Consumers with credit should have got them."""
         cores = [m.process.host.core for m in self._stage.machines if isinstance(m.process, CoreProcess)]
         states = [core.state for core in cores if core.leading]
         return sum(
@@ -165,7 +165,7 @@ class NodeLoad:
 
     @property
     def operators(self) -> Operators:
-        """Who adds and removes members."""
+        """The operators, who add and remove members."""
         return self._operators
 
     def hand_over(self, machine: Machine, target: str, done: Callable[[bool], None]) -> None:

@@ -1,8 +1,8 @@
-"""Who runs the cluster: adds members and removes them, over the same calls as `tickwheel member`.
+"""The operators of the cluster: they add and remove members by the same calls as `tickwheel member`.
 
-A change that was asked for is asked for again until it has a definite answer, of whatever master; a newcomer counts
-before the run is over. Where extra members do not stay, somebody leaves once a newcomer counts. What was removed is
-stopped a moment later: until then it may not know.
+A change is asked for again until any master gives a definite answer. Every newcomer counts before the run is over.
+Where extra members do not stay, a member leaves once a newcomer counts. A removed node is stopped a moment later:
+until then it may not know of its removal.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Operators:
         self._asking = Asking(wires, wires.rng)
         self._leave_rng = wires.world.stream("operators/leave")
         self._asked: set[tuple[str, str]] = set()
-        """What is asked for, and for which member, and not answered yet."""
+        """(change, member) of each request without an answer."""
         self._learning: set[str] = set()
         self.lost: str = ""
         """A member whose disk was wiped, until it is removed. It cannot vote, so nobody else is removed meanwhile."""
@@ -112,7 +112,7 @@ class Operators:
 
     def _ask(self, what: str, name: str, command: AdminCommand, then: Callable[[], None]) -> None:
         if (what, name) in self._asked:
-            return  # somebody else asks for the same already
+            return  # the same change is being asked for already
         self._asked.add((what, name))
         self._wires.world.tell("run", f"asks to {what} {name}")
 

@@ -60,7 +60,7 @@ class Parcels:
         self._producers = Producers(wires, ("depot",), self._rows, (GROUP,), self._rng)
         self._pullers = [_Puller(target=number) for number in range(PULLERS)]
         self._last: dict[int, tuple[int, int]] = {}
-        """Of each message by its id: its uid, and the attempt that came last."""
+        """By message id: the uid and the last attempt that came."""
         self._named: set[int] = set()
         """Dead letters that were replayed or purged, or may have been."""
 
@@ -272,7 +272,7 @@ class Parcels:
         uids = tuple(uid for uid, _ in known)
         self._history.add(DeadReplayAsked(self._world.now_ns, GROUP, uids))
         for letter, (uid, attempt) in zip(letters, known, strict=True):
-            # As the promises of what is delivered see it, somebody hands the message back.
+            # The checkers of deliveries count this as a consumer handing the message back.
             id64 = letter.id.hour << 32 | letter.id.index
             self._history.add(SettleSent(self._world.now_ns, GROUP, id64, uid, attempt, "RETRY"))
         request = dead_pb2.ReplayDeadRequest(group=GROUP, numbers=[letter.number for letter in letters])

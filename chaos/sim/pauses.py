@@ -12,7 +12,7 @@ from tickwheel.proto.admin_pb2 import SetPausedRequest
 from tickwheel.proto.log_pb2 import AdminCommand
 
 PAUSE_EVERY_NS = 1_200 * MS
-"""Of each topic and group, in the mean."""
+"""Mean time between two pauses, over all topics and groups."""
 PAUSED_NS_MOST = 2_500 * MS
 
 
@@ -63,7 +63,7 @@ class Pauses:
         self._asking.command(lambda face, answer: face.admin(command, answer), done)
 
     def _go_on_at(self, place: tuple[str, str], at_ns: int) -> None:
-        """Then, or once there are no faults any more."""
+        """Resume the place at `at_ns`, or once the faults are over."""
         if self._world.now_ns >= at_ns or self._wires.winding_down:
             self._set(place, False)
         else:

@@ -36,7 +36,7 @@ def kill_all(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.
             one.kill()
 
     def end() -> None:
-        """Those that still live die now: nobody would start them later."""
+        """Kill the processes still alive before starting all: nothing would start them after a later kill."""
         for one in list(left):
             kill(one)
         start()
@@ -73,7 +73,7 @@ def power_slaves(scene: Scene, machine: Machine, planned: PlannedFault, rng: ran
 
 
 def wrong_start(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-    """All processes are killed and start anew while one machine's wall clock is ahead."""
+    """All processes are killed and start again while one machine's wall clock is ahead."""
     end, effect = clock_faults.ahead(scene.world, scene.machines, machine, rng)
     kill_all(scene, machine, planned, rng)
     for one in scene.machines:

@@ -36,7 +36,7 @@ TOPICS = ("orders", "mails")
 PROBE_BATCHES = 4
 """Batches of each producer after the heal."""
 UID = struct.Struct("<Q")
-"""What names a message: the first bytes of its payload."""
+"""The first bytes of a payload: they identify the message."""
 
 
 @dataclass

@@ -118,7 +118,7 @@ class _OldAnswers:
             self._link.watchers.remove(self._keep)
 
     def _give_back(self) -> None:
-        """The one elected hands over to the old master, as soon as that follows."""
+        """Make the new master hand over to the old one as soon as the old one follows."""
         if self._over or self._elected is None:
             return
         log = log_of(self._elected)
@@ -127,7 +127,7 @@ class _OldAnswers:
         self._scene.world.after(LOOK_EVERY_NS, self._give_back)
 
     def _strike(self) -> None:
-        """The old master leads again and only one other hears it: what the slave had answered before comes again."""
+        """Once the old master leads again, let only one other node hear it and repeat an old answer of the slave."""
         if self._over:
             return
         self._over = True
@@ -154,7 +154,7 @@ class _OldAnswers:
 
 def old_answers(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
     """A master and one slave are cut off and write what nobody else gets; the others elect, the two follow and cut it
-    away again. Then the old master leads anew, one other hears it, and what the slave had answered before comes again:
-    it says that the slave has entries that it has lost."""
+    away again. Then the old master leads again, heard by one other, and an earlier answer of the slave arrives again:
+    it reports entries that the slave has lost since."""
     fault = _OldAnswers(scene, machine, rng)
     return Active(fault.end, lambda: fault.repeated)

@@ -102,7 +102,7 @@ class Cluster:
         return machine
 
     def leave(self, machine: Machine) -> None:
-        """It is no member any more: no fault strikes it, nobody waits for it."""
+        """The machine's node is no longer a member: no fault strikes it, and the run's end does not wait for it."""
         self._machines.remove(machine)
 
     def _counts(self, machine: Machine) -> bool:

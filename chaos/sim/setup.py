@@ -79,7 +79,7 @@ class Stage(Protocol):
     config: SimulationConfig
     shape: Shape
     faults_end_ns: int
-    """When all faults have ended."""
+    """Time by which all faults have ended."""
 
     @property
     def machines(self) -> Sequence[Machine]: ...

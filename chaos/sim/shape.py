@@ -47,11 +47,11 @@ HOURS_KEPT = (1, 0)
 DISPATCH_AHEAD_MS = (8,)
 CHECKPOINT_MS = (5_000, 5_000, 5_000, 1_500)
 DENSE_SECONDS = 3
-"""Long runs have about as many messages as so many dense seconds."""
+"""Length of a dense run with about as many messages as a long run."""
 WRITERS = ("lines", "listeners", "sweeps", "writes", "loads", "parcels")
 """Clients that write messages of their own, where they take part."""
 SHARING_PERCENT = 75
-"""For each kind of them whoever writes in a long run pauses so much longer."""
+"""In a long run each kind of writer that takes part makes the pauses of all writers this much longer."""
 
 
 LOADS_SHARE = 3
@@ -107,38 +107,38 @@ class Shape:
     cold: int = 0
     """Freezers of the cold tier (cold.py)."""
     consumers: int = 2
-    """Of each group at most. With one nobody takes what it hands back when it leaves."""
+    """Most consumers of a group. With only one, nobody takes the messages that it hands back when it leaves."""
     lease_ms: int = 3_000
-    """Of deliveries."""
+    """Length of a delivery lease."""
     segment_bytes: int = 128 << 10
-    """Of a journal file of a whole node."""
+    """Size of a journal file of a whole node."""
     work_ms: int = 0
-    """A merge or a load of a window takes so long at most (a load a third of what is loaded ahead) until faults are
-    over; 0: as long as any work."""
+    """Longest duration of a merge or of a load of a window until faults are over; a load also takes at most a third of
+    `preload_ms`. 0: as long as any work."""
     buffer_bytes: int = 64 << 10
-    """Of arrivals in memory: with small ones there are merges throughout."""
+    """Size of the buffer of arrivals in memory. A small buffer causes merges throughout the run."""
     preload_ms: int = 10_000
-    """What is loaded ahead of the clock: a little is loaded often, while messages for it still come."""
+    """How far ahead of the clock messages are loaded. A short lead means frequent loads while messages still arrive."""
     hours_kept: int = 1
-    """Hours before that of the cursor that stay though nobody needs them; with 0 runs that cross an hour remove one."""
+    """Hours before the cursor's hour that are kept though nobody needs them. With 0, crossing an hour removes one."""
     checkpoint_ms: int = 5_000
     """Between two checkpoints."""
     hour_after_ms: int = 0
-    """The run begins so long before a full hour; 0: by the dice of the seed."""
+    """How long before a full hour the run begins; 0: drawn from the seed."""
     dispatch_ahead_ms: int = 8
-    """Before messages are due their dispatch is proposed."""
+    """How long before messages are due their dispatch is proposed."""
     extra_stay: int = 1
-    """0: for each newcomer that counts some member leaves."""
+    """0: a member leaves for each newcomer that counts."""
     thin: int = 1
-    """Clients pause so many times longer: a long run needs not be as dense as a short one."""
+    """Factor on the pauses of clients: a long run need not be as dense as a short one."""
     sharing_percent: int = 100
-    """And that much of it: the more kinds of clients take part in a long run, the less each of them does."""
+    """Further factor on these pauses, in percent: the more kinds of clients share a long run, the less each does."""
     rest_gap_us: int = 0
-    """Between two turns at the least but for spells, in which it is `loop_gap_us`; 0: always that (pace.py)."""
+    """Least gap between two turns outside spells; during a spell it is `loop_gap_us`. 0: always that (pace.py)."""
 
 
 def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> Shape:
-    """The shape of a seed for a run of so many seconds; `fixed` fields are not left to the dice."""
+    """The shape of a seed for a run of `seconds`. Fields in `fixed` are not drawn."""
     given = dict(fixed)
     long = seconds >= LONG_SECONDS
     sometimes = LONG_WITH if long else WITH
@@ -177,7 +177,7 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
         work_ms=one("work_ms", WORK_MS),
         buffer_bytes=one("buffer_bytes", BUFFER_BYTES),
         preload_ms=one("preload_ms", PRELOAD_MS),
-        # What a sweep has done is looked up message by message at the end, and a reset goes back to what lies there.
+        # At the end every swept message is looked up, and a reset goes back to messages in these hours.
         hours_kept=one("hours_kept", (1,) if one("sweeps", sometimes) or one("listeners", sometimes) else HOURS_KEPT),
         checkpoint_ms=one("checkpoint_ms", CHECKPOINT_MS),
         hour_after_ms=one("hour_after_ms", (0,)),

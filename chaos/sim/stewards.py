@@ -115,7 +115,7 @@ class Stewards:
         self._wires.call(machine, lambda face: face.schedule(batch, lambda outcome: None))
 
     def _pull(self, topic: str, group: str) -> None:
-        """What is pulled stays out when topic or group goes; half of it is handed back."""
+        """Pull messages that are in flight when the topic or group is deleted. Half of the pulls are handed back."""
         request = consumer_pb2.PullRequest(group=group, topics=[topic], messages_max=5, wait_ms=200, lease_ms=1_000)
         machine = self._wires.machine(self._rng.randrange(3))
 

@@ -1,8 +1,8 @@
 """Programs that share a producer id by accident: two of each id, each with sequences and messages of its own.
 
-One pair says who it is, so that the id belongs to whoever comes first; the other pair does not. Whoever is told that
-its sequence is taken goes on with the same messages: under the next sequence, or under an id of its own where the id
-is somebody else's. Nothing else may be answered, and what was refused so was never accepted.
+One pair identifies its programs, so the id belongs to the first of them; the other pair does not. A program whose
+sequence is taken continues with the same messages: under the next sequence, or under an id of its own where the other
+program owns the id. No other refusal is allowed, and messages refused this way were never accepted.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ TOPIC = "imports"
 GROUPS = ("ledger", "search")
 CROWDS = tuple(Crowd(group, (TOPIC,), consumers=1) for group in GROUPS)
 EXPIRY_MS = 2_000
-"""What is staged and not committed goes so long after it was touched last."""
+"""Staged rows without a commit are dropped this long after they were last touched."""
 JOB_EVERY_NS = 700 * MS
 BATCH_EVERY_NS = 200 * MS
 """Between two batches of a stream."""
@@ -53,7 +53,7 @@ class _Attempt:
     blocks: list[tuple[Row, ...]]
     staged: int = 0
     gives_up: int = 1 << 30
-    """After so many blocks nothing more of it is sent."""
+    """Number of blocks after which the attempt sends nothing more."""
 
     @property
     def rows(self) -> int:
@@ -69,7 +69,7 @@ class _Driver:
     run: str
     stream: bool
     plan: str
-    """What it does in the end: commit, abort, late (a commit after its abort), leave."""
+    """How the run ends: commit, abort, late (a commit after its abort) or leave."""
     attempts: list[_Attempt] = field(default_factory=list)
     decided: bool = False
     over: bool = False
@@ -130,7 +130,7 @@ class Writes:
         self._jobs += 1
         self._begin(f"write-{self._jobs}", 0, stream=dice > 0.75)
         if dice < 0.35:
-            # Whoever started it believes its driver dead, and starts another one.
+            # A second driver starts for the same job, as if the first was believed dead.
             self._world.after(rng.randrange(800 * MS), self._begin, f"write-{self._jobs}", 0, False)
 
     def _begin(self, job: str, batch: int, stream: bool) -> None:
@@ -177,7 +177,7 @@ class Writes:
         sequence = attempt.staged
         rows = attempt.blocks[sequence]
         now_ns = self._world.now_ns
-        # As the promises of what is delivered see it, somebody has scheduled this.
+        # The checkers of deliveries count this as a schedule request.
         self._history.add(ScheduleSent(now_ns, f"{driver.run}/{attempt.number}", sequence, "", rows))
         uids = tuple(row.uid for row in rows)
         self._history.add(BlockStaged(now_ns, driver.job, driver.batch, driver.run, attempt.number, uids))
@@ -211,7 +211,7 @@ class Writes:
         self._asking.ask(call, taken)
 
     def _decide(self, driver: _Driver) -> None:
-        """What the driver planned, once every partition has an attempt that is whole."""
+        """Carry out the driver's plan once every partition has a complete attempt."""
         whole: dict[int, _Attempt] = {}
         for attempt in driver.attempts:
             if attempt.staged >= len(attempt.blocks):

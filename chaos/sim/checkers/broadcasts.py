@@ -20,11 +20,11 @@ from tickwheel.chaos.sim.history_messages import (
 from tickwheel.chaos.sim.world import MS
 
 AFTER_MS = 100
-"""So long after its session was opened a message must be due, the error of the clock included."""
+"""A session is owed only messages due more than this after its opening. Includes the error of the clock."""
 
 
 class Broadcasts(Checker):
-    """Of deliveries that say that they are broadcast."""
+    """Judges only deliveries marked as broadcast."""
 
     promise: ClassVar[str] = "broadcast"
     kinds: ClassVar[tuple[type[Record], ...]] = (
@@ -39,12 +39,12 @@ class Broadcasts(Checker):
     def __init__(self) -> None:
         self._start_wall_ms = 0
         self._groups: set[str] = set()
-        """Those that are broadcasting."""
+        """Groups seen to be broadcasting."""
         self._opened_ms: dict[int, tuple[str, int]] = {}
-        """Of sessions that are open: group, and when it was opened."""
+        """By open session: (group, time of opening)."""
         self._came: dict[int, set[int]] = {}
         self._due_ms: dict[str, dict[int, int]] = {}
-        """Of what a group is to get."""
+        """By group: the due times of the messages it is to get."""
 
     def observe(self, record: Record) -> None:
         match record:

@@ -32,7 +32,7 @@ class InOrder(Checker):
         self._waiting: dict[tuple[str, Lane], dict[int, Place]] = {}
         """Acknowledged and never delivered, by group of consumers and lane."""
         self._out: dict[tuple[str, Lane], tuple[int, Place]] = {}
-        """What came last."""
+        """Last message delivered, by group of consumers and lane."""
         self._settled: set[tuple[str, int]] = set()
         self._delivered: set[tuple[str, int]] = set()
 

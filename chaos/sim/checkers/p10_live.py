@@ -17,9 +17,9 @@ from tickwheel.chaos.sim.world import MS, SECOND
 
 RESUME_NS_MOST = 4 * SECOND
 LEASE_NS_SETTLED = 300 * MS
-"""A lease held for so long without a break: since then a majority has heard of its master."""
+"""After a lease was held this long without a break, a majority has heard of its master."""
 CALM_NS = 3 * SECOND
-"""So long after the last fault nothing of it lasts."""
+"""No effect of a fault lasts longer than this after its end."""
 RESTARTS = "restart from the checkpoint"
 """How a process ends that takes a peer's checkpoint."""
 
@@ -50,7 +50,7 @@ class Live(Checker):
         self.resumed_after_ns: int | None = None
         self._healed_ns: int | None = None
         self._asked_ns: int | None = None
-        """When the first producer sent something after that: in a long run there are pauses."""
+        """Time of the first schedule request after the heal: in a long run producers may pause first."""
         self._faultless = False
         self._terms: set[int] = set()
         self._leases: dict[str, tuple[int, int]] = {}  # node -> (held since, until)

@@ -1,7 +1,7 @@
-"""P1 of filters: a group gets nothing that its filter does not let through, and all that it lets through.
+"""P1 of filters: a group gets every message that its filter lets through, and no other.
 
-A filter may be in force from the moment somebody asks for it; the answer says that the one before is not any more.
-Owed is what every filter lets through that may have been in force since a little before the message was due.
+A filter may be in force from the moment a client asks for it. Its answer ends the filters before it. A message is owed
+if it passes every filter that may have been in force since a little before the message was due.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Filter:
 
 
 class FiltersHold(Checker):
-    """Of groups whose filter was recorded, for messages of the topics that they were written to."""
+    """Judges groups with a recorded filter, and messages labelled without a key or message group."""
 
     promise: ClassVar[str] = "P1 (filter)"
     kinds: ClassVar[tuple[type[Record], ...]] = (
@@ -48,7 +48,7 @@ class FiltersHold(Checker):
         self._filters: dict[str, list[_Filter]] = {}
         self._tags: dict[int, tuple[str, ...]] = {}
         self._due_ms: dict[int, int] = {}
-        """Of what was acknowledged."""
+        """Due times of acknowledged messages."""
         self._delivered: dict[str, set[int]] = {}
 
     def observe(self, record: Record) -> None:

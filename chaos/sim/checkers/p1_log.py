@@ -43,7 +43,7 @@ class CommittedNeverLost(Checker):
         return max(self._committed.values(), default=0)
 
     def applied_index(self, node: str) -> int:
-        """What this boot of a node has applied."""
+        """Index of the last entry applied by this boot of the node; 0: none."""
         return self._next.get(node, 1) - 1
 
     def _applied(self, record: Applied) -> None:

@@ -72,7 +72,7 @@ class NoLoss(Checker):
                 if record.outcome == "RESCHEDULED":
                     self._due_ms[record.uid] = record.due_ms
             case SweptSeen():
-                # What p9_sweeps finds right: it will not come, or at that time.
+                # p9_sweeps judges whether the sweep was right: here the message is cancelled or has this due time.
                 self._reschedule_open.pop(record.uid, None)
                 self._due_ms[record.uid] = record.due_ms
                 if record.state == "MESSAGE_CANCELLED":

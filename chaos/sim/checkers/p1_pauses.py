@@ -1,6 +1,7 @@
-"""P1 of pauses: once it is confirmed that a topic or group is paused, nothing is delivered until it goes on.
+"""P1 of pauses: after a pause of a topic or group is confirmed, nothing is delivered until it is resumed.
 
-What consumers have in hand they may settle. That a pause loses nothing others judge: all that is due comes after it.
+Consumers may settle the messages in their hands. Other checkers judge that a pause loses nothing: every due message
+comes after it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked
 
 
 class PausesHold(Checker):
-    """From the answer to the pause until somebody asks that it goes on."""
+    """Judges the time from the answer to a pause until a client asks to resume."""
 
     promise: ClassVar[str] = "P1 (pause)"
     kinds: ClassVar[tuple[type[Record], ...]] = (PauseAsked, PauseAnswered, Delivered)

@@ -1,8 +1,8 @@
-"""P1 of resets: what is due from a group's new place on comes (again), and what lies before it does not.
+"""P1 of resets: messages due from a group's new place on come (again), and earlier ones do not.
 
-Between the first word of a reset and its answer it may have been carried out or not, and more than once: then a
-message must be allowed by the place before or by the new one; and as soon as one came that only the new place allows,
-it was carried out, and the old place allows nothing any more. Only whole ticks count. Retries are not judged: they are
+Between the first request for a reset and its answer, the reset may have been carried out, even more than once. In that
+time a message must be allowed by the old place or by the new one. Once a message came that only the new place allows,
+the reset was carried out and the old place no longer counts. Only whole ticks count. Retries are not judged: they are
 messages of their own, with later times.
 """
 
@@ -24,22 +24,22 @@ AHEAD_MS = 100
 
 @dataclass(slots=True)
 class _Place:
-    """Where a group stands: what it forbids."""
+    """The place of a group: the messages that it forbids."""
 
     from_ms: int = 0
-    """What is due before."""
+    """Messages due before this are forbidden."""
     void: set[int] = field(default_factory=set)
-    """These: they had come before a reset to what comes next."""
+    """Messages forbidden by uid: they came before a reset to the next messages."""
 
     def forbids(self, uid: int, due_ms: int) -> str:
-        """Why a message does not come; empty: it may."""
+        """The reason why a message must not come; empty if it may."""
         if due_ms < self.from_ms:
             return f"due {self.from_ms - due_ms} ms before the group's place"
         return "which had come before the group was reset to what comes next" if uid in self.void else ""
 
 
 class ResetsHold(Checker):
-    """Of the group that is reset, which has one topic."""
+    """Judges the group reset last, which has one topic."""
 
     promise: ClassVar[str] = "P1 (reset)"
     kinds: ClassVar[tuple[type[Record], ...]] = (
@@ -56,14 +56,14 @@ class ResetsHold(Checker):
         self._group = ""
         self._place = _Place()
         self._asked: _Place | None = None
-        """That of a reset under way."""
+        """The new place by the reset under way."""
         self._asked_ns = 0
         self._carried_out = False
-        """The reset under way has been, at least once."""
+        """The reset under way has been carried out at least once."""
         self._due_ms: dict[int, int] = {}
-        """Of what was acknowledged, in any topic of labelled messages without a key or message group."""
+        """Due times, in any topic of labelled messages without a key or message group; -1 until acknowledged."""
         self._came_ns: dict[str, dict[int, int]] = {}
-        """When each message came last, by group."""
+        """By group and message: time of the last delivery."""
         self._owed: set[int] = set()
 
     def observe(self, record: Record) -> None:

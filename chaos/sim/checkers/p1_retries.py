@@ -1,6 +1,6 @@
-"""P1 and P3 of retries: what was nacked comes again, not before its pause is over; what was declared dead does not.
+"""P1 and P3 of retries: a nacked message comes again, not before its pause is over; a dead one does not.
 
-Judged by what the consumer asked for and by committed receipts, in true time.
+Judged by the consumer's requests and by committed receipts, in true time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Key = tuple[str, int]
 
 
 class RetriesCome(Checker):
-    """`outstanding` is for the drain."""
+    """The drain waits until `outstanding` is empty."""
 
     promise: ClassVar[str] = "P1"
     kinds: ClassVar[tuple[type[Record], ...]] = (RunBegan, SettleSent, Settled, Delivered, DeadReplayAsked)
@@ -25,17 +25,17 @@ class RetriesCome(Checker):
     def __init__(self) -> None:
         self._allowance_ms = 0
         self._asked: dict[tuple[_Key, int], tuple[int, int, int]] = {}
-        """Of each attempt that was nacked with a delay: when the earliest pause that was asked for is over, its delay
-        in ms, and the longest. Two masters in a row may both deliver it, and which of two nacks counts is not known."""
+        """By attempt nacked with a delay: end of the earliest pause asked for, its delay in ms, and the longest delay.
+        Two masters in a row may both deliver an attempt, and it is not known which of two nacks counts."""
         self._committed: set[tuple[_Key, int]] = set()
         self._owed: dict[_Key, int] = {}
         """Attempts whose nack was committed, until the next one comes."""
         self._owed_from_ns: dict[_Key, int] = {}
-        """When the pause of what is owed is over."""
+        """End of the pause of each owed retry."""
         self._dead: dict[_Key, int] = {}
         self._newest: dict[_Key, int] = {}
         self._error_ms: dict[tuple[_Key, int], float] = {}
-        """What the master said at each delivery that its time might be off by; at the nack it was about that."""
+        """Clock error that the master reported at each delivery. The error at the nack was about the same."""
 
     def observe(self, record: Record) -> None:
         match record:
@@ -104,6 +104,6 @@ class RetriesCome(Checker):
 
 
 CLOCK_STEP_MS = 5
-"""What two readings of the cluster's time by different masters may differ by beyond the errors that they tell."""
+"""Most difference between two masters' readings of the cluster's time, beyond the errors that they report."""
 LATE_NS = 2_000 * MS
-"""A consumer that thought for long may nack something when the run is nearly over."""
+"""Time allowed for a retry at the end: a slow consumer may nack when the run is nearly over."""

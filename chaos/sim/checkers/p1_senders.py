@@ -1,7 +1,7 @@
-"""P1 of producers: under one id and sequence one content is accepted, and whoever comes with another is told so.
+"""P1 of producers: one id and sequence accept one content, and a sender of another content is told so.
 
-A sequence that was accepted with other messages is answered with SEQUENCE_TAKEN, never with a receipt, and with no
-other refusal that a program would take for the end of it. Nobody is told SEQUENCE_TAKEN who does not share its id.
+A sequence accepted with other messages is answered with SEQUENCE_TAKEN: never with a receipt, nor with another refusal
+that a program would take as final. A program that does not share its id is never told SEQUENCE_TAKEN.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from tickwheel.chaos.sim.history import Record
 from tickwheel.chaos.sim.history_messages import ScheduleAcknowledged, ScheduleRefused, ScheduleSent
 
 OTHER_ENDS = ("SEQUENCE_GAP", "SEQUENCE_FORGOTTEN")
-"""Refusals that say something else of the sequence."""
+"""Refusals for other reasons of the sequence."""
 
 _Key = tuple[str, int]
 """(producer, sequence)"""
 
 
 class OneContent(Checker):
-    """A content is named by its first message: no message is in two."""
+    """The uid of its first message identifies a content: no message is in two."""
 
     promise: ClassVar[str] = "P1"
     kinds: ClassVar[tuple[type[Record], ...]] = (ScheduleSent, ScheduleAcknowledged, ScheduleRefused)
 
     def __init__(self) -> None:
         self._sent: dict[_Key, dict[int, int]] = {}
-        """Contents, and when each was sent first."""
+        """Contents, and the time at which each was first sent."""
         self._shared: set[str] = set()
         """Ids under which one sequence was sent with several contents."""
         self._accepted: dict[_Key, tuple[int, int]] = {}
-        """The content, and when it was known to be."""
+        """The content accepted, and the time of its first receipt."""
 
     def observe(self, record: Record) -> None:
         match record:

@@ -1,6 +1,6 @@
-"""P1 of settlements: at the end each node holds for settled what was answered so, and nothing that nobody settled.
+"""P1 of settlements: at the end each node lists every message with a final receipt as settled, and no others.
 
-Judged by receipts: ACK, SKIP and DEAD end a message for a group. What is replayed from the dead letters is left out.
+Judged by receipts: ACK, SKIP and DEAD end a message for a group. Replayed dead letters are left out.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ ENDS = ("ACK", "SKIP", "DEAD")
 
 
 class SettledHolds(Checker):
-    """Groups that are never reset; of hours that are kept."""
+    """Judges groups that are never reset, and hours that are kept."""
 
     promise: ClassVar[str] = "P1"
     kinds: ClassVar[tuple[type[Record], ...]] = (SettleSent, Settled, SettledSeen)
 
     def __init__(self) -> None:
         self._asked: dict[str, set[int]] = {}
-        """By group: ids that a consumer has sent a last answer for, or handed back often enough to die of it."""
+        """By group: ids for which a consumer has sent a final answer."""
         self._settled: dict[str, dict[int, int]] = {}
-        """By group and id: when a receipt for such an answer came."""
+        """By group and id: time of the first receipt for such an answer."""
 
     def observe(self, record: Record) -> None:
         match record:

@@ -1,8 +1,8 @@
-"""P4: what is acknowledged comes soon: within seconds once all faults have ended, and at once where there were none.
+"""P4: acknowledged messages come soon: within seconds once all faults have ended, at once where there were none.
 
-In a run without faults a message counts as waiting only while its group could have been handed it: while a session is
-open that has credit left, and neither its topic nor its group is paused, and it is not being reset: a reset may bring
-what an earlier one had left out. What is moved, to be in order, or broadcast is left to others.
+In a run without faults a message counts as waiting only while its group could have been handed it: while it has an
+open session with credit left, neither topic nor group is paused, and the group is not being reset: a reset may bring
+messages that an earlier one had skipped. Moved, ordered and broadcast messages are left to other checkers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LATE_NS_HEALED_MOST = 5 * SECOND
 LATE_NS_CALM_MOST = 500 * MS
 """Without faults."""
 RESET = "reset"
-"""Of a group, beside the kinds of what is paused."""
+"""Kind of an entry for a group under reset, beside the kinds of pauses."""
 CALM_FROM_NS = 2 * SECOND
 """By then nodes have booted, elected and agreed on the time."""
 

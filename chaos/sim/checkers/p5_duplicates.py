@@ -78,7 +78,7 @@ class FewDuplicates(Checker):
         self._beside: dict[_Message, set[_Chain]] = {}
         """Chains of retries from an earlier epoch that have come in this one."""
         self._came: dict[tuple[str, int], dict[int, int]] = {}
-        """Of a group and message: the highest attempt that was delivered, by epoch."""
+        """By (group, message): the highest attempt delivered in each epoch."""
         self._retried: dict[_Message, set[int]] = {}
         """Attempts that such retries may follow: those of earlier epochs, and those of the retries themselves."""
         self._nacked: dict[_Message, int] = {}
@@ -93,7 +93,7 @@ class FewDuplicates(Checker):
         self._may_rise: set[str] = set()
         """Groups of which a reset was asked for, or under way, since then."""
         self._known: dict[str, _Known] = {}
-        """Of each node in its present boot."""
+        """By node: its knowledge of leases in its present boot."""
         self._gathered: dict[str, _Known] = {}
         self._kept: dict[str, _Known] = {}
         """On its disk."""
@@ -181,7 +181,7 @@ class FewDuplicates(Checker):
             self._may_rise.discard(group)
 
     def _chain(self, record: Delivered) -> _Chain:
-        """What a delivery belongs to."""
+        """The chain of attempts that a delivery belongs to."""
         message = (record.group, record.uid, record.epoch)
         came = self._came.setdefault(message[:2], {})
         retried = self._retried.get(message)
@@ -201,7 +201,7 @@ class FewDuplicates(Checker):
         message = (record.group, record.uid, record.epoch)
         chains = [chain for chain in ((*message, FIRST), *self._beside.get(message, ())) if chain in self._last]
         if len(chains) > 1:
-            # Of several the attempt tells which, if it does.
+            # Several chains of this message: the attempt may single one out.
             chains = [chain for chain in chains if self._last[chain].attempt == record.attempt]
         if len(chains) == 1:
             self._acknowledged.add(chains[0])

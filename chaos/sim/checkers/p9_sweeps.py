@@ -1,10 +1,10 @@
 """P9 in bulk: a sweep that has finished left nothing out, touched nothing else, and counts right.
 
-`covered` by a sweep is what it means by text and time and was acknowledged before anybody asked for it; `touchable` is
-what else it may have met: sent before its beginning was confirmed, or moved meanwhile by another sweep. What is
-dispatched while a sweep runs it need not have met, however long after its beginning that was due: a master may die in
-between, and the next one dispatches what has become due before the sweep comes to it. At the end the cluster is asked
-about everything that may have been swept and did not come.
+`covered`: messages that a sweep selects by text and time, acknowledged before anybody asked for it. `touchable`: all
+messages that it may have met, also those sent before its beginning was confirmed or moved meanwhile by another sweep.
+A sweep may miss messages dispatched while it runs, however long after its beginning they were due: a master may die,
+and the next one may dispatch due messages before the sweep reaches them. At the end the cluster is asked about every
+message that may have been swept and did not come.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Sweep:
 
 
 class SweepsDone(Checker):
-    """Judges what was sent with a key."""
+    """Judges messages sent with a key."""
 
     promise: ClassVar[str] = "P9 (bulk)"
     kinds: ClassVar[tuple[type[Record], ...]] = (
@@ -68,12 +68,12 @@ class SweepsDone(Checker):
         self._messages: dict[int, _Message] = {}
         self._sweeps: dict[str, _Sweep] = {}
         self._movable: set[int] = set()
-        """What a sweep that moves may have met."""
+        """Messages that a moving sweep may have met."""
         self._cancelled: set[int] = set()
         self._moved: set[int] = set()
         self._delivered: set[int] = set()
         self._early: dict[int, tuple[int, int, str]] = {}
-        """Id, due time and name of what was delivered before its receipt."""
+        """By uid: id, due time and name of messages seen before their receipt."""
 
     def observe(self, record: Record) -> None:
         match record:
@@ -135,7 +135,7 @@ class SweepsDone(Checker):
                 self._may_come_into(uid, message)
 
     def _may_come_into(self, uid: int, message: _Message) -> None:
-        """A message may be moved into the time that a sweep means which has not begun for certain."""
+        """Count the message as touchable by every sweep not yet confirmed: a move may bring it into their range."""
         for sweep in self._sweeps.values():
             if not sweep.began_ms and sweep.selected.by_text(message.topic, message.label):
                 self._may_touch(sweep, uid)
@@ -155,7 +155,7 @@ class SweepsDone(Checker):
             self.broken(record.at_ns, text)
 
     def _met_by_others(self, sweep: _Sweep, cancels: bool = True) -> set[int]:
-        """What another sweep may have moved (or cancelled) since or before: this one may not have met it."""
+        """Messages that other sweeps may have moved (or cancelled), before or since: this one may have missed them."""
         others = [
             other.touchable
             for other in self._sweeps.values()
@@ -170,7 +170,7 @@ class SweepsDone(Checker):
         return [sweep for sweep in self._sweeps.values() if not sweep.selected.cancel and uid in sweep.touchable]
 
     def _must_have_met(self, uid: int, cancel: bool) -> str:
-        """A finished sweep of a kind that covers a message which was not dispatched by then; empty: none."""
+        """Name of a finished sweep that must have met the message, not dispatched by then; empty: none."""
         for job, sweep in self._sweeps.items():
             if (
                 sweep.selected.cancel == cancel
@@ -196,7 +196,7 @@ class SweepsDone(Checker):
         self._judge_time(record.at_ns, uid, record.id, record.due_ms, name)
 
     def _judge_time(self, at_ns: int, uid: int, id_: int, due_ms: int, name: str, left_out: bool = True) -> None:
-        """Whether a message is where its receipt or a sweep put it; with `left_out` whether a sweep had to."""
+        """Judge if a message is where its receipt or a sweep put it; with `left_out` also if a sweep missed it."""
         message = self._messages[uid]
         if message.due_ms < 0:
             self._early[uid] = (id_, due_ms, name)  # its receipt will tell

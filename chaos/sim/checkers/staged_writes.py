@@ -1,7 +1,7 @@
-"""Staged publication: what a batch's winning attempts staged comes once to each group, and nothing else of it ever.
+"""Staged publication: rows staged by a batch's winning attempts come once to each group, other rows of it never.
 
-A batch is one of a job's. Which of its commits won is not told: it must be one that was asked for before any was
-answered, of a run that was not aborted before, and all that comes must be of the attempts that it named.
+A batch belongs to a job. The cluster does not tell which commit of it won. The winner was asked for before any commit
+was acknowledged, its run was not aborted before, and every delivered row belongs to the attempts that it named.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class _Commit:
 
 @dataclass(slots=True)
 class _Known:
-    """Of one batch."""
+    """One batch as the checker knows it."""
 
     commits: list[_Commit] = field(default_factory=list)
-    """That may have won."""
+    """Commits that may have won."""
     committed_ns: int = 0
-    """Since when it is certain that one has; 0: it is not."""
+    """Time since which it is certain that one has won; 0: it is not certain."""
     published: int = -1
-    """Messages that it was said to have become, when it was said to be done."""
+    """Number of messages published, as reported once publication was over; -1: not reported."""
 
 
 class WritesOnce(Checker):
-    """Groups are those of writes.py, or as told by a test."""
+    """Judges the groups of writes.py, or those that a test names."""
 
     promise: ClassVar[str] = "staged"
     kinds: ClassVar[tuple[type[Record], ...]] = (
@@ -59,7 +59,7 @@ class WritesOnce(Checker):
     def __init__(self) -> None:
         self._start_wall_ms = 0
         self._due_ms: dict[int, int] = {}
-        """Of all that was staged."""
+        """By uid: due time of every staged message."""
         self._staged: dict[int, set[int]] = {}
         """By attempt."""
         self._owner: dict[int, tuple[_Batch, str, int]] = {}
@@ -121,7 +121,7 @@ class WritesOnce(Checker):
             return
         if known.committed_ns:
             self.broken(record.at_ns, f"{name}: a commit of {record.run} is {record.state} after one was acknowledged")
-        # It is refused if it was not carried out before, and what it wants will not be there again.
+        # A refused commit was not carried out before, nor will it be: its rows will never be staged again.
         known.commits = [commit for commit in known.commits if commit.run != record.run]
 
     def _abort_answered(self, record: AbortAnswered) -> None:
@@ -145,7 +145,7 @@ class WritesOnce(Checker):
         if record.state not in COMMITTED:
             self.broken(record.at_ns, f"{name} is {record.state} after its commit was acknowledged")
         if record.state != "STAGED_PUBLISHED" or not record.rows:
-            return  # of a batch before the last one nothing is counted
+            return  # rows are counted for the last batch alone
         if record.published != record.rows or record.discarded:
             self.broken(
                 record.at_ns,
@@ -157,7 +157,7 @@ class WritesOnce(Checker):
         return set().union(*(self._staged.get(attempt, set()) for attempt in commit.attempts))
 
     def _lacking(self, known: _Known, at_ns: int) -> list[tuple[str, int]]:
-        """(group, uid) of what has not come; of the commit that is nearest to have come whole, if it is not told."""
+        """(group, uid) of messages that have not come, for the possible winner that lacks the fewest."""
         wall_ms = self._start_wall_ms + at_ns // MS
         least: list[tuple[str, int]] | None = None
         for commit in known.commits:
