@@ -32,12 +32,12 @@ BEGIN, END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
 LOG_SECONDS, NODE_SECONDS = 10, 6
 AIMS = GUARD_AIMS | {name: bug.aim for name, bug in MUTATIONS.items() if bug.aim is not None}
 WHOLE_SEEDS_LEAST, WHOLE_SEEDS_MOST = 5, 10
-"""So many seeds of a directed scenario are run with everything whole, that in which it was found among them."""
+"""Seeds of a directed scenario run with everything whole, among them the one in which it was found."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What became of one hunt so far. `seeds` were run; `by` is empty if none broke a promise."""
+    """The state of one hunt: `seeds` were run; `by` is empty if none broke a promise."""
 
     name: str
     level: str
@@ -48,15 +48,15 @@ class Found:
     whole: int = 0
     """Seeds of the directed scenario that were run with everything whole, all clean."""
     unclean: str = ""
-    """What one of those broke."""
+    """The promise that one of those runs broke; empty: none."""
 
     @property
     def directed(self) -> bool:
-        """It was looked for by a scenario of its own."""
+        """Whether a scenario of its own looks for it."""
         return self.name in AIMS
 
     def over(self, seeds: int) -> bool:
-        """Nothing is left to be run."""
+        """Whether nothing is left to run."""
         if self.unclean:
             return True
         if not self.by:
@@ -64,12 +64,12 @@ class Found:
         return not self.directed or self.whole >= min(max(self.seeds, WHOLE_SEEDS_LEAST), WHOLE_SEEDS_MOST)
 
     def next_whole(self, first: int) -> int:
-        """The seed to be run next with everything whole."""
+        """The next seed to run with everything whole."""
         return first + max(self.seeds - WHOLE_SEEDS_MOST, 0) + self.whole
 
     @property
     def proven(self) -> bool:
-        """By the simulation, or by a test of its own."""
+        """Whether the simulation or a test of its own proves it."""
         return not self.unclean and (bool(self.by) or self.name in GUARDS)
 
     def cells(self) -> tuple[str, str, str, str, str, str]:
@@ -101,12 +101,12 @@ def whole_config_of(name: str) -> SimulationConfig:
 
 
 def begun(name: str) -> Found:
-    """A hunt of which nothing has been run."""
+    """The state of a hunt before its first seed."""
     return Found(name, config_of(name).level.value, AIMS[name].words() if name in AIMS else "default")
 
 
 def hunt(found: Found, first: int, seeds: int, until_s: float) -> Found:
-    """Go on: seeds until one breaks a promise, then the same ones with everything whole, until the time is over."""
+    """Continue a hunt: run seeds until one breaks a promise, then these with everything whole, until `until_s`."""
     config, whole = config_of(found.name), whole_config_of(found.name)
     while not found.over(seeds) and time.monotonic() < until_s:
         if found.by:
@@ -122,7 +122,7 @@ def hunt(found: Found, first: int, seeds: int, until_s: float) -> Found:
 
 
 def known_rows(path: Path | None, first: int) -> dict[str, Found]:
-    """What earlier pieces have found; rows whose scenario has changed since begin anew."""
+    """Rows kept by earlier pieces of the hunt. Rows whose scenario has changed since are dropped."""
     if path is None or not path.exists():
         return {}
     kept = json.loads(path.read_text())
@@ -132,7 +132,7 @@ def known_rows(path: Path | None, first: int) -> dict[str, Found]:
 
 
 def keep_rows(path: Path, first: int, rows: dict[str, Found]) -> None:
-    """For the next piece; whole or not at all."""
+    """Keep the rows for the next piece of the hunt. The file is replaced as a whole."""
     aside = path.with_suffix(".aside")
     aside.write_text(json.dumps({"first": first, "rows": [asdict(row) for row in rows.values()]}, indent=1))
     aside.replace(path)

@@ -1,7 +1,7 @@
 """The file that counts all seeds ever run, in all and by the commit that they ran on.
 
-A seed proves something about the code that it ran on: so the totals stand by commit, those of code that was not
-committed by themselves. Whoever counts holds a lock on the file meanwhile: several runs may share one.
+A seed proves something only about the code that it ran on. So totals are kept by commit, and apart for uncommitted
+code. A run locks the file while it counts: several runs may share one file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _cells(counted: Counted) -> tuple[str, str, str]:
 
 
 def commit_of_code() -> str:
-    """The commit that this code is of; with a mark if it was changed since, "not of a repository" if there is none."""
+    """The commit of this code, marked if the code was changed since; "not of a repository" without a repository."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]

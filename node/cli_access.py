@@ -40,7 +40,7 @@ User = Annotated[str, typer.Argument(help="Name of the user.")]
 
 
 def rights_text(rights: Sequence[int]) -> str:
-    """Rights as people write them."""
+    """The names of rights, separated by commas."""
     return ", ".join(name for name, number in RIGHTS.items() if number in rights)
 
 

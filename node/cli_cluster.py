@@ -1,5 +1,5 @@
-"""Commands about the cluster, put together: status, transfer, member, topic, group, settings,
-user, role, whoami, audit."""
+"""All commands about the cluster in one app: status, transfer, member, topic, group, settings, user, role, whoami,
+audit."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ All = Annotated[bool, typer.Option("--all", help="All that exist now.")]
 
 
 def as_dict(letter: DeadLetter) -> dict[str, Any]:
-    """As JSON, the payload as text if it is one."""
+    """The letter as a JSON object. A payload is `payload` if it is UTF-8 text, else `payload_hex`."""
     values = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter)}
     meta, payload = values.pop("meta"), values.pop("payload")
     values |= {"key": meta.key, "tags": list(meta.tags), "headers": dict(meta.headers)}

@@ -58,9 +58,9 @@ def up(
 
 
 async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool) -> bool:
-    """Run it until a signal comes, or no node is left. Whether a node ended by itself.
+    """Run the cluster until a signal comes or no node is left. Returns whether a node ended by itself.
 
-    Raises typer.Abort if the signal came before it was ready.
+    Raises typer.Abort if the signal came before the cluster was ready.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ async def _run_until_told(cluster: LocalCluster, *, as_json: bool, quiet: bool) 
 
 
 def _address_option(cluster: LocalCluster) -> str:
-    """The option with which other commands find the cluster; empty if a node has the default address."""
+    """The option by which other commands find the cluster; empty if a node has the default address."""
     return "" if ADDRESS_DEFAULT in cluster.addresses else f" --address {','.join(cluster.addresses)}"
 
 
@@ -125,7 +125,7 @@ def _show(cluster: LocalCluster, as_json: bool) -> None:
 
 
 async def _follow(node: LocalNode, stop: asyncio.Event, quiet: bool) -> bool:
-    """Show what the node logs from now on, until `stop` or its end. Whether it has ended."""
+    """Print new lines of the node's log until `stop` or its end. Returns whether it has ended."""
     place = node.log_file.stat().st_size
     while not stop.is_set():
         if not node.running:

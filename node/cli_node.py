@@ -1,6 +1,6 @@
 """Subcommands about one node: `config check`, `config reference`, `config metrics`, `certs`.
 
-Mounted by the root command line (`app.add_typer(node_app)`). Exit code 2: something about the configuration is wrong.
+Mounted by the root command line (`app.add_typer(node_app)`). Exit code 2: the configuration is wrong.
 """
 
 from __future__ import annotations

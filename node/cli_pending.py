@@ -1,4 +1,4 @@
-"""Commands about what is pending: `tickwheel pending list|count|histogram`."""
+"""Commands about pending messages: `tickwheel pending list|count|histogram`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RULERS = {
     "hour": "0  3  6  9  12 15 18 21 ",
 }
 AUTO_SECONDS_MS, AUTO_MINUTES_MS = 10 * 60_000, 12 * 3_600_000
-"""Up to so long a span is shown by second, and by minute."""
+"""Longest span shown by second, and by minute."""
 
 
 def selection(topic: str, tag: str, key: str, key_prefix: str, after: str | None, until: str | None) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def list_pending(
 
 
 def cold_text(cold: admin_pb2.ColdStatus) -> str:
-    """The messages that lists, counts and sweeps do not see, in words; empty if there are none."""
+    """A sentence about the messages in the cold tier, which lists, counts and sweeps do not see; empty if none wait."""
     waiting = cold.messages + cold.moved  # a moved one waits although its part may be loaded
     if not waiting:
         return ""
@@ -129,7 +129,7 @@ def cold_text(cold: admin_pb2.ColdStatus) -> str:
 
 
 def print_cold(cold: admin_pb2.ColdStatus) -> None:
-    """One line, if there is anything."""
+    """Print the sentence about the cold tier; nothing if none wait there."""
     if text := cold_text(cold):
         out.print(text, style="dim", markup=False)
 
@@ -218,7 +218,7 @@ def histogram(
 
 
 def drawn(counted: PendingCount, width: str, rows_max: int, linear: bool) -> Iterator[str]:
-    """The histogram's lines: rows without a message are left out and said to be."""
+    """The lines of the histogram. Rows without a message are left out, and a line gives their number."""
     if not counted.buckets:
         yield "nothing is pending"
         return

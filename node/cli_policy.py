@@ -29,7 +29,7 @@ AttemptsMax = Annotated[
 def policy_from(
     initial: str | None, factor: float, longest: str | None, jitter: float, attempts_max: int
 ) -> admin_pb2.RetryPolicy:
-    """The policy that the options say."""
+    """The policy by the options. Raises BadParameter for options that do not fit."""
     policy = admin_pb2.RetryPolicy(attempts_max=attempts_max)
     if initial is None:
         if longest is not None or jitter:

@@ -1,4 +1,4 @@
-"""Commands for the day after: backup, restore, rebuild (from the journal), and recover, which goes on from one disk
+"""Commands for the day after: backup, restore, rebuild (from the journal), and recover, which continues from one disk
 when a majority is lost."""
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def rebuild(
 
 
 def _warn(cluster_id: str, node_id: str, node: NodeConfig, yes: bool) -> None:
-    """Say what this does, and ask. Raises typer.Exit if it is not wanted."""
+    """Explain the consequences and ask for confirmation. Raises typer.Exit without it."""
     err.print(
         f"[bold red]This gives cluster {cluster_id} up.[/] The data of its node {node_id} in {node.data_path} becomes "
         f"cluster {node.cluster.id}, with {node.node.id} as its only member.\n"
@@ -258,7 +258,7 @@ def _warn(cluster_id: str, node_id: str, node: NodeConfig, yes: bool) -> None:
 
 
 def _say_origin(origin: admin_pb2.BackupOrigin) -> None:
-    """Cluster, node, index, time and age of a backup."""
+    """Print cluster, node, index, time and age of a backup, and why it may be old."""
     if not origin.cluster_id:
         out.print("the origin of this backup is unknown: an earlier version made it")
         return
@@ -286,7 +286,7 @@ def _say_next(found: object, node: NodeConfig) -> None:
 
 
 def _read(config: Path) -> NodeConfig:
-    """The configuration, which must make this node the only first member. Exit code 2 otherwise."""
+    """Read the configuration. It must make this node the only first member; otherwise exit code 2."""
     try:
         node = read_config(config, os.environ)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Commands about what is replicated and holds for all nodes: settings get, set."""
+"""Commands about the replicated settings, which hold for all nodes: settings get, set."""
 
 from __future__ import annotations
 

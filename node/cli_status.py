@@ -1,4 +1,4 @@
-"""Commands that show who does what, and hand mastership over: status, transfer."""
+"""Commands that show the role and state of every node, and hand mastership over: status, transfer."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ ROWS = (
 
 
 def _by_node(answer: tuple[str, admin_pb2.NodeStatus | Fault]) -> tuple[bool, str]:
-    """In the order of ids; who does not answer comes last."""
+    """Sort key: by node id; nodes without an answer come last, by address."""
     address, status = answer
     return (isinstance(status, Fault), address if isinstance(status, Fault) else status.node_id)
 
 
 def status_table(answers: dict[str, admin_pb2.NodeStatus | Fault]) -> Table:
-    """A column a node: role, term, cursor, lag and rates."""
+    """A table with one column a node: role, term, cursor, lag and rates."""
     peers = {
         peer.node_id: peer
         for status in answers.values()
@@ -71,7 +71,7 @@ def status_table(answers: dict[str, admin_pb2.NodeStatus | Fault]) -> Table:
 
 
 def _clock(status: admin_pb2.NodeStatus) -> str:
-    """The node's wall clock against the cluster's time, and how far that may be off."""
+    """Offset of the node's wall clock from the cluster's time, and the error of that time."""
     state = admin_pb2.ClockState.Name(status.clock_state).removeprefix("CLOCK_").lower()
     if status.clock_state in (admin_pb2.CLOCK_UNAGREED, admin_pb2.CLOCK_OWN):
         return f"[yellow]{state}[/]"
@@ -80,7 +80,7 @@ def _clock(status: admin_pb2.NodeStatus) -> str:
 
 
 def _cold(cold: admin_pb2.ColdStatus) -> str:
-    """The messages that wait outside the cluster, and whether they are late, in words; empty if none waits."""
+    """Number of messages in the cold tier, or how late they are; empty if none waits."""
     if cold.state == admin_pb2.COLD_EMPTY:
         return ""
     if cold.state == admin_pb2.COLD_LATE:
@@ -122,7 +122,7 @@ def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.
 
 
 def _bulk(bulk: admin_pb2.BulkStatus) -> str:
-    """Since the node's start; empty if there was nothing."""
+    """Bulk loads since the node's start; empty without any."""
     if not (bulk.received_bytes or bulk.bundles_taken_over or bulk.refused):
         return ""
     text = f"{bulk.messages_taken_over:,} in {bulk.bundles_taken_over:,}, {bulk.received_bytes / 1e6:,.0f} MB in"
@@ -151,7 +151,7 @@ def status(
                 return await client.admin.statuses() if new else answers
 
             async def members() -> None:
-                """Ask the master for the others: one address is enough to see all."""
+                """Learn the other nodes from the answers: one address is enough to see all."""
                 for answer in (await look()).values():
                     if isinstance(answer, admin_pb2.NodeStatus):
                         for peer in answer.peers:

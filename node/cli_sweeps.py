@@ -1,6 +1,6 @@
 """Commands that cancel or move many pending messages: `tickwheel pending cancel|reschedule|sweeps|stop`.
 
-The work is a job of the cluster; these begin it, show how far it is, and may be interrupted without harm.
+The work is a job of the cluster. The commands start it and show its progress; interrupting them does it no harm.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def said_of(sweep: Sweep) -> str:
 
 
 async def _ask(client: AsyncClient, chosen: dict[str, Any], verb: str) -> None:
-    """Says how many there are, and goes on only if that is meant."""
+    """Show the number of messages and ask for confirmation. Raises BadParameter without a terminal, Abort on a no."""
     count = (await client.count_pending(**chosen)).total
     if not sys.stdin.isatty():
         raise typer.BadParameter(f"{count:,} messages would be {verb}; pass --yes to confirm")
@@ -64,13 +64,13 @@ async def _ask(client: AsyncClient, chosen: dict[str, Any], verb: str) -> None:
 
 
 async def _say_cold(client: AsyncClient) -> None:
-    """Print which waiting messages no selection finds, if there are any."""
+    """Print the number of messages in the cold tier, which no selection finds; nothing if there are none."""
     if cold := cold_text((await client.admin.master_status()).cold):
         err.print(cold, style="dim", markup=False)
 
 
 async def follow(client: AsyncClient, begun: Sweep, as_json: bool) -> Sweep:
-    """Show a job until it has ended."""
+    """Show the progress of a job until it has ended. Returns its last state."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,8 +1,8 @@
 """`tickwheel top`: a live view of a cluster in the terminal, or one picture of it for a pipe.
 
-Asks only what any client may ask. Nodes may go away and masters change in front of it: each answer has its own short
-deadline, what has no answer stays as it was and is said to be old. Load ahead is asked for less often the longer the
-answer takes.
+Uses only calls that any client may make. Nodes may stop and masters may change meanwhile: each call has its own short
+deadline, and a part without an answer stays as it was, marked as old. The longer the answer about the load ahead
+takes, the less often it is asked for.
 """
 
 from __future__ import annotations

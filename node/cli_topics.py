@@ -62,7 +62,7 @@ def topic_delete(name: Name, yes: Yes = False, address: Addresses = ADDRESS_DEFA
 def _delete(
     name: str, go: Callable[[AsyncClient, bool], Awaitable[str]], yes: bool, address: str, as_json: bool
 ) -> None:
-    """Ask if there is anything to lose, delete, and wait for the end."""
+    """Delete a topic or group and wait for the end. Asks first if messages would be lost, unless `yes`."""
 
     async def deleted() -> Sweep:
         async with open_client(address) as client:
@@ -105,7 +105,7 @@ def topic_list(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) ->
 
 
 def _limited(topic: admin_pb2.Topic) -> tuple[str, str]:
-    """What is pending of a topic, and its limit; red once it is reached."""
+    """(pending messages of a topic, its limit); red at the limit, empty without one."""
     if not topic.pending_max:
         return "", ""
     pending, limit = f"{topic.pending:,}", f"{topic.pending_max:,}"

@@ -1,4 +1,4 @@
-"""`tickwheel trace ID`: the story of one message, put together from what all nodes have noted."""
+"""`tickwheel trace ID`: the story of one message, put together from the notes of all nodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SETTLED = {
 
 @dataclass(slots=True)
 class Event:
-    """One event, and when each node noted it."""
+    """One event, and the time at which each node noted it."""
 
     event: TraceEvent
     at_ms: dict[str, int] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Event:
 
 @dataclass(slots=True)
 class Story:
-    """All that is known of one message."""
+    """Everything known about one message, under all its ids."""
 
     ids: list[str]
     message: Message | None = None
@@ -63,7 +63,7 @@ class Story:
 
 
 def _key(event: TraceEvent) -> tuple[Any, ...]:
-    """What makes two nodes' notes the same event: entries are the same on all nodes."""
+    """Notes of two nodes with equal keys are one event: log entries are the same on all nodes."""
     unit = text_of(event.unit) if event.HasField("unit") else ""
     return (
         *(event.kind, text_of(event.id), event.log_index, event.group, event.attempt, unit),
@@ -72,7 +72,7 @@ def _key(event: TraceEvent) -> tuple[Any, ...]:
 
 
 async def gather(client: AsyncClient, message_id: str) -> Story:
-    """Ask all nodes, and again for the ids that the message got by being moved."""
+    """Ask all nodes about the message, and again about each id that a move gave it."""
     await client.admin.know_all()
     story = Story([message_id])
     try:

@@ -27,7 +27,7 @@ OWN_ERROR = "Internal error from Core"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is sent. `cancel_s`: the caller goes away after so long; `cut`: with its whole connection."""
+    """A call to send. `cancel_s`: the caller goes away after this time; `cut`: with its whole connection."""
 
     node: int
     path: str
@@ -43,7 +43,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What came of a call: `code` is the name of a status, CUT if the caller went away."""
+    """The result of a call. `code` is the name of a status, or CUT if the caller went away."""
 
     call: Call
     code: str

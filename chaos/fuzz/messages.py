@@ -45,7 +45,7 @@ Hints = Mapping[str, Callable[[Random], Any]]
 
 
 def field_kind(field: FieldDescriptor) -> type:
-    """What Python has for a scalar field."""
+    """The Python type of a scalar field."""
     if field.type == FieldDescriptor.TYPE_BYTES:
         return bytes
     return str if field.type == FieldDescriptor.TYPE_STRING else int
@@ -183,5 +183,5 @@ def spoilt(rng: Random, data: bytes) -> bytes:
 
 
 def pick(rng: Random, values: Sequence[Any], otherwise: Any) -> Any:
-    """One of them; `otherwise` if there is none."""
+    """One of the values; `otherwise` without any."""
     return rng.choice(values) if values else otherwise

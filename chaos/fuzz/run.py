@@ -54,7 +54,7 @@ class FuzzConfig:
 
 @dataclass(slots=True)
 class FuzzReport:
-    """What was done and found. `findings` is empty if everything held."""
+    """The outcome of a run. `findings` is empty if everything held."""
 
     calls: int = 0
     batches: int = 0
@@ -103,7 +103,7 @@ class Fuzzer:
         return report
 
     async def _prepare(self) -> None:
-        """What batches refer to: topics, groups, a few ids; and how much memory nodes take at rest."""
+        """Create the topics, groups and ids that batches refer to, and measure the memory of nodes at rest."""
         client = self._cluster.client()
         await client.admin.create_topic(CANARY_TOPIC)
         await client.admin.create_group(CANARY_GROUP, [CANARY_TOPIC])

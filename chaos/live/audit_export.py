@@ -26,7 +26,7 @@ from tickwheel.pipeline.event_export import SCHEMA
 ROWS_A_FILE = 250_000
 TOPIC = "chaos"
 SETTLED_MS = 5_000
-"""What is due later than this before the end is not judged as lost."""
+"""Messages due within this time before the end are not judged as lost."""
 UNCERTAIN = 1
 """`detail` of a SCHEDULED or a CANCELLED whose answer never came."""
 Row = dict[str, Any]
@@ -40,13 +40,13 @@ class _Known:
     id: int = 0
     acknowledged_ms: float = 0.0
     cancel: tuple[float, bool] | None = None
-    """When, and whether the answer said so; None: not cancelled."""
+    """(time, whether the answer confirmed it); None: no cancel."""
     moved: tuple[float, float, bool] | None = None
-    """When, whither, and whether the answer said that it was moved."""
+    """(time, new due time, whether the answer confirmed it); None: not moved."""
 
     @property
     def earliest_ms(self) -> int:
-        """It must not come before. Whether a move was carried out whose answer is no yes, nobody knows."""
+        """The message must not come before this. A move without a confirmation may or may not have been carried out."""
         if self.moved is None:
             return math.floor(self.asked_ms)
         _, to_ms, surely = self.moved
@@ -55,7 +55,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written, and until when a message must have come."""
+    """Number of rows written, and the due time up to which messages must have come."""
 
     rows: int
     until_ms: int
@@ -81,7 +81,7 @@ class _Files:
             self.write()
 
     def write(self) -> None:
-        """What is held, as a file of its own; an empty one if there is none yet."""
+        """Write the held rows as one file. The first file is written even if it is empty."""
         if self._held or not self._number:
             table = pa.Table.from_pylist(self._held, schema=SCHEMA)
             pq.write_table(table, self._out / f"events-{self._number:05}.parquet", compression="zstd")

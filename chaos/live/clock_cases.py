@@ -20,12 +20,12 @@ DRIFT_PPM = 20_000
 HOLDOVER_MS = 8_000
 PAUSE_S = 20.0
 FLOW_S = 2.0
-"""How long messages are looked at in a situation."""
+"""How long the flow of messages is observed in a situation."""
 WAIT_S = 3.0
 """How long nothing may come while the clocks do not agree."""
 STARTED_S = 40.0
 SLEWED_SHARE = 0.1
-"""Of a step, at the most, that is made good while a case lasts."""
+"""Largest share of a step that is slewed away during a case."""
 
 Play = Callable[[ClockStage], Awaitable[None]]
 
@@ -166,7 +166,7 @@ async def _survivors_disagree(stage: ClockStage) -> None:
 
 
 async def _a_cold_start_without_agreement(stage: ClockStage) -> None:
-    """All start anew with three clocks and three times: schedules are accepted, nothing comes until two agree."""
+    """All restart with three clocks and three times: schedules are accepted, nothing comes until two agree."""
     await stage.pass_s(WARM_S)
     killed = await stage.kill(stage.nodes)
     stage.clocks_agree(False)

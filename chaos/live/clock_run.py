@@ -24,21 +24,21 @@ from tickwheel.chaos.live.verdict import Broken, Verdict
 BEYOND_MS = 5.0
 """P3's slack beside the error that a node shows."""
 AHEAD_MS = 100.0
-"""What becomes due so soon after dispatch has stopped was dispatched before, to be held until it is due."""
+"""Messages due within this time after dispatch stopped were dispatched before and held until due: not judged."""
 GRACE_MS = 3_000.0
-"""What must come in a stretch may come so late: a node may have waited for a processor."""
+"""A message of a stretch may come this long after its end: a node may have waited for a processor."""
 PART_MS = 5_000.0
-"""In each part of a stretch of so long something must flow."""
+"""Something must flow in each part of this length of a stretch."""
 DUE_AHEAD_MS = 1_500
 
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """What a workload did, in the order of time."""
+    """Acceptances and deliveries of a workload, in the order of time."""
 
     accepted_ms: list[float]
     came_ms: list[tuple[float, float]]
-    """When a message came to a group for the first time, and when it was due; none that was moved."""
+    """(time of first delivery to a group, due time). Moved messages are left out."""
 
 
 def flow_of(history: Iterable[Record]) -> _Flow:
@@ -98,7 +98,7 @@ def add_checks(verdict: Verdict, stage: ClockStage, flow: _Flow, load_ms: float)
 
 
 async def play(case: Case, directory: Path, rate: float, told: Callable[[str], None] = lambda line: None) -> Verdict:
-    """The whole case. Raises RunFailed."""
+    """Play the whole case. Raises RunFailed."""
     stages: list[ClockStage] = []
 
     async def script(scene: Scene) -> None:
@@ -125,7 +125,7 @@ async def play(case: Case, directory: Path, rate: float, told: Callable[[str], N
 
 
 def row_of(case: Case, verdict: Verdict) -> dict[str, Any]:
-    """What is shown of a case."""
+    """The row of a case in the report."""
     return {
         "case": case.name,
         "what": case.what,

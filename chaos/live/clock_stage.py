@@ -1,8 +1,8 @@
-"""What a script of wrong clocks can do to a run under load, and what it can expect the nodes to say.
+"""The stage of a script of wrong clocks: its actions on a run under load, and its expectations of the nodes.
 
-Owns the expectations (`Check`) and the stretches of time in which messages must flow or must not (`Stretch`). What a
-node says is taken from where its operator would look: status, metrics page, health, log. An expectation is waited
-for; one that does not come true is written down as such, and the script goes on.
+Owns the expectations (`Check`) and the stretches of time in which messages must flow or must not (`Stretch`). Reads
+a node where its operator would: status, metrics page, health, log. An expectation is waited for. If it fails, that is
+recorded and the script continues.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ClockStage:
 
     @property
     def nodes(self) -> list[LocalNode]:
-        """Those that run and are not paused."""
+        """Nodes that run and are not paused."""
         paused = self.cluster.paused
         return [node for node in self.cluster.nodes if node.running and node.node_id not in paused]
 
@@ -158,7 +158,7 @@ class ClockStage:
             self._scene.history.write("agreement", holds=holds)
 
     async def flows(self, what: str, seconds: float, *, delivers: bool = True) -> None:
-        """For so long messages are accepted, and those that become due are delivered, or are not."""
+        """Expect for `seconds` that messages are accepted. Due ones are delivered; with `delivers` False none is."""
         from_ms = self._scene.time.now_ms()
         await asyncio.sleep(seconds)
         self.stretches.append(Stretch(what, from_ms, self._scene.time.now_ms(), delivers))

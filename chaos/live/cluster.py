@@ -236,7 +236,7 @@ class ChaosCluster(LocalCluster):
         return self._knobs[node.node_id]
 
     def effects(self, node: LocalNode) -> Effects:
-        """What the node has answered to its knobs."""
+        """The effects that the node has reported of its knobs."""
         return read_effects(self._knob_file(node))
 
 

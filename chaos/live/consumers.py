@@ -62,7 +62,7 @@ class Consuming:
             self._waiting[group].update(uid for uid in uids if uid not in self._seen[group])
 
     def forget(self, uid: int) -> None:
-        """It need not come any more."""
+        """No longer expect this message in any group."""
         for group in GROUPS:
             self._waiting[group].discard(uid)
 

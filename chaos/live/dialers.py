@@ -1,4 +1,4 @@
-"""Which node has opened a connection: the process that owns its other end, as the kernel tells (Linux).
+"""Finds the node that opened a connection: the kernel tells which process owns its other end (Linux).
 
 All nodes dial one and the same address of a peer, since the list of members is replicated; so a proxy has to find out
 who calls. No cooperation of the node is needed, and none could mislead. The kernel is asked for the one socket

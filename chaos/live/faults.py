@@ -20,7 +20,7 @@ from tickwheel.chaos.live.watch import Watch
 from tickwheel.node.local_cluster import LocalNode
 
 MASTER_S = 3.0
-"""How long a fault waits for a master to strike; then it strikes anybody."""
+"""How long a fault waits for a master to strike. After that it strikes any node."""
 LOOK_S = 0.02
 CRASH_PERIOD_S = 2.0
 """Long enough for a node to be up and say hello before it dies again."""
@@ -33,9 +33,9 @@ THROTTLE_BYTES_PER_S = (40_000, 400_000)
 LOST_SHARE = (0.01, 0.2)
 SYNC_MS = (20, 250)
 STOP_S = 10.0
-"""Whose fdatasync failed has ended by then."""
+"""A node must have ended this long after its fdatasync failed. Also the time it has to read its knobs."""
 SETTLED_S = 0.3
-"""By then a node goes by a knob that was turned."""
+"""Time after a turn by which a node follows its knobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Active(ABC):
 
     @abstractmethod
     async def evidence(self) -> Evidence:
-        """What was seen of it; called after `end`."""
+        """The evidence of its effect. Called after `end`."""
 
 
 class Killed(Active):
@@ -276,7 +276,7 @@ class _FailedSync(Active):
         for node in self.struck:
             effects = self.cluster.effects(node)
             if not effects.failed_syncs or (node.running and node.pid != effects.pid):
-                continue  # or another fault has started it anew
+                continue  # or another fault has restarted it
             if await self.cluster.has_ended(node, STOP_S):
                 self._stopped += 1
             else:

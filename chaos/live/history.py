@@ -1,4 +1,4 @@
-"""What happened in a run, one JSON object a line, as workload and supervisor wrote it down.
+"""The events of a run as workload and supervisor wrote them down, one JSON object a line.
 
 Owns the form of the records and the true time in them: the machine's wall clock when the run began, advanced by
 CLOCK_BOOTTIME, the same in every process that is told the anchor, and touched by no fault. Every record has `t` (ms)

@@ -1,4 +1,4 @@
-"""What the supervisor turns at a running node: its clock, and the room on its disk and how good that is.
+"""The knobs that the supervisor turns at a running node: its clock, and the room and quality of its disk.
 
 One small file a node, replaced as a whole; only a node that was begun by `node_start.py` reads it. The node's
 answer, which is the evidence that a fault had an effect, goes into a second file beside it.
@@ -30,12 +30,12 @@ class Knobs:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a node says of its knobs: `readings` of clocks since the turn; the others in the life of its process."""
+    """A node's counts of its knobs' effects. `readings` of clocks since the turn, others since its process began."""
 
     turn: int = 0
     readings: int = 0
     refusals: int = 0
-    """Writes for which there was no room."""
+    """Writes refused for lack of room."""
     slow_syncs: int = 0
     failed_syncs: int = 0
     pid: int = 0
@@ -48,12 +48,12 @@ def _replace(path: Path, values: dict[str, object]) -> None:
 
 
 def write_knobs(path: Path, knobs: Knobs) -> None:
-    """Turn."""
+    """Turn the knobs: replace their file."""
     _replace(path, asdict(knobs))
 
 
 def read_knobs(path: Path) -> Knobs:
-    """As they stand; neutral if nobody has turned them."""
+    """The current knobs; neutral if nobody has turned them."""
     try:
         return Knobs(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -61,17 +61,17 @@ def read_knobs(path: Path) -> Knobs:
 
 
 def effects_file(path: Path) -> Path:
-    """Where the node of these knobs answers."""
+    """The file in which the node of these knobs answers."""
     return path.with_name("effects.json")
 
 
 def write_effects(path: Path, effects: Effects) -> None:
-    """As a node, answer."""
+    """Write the answer of a node."""
     _replace(effects_file(path), asdict(effects))
 
 
 def read_effects(path: Path) -> Effects:
-    """What the node of these knobs has answered."""
+    """The answer of the node of these knobs; zeros before its first one."""
     try:
         return Effects(**json.loads(effects_file(path).read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def read_effects(path: Path) -> Effects:
 
 
 def modified_ns(path: Path) -> int:
-    """When the knobs were turned last; 0: never."""
+    """Time of the last turn of the knobs, by the file's mtime; 0: never."""
     try:
         return os.stat(path).st_mtime_ns  # noqa: PTH116  # asked many times a second
     except FileNotFoundError:

@@ -41,10 +41,10 @@ TOPIC = GROUP = "losses"
 BATCH_MESSAGES = 250
 PAYLOAD_BYTES = 256
 DUE_MS = (300, 800)
-"""Messages are due so far ahead."""
+"""How far ahead messages are due."""
 CREDITS = 40_000
 LEASE = timedelta(seconds=5)
-"""What a stream took with it when it broke comes again well within DRAIN_S, even after another loss."""
+"""Messages in flight on a broken stream come again well within DRAIN_S, even after another loss."""
 WAITING_MAX = 400
 """Batches without an answer; beyond, the load waits."""
 WARM_S = 2.0
@@ -103,7 +103,7 @@ class Losses:
     delivered: int = 0
     lost: int = 0
     lost_told: list[str] = field(default_factory=list)
-    """Of some lost messages, when they were acknowledged and what the cluster says of them at the end."""
+    """For some lost messages: time of acknowledgement, and the cluster's report at the end, in words."""
     early: int = 0
     duplicates: dict[str, int] = field(default_factory=dict)
     """By where they came from."""
@@ -159,7 +159,7 @@ class _Measurement:
         self.term = 0
         self.stop = asyncio.Event()
         self.acknowledged_s: list[float] = []
-        """When each of `acknowledged` came."""
+        """Time of each batch of `acknowledged`."""
         self._settling: set[asyncio.Task[None]] = set()
         self._wall_minus_monotonic_s = time.time() - time.monotonic()
 
@@ -278,7 +278,7 @@ class _Measurement:
     # -- figures
 
     def said(self) -> list[_Said]:
-        """What the nodes logged of roles and wheels, by time."""
+        """Log records of all nodes about roles and wheels, sorted by time."""
         found = []
         for node in self.cluster.nodes:
             for line in node.log_file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -320,7 +320,7 @@ class _Measurement:
         return result
 
     def _settled_s(self, ids: NDArray[np.uint64]) -> dict[int, float]:
-        """When the receipts of these came."""
+        """Time of the first receipt of each of these ids."""
         found: dict[int, float] = {}
         for at_s, settled in self.settled:
             for message_id in settled[np.isin(settled, ids)].tolist():
@@ -328,7 +328,7 @@ class _Measurement:
         return found
 
     def _source(self, again_s: float, first_s: float, settled_s: float | None) -> str:
-        """Where a duplicate came from."""
+        """The source of a duplicate, in words."""
         struck = next((one for one in reversed(self.struck) if one.at_s <= again_s), None)
         if struck is None:
             return "before any loss"
@@ -389,8 +389,8 @@ async def measure(
     switch: Switch | None = None,
     told: Callable[[str], None] = lambda line: None,
 ) -> Losses:
-    """Lose the master so many times under so many messages a second. With a switch for these nodes they live in its
-    namespaces, and the caller has moved in. Raises what cluster and client raise."""
+    """Lose the master repeatedly under load. With a `switch`, the nodes live in its namespaces, and the caller has
+    moved in before. Raises the errors of cluster and client."""
     cluster: LocalCluster
     if switch is not None:
         cluster = ChaosCluster(directory, nodes, 1, switch=switch)

@@ -1,4 +1,4 @@
-"""What a measurement of losses shows: the figures of each step, and where duplicates came from."""
+"""Report of a measurement of losses: the figures of each step, and the sources of duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies between the nodes, whatever it is made of: one way for each directed pair, and what spoils it.
+"""The network between the nodes, however it is built: one way for each directed pair, and its spoiling.
 
 Owns what faults do to ways: a way can be stalled (nothing passes, nothing is reset), cut (connections are reset, new
 ones refused), delayed with jitter, throttled, or lose packets. What one node says to another goes one way, over
@@ -20,7 +20,7 @@ CLIENTS = "clients"
 
 @dataclass(slots=True)
 class Counts:
-    """What passed a way, and what happened to it."""
+    """Counts of the traffic of a way, and of the effects of faults on it."""
 
     bytes: int = 0
     held_bytes: int = 0
@@ -35,7 +35,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spoiling:
-    """What one fault does to a way; several add up."""
+    """The effect of one fault on a way. Several add up."""
 
     stalled: bool = False
     """Nothing passes, nothing is reset: bytes wait in the proxy, packets are lost."""
@@ -47,7 +47,7 @@ class Spoiling:
     bytes_per_s: int = 0
     """0: as fast as it goes."""
     lost_share: float = 0.0
-    """Of packets, by dice; a proxy, which passes on bytes in order or not at all, has none to lose."""
+    """Share of packets lost at random. A proxy passes bytes on in order or not at all, so it loses none."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Way:
             self._open.set()
 
     def due_s(self, now_s: float, size: int, rng: random.Random) -> float:
-        """When bytes that came now may go on."""
+        """Time at which `size` bytes that arrived at `now_s` may continue."""
         due = now_s
         if self._delay_ms or self._jitter_ms:
             due += (self._delay_ms + rng.random() * self._jitter_ms) / 1_000
@@ -125,10 +125,10 @@ class Way:
 
 
 class Network:
-    """All ways of a cluster. What makes them true lies below: a proxy or a switch."""
+    """All ways of a cluster. Subclasses carry them out: a proxy or a switch."""
 
     held_unit = ""
-    """What is counted of a way that is stalled."""
+    """Unit in which the effect of stalled ways is counted."""
 
     def __init__(self, node_ids: list[str], seed: int) -> None:
         ends = [*node_ids, CLIENTS]
@@ -148,19 +148,19 @@ class Network:
         return [self.ways[a, b] for a in some for b in others if a != b]
 
     def spoil(self, ways: list[Way], spoiling: Spoiling) -> None:
-        """Do this to all of these ways, until `mend`."""
+        """Apply the effect to all of these ways until `mend`."""
         for way in ways:
             way.spoil(spoiling)
         if spoiling.cut:
             self._cut(ways)
 
     def mend(self, ways: list[Way], spoiling: Spoiling) -> None:
-        """End it."""
+        """End the effect on these ways."""
         for way in ways:
             way.mend(spoiling)
 
     def mend_all(self) -> None:
-        """No fault any more."""
+        """End the effects of all faults on all ways."""
         for way in self.ways.values():
             way.mend_all()
 

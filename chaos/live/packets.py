@@ -1,6 +1,6 @@
-"""What the switch must know of a packet: whence, whither, and how a connection is refused. Pure.
+"""Packets as the switch sees them: sender, receiver, and the refusal of a connection. Pure.
 
-IPv4 and TCP as RFC 791 and 9293 have them; other packets have addresses and no more.
+IPv4 and TCP by RFC 791 and 9293. Of other packets only the addresses are read.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def checksum(data: bytes) -> int:
 
 
 def refusal(packet: bytes) -> bytes | None:
-    """The reset that tells the sender of an IPv4 packet that there is nobody; None if none is due.
+    """The reset that tells the sender of an IPv4 packet that nobody listens; None if none is due.
 
-    It is what a firewall says that refuses: it comes from the other end and fits the connection, so the sender takes
-    it. A reset is never answered, nor is what is no TCP.
+    A firewall refuses in the same way: the reset seems to come from the other end and fits the connection, so the
+    sender accepts it. Neither a reset nor a packet other than TCP is answered.
     """
     header_bytes = (packet[0] & 0x0F) * 4
     if packet[9] != TCP or len(packet) < header_bytes + TCP_HEADER.size:

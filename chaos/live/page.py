@@ -170,7 +170,7 @@ def _faults(rows: Iterable[FaultRow]) -> str:
 
 
 def _data(verdict: Verdict) -> str:
-    """What the crosshair reads."""
+    """The data that the crosshair reads, as JSON."""
     series = verdict.series
     data = {
         "step": series.seconds[1] - series.seconds[0] if len(series.seconds) > 1 else 1,

@@ -1,8 +1,8 @@
-"""What goes wrong when: drawn from a seed before the run begins, the same for the same seed and options.
+"""The plan of faults, drawn from a seed before the run begins: equal for equal seed and options.
 
-Owns the kinds of faults, their families (what `--faults` names) and their lengths. Whom a fault strikes is drawn as a
-wish (the master, a slave, anybody, a certain node); who that is stands fast only when it begins. Faults of one family
-never overlap, so ending one does not undo another; faults of different families may.
+Owns the kinds of faults, their families (what `--faults` names) and their lengths. The target of
+a fault is drawn as a wish (the master, a slave, any node, a certain node). Its start decides which node that is. Faults
+of one family never overlap, so ending one does not undo another. Faults of different families may overlap.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "disk": ("disk-full", "slow-disk", "failed-sync"),
     "skew": ("skew", "drift", "step"),
 }
-"""What can be asked for, and the kinds that this means; docs/CHAOS.md says what each does."""
+"""Families that a run can ask for, with their kinds. docs/CHAOS.md describes each kind."""
 
 OF_PACKETS = frozenset({"loss"})
 """Kinds that only a network of packets can carry out."""
@@ -89,7 +89,7 @@ class Fault:
     at_s: float
     length_s: float
     dice: int
-    """Seed of whatever else it has to draw: how much delay, which way."""
+    """Seed of all that the fault still has to draw, such as the delay or the direction."""
 
     @property
     def family(self) -> str:
@@ -101,7 +101,7 @@ class Fault:
 
 
 class UnknownFamily(ValueError):
-    """A name that is none; the text lists those that are."""
+    """A name of no family. The text lists the known ones."""
 
 
 def families_of(text: str) -> tuple[str, ...]:
@@ -116,8 +116,8 @@ def families_of(text: str) -> tuple[str, ...]:
 
 
 def plan(seed: int, seconds: float, families: Sequence[str], *, packets: bool = False) -> list[Fault]:
-    """The faults of a run with so many seconds of load. Each kind comes once before any comes again. `packets`: those
-    too that need a network of packets."""
+    """The faults of a run with `seconds` of load. Each kind comes once before any comes again. `packets`: include the
+    kinds that need a network of packets."""
     rng = random.Random(seed)
     faults: list[Fault] = []
     deck: list[str] = []

@@ -87,7 +87,7 @@ def _ms(value: float) -> str:
 
 
 def key_figures(verdict: Verdict) -> list[Figure]:
-    """What to look at first."""
+    """The figures to look at first."""
     counts = verdict.counts
     gaps = [failover["without_ms"] for failover in verdict.failovers]
     early = verdict.broken_counts.get("P3", 0)

@@ -37,7 +37,7 @@ class AuditFailed(Exception):
 
 @dataclass(slots=True)
 class Opinion:
-    """What the audit found, and in what it differs from the verdict."""
+    """The findings of the audit, and its differences from the verdict."""
 
     scheduled: int
     findings: Findings
@@ -82,7 +82,7 @@ def export(directory: Path) -> Exported | None:
 
 
 def findings_of(answer: dict[str, Any]) -> Findings:
-    """What `judged` answered, for `compare`."""
+    """The findings in an answer of `judged`, for `compare`."""
     return Findings(
         {(id64, group) for id64, group in answer["lost"]},
         {(id64, group) for id64, group in answer["early"]},

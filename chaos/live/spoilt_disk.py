@@ -17,11 +17,11 @@ from typing import Any, Protocol
 from tickwheel.chaos.live.knobs import Knobs
 
 RANGES_MAX = 4_096
-"""Of a file between two syncs; what was written before the last of so many is not lost."""
+"""Most ranges remembered of a file between two syncs. On overflow the earlier ones are forgotten and never lost."""
 
 
 class Board(Protocol):
-    """Where the knobs stand, and whoever counts what they do."""
+    """The current knobs, and the counters of their effects."""
 
     @property
     def knobs(self) -> Knobs: ...
@@ -48,7 +48,7 @@ class SpoiltSystem:
     def __init__(self, board: Board) -> None:
         self._board = board
         self._unsynced: dict[int, list[tuple[int, int]]] = {}
-        """Of each descriptor, (offset, bytes) of what no fdatasync has covered."""
+        """By descriptor: (offset, bytes) of each write that no fdatasync has covered."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
@@ -60,7 +60,7 @@ class SpoiltSystem:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def pwritev(self, descriptor: int, parts: Sequence[bytes], offset: int) -> int:
-        """Writes within what the file has already; beyond it there is no room while the disk is full."""
+        """While the disk is full, only writes within the present size of the file succeed; others raise ENOSPC."""
         if self._board.knobs.disk_full and offset + sum(map(len, parts)) > os.fstat(descriptor).st_size:
             raise self._refuse()
         written = os.pwritev(descriptor, parts, offset)
@@ -84,7 +84,7 @@ class SpoiltSystem:
     # -- syncs
 
     def fdatasync(self, descriptor: int) -> None:
-        """Of a file."""
+        """Sync a file. Slow, or failing with EIO and loss of unsynced writes, as the knobs say."""
         self._spoil_sync(descriptor)
         covered = self._unsynced.pop(descriptor, None)
         try:
@@ -95,12 +95,12 @@ class SpoiltSystem:
             raise
 
     def fsync(self, descriptor: int) -> None:
-        """Of a directory."""
+        """Sync a directory. Slow or failing with EIO, as the knobs say."""
         self._spoil_sync(descriptor)
         os.fsync(descriptor)
 
     def close(self, descriptor: int) -> None:
-        """What was not synced by then is the system's affair."""
+        """Close. Unsynced writes are forgotten here: a later failed sync does not lose them."""
         self._unsynced.pop(descriptor, None)
         os.close(descriptor)
 

@@ -7,7 +7,7 @@ Owns the run's directory and what is left there: `supervisor.jsonl` and `workloa
 |---|---|
 | run | seed, seconds, nodes, families, rate, netns, planned (number of faults), case (of a script, else empty) |
 | load | the load has begun; faults count their times from here |
-| heal | no fault any more |
+| heal | the last fault has ended |
 | healed | seconds until one node led and all followed; absent if that took longer than HEAL_S |
 | drain | no more is scheduled |
 | drained | code of the workload's process |
@@ -41,7 +41,7 @@ from tickwheel.node.made_files import LocalClusterError
 
 HEAL_S = 30.0
 AFTER_HEAL_S = 2.0
-"""Load goes on so long after the heal, so that it is seen to work."""
+"""How long the load continues after the heal, to show that the cluster works."""
 LOAD_S = 30.0
 """The load's first acknowledgement comes within this."""
 DRAINED_S = 660.0
@@ -52,7 +52,7 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run is; the same options are the same plan."""
+    """The options of a run. Equal options give an equal plan."""
 
     directory: Path
     seed: int

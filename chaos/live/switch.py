@@ -47,7 +47,7 @@ class Switch(Network):
 
     @property
     def clients(self) -> Namespace:
-        """Where clients have to be to reach the nodes."""
+        """The namespace from which clients reach the nodes."""
         return self.namespaces[CLIENTS]
 
     def move_in(self) -> None:
@@ -129,5 +129,5 @@ class Switch(Network):
 
 
 def switch_for(nodes: int, seed: int) -> Switch:
-    """For a cluster of so many new nodes. Raises NamespacesRefused."""
+    """A switch for a cluster of `nodes` new nodes. Raises NamespacesRefused."""
     return Switch([f"n{number}" for number in range(1, nodes + 1)], seed)

@@ -36,7 +36,7 @@ PROMISES = {
     "audit": "the audit says the same",
     "clock": "the nodes say what is wrong with clocks",
 }
-"""What is judged; `process`: no node ends unless it is killed or its disk fails it, and then it does."""
+"""Titles of the judged promises. `process`: a node ends if it is killed or its disk fails, and only then."""
 
 RATE_LEAST = 100.0
 """Acknowledged messages in each full second before the first fault; under that a run is void."""
@@ -62,7 +62,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Of first deliveries, ms."""
+    """Lateness of first deliveries, in ms."""
 
     messages: int = 0
     p50: float = 0.0
@@ -87,7 +87,7 @@ class Series:
 
 @dataclass(slots=True)
 class Findings:
-    """What a second judge can be asked too, by id; see `second_opinion.py`."""
+    """Findings by message id, which a second judge can confirm (`second_opinion.py`)."""
 
     lost: set[tuple[int, str]] = field(default_factory=set)
     """Id, group."""
@@ -109,7 +109,7 @@ class Verdict:
     counts: dict[str, int] = field(default_factory=dict)
     duplicates: dict[str, int] = field(default_factory=dict)
     failover_duplicates_old: int = 0
-    """Of the duplicates by failover, those given out more than a second before the old master's last delivery."""
+    """Duplicates by failover whose earlier delivery came more than a second before the old master's last one."""
     outside: Lateness = field(default_factory=Lateness)
     inside: Lateness = field(default_factory=Lateness)
     """Lateness outside and inside the windows of faults."""
@@ -139,7 +139,7 @@ class Verdict:
     audit: dict[str, Any] = field(default_factory=dict)
     """The audit's figures and in what it disagrees; empty if it was not asked."""
     checks: list[dict[str, Any]] = field(default_factory=list)
-    """What a script expected, and what was seen; empty if none was played."""
+    """Expectations of a script and their outcomes; empty if no script was played."""
 
     @property
     def holds(self) -> bool:

@@ -21,11 +21,11 @@ EARLY_MS = 5.0
 CROSSING_MS = 1_000.0
 """A delivery that was under way when something else was written down may be written down so much later."""
 SESSION_MS = 250.0
-"""The end of a session is written down so much later than it happened, or earlier."""
+"""Most time between the end of a session and its record, in either direction."""
 AFTER_HEAL_MS, LATE_MS_MAX = 1_000.0, 5_000.0
-"""P4: what is due so long after the heal comes within this."""
+"""P4: messages due more than AFTER_HEAL_MS after the heal come within LATE_MS_MAX."""
 OLD_MS = 1_000.0
-"""A duplicate of a failover that was given out so long before the old master's last delivery is counted as old."""
+"""A duplicate by failover is old if the delivery before it preceded the old master's last one by more than this."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Message:
     id: int = 0
     """As acknowledged or, without an answer, as first delivered."""
     cancel: str = ""
-    """The outcome; `asked` while there is none."""
+    """The outcome; `asked` until there is one."""
     move: str = ""
     moved_to_ms: float = 0.0
     first_ms: dict[str, float] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Messages:
         self._attempts: set[tuple[int, str, int]] = set()
         self._twice: set[tuple[int, str, int]] = set()
         self.lateness: list[tuple[float, float, float]] = []
-        """When it came, when it was due, how late it was; first deliveries."""
+        """(time of arrival, due time, lateness) of each first delivery, in ms."""
         self.acknowledged_ms: list[tuple[float, int]] = []
         self.got_ms: list[tuple[float, int]] = []
         self.settled_ms: list[tuple[float, int]] = []

@@ -1,4 +1,4 @@
-"""What the nodes said of themselves, held against P6, P7, P8, P10 and P11; and who led when.
+"""Judges the nodes' statements about themselves by P6, P7, P8, P10 and P11, and finds who led when.
 
 Fed with the supervisor's records in the order of time (`observe`), then asked for the end (`finish`). Shares no code
 with a node. A status is dated by when it was heard, which may be a little after it was true.
@@ -14,21 +14,21 @@ from tickwheel.chaos.live.history import Record
 Report = Callable[[str, float, str], None]
 
 HEARD_LATE_MS = 500.0
-"""A status is heard so long after it was true, at the most, while its node runs."""
+"""Greatest age of a status when it is heard, while its node runs."""
 RESUME_MS_MAX = 10_000.0
-"""P10: with a majority connected, so long without a master that serves is a broken promise. The promise says a second
-or two; one machine that runs a whole cluster, its load and its faults is given more, and time for which nodes had no
+"""P10 is broken after this time without a serving master while a majority is connected. The promise says a second or
+two. One machine that runs a whole cluster, its load and its faults is given more, and time in which nodes had no
 processor does not count."""
 STARVED_SHARE_MAX = 0.5
-"""P10 is not judged over a time of which nodes waited for a processor for more than half: leases, timeouts and faults
-go by true time, so it cannot be said what nodes with a processor would have done."""
+"""P10 is not judged over a time in which nodes waited for a processor for more than this share: leases, timeouts and
+faults follow true time, so nobody can tell what nodes with a processor would have done."""
 FAULT_TAIL_MS = 4_000.0
-"""An election so long after a fault is put down to it: processes start, connections come back."""
+"""An election within this time after a fault is put down to it: processes start, connections come back."""
 NOT_SHOWN = "RECOVERING"
 BOUNDED = ("AGREED", "HOLDOVER")
-"""What a node says of its time while the error that it names means something."""
+"""States of the cluster clock in which the error that a node reports is a bound."""
 MEMORY_BYTES_MAX = 512 << 20
-"""P11: a node under the load of a short run holds 50 to 180 MiB; what grows without a bound passes this."""
+"""P11: a node under the load of a short run holds 50 to 180 MiB. Unbounded growth exceeds this."""
 UNCOMMITTED_MAX = 4_096
 """P11: entries that a master may have in flight."""
 
@@ -111,7 +111,7 @@ class Nodes:
     _without_agreement: list[tuple[float, float]] = field(default_factory=list)
     """Times in which no majority of the clocks could agree: a master then does not serve for long."""
     _processors: list[tuple[float, float, float]] = field(default_factory=list)
-    """When, ms, and how many of them a node was ready to run and had no processor."""
+    """(time, length in ms, ms of it in which a node was ready but had no processor)."""
     _holes: list[tuple[float, float]] = field(default_factory=list)
     """Times in which one and the same master did not serve."""
     _digests: dict[str, Record] = field(default_factory=dict)

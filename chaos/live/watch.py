@@ -1,4 +1,4 @@
-"""What the nodes say of themselves, asked over the public API and written down: the supervisor's eyes.
+"""The supervisor's view of the nodes: asks them over the public API and records their answers.
 
 Owns one status stream a node, on a way that no fault spoils, and the newest status of each. Records:
 
@@ -9,7 +9,7 @@ Owns one status stream a node, on a way that no fault spoils, and the newest sta
   may be off, ms), agreed (whether the clocks agree, in its words); lag (of its loop, ms) |
 | silent | node, life: the stream broke |
 | memory | node, bytes: memory of its process that is no file's |
-| cpu | node, ms, waited: of so many ms the node's loop stood ready and had no processor for so many |
+| cpu | node, ms, waited: of `ms`, the node's loop was ready but had no processor for `waited` ms |
 
 A stream that breaks or says nothing is part of the picture, not an error.
 """
@@ -60,7 +60,7 @@ class Watch:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def master(self) -> LocalNode | None:
-        """The node that says freshly that it leads, of the newest term; None if nobody does."""
+        """The node of the newest term whose fresh status says that it leads; None if there is none."""
         now_s = time.monotonic()
         leading = [
             status
@@ -72,8 +72,8 @@ class Watch:
         return self._cluster.node(max(leading, key=lambda status: status.term).node_id)
 
     def heard(self, node: LocalNode) -> tuple[admin_pb2.NodeStatus, float] | None:
-        """What it says freshly, and in this life, and how far its time was ahead of true time when that was heard, ms;
-        None if it says nothing."""
+        """(status, ms by which its time was ahead of true time at its arrival) of the node's present life. None without
+        a fresh status."""
         at_s, status = self._newest.get(node.node_id, (-math.inf, None))
         of_this_life = self._lives.get(node.node_id) == self._cluster.lives[node.node_id]
         if status is None or not of_this_life or time.monotonic() - at_s >= FRESH_S:
@@ -106,7 +106,7 @@ class Watch:
                 await asyncio.sleep(AGAIN_S)
 
     async def _watch_processors(self) -> None:
-        """The machine is part of the run: who has no processor cannot lead."""
+        """Record memory and waits for a processor: a node without a processor cannot lead."""
         before: dict[int, tuple[float, float]] = {}
         while True:
             found = {}

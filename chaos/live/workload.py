@@ -53,7 +53,7 @@ UNANSWERED_MAX = 120
 """Requests without an answer; above it nothing more is scheduled until the cluster answers again."""
 DRAIN_S, DRAIN_S_MAX = 60.0, 600.0
 DRAIN_LEFT = 0.8
-"""What waits must fall by a fifth in DRAIN_S, or nothing more is expected."""
+"""The number of waiting messages must fall to this share within DRAIN_S; else the wait for them ends."""
 PROGRESS_S = 0.5
 PAD = b"." * 160
 CHANGED_SHARE = 0.03
@@ -63,7 +63,7 @@ LEVELS_MS = {1: 1_000, 2: 5_000}
 
 
 def payload_of(uid: int) -> bytes:
-    """What the message of this uid carries."""
+    """The payload of the message of this uid."""
     head = b"%d:%d:" % (uid, zlib.crc32(b"tickwheel chaos %d" % uid))
     return head + PAD[: 40 + uid % 100]
 
@@ -77,15 +77,15 @@ def uid_of(payload: bytes) -> int | None:
 
 
 class Patience:
-    """How long the end of a run is waited for: consumers that a high rate has left behind are given time, a message
-    that never comes is not."""
+    """Bounds the wait for the end of a run: it lasts while consumers catch up with a high rate, but not for messages
+    that never come."""
 
     def __init__(self, now_s: float, waiting: int) -> None:
         self._latest_s = now_s + DRAIN_S_MAX
         self._end_s, self._mark = now_s + DRAIN_S, DRAIN_LEFT * waiting
 
     def over(self, now_s: float, waiting: int) -> bool:
-        """Whether so many messages that still wait are given up."""
+        """Whether to give up the `waiting` messages. Progress since the last mark extends the wait."""
         if waiting < self._mark:
             self._end_s, self._mark = min(now_s + DRAIN_S, self._latest_s), DRAIN_LEFT * waiting
         return now_s >= self._end_s

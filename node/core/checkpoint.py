@@ -118,7 +118,7 @@ def _stopped() -> Failure:
 
 
 class Checkpointer:
-    """One per node. `tick` begins a checkpoint when it pays; its work runs in the executor."""
+    """Writes the node's checkpoints. `tick` begins one when it pays; the work runs in the executor."""
 
     def __init__(
         self,

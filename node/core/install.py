@@ -1,4 +1,4 @@
-"""Copying a checkpoint of another member: received aside, checked, then put in place of one's own.
+"""Copies a checkpoint of another member: receives it aside, checks it, then puts it in place of this node's own.
 
 Steps, each safe to die in: chunks go to `staging/`, every file is synced, then the marker
 `staging/complete` is written. Only with the marker does a start (or this process) go on: own wheel, state
@@ -33,7 +33,7 @@ _ALLOWED = (f"{WHEEL_DIRECTORY}/", f"{STATE_DIRECTORY}/", f"{DIRECTORY}/")
 
 
 class CopyError(Exception):
-    """What arrived is not a whole checkpoint; fetch it again."""
+    """The copy is not a whole checkpoint. Fetch it again."""
 
 
 class CheckpointCopy:

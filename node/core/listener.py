@@ -1,8 +1,8 @@
-"""What the replicated log tells a core, and asks of it: entries to apply, its role, the sync, frames beside the log.
+"""The calls of the replicated log to a core: entries to apply, its role, the sync, frames beside the log.
 
-Implements LogListener for a core and owns what follows on an applied command outside of the state: counts, notes,
-members, and who has to look again. The state itself is changed by the state machine alone. Only the log calls it, on
-the thread that drives the core.
+Implements LogListener for a core, and owns the effects of an applied command outside the state: counts, notes,
+members, and the parts that have to look again. Only the state machine changes the state itself. Only the log calls
+this, on the thread that drives the core.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Applied:
 
 
 class CoreListener:
-    """One per core."""
+    """The core's side of its log: applies entries, and passes the log's other events to the parts they concern."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class CoreListener:
         self._members = members
 
     def apply(self, index: int, term: int, command: bytes) -> object:
-        """See LogListener. What does not even begin like an entry is of another format: stop."""
+        """Apply an entry and note its effects. One that does not even begin like an entry stops the node."""
         core = self._core
         if not command:
             self._nothing(index, term)
@@ -169,25 +169,25 @@ class CoreListener:
             self._delivery.administered()
 
     def problem_of(self, entry: bytes, start: int) -> str:
-        """See LogListener: what a newer version wrote must not be half understood."""
+        """Why this node cannot apply the command; empty if it can. No command of a newer version is half understood."""
         return command_problem(entry, start)
 
     def role_changed(self, status: LogStatus) -> None:
-        """See LogListener."""
+        """Lead, follow or step down. Ignored once the core has stopped."""
         if not self._core.stopped:
             self._reign.role_changed(status)
 
     def sync_out(self, peer_id: str) -> PeerFrame | None:
-        """See LogListener."""
+        """The sync of this master for one slave; None: nothing to send now."""
         return self._sync.outgoing(peer_id)
 
     def sync_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
-        """See LogListener."""
+        """Take in a sync, and the master's clock with it. Returns the answer."""
         self._core.clock.heard_master(frame.sync.clock_ms)
         return self._sync.incoming(frame)
 
     def beside_in(self, peer_id: str, frame: PeerFrame) -> PeerFrame | None:
-        """See LogListener: about this machine's clock, bundles, records, or the founding."""
+        """Take a frame about bundles, records, the founding, or the clock of a machine. Returns the answer, if any."""
         core = self._core
         kind = frame.WhichOneof("body")
         if kind == "bundle_ask":
@@ -208,26 +208,26 @@ class CoreListener:
         return core.clock.receive(peer_id, frame)
 
     def sync_reply_in(self, peer_id: str, frame: PeerFrame) -> None:
-        """See LogListener."""
+        """Take in a slave's answer: its sync, the identity of its disk, and a sample of its clock."""
         self._sync.reply(peer_id, frame)
         self._members.came_with(peer_id, frame.disk_uuid)
         self._core.clock.sync_answered(peer_id, frame.sync_reply.echo_sent_ns, frame.sync_reply.clock_ms)
 
     def may_apply(self) -> bool:
-        """See LogListener: arrivals that the disk is too slow to take in wait in the journal, not in memory; and what
-        follows a bundle waits until it is here and read as far as it is due."""
+        """Arrivals that the disk is too slow to take in wait in the journal, not in memory. Entries after a bundle wait
+        until the bundle is here and read as far as it is due."""
         core = self._core
         if self._mending.holds_log or core.wheel.absorbing or self._checkpointer().capturing:
             return False
         return core.wheel.buffer_bytes < BUFFERS_APPLIED_MAX * core.config.buffer_bytes_max
 
     def may_vote(self) -> bool:
-        """See LogListener: not with a new disk, before it is known that nobody lost an old one."""
+        """False with a new disk until it is known that no member lost an old one."""
         return self._founding.may_vote
 
     def handover_ready(self, peer_id: str) -> bool:
-        """See LogListener: the next master must know what is out with consumers, or it would deliver it again; and must
-        have applied what this one had when it was asked, or it would lead and not serve."""
+        """The next master must know all deliveries in flight, or it would repeat them. It must also have applied what
+        this master had applied when it was asked to hand over, or it would lead and not serve."""
         # A master without an agreed time has handed out nothing.
         if not self._sync.enabled or not self._delivery.reigning:
             return True
@@ -235,9 +235,9 @@ class CoreListener:
         return applied and self._delivery.feed.all_heard(peer_id)
 
     def checkpoint_needed(self, peer_id: str, applied_index: int) -> None:
-        """See LogListener."""
+        """Fetch the checkpoint of `peer_id`: the log no longer reaches back far enough."""
         self._checkpoint_needed(peer_id)
 
     def fatal(self, reason: str) -> None:
-        """See LogListener."""
+        """Stop the node, with this reason."""
         self._core.fatal(reason)

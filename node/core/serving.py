@@ -1,18 +1,18 @@
-"""Requests of clients that are being served: what one of them raises fails that one, and the node goes on.
+"""Serving of clients' requests: an error in one of them fails that request alone, and the node continues.
 
 A request is served in pieces: at once, when a worker has read something, when its entry of the log is applied. Owns
-whose piece runs now. A callback that is handed on to be called later is `bound`: it is a piece of the same request.
+the request whose piece runs now. A callback that is to be called later is `bound`: it is a piece of the same request.
 
 Invariants, once a server has called `contain`:
-- An error in a piece of a request reaches nobody but that request. It is told NODE_FAULT with an id, under which the
-  traceback was reported. What it had begun may be done, half done or undone.
-- Work that belongs to no request raises on and ends the node; done in passing (`own`), as OwnWorkError. Where it can
-  be left out or tried again without harm (`side`), its error is reported and it is left out.
-- Errors of what the node cannot go on without (FATAL) raise on, whosever piece found them.
+- An error in a piece of a request fails that request alone. The answer is NODE_FAULT with an id, under which the
+  traceback was reported. Work that the request had begun may be done, half done or undone.
+- An error in work of no request propagates and ends the node. Work done during a request (`own`) raises OwnWorkError.
+  Work that can be left out or tried again without harm (`side`) is left out, and its error is reported.
+- FATAL errors propagate from any piece: the node cannot continue after them.
 - Damage in the node's own files fails the request that met it and is told to `on_damage`: the next request for the
   same bytes would meet it again, so the node leaves in order.
 
-Without `contain` everything raises on: in the simulation a mistake must not pass for a refusal.
+Without `contain` every error propagates: in the simulation a mistake must not pass for a refusal.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Fail = Callable[[Failure], None]
 
 
 class Serving:
-    """One per core."""
+    """Runs pieces of requests and of the node's own work, and decides which errors fail a request alone."""
 
     def __init__(self, random_bits: Callable[[int], int]) -> None:
         """`random_bits`: for ids of errors."""
@@ -58,7 +58,7 @@ class Serving:
         self._report = report
 
     def run(self, fail: Fail | None, piece: Callable[[], None]) -> None:
-        """Run a piece of a request. `fail` may come after its answer, and more than once. None: of no request."""
+        """Run a piece of a request. `fail` may be called after its answer, and more than once. None: of no request."""
         if fail is None or self._report is None:
             piece()
             return
@@ -76,7 +76,7 @@ class Serving:
 
     @property
     def caller(self) -> Fail | None:
-        """Whose piece runs now; for `run`."""
+        """The `fail` of the request whose piece runs now, for `run`; None: no request's."""
         return self._current
 
     def bound(self, callback: Callable[P, None]) -> Callable[P, None]:
@@ -84,7 +84,7 @@ class Serving:
         return self.of(self._current, callback)
 
     def of(self, fail: Fail | None, callback: Callable[P, None]) -> Callable[P, None]:
-        """The callback as a piece of some request."""
+        """The callback as a piece of the request of `fail`; unchanged if that is None."""
         if fail is None:
             return callback
 
@@ -94,7 +94,7 @@ class Serving:
         return piece
 
     def own(self, work: Callable[[], None]) -> None:
-        """Do the node's own work, whoever brought it about."""
+        """Do the node's own work. Errors end the node; in a piece of a request they raise as OwnWorkError."""
         before, self._current = self._current, None
         try:
             work()
@@ -108,7 +108,7 @@ class Serving:
             self._current = before
 
     def side(self, work: Callable[[], None], failed: Callable[[], None] = lambda: None) -> None:
-        """Do work of the node's own that nothing replicated hangs on; `failed` follows if it raised."""
+        """Do the node's own work on which nothing replicated depends. `failed` is called after an error."""
 
         def told(_: Failure) -> None:
             failed()
@@ -116,7 +116,7 @@ class Serving:
         self.run(told, work)
 
     def fault(self, error: Exception) -> Failure:
-        """Report an error that is to fail a request; returns what to tell it. What is FATAL is raised again."""
+        """Report an error that fails a request, and return the answer to it. Raises FATAL errors again."""
         if isinstance(error, FATAL) or self._report is None:
             raise error
         if isinstance(error, CorruptFileError):

@@ -1,7 +1,8 @@
-"""What the 50 ms sync carries, on both sides: tick and local index, leases, clock samples.
+"""The contents of the 50 ms sync, on both sides: tick and local index, leases, clock samples.
 
-The sync is soft: it never moves a cursor and never skips a message. A slave keeps what it heard to
-start from when it becomes master, and to show; the pair it heard is written to disk every second (synced.py).
+The sync is soft: it never moves a cursor and never skips a message. A slave keeps the
+newest one to show it, and to start from when it becomes master. Tick and local index are written to disk every second
+(synced.py).
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from tickwheel.node.core.synced import Synced
 from tickwheel.proto.peer_pb2 import PeerFrame, Sync, SyncReply
 
 ROOM_MS = 2_000
-"""So long a slave's word of its disk counts as of now; it is said with each sync."""
+"""How long a slave's report on its disk counts as current. Each answer to a sync renews it."""
 
 
 @dataclass(slots=True)
 class Heard:
-    """The newest sync a slave got."""
+    """The newest sync that a slave received."""
 
     term: int = 0
     number: int = 0
@@ -31,7 +32,7 @@ class Heard:
 
 
 class SyncState:
-    """Fills outgoing syncs and takes in those that arrive. One per node."""
+    """Fills outgoing syncs and takes in those that arrive."""
 
     def __init__(
         self,

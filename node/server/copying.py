@@ -16,7 +16,7 @@ from tickwheel.node.server.resolving import resolve
 
 
 class CheckpointHolder(Protocol):
-    """Who writes the checkpoint: the core's face."""
+    """The owner of the checkpoint files: the core's face."""
 
     def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None: ...
 
@@ -24,9 +24,10 @@ class CheckpointHolder(Protocol):
 
 
 async def files_to_copy(holder: CheckpointHolder, wake: Callable[[], None]) -> list[BackupFile] | Failure:
-    """The files. They stay until the caller says `backup_copied` of them, as long as it says `backup_progressed`.
+    """The files of a checkpoint to copy. They stay until the caller calls `backup_copied`, while it reports progress
+    with `backup_progressed`.
 
-    Nothing is to be said after a Failure.
+    After a Failure neither is called.
     """
     future: asyncio.Future[list[BackupFile] | Failure] = asyncio.get_running_loop().create_future()
 

@@ -24,7 +24,10 @@ FACTOR_MOST = 100.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """See admin.proto. `initial_ms` 0: the delay levels; `attempts_max` 0: the setting."""
+    """Pauses and attempts of a group's retries, with the fields of RetryPolicy in admin.proto.
+
+    `initial_ms` 0: the delay levels. `attempts_max` 0: the setting.
+    """
 
     initial_ms: int = 0
     factor: float = 0.0
