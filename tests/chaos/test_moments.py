@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tickwheel.chaos.sim.aims import FEW_CLIENTS
 from tickwheel.chaos.sim.moments import MOMENTS
 from tickwheel.chaos.sim.run import simulate
@@ -15,8 +17,9 @@ BUSY_BACKGROUND = (
     ("hours_kept", 0),
     ("checkpoint_ms", 1_500),
 )
-SEEDS = 16
-DEFAULT_SEEDS = 12
+SEEDS = (23, *range(48))
+"""The first one is known to come to the rare moment."""
+DEFAULT_SEEDS = range(12)
 RARE = {"an hour is removed while a merge writes to it"}
 """That the dice of a seed alone hardly ever lead to."""
 
@@ -27,9 +30,9 @@ def reached(result: RunResult) -> set[str]:
     return {what for what in MOMENTS if result.facts.get(f"moment: {what}")}
 
 
-def until_all(wanted: set[str], config: SimulationConfig, seeds: int) -> set[str]:
-    """Which of them were not reached in so many seeds; as few are run as it takes."""
-    for seed in range(seeds):
+def until_all(wanted: set[str], config: SimulationConfig, seeds: Sequence[int]) -> set[str]:
+    """Which of them were not reached by these seeds; as few are run as it takes."""
+    for seed in seeds:
         wanted = wanted - reached(simulate(seed, config))
         if not wanted:
             break
