@@ -11,7 +11,7 @@ from tickwheel.chaos.sim.history import Record
 
 @dataclass(slots=True)
 class BlockStaged(Record):
-    """A task begins to ask that a block of rows is kept under its attempt."""
+    """A task first asks to stage a block of rows under its attempt."""
 
     job: str
     batch: int
@@ -22,7 +22,7 @@ class BlockStaged(Record):
 
 @dataclass(slots=True)
 class CommitAsked(Record):
-    """A driver begins to ask that these attempts of its run count."""
+    """A driver first asks to commit these attempts of its run."""
 
     job: str
     batch: int
@@ -42,7 +42,7 @@ class CommitAnswered(Record):
 
 @dataclass(slots=True)
 class AbortAnswered(Record):
-    """A driver has asked that its run is dropped, since `asked_ns`, and was told what the batch is since."""
+    """The answer to a driver that asked from `asked_ns` on to abort its run: the state of the batch."""
 
     job: str
     batch: int
@@ -53,7 +53,7 @@ class AbortAnswered(Record):
 
 @dataclass(slots=True)
 class WriteSeen(Record):
-    """How far the cluster says that a committed batch is."""
+    """The progress of a committed batch, as the cluster reports it."""
 
     job: str
     batch: int
@@ -68,7 +68,7 @@ class WriteSeen(Record):
 
 @dataclass(slots=True)
 class TakeOverAsked(Record):
-    """A loader begins to ask for the taking over of a bundle, which is the `sequence`th of `bundles` of its load."""
+    """A loader first asks to take over a bundle, the `sequence`th of `bundles` of its load."""
 
     job: str
     sequence: int
@@ -78,10 +78,10 @@ class TakeOverAsked(Record):
 
 @dataclass(slots=True)
 class ColdParked(Record):
-    """A freezer knows that a part was registered: its messages are the cluster's now, and it brings them in time."""
+    """A freezer learns that its part is registered: the cluster has the messages now, to be loaded in time."""
 
     group: str
-    """Whom they are for."""
+    """The group that they are for."""
     part: int
     uids: tuple[int, ...]
     due_ms: tuple[int, ...]
@@ -96,7 +96,7 @@ class ColdLoaded(Record):
 
 @dataclass(slots=True)
 class ColdListed(Record):
-    """Parts that are known, and those of them that wait, as a master tells who asked at `asked_ns`."""
+    """A master's answer to a question of `asked_ns`: the parts it knows, and those of them that wait."""
 
     asked_ns: int
     known: tuple[int, ...]
@@ -105,7 +105,7 @@ class ColdListed(Record):
 
 @dataclass(slots=True)
 class ColdLooked(Record):
-    """State of a message by its cold id, as a node tells, by the names of MessageState, or NOT_FOUND."""
+    """A node's report of a message by its cold id. `state` is a name of MessageState, or NOT_FOUND."""
 
     uid: int
     state: str

@@ -25,7 +25,7 @@ class Stopped(Record):
 
 @dataclass(slots=True)
 class DiskWiped(Record):
-    """A node has lost its disk for good, and what it had promised: whatever it says from now on counts for nothing."""
+    """A node has lost its disk for good, and its promises with it: its later statements count for nothing."""
 
     node: str
 
@@ -58,7 +58,7 @@ class LeaseSeen(Record):
     term: int
     until_ns: int
     refused_until_ns: int = 1 << 63
-    """Until when a majority will vote for nobody else, by when they heard this master last."""
+    """Time until which a majority votes for nobody else, by when each last heard this master."""
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class SyncHeard(Record):
 
 @dataclass(slots=True)
 class LeasesGathered(Record):
-    """A node begins to write down who holds what, as it knows it now."""
+    """A node begins to write down the leases that it knows now."""
 
     node: str
     boot: int
@@ -113,7 +113,7 @@ class LeasesKept(Record):
 
 @dataclass(slots=True)
 class LeasesUnread(Record):
-    """A fault keeps a node that starts from reading what is on its disk of leases."""
+    """A fault keeps a starting node from reading the leases on its disk."""
 
     node: str
     boot: int

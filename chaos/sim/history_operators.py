@@ -10,7 +10,7 @@ from tickwheel.chaos.sim.history_messages import Label
 
 @dataclass(slots=True)
 class PauseAsked(Record):
-    """Somebody begins to ask that a topic or group is paused, or goes on."""
+    """A client first asks to pause or resume a topic or group."""
 
     kind: str  # topic, group
     name: str
@@ -28,7 +28,7 @@ class PauseAnswered(Record):
 
 @dataclass(slots=True)
 class FilterAsked(Record):
-    """Somebody begins to ask that a group takes what has one of these tags; none: everything."""
+    """A client first asks that a group takes messages with one of these tags; none: all messages."""
 
     group: str
     tags: tuple[str, ...]
@@ -52,7 +52,7 @@ class ResetAsked(Record):
 
 @dataclass(slots=True)
 class ResetAnswered(Record):
-    """It has, at least once since it was asked for."""
+    """The reset was confirmed: it was carried out at least once since it was asked for."""
 
     group: str
     from_ms: int
@@ -76,7 +76,7 @@ class Selected:
     shift_ms: int | None = None
 
     def by_text(self, topic: str, label: Label) -> bool:
-        """Whether it means a message, whenever that is due."""
+        """Whether the selection matches a message, apart from its due time."""
         return (
             self.topic in ("", topic)
             and (not self.tag or self.tag in label.tags)
@@ -85,7 +85,7 @@ class Selected:
         )
 
     def by_time(self, due_ms: int) -> bool:
-        """Whether it means what is due then."""
+        """Whether the selection matches this due time."""
         return self.due_ms_min <= due_ms and (not self.due_ms_max or due_ms < self.due_ms_max)
 
     def target_ms(self, due_ms: int) -> int:
@@ -103,7 +103,7 @@ class SweepAsked(Record):
 
 @dataclass(slots=True)
 class SweepBegan(Record):
-    """It is certain that it has begun."""
+    """The sweep has certainly begun."""
 
     job: str
 
@@ -114,7 +114,7 @@ class SweepEnded(Record):
 
     job: str
     finished: bool
-    """Else it was stopped."""
+    """False: the sweep was stopped."""
     done: int
     too_late: int
     gone: int

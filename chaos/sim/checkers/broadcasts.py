@@ -1,7 +1,7 @@
 """Broadcasting: each consumer gets each message once, whatever it answers, and never a retry.
 
-Judged by session: what becomes due after a session was opened comes in it, if it lasts to the end. What a session does
-not get because it ended the others judge (P1: some consumer of the group gets it).
+Judged by session: messages that become due after a session was opened come in it, if it lasts to the end. Other
+checkers judge messages that a session misses because it ended (P1: some consumer of the group gets them).
 """
 
 from __future__ import annotations

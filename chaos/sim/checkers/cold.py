@@ -1,7 +1,7 @@
-"""The cold tier: what was parked comes to its group, or was cancelled, whoever is master while its part is loaded.
+"""The cold tier: a parked message comes to its group, or was cancelled, whoever is master while its part is loaded.
 
-That it is not early, where it was moved to, not under two ids, and not after its cancel the other promises say. Parts
-that wait are listed, those that are loaded are said to be, and a message is found in the state in which it is.
+Other checkers judge that it is not early, comes where it was moved to, under one id, and not after its cancel. Waiting
+parts are listed, loaded ones are reported as loaded, and a look-up of a message tells its true state.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class ColdOnce(Checker):
     def __init__(self) -> None:
         self._start_wall_ms = 0
         self._due_ms: dict[int, int] = {}
-        """The last at which a parked message may be due, for all that is known."""
+        """The latest time at which a parked message may be due, as far as is known."""
         self._missing: dict[int, str] = {}
-        """Parked, perhaps not cancelled, and not delivered yet: to whom."""
+        """Group of each message that was parked, perhaps not cancelled, and not delivered yet."""
         self._maybe_cancelled: set[int] = set()
         self._parked: dict[int, int] = {}
-        """Parts, and when each was known to be registered."""
+        """By part: time since which it is known to be registered."""
         self._loaded: dict[int, int] = {}
-        """And to be loaded."""
+        """By part: time since which it is known to be loaded."""
 
     def observe(self, record: Record) -> None:
         match record:

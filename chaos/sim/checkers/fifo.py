@@ -1,8 +1,8 @@
-"""FIFO: of a message group one message is out at a time, and they come in order.
+"""FIFO: one message of a message group is in flight at a time, and they come in order.
 
-For each group of consumers and message group: what follows comes only after a consumer settled what was out (a nack
-settles nothing, so the message group waits for the retry); nothing older comes after something newer, first or again;
-and nothing that was acknowledged before is passed over. The order is that of due times, of ids where they are equal.
+For each group of consumers and message group: the next message comes only after a consumer settled the one in flight
+(a nack settles nothing, so the message group waits for the retry); no older message comes after a newer one, first or
+again; and no message acknowledged before is passed over. The order is that of due times, then of ids.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SETTLING = ("ACK", "DEAD", "SKIP")
 
 
 class InOrder(Checker):
-    """Judges what was sent with a message group, an empty one too."""
+    """Judges messages sent with a message group, an empty one too."""
 
     promise: ClassVar[str] = "FIFO"
     kinds: ClassVar[tuple[type[Record], ...]] = (ScheduleSent, ScheduleAcknowledged, Delivered, SettleSent)

@@ -1,4 +1,4 @@
-"""Nothing that comes from outside is run as code: what is pickled is not read inside a node."""
+"""No input from outside runs as code: a node never unpickles."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Bulk load: each message of a bundle that was taken over comes, under one id, and none of a bundle nobody asked for.
 
-That it is not early, not twice and not after its cancel the other promises say. The counts of a load are true.
+Other checkers judge that it is not early, not twice and not after its cancel. The counts of a load are true.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LATE_NS = 1_000 * MS
 
 
 class LoadsOnce(Checker):
-    """Groups are those of loads.py."""
+    """Judges the groups of loads.py."""
 
     promise: ClassVar[str] = "load"
     kinds: ClassVar[tuple[type[Record], ...]] = (
@@ -39,7 +39,7 @@ class LoadsOnce(Checker):
         self._owner: dict[int, tuple[str, int]] = {}
         self._ids: dict[int, int] = {}
         self._cancelled: set[int] = set()
-        """Or it may be, for all that is known."""
+        """Messages that are cancelled, or may be, as far as is known."""
         self._missing: dict[str, set[int]] = {group: set() for group in GROUPS}
         self._came: dict[str, set[int]] = {group: set() for group in GROUPS}
 

@@ -1,6 +1,6 @@
-"""P10: with everything healed, work resumes soon and all that is due gets delivered.
+"""P10: with everything healed, work resumes soon and all due messages are delivered.
 
-And nothing happens without a cause: no election while a master holds its lease, none with unread input, no process
+Also, nothing happens without a cause: no election while a master holds its lease, none with unread input, no process
 that stops itself, no planned handover that fails in a cluster without a fault.
 """
 
@@ -21,7 +21,7 @@ LEASE_NS_SETTLED = 300 * MS
 CALM_NS = 3 * SECOND
 """No effect of a fault lasts longer than this after its end."""
 RESTARTS = "restart from the checkpoint"
-"""How a process ends that takes a peer's checkpoint."""
+"""The reason given by a process that ends because it takes a peer's checkpoint."""
 
 
 class Live(Checker):
@@ -56,7 +56,7 @@ class Live(Checker):
         self._leases: dict[str, tuple[int, int]] = {}  # node -> (held since, until)
         self._active: set[str] = set()
         self._wiped: set[str] = set()
-        """Nobody hears them, so that they stand in vain."""
+        """Nodes that lost their disk: they may stand for election in vain, since nobody hears them."""
         self._stirred_ns = 0
 
     def observe(self, record: Record) -> None:

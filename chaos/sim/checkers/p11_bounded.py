@@ -1,4 +1,4 @@
-"""P11: every queue, buffer, batch and map stays within its limit; nothing travels twice that nobody asked for."""
+"""P11: every queue, buffer, batch and map stays within its limit; nothing is sent twice unasked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P1 of dead letters: what was replayed comes again, what was purged does not."""
+"""P1 of dead letters: replayed messages come again, purged ones do not."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class DeadLetters(Checker):
 
     def __init__(self) -> None:
         self._replaying: set[_Key] = set()
-        """Asked for, and not delivered since."""
+        """Messages whose replay was asked for, not delivered since."""
         self._owed: dict[_Key, int] = {}
-        """Replayed, and not delivered since: when that was answered."""
+        """By replayed message not delivered since: time of the answer."""
         self._purged: dict[_Key, int] = {}
 
     def observe(self, record: Record) -> None:

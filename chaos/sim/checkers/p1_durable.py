@@ -1,6 +1,6 @@
-"""P1, at the disks: what is committed is on the stable storage of a majority, stays in every log it is in, survives.
+"""P1, at the disks: a committed entry is on stable storage of a majority, stays in every log it is in, and survives.
 
-Judges the moment at which an entry could be lost, not the bad luck by which it is.
+Judges the moment from which an entry could be lost, whether or not it is lost.
 """
 
 from __future__ import annotations

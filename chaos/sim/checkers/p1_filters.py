@@ -21,7 +21,7 @@ AHEAD_MS = 100
 
 @dataclass(slots=True)
 class _Filter:
-    """`over_ns`: when the next one was confirmed; 0: it is the last."""
+    """`over_ns`: time at which the next filter was confirmed; 0: it is the last."""
 
     tags: tuple[str, ...]
     over_ns: int = 0

@@ -1,4 +1,4 @@
-"""P1 and P8 of the replicated log alone: what was committed stays, in the same place, on every node.
+"""P1 and P8 of the replicated log alone: a committed entry stays in the same place on every node.
 
 Needs `Applied`, `Proposed` and `ProposalEnded` records; silent without them.
 """
@@ -39,7 +39,7 @@ class CommittedNeverLost(Checker):
                 self._ended(record)
 
     def committed_index(self) -> int:
-        """Highest index a client was told."""
+        """Highest index reported to a client as committed."""
         return max(self._committed.values(), default=0)
 
     def applied_index(self, node: str) -> int:

@@ -20,7 +20,7 @@ from tickwheel.chaos.sim.world import MS
 
 
 class NoLoss(Checker):
-    """Also knows what is still missing, for the drain."""
+    """Also tells the drain which messages are still missing."""
 
     promise: ClassVar[str] = "P1"
     kinds: ClassVar[tuple[type[Record], ...]] = (
@@ -88,7 +88,7 @@ class NoLoss(Checker):
                 self._delivered = {group: set() for group in record.groups}
 
     def outstanding(self, at_ns: int) -> list[tuple[str, int]]:
-        """(group, uid) of what is acknowledged, due and not yet delivered."""
+        """(group, uid) of messages acknowledged, due and not yet delivered."""
         wall_ms = self._start_wall_ms + at_ns // MS
         return [
             (group, uid)

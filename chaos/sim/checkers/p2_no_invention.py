@@ -1,4 +1,4 @@
-"""P2: nothing is delivered that no client tried to schedule, and everything under its own id and topic."""
+"""P2: only messages that a client tried to schedule are delivered, each under its own id and topic."""
 
 from __future__ import annotations
 

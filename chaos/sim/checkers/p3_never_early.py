@@ -1,8 +1,8 @@
-"""P3: not before its due time, by true time.
+"""P3: no delivery before the due time, by true time.
 
-A node may be early by what it says its time may be off by, and, while oscillators drift by more than it assumes, by a
-few milliseconds more. A delay was turned into a due time by a clock too, perhaps another one and at a time when it was
-less sure: its error then is allowed as well.
+A node may be early by the clock error that it reports, and by a few milliseconds more while oscillators drift by more
+than it assumes. A clock, perhaps another and less certain one, also turned a delay into a due time: its error at that
+time is allowed as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tickwheel.chaos.sim.world import MS
 
 
 class NeverEarly(Checker):
-    """Judges by what the client asked for, not by what the node says the due time is."""
+    """Judges by the time that the client asked for, not by the due time that the node reports."""
 
     promise: ClassVar[str] = "P3"
     kinds: ClassVar[tuple[type[Record], ...]] = (

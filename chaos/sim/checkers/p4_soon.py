@@ -26,9 +26,9 @@ from tickwheel.chaos.sim.history_operators import PauseAnswered, PauseAsked, Res
 from tickwheel.chaos.sim.world import MS, SECOND
 
 LATE_NS_HEALED_MOST = 5 * SECOND
-"""Consumers find the master again, leases of dead ones run out."""
+"""Most lateness after the heal: consumers find the master again, and leases of dead ones run out."""
 LATE_NS_CALM_MOST = 500 * MS
-"""Without faults."""
+"""Most lateness in a run without faults."""
 RESET = "reset"
 """Kind of an entry for a group under reset, beside the kinds of pauses."""
 CALM_FROM_NS = 2 * SECOND
@@ -41,7 +41,7 @@ class _Served:
 
     credits: dict[int, int] = field(default_factory=dict)
     since_ns: int = -1
-    """Below 0: it cannot."""
+    """Time since which it could; below 0: it cannot."""
 
     def change(self, at_ns: int, session: int, by: int | None) -> None:
         """Credit of a session came or went; None: the session is over."""

@@ -1,18 +1,18 @@
 """P5: a message is dispatched once, and a group sees it again only for a reason.
 
 Reasons: a nack; the lease ran out; the consumer that had it left; a reset of the group; another term, and the new
-master did not know of the lease. It knew if it gave it out itself in the boot it leads in, or if a sync of the old term
-that left after the delivery reached it in that boot, whoever has led in between; and if one or the other was so in an
-earlier boot, when it last wrote down what it knew (lease_file.py), and it could read that as it started. What it knows
-of a lease it knows of the extension of one. A node that closes the sessions of its
-consumers because it is deposed takes nothing from them: that is no reason. After a receipt for an acknowledgement there
-is no reason at all. Broadcasts are not judged here.
+master did not know of the lease. A master knows a lease if it gave it itself in the boot it leads in, or if a
+sync of the old term that left after the delivery reached it in that boot, whoever has led in between. It also knows
+a lease if one of these held in an earlier boot when it last wrote its leases down (lease_file.py), and it could read
+them as it started. The same rules tell whether it knows the extension of a lease. A deposed node that closes the
+sessions of its consumers takes nothing from them: that is no reason. After a receipt for an acknowledgement there is
+no reason at all. Broadcasts are not judged here.
 
-A reset begins a new epoch of its group, which deliveries name and settlements hand back: what was delivered, handed
-back or acknowledged in one says nothing of another. It brings messages back at their first places, and their retries
-that were on their way come all the same, or again. So a retry of what had been delivered in an earlier epoch is judged
-by itself: an acknowledgement of what the reset brought back does not mean it. That epochs rise by resets alone is
-judged too, or any duplicate could hide behind a new one.
+A reset begins a new epoch of its group, which deliveries name and settlements repeat: deliveries, nacks and
+acknowledgements of one epoch say nothing about another. A reset brings messages back at their first places, and
+retries on their way come all the same, or again. So a retry of a message delivered in an earlier epoch is judged by
+itself: an acknowledgement of the message that the reset brought back does not cover it. Epochs must rise by resets
+alone, or any duplicate could hide behind a new one: that is judged too.
 """
 
 from __future__ import annotations
@@ -86,17 +86,17 @@ class FewDuplicates(Checker):
         self._left: set[int] = set()
         """Sessions that their consumers ended."""
         self._cut: set[int] = set()
-        """Sessions that their nodes ended: what consumers had of them they still have."""
+        """Sessions that their nodes ended. Their consumers keep the messages in their hands."""
         self._resetting: set[str] = set()
         self._epochs: dict[str, int] = {}
-        """The highest that was seen of a group."""
+        """By group: the highest epoch seen."""
         self._may_rise: set[str] = set()
-        """Groups of which a reset was asked for, or under way, since then."""
+        """Groups with a reset asked for or under way since that epoch was seen."""
         self._known: dict[str, _Known] = {}
         """By node: its knowledge of leases in its present boot."""
         self._gathered: dict[str, _Known] = {}
         self._kept: dict[str, _Known] = {}
-        """On its disk."""
+        """By node: the knowledge of leases on its disk."""
         self._led: dict[str, set[int]] = {}
         """Terms in which a node delivered or extended in its present boot."""
         self._extended: dict[tuple[str, int], Extended] = {}

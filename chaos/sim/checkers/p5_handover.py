@@ -1,7 +1,7 @@
-"""P5 of planned handovers: what the old master had out is known to the next one, and does not come again.
+"""P5 of planned handovers: the next master knows the deliveries in flight of the old one and does not repeat them.
 
-Judged where nothing else happens: no other fault is there or was a moment ago, so that the term changed by the handover
-alone. That the old master closes its sessions is no reason then, nor that the next one had not heard of a lease.
+Judged only if no other fault is active or was a moment ago, so that the handover alone changed the term. Then neither
+the closing of the old master's sessions nor a lease unknown to the next master is a reason for a duplicate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tickwheel.chaos.sim.history_messages import Delivered, SessionClosed, Sessi
 from tickwheel.chaos.sim.world import MS, SECOND
 
 CALM_NS = 3 * SECOND
-"""After anything else that could have changed the master, or kept a sync from a slave."""
+"""Time since any other event that could have changed the master, or kept a sync from a slave."""
 
 _Key = tuple[str, int, int]
 """(group, uid, epoch)"""
@@ -45,14 +45,14 @@ class HandedOver(Checker):
         self._active: set[str] = set()
         self._stirred_ns = 0
         self._masters: dict[int, tuple[str, int]] = {}
-        """By term: who led it, and since when it is seen."""
+        """By term: its master, and the time at which that was first seen."""
         self._last: dict[_Key, Delivered] = {}
         self._nacked: dict[_Key, int] = {}
         self._left: set[int] = set()
         """Sessions that their consumers gave up, before their node closed them."""
         self._closed: set[int] = set()
         self._again: dict[tuple[int, int], list[tuple[Delivered, Delivered]]] = {}
-        """By (term before, term): what came again without another reason."""
+        """By (term before, term): duplicates without another reason."""
         self._handed: set[tuple[int, int]] = set()
         """Changes of the term that were planned, in calm."""
 

@@ -1,7 +1,7 @@
 """P6: the cursor, once exposed, never moves back; the synced pair is monotone within a term, whose number never falls.
 
-Nothing is scheduled behind the cursor either: what arrives late becomes due where the cursor stands. Of what was staged
-or came in a bundle nobody is told the times: they show when it comes.
+Nothing is scheduled behind the cursor either: a late message becomes due where the cursor stands. The due times of
+staged and bundled messages are not told to anyone: they show at delivery.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """P7: at most one master per term, one lease at a time, and no delivery without it.
 
-And what these rest on: one vote a node and term, a master that a majority of those that count voted for, a lease that
-ends before a majority may vote for another, none for a member that was removed or has lost its disk, and no node that
-goes on in a term after it has heard of a higher one.
+Also their foundations: one vote a node and term, a master elected by a majority of the voters, a lease that ends
+before a majority may vote for another, no lease for a member that was removed or lost its disk, and no node that
+continues in a term after it heard of a higher one.
 """
 
 from __future__ import annotations

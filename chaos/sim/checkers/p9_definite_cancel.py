@@ -1,4 +1,4 @@
-"""P9: a cancel has a definite answer, and what was cancelled is never delivered."""
+"""P9: a cancel has a definite answer, and a cancelled message is never delivered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLOCK_SLACK_MS = 1_000
 
 
 class DefiniteCancel(Checker):
-    """Push-first has one exception: what was delivered ahead of a lost dispatch may be cancelled afterwards."""
+    """Push-first has one exception: a message delivered ahead of a lost dispatch may be cancelled afterwards."""
 
     promise: ClassVar[str] = "P9"
     kinds: ClassVar[tuple[type[Record], ...]] = (
@@ -97,7 +97,7 @@ class DefiniteCancel(Checker):
             self.broken(record.at_ns, f"cancel of message {uid}, which was acknowledged: NOT_FOUND")
 
     def _removed(self, record: CancelAnswered) -> bool:
-        """Whether its hour may be gone: all have it, and that hour is over for long enough."""
+        """Whether its hour may have been removed: the message was delivered, and the hour ended long enough ago."""
         wall_ms = self._start_wall_ms + record.at_ns // MS
         kept_hour = (wall_ms + CLOCK_SLACK_MS) // HOUR_MS - self._hours_kept
         return record.uid in self._delivered and record.id >> 32 < kept_hour
