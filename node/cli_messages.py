@@ -171,7 +171,7 @@ def consume(
                 name="tickwheel consume",
                 messages_max=count,
                 filter=filter,
-                # What is shown and not acknowledged comes again when its lease is over, as the option says.
+                # As the option says, messages shown and not acknowledged come again when their lease is over.
                 hold_max=timedelta(0) if no_ack else timedelta(seconds=HOLD_S_MAX),
             )
             closing: list[asyncio.Task[None]] = []

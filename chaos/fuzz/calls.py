@@ -130,7 +130,7 @@ async def make(call: Call, address: str, channel: grpc.aio.Channel) -> Ended:
 
 
 MASTER = -1
-"""In place of a node's number: whoever leads when the batch begins."""
+"""In place of a node's number: the master when the batch begins."""
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 

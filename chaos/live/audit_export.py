@@ -1,10 +1,10 @@
 """The history of a live run as the events that the audit reads: Parquet in the schema of `pipeline/event_export.py`.
 
-Owns what the records of workload and supervisor mean to the audit; shares no code with the verdict, so that the two
-are two opinions. What the clients know decides: a message is SCHEDULED when its acknowledgement came, with the time
+Owns the meaning of the records of workload and supervisor to the audit. Shares no code with the verdict, so that the
+two are independent. The clients' knowledge decides: a message is SCHEDULED when its acknowledgement came, with the time
 that was asked for; SCHEDULED and CANCELLED, as uncertain, also when the answer never came; DELIVERED when a consumer
-had it, with the time before which it must not come. LEADS is what a status of a master that serves says; other rows
-have no term, so the time without a master is that between such statuses. A message keeps its first id, also after a
+had it, with the time before which it must not come. LEADS stands for a status of a serving master. Other rows have
+no term, so the time without a master is the time between such statuses. A message keeps its first id, also after a
 move.
 Needs pyarrow (extra `spark`).
 """

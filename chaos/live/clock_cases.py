@@ -1,4 +1,4 @@
-"""The cases of the cluster clock that are played on real nodes: who is wrong when, and what has to be seen of it.
+"""The cases of the cluster clock that are played on real nodes: the wrong clocks, and the signs that must show.
 
 Owns the scripts and their names. Each is played under load on a stage of its own; how the run is judged stands in
 `clock_run.py`. The same cases are played in simulation by tests/chaos/test_clock_cases.py.

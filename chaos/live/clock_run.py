@@ -1,8 +1,8 @@
 """One case of the clock from its first process to its verdict, and the table of several.
 
-A case breaks like any run, by the verdict over its history; and besides if a node did not say what it has to, if
-messages stood still or flowed where they must not, or if a serving master's time was ahead of the true one by more
-than it said and BEYOND_MS.
+A case breaks like any run, by the verdict over its history; and also if a node did not report what it must, if
+messages stood still or flowed where they must not, or if a serving master's time was ahead of true time by more than
+its reported error and BEYOND_MS.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def flow_of(history: Iterable[Record]) -> _Flow:
 
 
 def judge_stretch(stretch: Stretch, flow: _Flow) -> tuple[bool, str]:
-    """Whether messages flowed in it as they had to, and what was seen."""
+    """(whether messages flowed in the stretch as they had to, a description)."""
 
     from_ms, until_ms = stretch.from_ms, stretch.until_ms
     last_ms = until_ms + (GRACE_MS if stretch.delivers else 0.0)

@@ -42,7 +42,7 @@ class ChaosCluster(LocalCluster):
     ) -> None:
         """`clients_apart`: proxies stand between clients and nodes as well. Without `knobs` the nodes are begun as
         always; their clocks and disks cannot be spoilt. With a `switch` the nodes, new ones, live in its namespaces,
-        and whoever asks them has to be in that of its clients."""
+        and their clients must be in the namespace of its clients."""
         self._switch = switch
         if switch is not None:
             config = {**(config or {}), "listen": {**(config or {}).get("listen", {}), "insecure": True}}
@@ -62,7 +62,7 @@ class ChaosCluster(LocalCluster):
         self.killed: set[str] = set()
         """Killed on purpose and not started again."""
         self.failing: set[str] = set()
-        """Told that their disks fail them: they may end by themselves, and are left alone when they have."""
+        """Nodes whose disks were told to fail: they may end by themselves, and are left alone then."""
         self._knobs = {node.node_id: Knobs() for node in self.nodes}
 
     def _recognise(self, port: int, remote_port: int) -> str | None:
@@ -122,7 +122,7 @@ class ChaosCluster(LocalCluster):
             await self.network.stop()
 
     def kill_all(self) -> None:
-        """At once, whatever state they are in; for an end that cannot wait."""
+        """Kill all nodes at once, in any state; for an end that cannot wait."""
         for node in self.nodes:
             if node.process is not None and node.running:
                 node.process.kill()
@@ -204,7 +204,7 @@ class ChaosCluster(LocalCluster):
         sync_ms: int | None = None,
         sync_fails: bool | None = None,
     ) -> int:
-        """Change what is given; the number of the change."""
+        """Turn the given knobs of a node. Returns the number of the change."""
         before = self._knobs[node.node_id]
         given = {
             "offset_ms": offset_ms,
@@ -232,7 +232,7 @@ class ChaosCluster(LocalCluster):
         return True
 
     def knobs(self, node: LocalNode) -> Knobs:
-        """As they were turned last."""
+        """The knobs of a node as last turned."""
         return self._knobs[node.node_id]
 
     def effects(self, node: LocalNode) -> Effects:

@@ -1,4 +1,4 @@
-"""The faults themselves: each begins, ends, and says by what it can be seen that it had an effect.
+"""The faults themselves: each begins, ends, and gives evidence of its effect.
 
 Owns the meaning of the kinds in `plan.py`. A fault acts through ChaosCluster alone. `begin` returns an Active, which
 keeps what it needs to end; `evidence` is asked after the end and counts things that someone other than the fault has
@@ -64,7 +64,7 @@ class Active(ABC):
 
     @abstractmethod
     async def end(self) -> None:
-        """All as it was. Called once."""
+        """Undo the fault. Called once."""
 
     @abstractmethod
     async def evidence(self) -> Evidence:
@@ -258,7 +258,7 @@ class _SlowDisk(Active):
 
 
 class _FailedSync(Active):
-    """Every fdatasync fails, and what it would have covered is gone: a node has to stop, and is started at the end."""
+    """Every fdatasync fails and loses the writes that it would have covered. A node has to stop; `end` starts it."""
 
     async def begin(self) -> None:
         for node in self.struck:
@@ -291,7 +291,7 @@ class _FailedSync(Active):
 
 
 async def _strike(fault: Fault, cluster: ChaosCluster, watch: Watch, rng: random.Random) -> list[LocalNode]:
-    """Whom it strikes, now."""
+    """The nodes that the fault strikes now."""
     if fault.target == ALL:
         return list(cluster.nodes)
     fit = [node for node in cluster.nodes if node.running and node.node_id not in cluster.paused]
@@ -322,7 +322,7 @@ def _reset(counts: Counts) -> int:
 
 
 async def make(fault: Fault, cluster: ChaosCluster, watch: Watch) -> Active:
-    """The fault, ready to begin, with whom it strikes."""
+    """The fault, ready to begin, with the nodes that it strikes."""
     rng = random.Random(fault.dice)
     struck = await _strike(fault, cluster, watch, rng)
     network = cluster.network

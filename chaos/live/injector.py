@@ -1,4 +1,4 @@
-"""Carries out a plan: begins and ends each fault at its time and writes down what became of it.
+"""Carries out a plan: begins and ends each fault at its time and records its outcome.
 
 Owns the faults that are active. All times count from the moment `run` is called. Records:
 
@@ -70,7 +70,7 @@ class Injector:
         self._note_majority()
 
     async def end(self, number: int) -> None:
-        """It is over, if it was not before; its evidence is written down."""
+        """End the fault, unless it has ended, and record its evidence."""
         active = self._active.pop(number, None)
         if active is None:
             return
@@ -85,7 +85,7 @@ class Injector:
         self._note_majority()
 
     async def heal(self) -> None:
-        """End whatever is still active, whoever was interrupted."""
+        """End all faults still active, also after an interruption."""
         for number in list(self._active):
             await self.end(number)
 
@@ -96,7 +96,7 @@ class Injector:
             self._history.write("majority", holds=holds)
 
     async def keep_alive(self) -> None:
-        """Note and start again what ends by itself, until cancelled."""
+        """Record and restart nodes that end by themselves, until cancelled."""
         while True:
             for node in self._cluster.died():
                 code = node.process.returncode if node.process is not None else None

@@ -23,9 +23,9 @@ class Knobs:
     """How much faster than true the clocks run, wall and monotonic alike."""
     disk_full: bool = False
     sync_ms: int = 0
-    """Every fdatasync takes so much longer."""
+    """Time added to every fdatasync."""
     sync_fails: bool = False
-    """Every fdatasync fails, and what it would have covered is lost."""
+    """Every fdatasync fails, and the writes it would have covered are lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Network namespaces without names, each with one interface whose packets we carry (Linux, root or a user namespace).
 
-Owns the system calls. A namespace lives as long as somebody holds it: this process by a descriptor, and the processes
+Owns the system calls. A namespace lives as long as it is held: by this process with a descriptor, and by the processes
 that were begun in it. It has no name, and its interface is a TUN device that ends with its descriptor. So nothing is
 left behind however this process ends, and there is nothing to clean up.
 

@@ -1,9 +1,9 @@
 """The network between the nodes, however it is built: one way for each directed pair, and its spoiling.
 
 Owns what faults do to ways: a way can be stalled (nothing passes, nothing is reset), cut (connections are reset, new
-ones refused), delayed with jitter, throttled, or lose packets. What one node says to another goes one way, over
-whichever connection; so one direction alone can be stopped. Every way counts what faults did to it. `proxy.py` (TCP,
-anywhere) and `switch.py` (packets, between network namespaces) carry it out.
+ones refused), delayed with jitter, throttled, or lose packets. All traffic from one node to another goes one way,
+over whichever connection; so one direction alone can be stopped. Every way counts the effects of faults on it.
+`proxy.py` (TCP, anywhere) and `switch.py` (packets, between network namespaces) carry it out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Counts:
 
     bytes: int = 0
     held_bytes: int = 0
-    """Waited because the way was stalled."""
+    """Bytes that waited because the way was stalled."""
     dropped: int = 0
     """Packets that were lost."""
     late_bytes: int = 0
@@ -43,7 +43,7 @@ class Spoiling:
     """Connections are reset and new ones refused."""
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
-    """Up to so much more delay, by dice for each chunk."""
+    """Most additional delay, drawn for each chunk."""
     bytes_per_s: int = 0
     """0: as fast as it goes."""
     lost_share: float = 0.0
@@ -52,7 +52,7 @@ class Spoiling:
 
 @dataclass(slots=True)
 class Way:
-    """From one node to another, as all that spoils it together leaves it."""
+    """The traffic from one node to another, with the combined effect of all faults on it."""
 
     source: str
     target: str

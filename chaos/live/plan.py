@@ -69,7 +69,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "slow-disk": (MASTER, SLAVE),
     "failed-sync": (MASTER, SLAVE),
 }
-"""Whom a kind may strike; MASTER or ANY if nothing is said."""
+"""The targets that a kind may strike; MASTER or ANY for kinds without an entry."""
 
 WARM_S = (3.0, 10.0)
 """Time without faults at the start: a twelfth of the run within these bounds. The load is judged by it."""

@@ -107,7 +107,7 @@ def opinion(directory: Path, exported: Exported, verdict: Verdict) -> Opinion:
 
 
 def add_opinion(verdict: Verdict, second: Opinion) -> None:
-    """Make it part of the verdict: whatever they disagree on breaks the run, whoever of them is wrong."""
+    """Add the opinion to the verdict. Any disagreement breaks the run, whichever of the two is wrong."""
     found = second.findings
     verdict.audit = {
         "scheduled": second.scheduled,

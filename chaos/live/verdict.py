@@ -46,7 +46,7 @@ SINGLE = ("run", "broken", "drained", "topics")
 KEPT_MAX = 20
 """Broken promises told in words, for each promise; all are counted."""
 RECOVERY_MS = 2_000.0
-"""So long after its end a fault's window still counts as such for lateness."""
+"""How long after a fault's end lateness still counts as inside its window."""
 BUCKET_MS = 500.0
 
 
@@ -137,7 +137,7 @@ class Verdict:
     findings: Findings = field(default_factory=Findings)
     """Not part of the report."""
     audit: dict[str, Any] = field(default_factory=dict)
-    """The audit's figures and in what it disagrees; empty if it was not asked."""
+    """The audit's figures and its disagreements; empty if it was not asked."""
     checks: list[dict[str, Any]] = field(default_factory=list)
     """Expectations of a script and their outcomes; empty if no script was played."""
 
@@ -154,7 +154,7 @@ class Verdict:
 
     @property
     def without_effect(self) -> list[dict[str, Any]]:
-        """Faults of which nothing was seen."""
+        """Faults without evidence of an effect."""
         return [fault for fault in self.faults if not fault["count"]]
 
     @property
@@ -301,7 +301,7 @@ def _fill(
 
 
 def _silence(messages: Messages, failover: Failover) -> int | None:
-    """From the last delivery of any older term to the first of the new one, ms."""
+    """Time from the last delivery of any older term to the first of the new one, ms."""
     first_ms = messages.first_of_term.get(failover.term)
     before = [at_ms for term, at_ms in messages.last_of_term.items() if term < failover.term]
     if first_ms is None or not before:

@@ -17,9 +17,9 @@ Report = Callable[[str, float, str], None]
 """(promise, when, what): something is broken."""
 
 EARLY_MS = 5.0
-"""P3 by true time: so much, and what the master says that its time may be off by."""
+"""P3 by true time: allowed earliness beyond the clock error that the master reports."""
 CROSSING_MS = 1_000.0
-"""A delivery that was under way when something else was written down may be written down so much later."""
+"""A delivery on its way while another event was recorded may be recorded this much later."""
 SESSION_MS = 250.0
 """Most time between the end of a session and its record, in either direction."""
 AFTER_HEAL_MS, LATE_MS_MAX = 1_000.0, 5_000.0
@@ -62,12 +62,12 @@ class Message:
     """Group to its first delivery."""
     last: dict[str, Delivered] = field(default_factory=dict)
     nacked: dict[str, set[int]] = field(default_factory=dict)
-    """Group to the attempts that were handed back, in whatever order consumers said so."""
+    """By group: the attempts handed back, in any order."""
     settled_ms: dict[str, float] = field(default_factory=dict)
 
     @property
     def earliest_ms(self) -> float:
-        """It must not come before."""
+        """The message must not come before this."""
         if self.move == "RESCHEDULED":
             return self.moved_to_ms
         if self.move in ("asked", "ALREADY_DISPATCHED"):
@@ -77,14 +77,14 @@ class Message:
 
     @property
     def due_ms(self) -> float:
-        """From then on it is late."""
+        """Time from which the message is late."""
         if self.move == "RESCHEDULED":
             return max(self.moved_to_ms, self.sent_ms)
         return max(self.asked_ms, self.sent_ms, self.holds_ms, self.moved_to_ms if self.move else 0.0)
 
     @property
     def wanted(self) -> bool:
-        """Whether every group must get it."""
+        """Whether every group must get the message."""
         return self.acknowledged and self.cancel not in ("CANCELLED", "asked")
 
 
@@ -118,7 +118,7 @@ class Messages:
         self.earliest_ms = -math.inf
         """How much before its time the earliest one came; below 0: none did."""
         self.lost: set[tuple[int, str]] = set()
-        """Id and group: never came though it had to."""
+        """(id, group) of messages that had to come and never came."""
         self.early: set[tuple[int, str]] = set()
         """Came more than EARLY_MS before its time by true time, whatever the nodes knew of theirs."""
         self._attempts: set[tuple[int, str, int]] = set()
@@ -248,7 +248,7 @@ class Messages:
             )
 
     def _reason(self, uid: int, group: str, message: Message, before: Delivered, now: Delivered) -> str | None:
-        """Why it came again; None: the end will tell."""
+        """The reason why a message came again; None: known only at the end."""
         settled_ms = message.settled_ms.get(group)
         what = (
             f"message {uid} to {group}, attempt {now.attempt} in term {now.term}, "
@@ -270,7 +270,7 @@ class Messages:
         return None
 
     def _explain(self) -> None:
-        """All sessions are known now: whoever watches them may have written down an end only after what it caused."""
+        """Explain these duplicates now that all sessions are known: an end may be recorded after its effects."""
         for what, before, now in self._unexplained:
             if any(
                 before.at_ms - SESSION_MS <= at_ms <= now.at_ms + SESSION_MS and session != before.session

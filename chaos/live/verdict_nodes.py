@@ -63,7 +63,7 @@ class Failover:
     """From one reign to the next."""
 
     at_ms: float
-    """The old master was seen to serve until then."""
+    """Time until which the old master was seen to serve."""
     old: str
     new: str
     term: int
@@ -87,16 +87,16 @@ class Nodes:
     faults: dict[int, FaultWindow] = field(default_factory=dict)
     reigns: list[Reign] = field(default_factory=list)
     roles: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
-    """Node to when it was heard in another role: master, aligning, slave, candidate, recovering, halted, silent."""
+    """By node: times of changes of its role: master, aligning, slave, candidate, recovering, halted, silent."""
     last_heard_ms: dict[str, float] = field(default_factory=dict)
     healed_s: float | None = None
     statuses: int = 0
     clock_errors_ms: dict[int, float] = field(default_factory=dict)
     """Second of true time to the largest error of its time that a master named in it."""
     ahead_ms: float = 0.0
-    """How far the time of a master that served was ahead of true time, at most."""
+    """The most by which a serving master's time was ahead of true time."""
     beyond_ms: float = 0.0
-    """The same without what it said that its time might be off by."""
+    """The most by which it was ahead beyond the error that the master reported."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
     """The most that each node held."""
     unjudged_ms: list[float] = field(default_factory=list)
@@ -161,7 +161,7 @@ class Nodes:
         self._processors.append((record["t"], record["ms"], record["waited"]))
 
     def starved_share(self, from_ms: float, until_ms: float) -> float:
-        """How much of a time the nodes were ready to run and had no processor."""
+        """Share of a time in which the nodes were ready to run and had no processor."""
         within = [(ms, waited) for at_ms, ms, waited in self._processors if from_ms <= at_ms <= until_ms]
         return min(1.0, sum(waited for _, waited in within) / max(1.0, sum(ms for ms, _ in within)))
 
@@ -248,7 +248,7 @@ class Nodes:
             self.broken("P7", at_ms, what)
 
     def clock_error_ms(self, at_ms: float) -> float:
-        """How far a master said that its time might be off around then."""
+        """The clock error that a master reported around that time."""
         second = int(at_ms // 1_000)
         return max(self.clock_errors_ms.get(near, 0.0) for near in (second - 1, second, second + 1))
 

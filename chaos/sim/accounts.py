@@ -26,7 +26,7 @@ class Accounts:
         self.open = 0
 
     def read(self, machine: Machine, groups: Sequence[str]) -> None:
-        """All that these groups have settled, by one node; groups that it does not know are left out."""
+        """Read the settled messages of these groups from one node. Groups that it does not know are left out."""
         for group in groups:
             self.open += 1
             _Reading(machine, group, self._ended).begin()

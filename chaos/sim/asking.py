@@ -1,7 +1,7 @@
-"""Questions that are put again and again, to whoever is master, until the answer is definite.
+"""Questions that are repeated to the current master until the answer is definite.
 
-A try that is not answered in time counts as lost, and what it brings later is not looked at: the question may so have
-had its effect before it is answered, and more than once.
+A try without an answer in time counts as lost, and its late answer is ignored. So a question may have taken effect
+before it is answered, and more than once.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Asking:
         self.open = 0
 
     def ask(self, call: Call, taken: Callable[[Any], bool]) -> None:
-        """Until `taken` says that an answer (perhaps a Failure) is definite."""
+        """Repeat a call until `taken` says that an answer (perhaps a Failure) is definite."""
         self.open += 1
         self._try(call, taken, self._rng.randrange(3))
 
     def command(self, call: Call, then: Callable[[Any], None]) -> None:
-        """Until the answer is no Failure; `then` is told it."""
+        """Repeat a call until the answer is no Failure; `then` gets it."""
 
         def taken(answer: Any) -> bool:
             if isinstance(answer, Failure):

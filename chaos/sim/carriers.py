@@ -1,4 +1,4 @@
-"""Brings bundles to all nodes piece by piece and has them taken over in order: what loaders of all kinds share.
+"""Brings bundles to all nodes piece by piece and has them taken over in order: the shared part of all loaders.
 
 A bundle goes to every node that answers, and the master is asked to take it over until it is. After a loader dies,
 another starts the same load from the beginning. A finished load may be repeated.
@@ -51,7 +51,7 @@ class Bundle:
     data: bytes
     name: str
     asked: bool = False
-    """Somebody has asked to have it taken over."""
+    """Whether a take-over of it was asked for."""
 
     @classmethod
     def of(cls, rows: tuple[Row, ...], data: bytes) -> Bundle:
@@ -215,7 +215,7 @@ class Carrier:
                     self._taken(load, place, life)
                 return
             if state.reason == common_pb2.WRONG_STATE and load.life == life:
-                # Some lack it; who was replaced or lost it has to be sent it again.
+                # Some lack it: send it again to a node that was replaced or lost it.
                 for other in range(max(self._wires.shape.nodes + 1, self._wires.machine_count)):
                     self._bring(load, other)
             turn = self._wires.redirect(state, target) if state.reason == common_pb2.NOT_MASTER else target

@@ -22,8 +22,8 @@ CHECKPOINT_WORK = Checkpointer._write.__qualname__
 
 
 def kill_installed(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-    """A slave takes a checkpoint of a peer, and a moment later the master dies: what the slave had heard before it
-    must know still."""
+    """A slave takes a checkpoint of a peer, and a moment later the master dies: the slave must still know all that it
+    had heard before."""
     slave = _slave(scene, machine)
     state = {"killed": 0}
 
@@ -166,6 +166,6 @@ class _Behind:
             self._cut.end()
 
     def end(self) -> None:
-        """It is connected, and nothing more happens."""
+        """Connect the slave and do nothing more."""
         self.over = True
         self._connect()

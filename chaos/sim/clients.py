@@ -1,8 +1,8 @@
 """The base of all clients in a run of whole nodes: the network to the nodes, one random stream, one clock.
 
-Every client is simple and honest. It asks the node that it takes for master, and goes on to the next one if that node
-is not master or does not answer in time. Calls and answers take time. Calls that a process has not answered when it
-ends are never answered.
+Every client is simple and honest. It asks the presumed master, and then the next node if that node is not
+master or does not answer in time. Calls and answers take time. Calls open at the end of a process are never
+answered.
 
 To add a kind of clients: write a `Clients` in a new module, and put it into `NodeLoad.parts`.
 """
@@ -22,9 +22,9 @@ from tickwheel.node.core.face import CoreFace
 from tickwheel.node.core.failure import Failure
 
 TIMEOUT_NS = 900 * MS
-"""So long a client waits for an answer."""
+"""How long a client waits for an answer."""
 PAUSE_NS_MOST = 10_000 * MS
-"""However thin a run is; longer only where several kinds of clients share it (Shape.sharing_percent)."""
+"""Longest pause, however thin a run is. Only clients that share a run pause longer (Shape.sharing_percent)."""
 
 
 class Clients(Protocol):
@@ -48,7 +48,7 @@ class Wires:
         self.history = stage.history
         self.rng = stage.world.stream("clients")
         self.winding_down = False
-        """No new work but what shows that the cluster is alive; what is open is finished."""
+        """Finish open work, and begin new work only to show that the cluster is alive."""
         self._numbers = 0
         self._sessions = 0
 
@@ -80,13 +80,13 @@ class Wires:
         return self._sessions
 
     def machine(self, target: int) -> Machine:
-        """Whom a client means that counts on when one does not answer."""
+        """The machine for a number that a client increases when one does not answer."""
         machines = self._stage.machines
         return machines[target % len(machines)]
 
     @property
     def machine_count(self) -> int:
-        """Machines that there are by now, newcomers among them."""
+        """Number of machines now, newcomers included."""
         return len(self._stage.machines)
 
     def call(self, machine: Machine, action: Callable[[CoreFace], None]) -> None:
@@ -101,11 +101,11 @@ class Wires:
         self.world.after(self.rng.randrange(100_000, 2 * MS), arrive)
 
     def back(self, function: Callable[..., None], *args: object) -> None:
-        """An answer on its way to the client."""
+        """Call a function of the client after the way back of an answer."""
         self.world.after(self.rng.randrange(100_000, 2 * MS), function, *args)
 
     def redirect(self, failure: Failure, target: int) -> int:
-        """Whom to ask next after a refusal."""
+        """Number of the machine to ask next after a refusal."""
         names = [machine.name for machine in self._stage.machines]
         master = failure.metadata.get("master_id", "")
         return names.index(master) if master in names else target + 1

@@ -1,8 +1,8 @@
-"""Freezers of the cold tier: they make parts known whose content they keep, and load them when their time is near.
+"""Freezers of the cold tier: they register parts whose content they keep, and load them when their time is near.
 
-What a job on Spark does otherwise (docs/PIPELINE.md), as far as the cluster sees it: parts are registered and listed,
-their messages cancelled, moved and looked up by cold ids, before, while and after their part is loaded; what was moved
-is brought in bundles of its own, by the list of what waits. Registrations and loads are repeated, and loaders die and
+They stand for a job on Spark (docs/PIPELINE.md), as far as the cluster sees it: parts are registered and listed, their
+messages cancelled, moved and looked up by cold ids before, while and after their part is loaded. Moved messages come
+in bundles of their own, by the list of those that wait. Registrations and loads are repeated, and loaders die and
 start over.
 """
 
@@ -42,7 +42,7 @@ MOVED_EVERY_NS = 1_000 * MS
 LOAD_AFTER_NS_MOST = 3 * SECOND
 CHANGES_MOST = 4
 CALM_NS = 2 * SECOND
-"""So long after the faults a call may still be on its way."""
+"""How long after the faults a call may still be on its way."""
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +164,7 @@ class Cold:
     # -- single messages
 
     def _change_some(self, part: _Part) -> None:
-        """Cancel, move or look up some, soon or late."""
+        """Cancel, move or look up some messages, soon or late."""
         rng = self._rng
         for row in rng.sample(range(len(part.rows)), min(len(part.rows), rng.randrange(CHANGES_MOST + 1))):
             uid, number = part.rows[row].uid, cold_id(part.number, row)
@@ -206,7 +206,7 @@ class Cold:
         self._asking.command(lambda face, answer: face.cancel(number, answer), told)
 
     def _move(self, uid: int, number: int) -> None:
-        """Once: what a lost answer has done, the list of what was moved shows."""
+        """Ask for a move once. If the answer is lost, the list of moved messages shows its effect."""
         if self._wires.winding_down:
             return
         due_ms = self._world.wall_ms + self._rng.randrange(500, 4_000)

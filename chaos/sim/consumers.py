@@ -1,6 +1,6 @@
 """Consumers of the whole node: they settle, hand back, forget, are slow, and die with messages in hand.
 
-A `Crowd` says of which group and topics, how many, and what of that they do; CROWDS are those of every run.
+A `Crowd` gives their group and topics, their number, and their habits. CROWDS are those of every run.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Crowd:
     consumers: int = 2
     batch_messages_max: int = 16
     nacks: float = 0.04
-    """Part of the batches that are nacked."""
+    """Share of the batches that are nacked."""
     deaths: float = 0.005
-    """Part that is declared dead."""
+    """Share of the batches that are declared dead."""
     broadcast: bool = False
-    """Each of them gets everything; what they answer is no settlement."""
+    """Each consumer gets every message; its answers are no settlements."""
 
 
 CROWDS = tuple(Crowd(group, TOPICS) for group in GROUPS)
@@ -93,7 +93,7 @@ class Consumers:
         return f"{unsettled} settlements" if unsettled else ""
 
     def _keep_open(self, consumer: _Consumer) -> None:
-        """Open a session where the master is thought to be; look after it for ever."""
+        """Open a session at the presumed master, and open another whenever it ends."""
         machine = consumer.machine
         lost = machine is None or machine.boot != consumer.boot or machine.process is None
         if consumer.session is not None and lost:

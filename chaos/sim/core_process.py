@@ -1,4 +1,4 @@
-"""A whole node on a machine: NodeHost on simulated ports, and what a bystander sees of it."""
+"""A whole node on a machine: NodeHost on simulated ports, with records of what it does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COPY_NS_MOST = 3 * SECOND
 
 
 class _ObservedHost(NodeHost):
-    """Writes down digests at fixed indexes, so that nodes can be compared, and the syncs that were heard."""
+    """Records digests at fixed indexes, so that nodes can be compared, and the syncs heard."""
 
     machine: Machine
     watch: LogWatch
@@ -302,7 +302,7 @@ class CoreProcess:
         chunk: Callable[[CheckpointChunk], None],
         done: Callable[[str | None], None],
     ) -> None:
-        """Copy a peer's checkpoint as a call of its own would: late, and not at all if one of both dies."""
+        """Copy a peer's checkpoint as a separate call would: late, and not at all if either node dies."""
         me, source = self.machine, self.machine.fabric.machines[peer_id]
         world, boot = me.world, me.boot
         open_call = [True]

@@ -57,7 +57,7 @@ def kill_voters(scene: Scene, machine: Machine, planned: PlannedFault, rng: rand
 
 
 def cut_candidates(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-    """The connections of whoever stands for election break at once: its requests for votes are lost."""
+    """The connections of a candidate break at once: its requests for votes are lost."""
     hit = {"candidates": 0, "over": 0}
     machines = scene.fabric.machines
 

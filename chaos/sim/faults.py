@@ -50,7 +50,7 @@ KINDS: dict[str, Kind] = {
     "isolate": Kind(network_faults.isolate, (200, 6_000), "frames held or lost"),
     "bridge": Kind(network_faults.bridge, (500, 6_000), "frames held or lost"),
     "flap": Kind(network_faults.flap, (500, 5_000), "frames held or lost"),
-    # Directed: who is far behind hears of commits that it cannot judge.
+    # Directed: a node far behind hears of commits that it cannot judge.
     "left-behind": Kind(network_faults.left_behind, (3_000, 6_000), "copies that failed", default=False),
     "kill": Kind(process_faults.kill, (20, 4_000), "processes killed"),
     "power": Kind(process_faults.power, (20, 4_000), "pages and directory changes lost"),
@@ -204,7 +204,7 @@ class Injector:
         self.scene.world.tell("fault", f"ends: {name}; {evidence} {KINDS[planned.kind].unit}")
 
     def end_all(self) -> None:
-        """Everything heals now."""
+        """End all faults now."""
         for number in sorted(self._active):
             self._end(number)
 

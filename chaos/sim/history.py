@@ -42,9 +42,9 @@ class RunBegan(Record):
     nodes: int = 0
     """Voters of the cluster; 0: not said."""
     slow_work: bool = False
-    """The nodes' background work is slow until the heal, on all of them: no fault, but messages may be late by it."""
+    """Background work is slow on all nodes until the heal. This is no fault, but may delay messages."""
     dispatch_ahead_ms: int = 8
-    """So long before it is due a message may be dispatched."""
+    """How long before its due time a message may be dispatched."""
     hours_kept: int = 1
     """Whole hours before the present one that no message is removed from."""
 

@@ -11,7 +11,7 @@ from tickwheel.chaos.sim.history import Record
 
 @dataclass(slots=True)
 class VoteSeen(Record):
-    """A node has put down for whom it votes in a term."""
+    """A node has recorded its vote in a term."""
 
     node: str
     boot: int
@@ -21,7 +21,7 @@ class VoteSeen(Record):
 
 @dataclass(slots=True)
 class TermIgnored(Record):
-    """A node took a frame of a higher term and goes on in its own."""
+    """A node took a frame of a higher term and stays in its own."""
 
     node: str
     boot: int
@@ -62,7 +62,7 @@ class Recovered(Record):
 
 @dataclass(slots=True)
 class SentAgain(Record):
-    """A master sends an entry again on a connection on which nobody asked for that."""
+    """A master sends an entry again on a connection without being asked to."""
 
     node: str
     peer: str

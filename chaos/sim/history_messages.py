@@ -48,7 +48,7 @@ class ScheduleSent(Record):
 
 @dataclass(slots=True)
 class DelayCounted(Record):
-    """A node turns delays into due times, or just has, by a clock that it says may be off by so much."""
+    """A node turns delays into due times, or just did. It reports the possible error of its clock."""
 
     node: str
     uids: tuple[int, ...]
@@ -66,7 +66,7 @@ class ScheduleAcknowledged(Record):
     due_ms: tuple[int, ...]
     repeated: bool
     groups: tuple[str, ...] = ()
-    """Whom they are for; empty: all groups of the run."""
+    """The groups that they are for; empty: all groups of the run."""
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class RescheduleAnswered(Record):
 
 @dataclass(slots=True)
 class Looked(Record):
-    """State of a message as the cluster tells at the end, by the names of MessageState, or NOT_FOUND."""
+    """The cluster's report of a message at the end. The state is a name of MessageState, or NOT_FOUND."""
 
     uid: int
     id: int
@@ -139,7 +139,7 @@ class Delivered(Record):
     broadcast: bool = False
     """Every consumer of the group gets it."""
     epoch: int = 0
-    """How often the group had been reset, as the node says."""
+    """Number of resets of the group, as the node reports it."""
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class Extended(Record):
     node: str
     boot: int
     term: int
-    """In which the node that extended it leads."""
+    """The term in which the extending node leads."""
     until_ms: int
     clock_error_ms: float = 0.0
     """How far the node says its time may be off."""

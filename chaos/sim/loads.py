@@ -110,7 +110,7 @@ class Loads:
     # -- cancels
 
     def _look_for_some(self, built: Bundle) -> None:
-        """Some of what was loaded, by the list of what is pending; each is cancelled a little later."""
+        """Find some loaded messages in the list of pending ones, and cancel each a little later."""
         if self._wires.winding_down:
             return
         request = scheduler_pb2.ListPendingRequest(topic=TOPIC, page_size=100, content=True)

@@ -1,4 +1,4 @@
-"""Clients of the replicated log alone: they propose numbered commands of many sizes to who they think is master."""
+"""Clients of the replicated log alone: they propose numbered commands of many sizes to the presumed master."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The replicated log alone on a machine: the shortest way to a Raft bug.
 
-The listener keeps no state but where it stands; a checkpoint of it is a file with index and term.
+The listener's only state is its position. Its checkpoint is a file with index and term.
 """
 
 from __future__ import annotations

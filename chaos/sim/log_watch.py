@@ -46,7 +46,7 @@ class Census:
         """The highest committed entry that a journal has on stable storage."""
         index = min(journal.durable_index, journal.last_index, self.highest_applied)
         while index > journal.base_index and journal.term_at(index) != self.applied_term[index]:
-            index -= 1  # what was never committed may be dropped
+            index -= 1  # entries that were never committed may be dropped
         return index
 
 
@@ -72,15 +72,15 @@ class LogWatch:
         self.applied_most = 0
         self._applied_now = 0
         self._committed_by: tuple[int, tuple[str, ...]] = (0, ())
-        """Up to where entries were committed when the voters changed last, and by whom: a change may be written
-        while entries that were committed before wait to be applied."""
+        """Commit index at the last change of the voters, and the voters before it: a change may be written while
+        entries committed before wait to be applied."""
 
     def attach(self, log: RaftLog) -> None:
         """A log was made on this machine: of a boot, or of a checkpoint that a peer sent."""
         machine, journal = self._machine, log._journal
         assert isinstance(journal, Journal)
         before = self._census.journals.get(machine.name)
-        if not machine.wiped:  # what is said to be on another disk than it joined with counts for nothing
+        if not machine.wiped:  # entries on a disk other than the one it joined with do not count
             if before is not None:
                 durable_before = self._census.durable(before)
                 self._add(Recovered(self._now_ns, machine.name, machine.boot, journal.last_index, durable_before))

@@ -60,7 +60,7 @@ def replace_member(scene: Scene, machine: Machine, planned: PlannedFault, rng: r
 def wiped_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
     """A member is killed and comes back with an empty disk, as often as it is turned away, until it is replaced.
 
-    One at a time, and where all others know its disk: else what a majority has is lost, and nothing is promised."""
+    One at a time, and only where all others know its disk: else data of a majority is lost, and no promise holds."""
     operators = scene.operators
     room = MEMBERS_LEAST <= len(scene.machines) < MEMBERS_MOST
     if operators is None or not room or not operators.can_lose(machine):

@@ -15,7 +15,7 @@ from tickwheel.node.core.core import NodeCore
 
 
 def power_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-    """Backups are asked for, and whoever begins a checkpoint loses power before it is durable, or just then."""
+    """Backups are asked for, and a node that begins a checkpoint loses power before it is durable, or just then."""
     state = {"lost": 0, "over": 0}
     machines = scene.fabric.machines
 

@@ -1,6 +1,6 @@
 """Moments at which two things of a node meet, counted: a run in which they never do proves nothing about them.
 
-What a node does in its background is mostly over before the next command comes. Runs with slow work, small buffers and
+Background work of a node is mostly over before the next command comes. Runs with slow work, small buffers and
 short retention (shape.py) lead there; tests/chaos/test_moments.py demands that each is reached.
 """
 

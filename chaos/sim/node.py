@@ -186,8 +186,8 @@ class Machine:
         self.world.tell(self.name, "has an empty disk")
 
     def turn_away(self, refusal: Refusal) -> None:
-        """A peer will never let the process take part as it is: it stops, unless its node was removed, which whoever
-        removed it sees to."""
+        """A peer will never let the process take part as it is: stop it. A removed node is left to the operator that
+        removed it."""
         if not refusal.removed and self.process is not None:
             self.turned_away += 1
             self._die(refusal.reason)

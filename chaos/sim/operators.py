@@ -25,7 +25,7 @@ from tickwheel.proto.log_pb2 import AdminCommand
 LOOK_NS = 100 * MS
 STOPPED_NS_MOST = 1_500 * MS
 EXTRA_NS_MOST = 4_000 * MS
-"""So long after a newcomer counts some member leaves, where extra members do not stay (Shape.extra_stay)."""
+"""Most time from a newcomer's promotion until a member leaves, where extra members do not stay (Shape.extra_stay)."""
 
 
 class Operators:

@@ -89,7 +89,7 @@ class _OldAnswers:
             self._answers.append((frame.append_result.next_index, data))
 
     def _fill(self, portions: int) -> None:
-        """Entries that say nothing, in portions, so that the slave answers at many places of the log."""
+        """Propose empty entries in portions, so that the slave answers at many places of the log."""
         if portions and not self._over:
             self._master.deliver(self._propose, PORTION)
             self._scene.world.after(PORTION_EVERY_NS, self._fill, portions - 1)

@@ -1,6 +1,6 @@
 """Operators who change settings, and make topics and groups that they fill, consume and delete again.
 
-Nobody is promised what was sent to them: whether nodes bear it, and agree, is judged by the promises of all.
+Their messages carry no promise of their own. The general promises judge whether nodes survive these changes and agree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bulk cancels and moves: a producer that writes series of messages with keys and tags, and operators who sweep them.
 
-Each series is moved by one sweep at most, so that it can be counted what a move did; cancels overlap with all. At the
-end whatever may have been swept and never came is looked up.
+Each series is moved by one sweep at most, so that the effect of a move can be counted. Cancels overlap with all. At
+the end every message that may have been swept and never came is looked up.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Sweeps:
         self._moved: set[int] = set()
         self._rows_of: dict[int, Row] = {}
         self._due_ms: dict[int, int] = {}
-        """As asked for; of a delay: counted from the first try."""
+        """Due time as asked for; a delay counts from the first try."""
         self._undelivered: set[int] = set()
         self._jobs: dict[str, Selected] = {}
         self._running: set[str] = set()
         self._told: set[int] = set()
-        """Messages of which is known what became of them."""
+        """Messages whose fate is known."""
         wires.history.subscribe((Delivered, ScheduleSent), self._observe)
 
     def start(self) -> None:
@@ -142,7 +142,7 @@ class Sweeps:
         return Selected(TOPIC, tag=rng.choice(TAGS), due_ms_min=from_ms, due_ms_max=from_ms + 1_500, cancel=True)
 
     def _may_move(self, selected: Selected, row: Row) -> None:
-        """A message that a sweep may move is announced, for those who judge by due times."""
+        """Announce each message that a sweep may move to the checkers that judge by due times."""
         if selected.cancel or row.label is None or not selected.by_text(row.topic, row.label):
             return
         target_ms = selected.target_ms(self._due_ms[row.uid])

@@ -26,11 +26,11 @@ AGAIN_NS_MOST = 150 * MS
 class _Program:
     id: str
     owner: str
-    """Empty: it does not say who it is."""
+    """Name given to the cluster; empty: the program does not identify itself."""
     sequence: int = 1
     rows: tuple[Row, ...] = ()
     asked: int = 0
-    """Number of the request under way; an answer to an earlier one finds nobody."""
+    """Number of the request under way; answers to earlier ones are ignored."""
     target: int = 0
 
 
@@ -111,7 +111,7 @@ class Twins:
             else:
                 program.sequence = int(failure.metadata.get("accepted_sequence", program.sequence)) + 1
         elif failure.reason == common_pb2.SEQUENCE_GAP:
-            # An earlier try of these may be on its way yet, and accepted when it comes: nobody sends them again.
+            # An earlier try of these may still arrive and be accepted: they are not sent again.
             program.sequence = int(failure.metadata["expected"])
             program.rows = ()
             self._world.after(self._rng.randrange(AGAIN_NS_MOST), self._go_on, program)

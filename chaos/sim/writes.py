@@ -3,7 +3,7 @@
 A driver is one run at one batch of a job. Its tasks are tried again and doubled; it commits one attempt of each
 partition, or aborts, or dies and leaves everything to the expiry. Some jobs happen once and some are streams of
 batches, in which each is committed before the next; some are run by two drivers at once, and some again when they are
-long done. Any answer may be lost. Every attempt has messages of its own, so that it shows whose came.
+long done. Any answer may be lost. Every attempt has messages of its own, so that a delivery shows its attempt.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Writes:
                 return False
             attempt.staged += 1
             if answer.state in (STAGED_PUBLISHED, STAGED_PUBLISHING):
-                attempt.staged = len(attempt.blocks)  # somebody has committed: there is nothing left to write
+                attempt.staged = len(attempt.blocks)  # another run has committed: nothing is left to write
             self._world.after(self._rng.randrange(60 * MS), self._stage_next, driver, attempt)
             self._decide(driver)
             return True
@@ -252,7 +252,7 @@ class Writes:
                 self._give_up(driver)
             else:
                 self._follow(driver)
-                if self._rng.random() < 0.2:  # who asks does not know that it was answered
+                if self._rng.random() < 0.2:  # the answer is lost: the asker does not know of it
                     self._asking.ask(call, lambda again: self._repeated(driver, again))
             return True
 
@@ -320,14 +320,14 @@ class Writes:
             self._drivers.remove(driver)
 
     def _lossy(self, answer: Answer) -> Answer:
-        """An answer that may be lost on its way; what was asked for has happened."""
+        """Wrap a handler so that the answer may be lost on its way, though the request took effect."""
         if self._rng.random() < ANSWERS_LOST:
             return lambda lost: None
         return answer
 
 
 def _refused(answer: Any) -> bool:
-    """Whether it will never be otherwise: the run is over, or what it staged is gone."""
+    """Whether the refusal is final: the run is over, or its staged rows are gone."""
     return (
         isinstance(answer, Failure)
         and answer.reason == common_pb2.WRONG_STATE
