@@ -35,7 +35,7 @@ MASTER_S = 30.0
 SKEW_SLACK_MS = 60.0
 """Beside the error that is shown: a clock may be drifting, and the cluster's time may be steered, while it is read."""
 HEARD_MS = 50.0
-"""A status may be so old when it is heard."""
+"""Greatest age of a status when it is heard."""
 ASK_S = 2.0
 WARNED, RIGHT_AGAIN = "a wall clock is wrong", "a wall clock is right again"
 DISAGREE, STOPPED = "the members' clocks do not agree", "dispatch has stopped: the members' clocks do not agree"
@@ -121,11 +121,11 @@ class ClockStage:
         await self._scene.injector.end(number)
 
     async def wrong(self, struck: Sequence[LocalNode], by_ms: int) -> int:
-        """Their wall clocks are off by so much more from now on."""
+        """Put their wall clocks off by this much more from now on."""
         return await self.strike("step", WrongClock(self.cluster, list(struck), offset_ms=by_ms))
 
     async def drift(self, node: LocalNode, ppm: int) -> int:
-        """Its oscillator is wrong from now on."""
+        """Make its oscillator wrong from now on."""
         return await self.strike("drift", WrongClock(self.cluster, [node], rate_ppm=ppm))
 
     async def kill(self, struck: Sequence[LocalNode]) -> int:
@@ -139,7 +139,7 @@ class ClockStage:
         return await self.strike(kind, Paused(self.cluster, [node]))
 
     async def hand_over(self, node: LocalNode) -> None:
-        """A planned handover makes it master."""
+        """Make it master by a planned handover."""
 
         async def look() -> tuple[bool, str]:
             master = self._scene.watch.master()
@@ -166,7 +166,7 @@ class ClockStage:
     # -- expecting
 
     async def expect(self, what: str, look: Look, within_s: float = WITHIN_S) -> None:
-        """It holds soon."""
+        """Expect that `look` holds soon."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + within_s
         while True:
@@ -184,7 +184,7 @@ class ClockStage:
         seen: Callable[[admin_pb2.NodeStatus], str],
         within_s: float = WITHIN_S,
     ) -> None:
-        """The fresh statuses of these nodes are so."""
+        """Expect this of the fresh statuses of these nodes."""
         asked = list(nodes)
 
         async def look() -> tuple[bool, str]:

@@ -1,4 +1,4 @@
-"""The master is lost, again and again, under load: how long each step of the way back takes, and what comes twice.
+"""Loses the master again and again under load, and measures each step of the recovery and the duplicates.
 
 Measured from outside: when deliveries come over the public client, and when nodes say in their logs that they are
 candidate, master, running. Owns the cluster, load and consumer of a measurement; `tickwheel chaos failover` and the
@@ -106,13 +106,13 @@ class Losses:
     """For some lost messages: time of acknowledgement, and the cluster's report at the end, in words."""
     early: int = 0
     duplicates: dict[str, int] = field(default_factory=dict)
-    """By where they came from."""
+    """Number of duplicates by source."""
     unasked_elections: int = 0
     """Terms beyond one for each loss."""
     seconds: float = 0.0
     late_ms: list[NDArray[np.int64]] = field(default_factory=list)
     arrivals_s: list[float] = field(default_factory=list)
-    """Batch by batch, for plots."""
+    """Arrival time of each batch, for plots."""
 
     def values(self, name: str) -> NDArray[np.float64]:
         """One step of all losses, where it was seen."""
@@ -205,14 +205,14 @@ class _Measurement:
                 self.settled.append((time.monotonic(), batch.ids))
 
     async def drained(self, wanted: NDArray[np.uint64]) -> None:
-        """Until all of these have been delivered."""
+        """Wait until all of these have been delivered."""
         while True:
             if not len(np.setdiff1d(wanted, np.concatenate([batch.ids for batch in self.batches]))):
                 return
             await asyncio.sleep(0.2)
 
     async def tell_lost(self, wanted: NDArray[np.uint64]) -> list[str]:
-        """For the search for the reason: what can be known of messages that did not come."""
+        """Describe messages that did not come, for the search for the reason."""
         told = []
         missing = np.setdiff1d(wanted, np.concatenate([batch.ids for batch in self.batches]))
         for message_id in missing[:LOST_TOLD_MAX].tolist():

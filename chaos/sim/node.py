@@ -56,7 +56,7 @@ class Process(Protocol):
         ...
 
     def observe(self) -> None:
-        """Write to the history what a bystander could see now."""
+        """Record in the history all that an observer could see now."""
         ...
 
 
@@ -73,11 +73,11 @@ class Machine:
         self.fabric = fabric
         self.boot = 0
         self.joining = False
-        """It came later: its process starts without knowing the others, and waits to be added."""
+        """The machine came later: its process starts without knowing the others, and waits to be added."""
         self.retired = False
         """Its node was removed: it never starts again."""
         self.wiped = False
-        """It has forgotten what its node has promised with the disk before."""
+        """Its disk was replaced: the promises of its node are forgotten."""
         self.disk_uuid = f"disk of {name}"
         self.turned_away = 0
         """Processes that stopped themselves because a peer knows another disk of theirs."""
@@ -85,13 +85,13 @@ class Machine:
         self.frozen = False
         self.disk_slowness = 1.0
         self.slow_work_ns: dict[str, int] = {}
-        """How long works take at most that take longer than others, by the name of their function."""
+        """By name of the function: longest duration of work that is slower than other work."""
         self.excuses = 0
         """Faults on this machine that make a process stop itself."""
         self.fail_applies = 0
         self.applies_failed = 0
         self.hangs_until_ns = 0
-        """Until then no work of the disk returns."""
+        """Time until which no work of the disk returns."""
         self.hung_work = ""
         """Works of functions whose name begins so return only when this is empty again."""
         self.works_hung = 0
@@ -99,7 +99,7 @@ class Machine:
         """Faults by which no copy of a peer's checkpoint arrives."""
         self.copies_failed = 0
         self.powers_lost = 0
-        """In the middle of a write."""
+        """Number of power losses in the middle of a write."""
         self.unread = 0
         """Inputs that the turn being taken leaves for the next."""
         self.away_ns = 0
@@ -193,7 +193,7 @@ class Machine:
             self._die(refusal.reason)
 
     def power_lost(self) -> None:
-        """The disk was told to fail in the middle of something, and just did; the power comes back soon."""
+        """Lose power now: the disk just failed in the middle of an operation, as told. The power comes back soon."""
         self.lose_power()
         self.powers_lost += 1
         self.world.after(self._thaw_rng.randrange(10 * MS, 400 * MS), self.start)

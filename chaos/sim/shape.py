@@ -31,7 +31,7 @@ CHECKPOINT_EVERY = (50, 300, 1 << 60)
 WITH = (0, 0, 1)
 """Whether some kind of clients takes part."""
 LONG_SECONDS = 20
-"""From here on a run is long."""
+"""Shortest long run."""
 LONG_SYNC_PERIOD_MS = (100,)
 LONG_WITH = (0, 0, 0, 0, 0, 1)
 LONG_REST_GAP_US = (90_000,)
@@ -64,21 +64,21 @@ class Shape:
 
     nodes: int
     loop_gap_us: int
-    """Between two turns of a node's loop at the least."""
+    """Least time between two turns of a node's loop."""
     sync_period_ms: int
-    """Between two heartbeats, and two syncs."""
+    """Time between two heartbeats, and between two syncs."""
     journal_tail_bytes: int
     """Kept below a checkpoint for slaves that are behind; those farther behind need the checkpoint."""
     batch_entries: int
     """Entries of one message at most."""
     batch_bytes: int
-    """And their bytes, unless one entry has more: with small ones most entries fill a message by themselves."""
+    """Their bytes at most, unless one entry has more. With a small limit most entries fill a message alone."""
     apply_entries: int
     """Entries applied in one turn at most."""
     settle_grid_ms: int
     """Consumers settle at multiples of this: many at once."""
     pause_ms: int
-    """Between two batches of a producer of messages, in the mean."""
+    """Mean time between two batches of a producer of messages."""
     log_pause_ms: int
     """Between two proposals of a client of the log alone, in the mean. A slave that misses nothing can stand for
     election: in a quiet log faults do other harm than in a busy one."""
@@ -122,7 +122,7 @@ class Shape:
     hours_kept: int = 1
     """Hours before the cursor's hour that are kept though nobody needs them. With 0, crossing an hour removes one."""
     checkpoint_ms: int = 5_000
-    """Between two checkpoints."""
+    """Time between two checkpoints."""
     hour_after_ms: int = 0
     """How long before a full hour the run begins; 0: drawn from the seed."""
     dispatch_ahead_ms: int = 8
@@ -190,6 +190,6 @@ def draw(world: World, seconds: int, fixed: Sequence[tuple[str, int]] = ()) -> S
 
 
 def slow_work_ns(shape: Shape) -> dict[str, int]:
-    """How long works take at most that are slower than others, by the name of their function."""
+    """By name of the function: longest duration of work that is slower than other work."""
     load_ms = min(shape.work_ms, shape.preload_ms // LOADS_SHARE)
     return {"MergeJob.run": shape.work_ms * MS, "LoadJob.run": load_ms * MS}
