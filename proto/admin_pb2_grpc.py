@@ -241,7 +241,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResetGroup(self, request, context):
-        """The group begins anew at another place: what is out is void, attempts begin at 1.
+        """Moves the group to another place. Deliveries in flight become invalid; attempts start at 1.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

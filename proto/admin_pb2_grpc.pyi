@@ -54,7 +54,7 @@ class AdminStub:
     """Nothing of the topic, or to the group, is handed out while it is paused; what is out can be settled."""
     SetGroupPaused: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetPausedRequest, _admin_pb2.Group]
     ResetGroup: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetGroupRequest, _admin_pb2.Group]
-    """The group begins anew at another place: what is out is void, attempts begin at 1."""
+    """Moves the group to another place. Deliveries in flight become invalid; attempts start at 1."""
     ListGroups: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListGroupsRequest, _admin_pb2.ListGroupsResponse]
     GetSettings: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSettingsRequest, _admin_pb2.Settings]
     UpdateSettings: _grpc.UnaryUnaryMultiCallable[_admin_pb2.Settings, _admin_pb2.Settings]
@@ -94,7 +94,7 @@ class AdminAsyncStub(AdminStub):
     """Nothing of the topic, or to the group, is handed out while it is paused; what is out can be settled."""
     SetGroupPaused: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetPausedRequest, _admin_pb2.Group]  # type: ignore[assignment]
     ResetGroup: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetGroupRequest, _admin_pb2.Group]  # type: ignore[assignment]
-    """The group begins anew at another place: what is out is void, attempts begin at 1."""
+    """Moves the group to another place. Deliveries in flight become invalid; attempts start at 1."""
     ListGroups: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListGroupsRequest, _admin_pb2.ListGroupsResponse]  # type: ignore[assignment]
     GetSettings: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSettingsRequest, _admin_pb2.Settings]  # type: ignore[assignment]
     UpdateSettings: _aio.UnaryUnaryMultiCallable[_admin_pb2.Settings, _admin_pb2.Settings]  # type: ignore[assignment]
@@ -221,7 +221,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ResetGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.Group, _abc.Awaitable[_admin_pb2.Group]]:
-        """The group begins anew at another place: what is out is void, attempts begin at 1."""
+        """Moves the group to another place. Deliveries in flight become invalid; attempts start at 1."""
 
     @_abc_1.abstractmethod
     def ListGroups(

@@ -299,7 +299,7 @@ class StagingCommand(_message.Message):
     EXPIRE_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     owner: _builtins.str
-    """Who stages, commits or aborts, while rights are on: the job's user. Empty: nobody's, or somebody who may do anything."""
+    """The user of the job, while rights are on. Empty: no user, or an administrator."""
     @_builtins.property
     def stage(self) -> Global___StageBlock: ...
     @_builtins.property

@@ -313,8 +313,8 @@ class Journal:
     def reset_to(self, index: int, term: int) -> None:
         """Fit the journal to an installed checkpoint up to (index, term).
 
-        Keeps the entries after it if the journal holds that entry, else begins anew there. Durable on return: to begin
-        anew blocks for two syncs. On DiskFullError nothing has changed.
+        Keeps the entries after it if the journal holds that entry, else drops all entries and starts there, which
+        blocks for two syncs. Durable on return. On DiskFullError nothing has changed.
         """
         self._check_usable()
         assert index >= self.base_index, f"checkpoint {index} is older than the base {self.base_index}"

@@ -40,7 +40,7 @@ KIND_MARK = 3
 """`index` is the commit index that was known when the record was written."""
 
 FLAG_RESET = 1
-"""The journal begins anew with this segment: earlier ones are void."""
+"""The journal starts again with this segment; earlier segments do not count."""
 
 _SEGMENT_MAGIC = b"TWJOURNL"
 _SEGMENT = struct.Struct("<8sIIQQQQQII")

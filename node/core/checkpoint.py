@@ -113,7 +113,7 @@ def restore(
 
 
 def _stopped() -> Failure:
-    text = "this node stops, or begins anew from a peer's checkpoint: ask again, or another node"
+    text = "this node stops, or starts again from a peer's checkpoint: ask again, or another node"
     return Failure(common_pb2.RECOVERING, text, {"retry_after_ms": "1000"})
 
 

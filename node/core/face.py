@@ -413,9 +413,9 @@ class CoreFace:
         topics."""
         core = self.core
         limits = core.topic_pending.limits() if core.topic_pending.wanted else {}
-        for _, name in sorted(found for found in core.state.named_topics() if found[0] > after_id):
+        for topic_id, name in sorted(found for found in core.state.named_topics() if found[0] > after_id):
             topic = core.state.topic_message(name)
-            if topic is not None:
+            if topic is not None and topic.topic_id == topic_id:  # else it was deleted and created in a pause
                 if name in limits:
                     topic.pending, topic.pending_max = limits[name]
                 yield topic
@@ -434,9 +434,9 @@ class CoreFace:
         An iterator, so that the caller can pause between groups."""
         core = self.core
         in_flight = core.delivery.in_flight_by_group()
-        for _, name in sorted(found for found in core.state.named_groups() if found[0] > after_id):
+        for group_id, name in sorted(found for found in core.state.named_groups() if found[0] > after_id):
             group = core.state.group_message(name)
-            if group is not None:
+            if group is not None and group.group_id == group_id:  # else it was deleted and created in a pause
                 group.consumers = len(core.delivery.sessions.of_group(group.group_id))
                 group.in_flight = in_flight[group.group_id]
                 yield group

@@ -77,8 +77,10 @@ class NodeHost:
         source: CheckpointSource | None = None,
         guards: Guards | None = None,
         report: Callable[[Reported], None] | None = None,
+        faults: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        """`report` gets lines for operators."""
+        """`report` gets lines for operators. `faults` gets the errors that fail a request, with their ids; None: such
+        an error raises."""
         self._config = config
         self._raft = raft
         self._identity = identity
@@ -90,6 +92,7 @@ class NodeHost:
         self._source = source
         self._guards = guards or Guards()
         self._report = report
+        self._faults = faults
         self._connected: set[str] = set()
         self._fetching = False
         self._copy: CheckpointCopy | None = None
@@ -119,6 +122,8 @@ class NodeHost:
         )
         if self._report is not None:
             core.announcements.subscribe(Reported, self._report)
+        if self._faults is not None:
+            core.serving.contain(self._faults)
         return core
 
     def _make_log(self, listener: LogListener, restored: Restored) -> ReplicatedLog:

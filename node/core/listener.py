@@ -79,7 +79,7 @@ class CoreListener:
         founding: FoundingDesk,
         members: MemberDesk,
     ) -> None:
-        """`checkpoint_needed`: this node is to begin anew from the checkpoint of this peer."""
+        """`checkpoint_needed`: this node must start again from the checkpoint of this peer."""
         self._core = core
         self._applied = applied
         self._reign = reign

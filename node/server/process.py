@@ -174,6 +174,7 @@ class NodeProcess:
                 on_fatal=self._fatal,
                 source=network,
                 report=_report,
+                faults=self._faults,
             )
         except (DiskError, ImpossibleStateError) as error:
             raise StartError(f"the data in {config.node.data_dir} cannot be used: {error}", EXIT_DATA) from None
@@ -199,7 +200,6 @@ class NodeProcess:
         consumer = ConsumerService(calls, config.core.batch_bytes_max * 4)
         admin = AdminService(calls, config.limits.status_streams_max, disk, reads, tls.reason)
         health = HealthReporter()
-        host.core.serving.contain(self._faults)
         clients = client_server(
             config.limits,
             calls,
@@ -403,8 +403,6 @@ class NodeProcess:
         stands = (core.term, core.leader_changes, core.phase)
         if stands != self._stood:
             self._stood = stands
-            # An installed checkpoint replaces the core.
-            core.serving.contain(self._faults)
             self._tell_role(host)
         return wants_ns
 

@@ -222,9 +222,9 @@ class AccessControl:
         self.limits_pending = False
         """Whether some user has a limit on pending messages."""
 
-    def users(self) -> Iterator[User]:
-        """Users by name."""
-        return (self._users[name] for name in sorted(self._users))
+    def users(self) -> list[User]:
+        """Users by name. Later changes do not change the list."""
+        return [self._users[name] for name in sorted(self._users)]
 
     def roles(self) -> list[access_pb2.AccessRole]:
         """Roles by name, the built-in one first."""

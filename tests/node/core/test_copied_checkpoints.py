@@ -57,7 +57,8 @@ class LateCopy:
 
 
 def test_slave_far_behind_gets_a_checkpoint() -> None:
-    """A slave whose next entry is no longer in the log takes over a checkpoint and ends equal."""
+    """A slave whose next entry is no longer in the log takes over a checkpoint and ends equal. Its new core contains
+    errors as the old one did."""
     config = replace(CoreConfig(), segment_bytes=1 << 16, checkpoint_period_ms=500)
     world = World(6, config=config)
     client = Client(world)
@@ -70,8 +71,13 @@ def test_slave_far_behind_gets_a_checkpoint() -> None:
     slave = next(n for n in world.nodes.values() if n is not master)
     slave.kill()
     load(world, client, 4)
+    faults: list[BaseException] = []
+    slave.faults = lambda error_id, error: faults.append(error)
     slave.start()
     world.run_until(lambda: slave.host is not None and slave.host.installs > 0)
+    assert slave.host is not None
+    slave.host.core.serving.side(lambda: next(iter(())))
+    assert [type(error) for error in faults] == [StopIteration]
     load(world, client, 1)
     world.run(6_000)
     assert not client.lost()

@@ -17,6 +17,7 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.snapshot import restore
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
+from tickwheel.proto.log_pb2 import AdminCommand
 from tickwheel.proto.scheduler_pb2 import MESSAGE_CANCELLED, SWEEP_FINISHED, SWEEP_STOPPED
 
 HOUR_MS = 3_600_000
@@ -219,3 +220,25 @@ def test_a_repeat_of_a_deletion_gets_the_answer_of_the_first() -> None:
             schedule(world, [("t", HOUR_MS, "k", [])])
             assert asked() == first
             assert counted(world, topic="t") == 1, "the repeat took what came after the first for its own"
+
+
+def test_a_listing_skips_nothing_when_a_name_is_created_anew_in_a_pause() -> None:
+    """Pages continue after the last id. A name that came back with a higher id must not lead past the others."""
+    world = trio()
+    for name in ("a", "b", "c"):
+        ask(world, partial(face(world).admin, admin(topic=name)))
+        ask(world, partial(face(world).admin, admin(group=name)))
+    topics, groups = face(world).topics(), face(world).groups()
+    before = [next(topics).name, next(groups).name]
+    delete_group(world, "b")
+    delete_topic(world, "b")
+    ask(world, partial(face(world).admin, admin(topic="b")))
+    ask(world, partial(face(world).admin, admin(group="b")))
+    assert [*before, *(topic.name for topic in topics), *(group.name for group in groups)] == ["a", "a", "c", "c"]
+
+
+def admin(topic: str = "", group: str = "") -> AdminCommand:
+    """The command that creates a topic or a group of topic c."""
+    if topic:
+        return AdminCommand(create_topic=admin_pb2.CreateTopicRequest(name=topic))
+    return AdminCommand(create_group=admin_pb2.CreateGroupRequest(name=group, topics=["c"]))

@@ -146,6 +146,8 @@ class Node:
         self.held: list[Callable[[], None]] = []
         self.copied_bytes = 0
         """Of checkpoints, received from peers."""
+        self.faults: Callable[[str, BaseException], None] | None = None
+        """Gets contained errors with their ids; None: errors raise."""
         self.copy_bytes_left: int | None = None
         """Before the link breaks; None: it does not."""
         self.calls: set[str] = set()
@@ -273,6 +275,7 @@ class Node:
             on_fatal=self._on_fatal,
             source=self,
             report=self.reported.append,
+            faults=self.faults,
         )
         self.host.start()
         for other in self.world_nodes():

@@ -237,3 +237,14 @@ def test_the_built_in_role_gives_everything() -> None:
     ann = control.user("ann")
     assert ann is not None
     assert all(control.rights_of(ann).everything(number) for number in ALL_RIGHTS)
+
+
+def test_a_list_of_users_outlasts_a_deletion() -> None:
+    """A listing pauses between users; deleting one meanwhile is no error."""
+    control = AccessControl()
+    for name in ("ann", "bob", "cid"):
+        applied(control, user(name))
+    listed = iter(control.users())
+    assert next(listed).name == "ann"
+    applied(control, AccessCommand(delete_user="bob"))
+    assert [one.name for one in listed] == ["bob", "cid"]
