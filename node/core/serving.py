@@ -17,10 +17,11 @@ Without `contain` every error propagates: in the simulation a mistake must not p
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ParamSpec
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
-from tickwheel.node.core.failure import Failure, node_fault
+from tickwheel.node.core.failure import Failure, RequestError, node_fault
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.replication.guard import ImpossibleMessageError
 from tickwheel.storage.disk import SyncFailedError
@@ -35,6 +36,7 @@ FATAL = (OwnWorkError, SyncFailedError, ImpossibleStateError, ImpossibleMessageE
 """The disk lost what was written, or the log or the state cannot be as it is: the node must not go on."""
 
 P = ParamSpec("P")
+T = TypeVar("T")
 Fail = Callable[[Failure], None]
 
 
@@ -92,6 +94,25 @@ class Serving:
             self.run(fail, lambda: callback(*args, **named))
 
         return piece
+
+    def start(self, coroutine: Coroutine[Promise[Any], None, T], done: Callable[[T | Failure], None]) -> None:
+        """Run a coroutine of the core to its end, each step as a piece of the request whose piece runs now. `done` gets
+        what it returns, or the failure of the RequestError that it raises. Other errors propagate from its steps."""
+
+        def step() -> None:
+            try:
+                awaited = coroutine.send(None)
+            except StopIteration as end:
+                result: T | Failure = end.value
+            except RequestError as error:
+                result = error.failure
+            else:
+                awaited.when_kept(resume)
+                return
+            done(result)
+
+        resume = self.bound(step)
+        step()
 
     def own(self, work: Callable[[], None]) -> None:
         """Do the node's own work. Errors end the node; in a piece of a request they raise as OwnWorkError."""

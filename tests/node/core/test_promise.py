@@ -1,0 +1,81 @@
+"""Coroutines of the core: resumed in the call that keeps their promise, refused by exception, contained like
+callbacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tickwheel.node.core.failure import Failure, RequestError, invalid
+from tickwheel.node.core.promise import Promise, answer_of
+from tickwheel.node.core.serving import Serving
+from tickwheel.proto import common_pb2
+
+REFUSAL = invalid("field", 1, "0").failure
+
+
+def test_a_coroutine_is_resumed_where_its_promise_is_kept() -> None:
+    """Not in a later turn: what happens between two promises is one step of the one who keeps the first."""
+    first, second = Promise[int](), Promise[int]()
+    answers: list[int | Failure] = []
+    seen: list[str] = []
+
+    async def request() -> int:
+        one = await first
+        seen.append("between")
+        return one + await second
+
+    Serving(lambda bits: 0).start(request(), answers.append)
+    assert not seen
+    first.keep(1)
+    assert seen == ["between"] and not answers
+    second.keep(2)
+    assert answers == [3]
+
+
+def test_kept_promises_do_not_suspend() -> None:
+    """A loop over answers that come at once neither nests nor waits."""
+
+    async def at_once() -> int:
+        promise = Promise[int]()
+        promise.keep(1)
+        return await promise
+
+    async def request() -> int:
+        return sum([await at_once() for _ in range(10_000)])
+
+    answers: list[Any] = []
+    Serving(lambda bits: 0).start(request(), answers.append)
+    assert answers == [10_000]
+
+
+def test_a_failure_is_raised_and_answered() -> None:
+    """The coroutine may catch it; else it is the answer."""
+    promise = Promise[int]()
+    other = Failure(common_pb2.WRONG_STATE, "caught")
+
+    async def request() -> int:
+        try:
+            await answer_of(lambda done: done(other))
+        except RequestError as error:
+            assert error.failure is other
+        return await promise
+
+    answers: list[Any] = []
+    Serving(lambda bits: 0).start(request(), answers.append)
+    promise.keep(REFUSAL)
+    assert answers == [REFUSAL]
+
+
+def test_an_error_in_a_later_step_fails_the_request_alone() -> None:
+    """Whoever keeps the promise is not concerned."""
+    serving, reported = Serving(lambda bits: 7), []
+    serving.contain(lambda error_id, error: reported.append(error))
+    promise, answers = Promise[int](), list[Any]()
+
+    async def request() -> int:
+        return 1 // await promise
+
+    serving.run(answers.append, lambda: serving.start(request(), answers.append))
+    promise.keep(0)
+    assert [type(error) for error in reported] == [ZeroDivisionError]
+    assert [answer.reason for answer in answers] == [common_pb2.NODE_FAULT]
