@@ -33,9 +33,10 @@ pipeline-demo: $(SPARK_STAMP) compiled java  ## A year of flights through Spark:
 test: $(DEV_STAMP) compiled java  ## Run all tests; ARGS="tests/wheel -k cursor" narrows them
 	@$(BIN)/python -m pytest $(or $(ARGS),$(LANES))
 
-lint: $(DEV_STAMP)  ## Style, formatting, strict types, freshness of the generated stubs
+lint: $(DEV_STAMP)  ## Style, formatting, dead code, strict types, freshness of the generated stubs
 	@echo 'ruff check'; $(BIN)/ruff check --quiet
 	@echo 'ruff format'; $(BIN)/ruff format --check --quiet || { $(BIN)/ruff format --check; exit 1; }
+	@echo 'vulture'; $(BIN)/python -m vulture
 	@echo 'mypy'; $(BIN)/mypy --no-error-summary
 	@echo 'stubs'; $(BIN)/python scripts/generate_stubs.py --check
 

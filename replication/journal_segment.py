@@ -143,7 +143,7 @@ def segment_path(directory: str, sequence: int) -> str:
 
 def segment_sequences(names: list[str]) -> list[int]:
     """Numbers of the segments among the names of a directory, ascending."""
-    return sorted(int(stem) for stem, dot, kind in (name.partition(".") for name in names) if kind == "segment")
+    return sorted(int(stem) for stem, _, kind in (name.partition(".") for name in names) if kind == "segment")
 
 
 def pack_record(

@@ -53,19 +53,15 @@ class DiskCounters:
     """Counts of a disk's calls, and evidence of the faults that took effect."""
 
     bytes_written: int = 0
-    bytes_read: int = 0
     writes: int = 0
     reads: int = 0
     syncs: int = 0
-    dir_syncs: int = 0
     syncs_failed: int = 0
     syncs_ignored: int = 0
     reads_failed: int = 0
     writes_refused: int = 0
-    crashes: int = 0
     pages_lost: int = 0
     pages_written_back: int = 0
-    pages_torn: int = 0
     dir_changes_lost: int = 0
 
 
@@ -104,7 +100,7 @@ class SimulatedFile:
 
     def read_at(self, offset: int, size: int) -> bytes:
         end = min(offset + size, self.size())
-        self._disk.note_read(self._path, max(0, end - offset))
+        self._disk.note_read(self._path)
         return self._content.read(offset, end)
 
     def truncate(self, size: int) -> None:
@@ -258,7 +254,6 @@ class SimulatedDisk:
         if not isinstance(directory, _Directory):
             raise DiskError(f"cannot open the directory {path!r}: No such file or directory")
         self._take_step()
-        self._counters.dir_syncs += 1
         self._fail_sync_if_told(path, None)
         if self._dir_sync_ignored_for is not None and self._dir_sync_ignored_for(path):
             self._counters.syncs_ignored += 1
@@ -289,7 +284,6 @@ class SimulatedDisk:
         order. Journalling file systems do better; nothing should depend on it.
         """
         rng = rng or self._rng
-        self._counters.crashes += 1
         pending = list(self._pending.values())
         if scattered:
             kept = _scattered(pending, rng)
@@ -380,12 +374,11 @@ class SimulatedDisk:
         self._counters.writes += 1
         self._counters.bytes_written += size
 
-    def note_read(self, path: str, size: int) -> None:
+    def note_read(self, path: str) -> None:
         if self._unreadable and path in self._unreadable:
             self._counters.reads_failed += 1
             raise DiskError(f"cannot read {path!r}: Input/output error")
         self._counters.reads += 1
-        self._counters.bytes_read += size
 
     def take_space(self, path: str, growth: int) -> None:
         self._take_step()
@@ -471,10 +464,9 @@ class SimulatedDisk:
             if isinstance(node, _Directory):
                 self._lose_unsynced(node, rng)
             else:
-                lost, kept, torn = node.crash(rng)
+                lost, kept = node.crash(rng)
                 self._counters.pages_lost += lost
                 self._counters.pages_written_back += kept
-                self._counters.pages_torn += torn
 
     def _fail_sync_if_told(self, path: str, content: PagedContent | None) -> None:
         if self._sync_failures_left > 0 and self._sync_fails_for(path):

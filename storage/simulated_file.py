@@ -88,13 +88,13 @@ class PagedContent:
             old[place] ^= mask
             self.old_pages[page] = bytes(old)
 
-    def crash(self, rng: Random) -> tuple[int, int, int]:
-        """Lose power: each changed page is old, new or torn. Returns the numbers of (lost, kept, torn) pages."""
+    def crash(self, rng: Random) -> tuple[int, int]:
+        """Lose power: each changed page is old, new or torn. Returns the numbers of (lost, kept) pages; a torn one is neither."""
         written_back_share = rng.choice((0.0, 0.0, 0.5, 0.9, 1.0))
         size = self._size_after_crash(rng)
         pages = self._changed_pages()
         data_end = len(self.data)
-        lost = kept = torn = 0
+        lost = kept = 0
         for page in sorted(pages):
             cut_off = page * PAGE_BYTES >= data_end
             if not cut_off and rng.random() < written_back_share:
@@ -103,7 +103,6 @@ class PagedContent:
             new_bytes = 0
             if not cut_off and written_back_share and rng.random() < 0.3:
                 new_bytes = rng.randrange(1, PAGE_BYTES // SECTOR_BYTES) * SECTOR_BYTES
-                torn += 1
             else:
                 lost += 1
             self._put_back(page, pages[page], new_bytes)
@@ -115,7 +114,7 @@ class PagedContent:
         self.size_bytes = self.durable_bytes = size
         self.old_pages.clear()
         self.lost_pages.clear()
-        return lost, kept, torn
+        return lost, kept
 
     def _size_after_crash(self, rng: Random) -> int:
         low, high = sorted((self.durable_bytes, self.size_bytes))

@@ -85,7 +85,6 @@ class Buffer:
         self._first_hour, self._last_hour = 0, -1
         self._extents = np.zeros(0, dtype=EXTENT)  # sorted by id
         self._recent: list[Units] = []
-        self._recent_count = 0
 
     def add(
         self,
@@ -113,7 +112,6 @@ class Buffer:
         else:
             self._first_hour, self._last_hour = min(self._first_hour, first), max(self._last_hour, last)
         self._recent.append(extents)
-        self._recent_count += len(extents)
         self.appends.append(units)
         self.records.append(records)
         self.units += len(units)
@@ -154,7 +152,7 @@ class Buffer:
         """All extents sorted by id."""
         if self._recent:
             self._extents = _sorted(np.concatenate([self._extents, *self._recent]))
-            self._recent, self._recent_count = [], 0
+            self._recent = []
         return self._extents
 
     def snapshot(self) -> tuple[Block, ...]:

@@ -38,11 +38,9 @@ class SimulatedExecutor:
         self._boot = machine.boot
         self._rng = rng
         self._free_ns = [0] * WORKERS
-        self.works = 0
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         """Run `work` in simulated time; `done` comes in a later turn of the machine."""
-        self.works += 1
         rng = self._rng
         # Log-uniform: mostly fast, sometimes the slow disk of a bad day.
         takes_ns = int(WORK_NS_LEAST * (WORK_NS_MOST / WORK_NS_LEAST) ** rng.random())

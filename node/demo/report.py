@@ -23,9 +23,6 @@ class Tally:
     unknown: int = 0
     """Deliveries that nobody scheduled."""
     early: int = 0
-    last_delivery_ms: int = 0
-    gap_ms: int = 0
-    """Longest time without a delivery around the loss of the master."""
 
     def __post_init__(self) -> None:
         self.seen = [0] * len(self.due_ms)

@@ -127,7 +127,6 @@ class Demo:
                 self.tally.take(int(place), arrived_ms)
             if self.events.killed_s and not self.events.first_delivery_ms and consumer.term > self._term_killed:
                 self.events.first_delivery_ms = round((time.monotonic() - self.events.killed_s) * 1_000)
-            self.tally.last_delivery_ms = arrived_ms
             self._lines.append(text.decode())
             batch.ack()
 

@@ -112,7 +112,7 @@ class Administration:
         state.cluster_id = command.cluster_id
         state.settings = settings
         state.members = {member.node_id: member for member in members}
-        return AdminResult(settings=settings.message(), members=tuple(members), members_changed=True)
+        return AdminResult(settings=settings.message(), members=tuple(members))
 
     def _change_settings(self, update: admin_pb2.Settings) -> AdminResult:
         state = self._state
@@ -381,11 +381,10 @@ class Administration:
         made = after(command, state.members, state.removed_ids)
         if isinstance(made, Failure):
             return AdminResult(failure=made)
-        changed_now = made.members != state.members
         state.members = dict(made.members)
         if made.removed_id:
             state.removed_ids.add(made.removed_id)
-        return AdminResult(members=tuple(state.members.values()), members_changed=changed_now)
+        return AdminResult(members=tuple(state.members.values()))
 
     # -- removal
 

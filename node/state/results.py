@@ -163,8 +163,6 @@ class AdminResult:
     settings: admin_pb2.Settings | None = None
     members: tuple[Member, ...] | None = None
     """All members after the command."""
-    members_changed: bool = False
-    """True: give `members` to the replicated log."""
     hour_min_kept: int = 0
     """After a removal: hours below are removed."""
     unsettled_removed: int = 0

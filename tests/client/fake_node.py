@@ -64,7 +64,6 @@ class FakeState:
         self.settled: dict[tuple[str, int], int] = {}
         self.attempts: dict[tuple[str, int], int] = {}
         self.leased: dict[tuple[str, int], float] = {}
-        self.accepted_batches = 0
         self.repeats = 0
         self.changed = asyncio.Event()
 
@@ -97,7 +96,6 @@ class FakeState:
         if producer_id:
             window[sequence] = ids
             self.producers[producer_id] = (sequence, window)
-        self.accepted_batches += 1
         self.poke()
         return ids, False
 

@@ -13,13 +13,12 @@ INDEXES_KEPT = 20_000
 
 
 class SameState(Checker):
-    """Compares whatever digests are taken, whenever they are taken. `compared` counts the pairs."""
+    """Compares whatever digests are taken, whenever they are taken."""
 
     promise: ClassVar[str] = "P8"
     kinds: ClassVar[tuple[type[Record], ...]] = (DigestSeen, ContentSeen)
 
     def __init__(self) -> None:
-        self.compared = 0
         self._digests: OrderedDict[int, DigestSeen] = OrderedDict()
         self._contents: OrderedDict[int, ContentSeen] = OrderedDict()
 
@@ -34,7 +33,6 @@ class SameState(Checker):
             if len(self._digests) > INDEXES_KEPT:
                 self._digests.popitem(last=False)
             return
-        self.compared += 1
         if known.digest != record.digest:
             ours, theirs = dict(record.parts), dict(known.parts)
             parts = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))

@@ -342,15 +342,16 @@ def test_members(driver: Driver) -> None:
         )
         return driver.apply(admin(add_member=member))[0]
 
-    assert add("a", "u1").members_changed, "the uuid becomes known"
-    assert not add("a", "u1").members_changed
+    known = add("a", "u1").members
+    assert [m.disk_uuid for m in known] == ["u1"], "the uuid becomes known"
+    assert add("a", "u1").members == known
     assert reason(add("a", "u2")) == pb.WRONG_STATE
     assert reason(add("b", "u1")) == pb.WRONG_STATE
-    assert add("b", "u2").members_changed
+    assert [m.node_id for m in add("b", "u2").members] == ["a", "b"]
     assert reason(add("b", "u2", port=7)) == pb.NAME_TAKEN
     assert [m.node_id for m in driver.state.members()] == ["a", "b"]
     remove = admin(remove_member=admin_pb2.RemoveMemberRequest(node_id="b"))
-    assert driver.apply(remove)[0].members_changed
+    assert [m.node_id for m in driver.apply(remove)[0].members] == ["a"]
     assert reason(add("b", "u3")) == pb.WRONG_STATE
     assert reason(driver.apply(admin(remove_member=admin_pb2.RemoveMemberRequest(node_id="a")))[0]) == pb.WRONG_STATE
 
