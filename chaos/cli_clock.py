@@ -20,7 +20,8 @@ from rich.table import Table
 
 from tickwheel.chaos.live.clock_cases import CASES, Case
 from tickwheel.chaos.live.clock_run import play, print_rows, row_of
-from tickwheel.chaos.live.report import TOLD_MAX, write_files
+from tickwheel.chaos.live.page import write_files
+from tickwheel.chaos.live.report import TOLD_MAX
 from tickwheel.chaos.live.supervisor import RunFailed
 from tickwheel.chaos.live.verdict import Verdict
 

@@ -22,8 +22,9 @@ from tickwheel.chaos.live.losses import Kind, measure
 from tickwheel.chaos.live.losses_report import as_json as figures_of
 from tickwheel.chaos.live.losses_report import print_losses
 from tickwheel.chaos.live.namespaces import NamespacesRefused
+from tickwheel.chaos.live.page import write_files
 from tickwheel.chaos.live.plan import UnknownFamily, families_of
-from tickwheel.chaos.live.report import print_report, replay_command, write_files
+from tickwheel.chaos.live.report import print_report, replay_command
 from tickwheel.chaos.live.second_opinion import AuditFailed, add_opinion, check_extra, export, opinion
 from tickwheel.chaos.live.supervisor import RunFailed, RunOptions, Supervisor
 from tickwheel.chaos.live.switch import switch_for

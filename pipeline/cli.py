@@ -9,60 +9,36 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tickwheel.client.errors import RequestRefused
-from tickwheel.pipeline.cli_cold import cold_app, freeze, promote
+from tickwheel.pipeline.cli_app import (
+    TIMEOUT_S,
+    AdminCertFile,
+    CaFile,
+    CertFile,
+    Endpoints,
+    KeyFile,
+    Master,
+    Memory,
+    Timeout,
+    app,
+    connection_to,
+    failed,
+    source_options,
+    spark_session,
+)
+from tickwheel.pipeline.cli_cold import cold_app
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from tickwheel.pipeline.load import Progress
-    from tickwheel.pipeline.options import Connection
 
-app = typer.Typer(
-    help="Bulk work on Spark: build and load, generate, forecast, audit, archive and replay.", no_args_is_help=True
-)
 app.add_typer(cold_app, name="cold")
-app.command()(freeze)
-app.command()(promote)
 
-Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
-Memory = Annotated[str, typer.Option(help="Heap of Spark's driver, for instance 2g or 512m.")]
-CaFile = Annotated[str, typer.Option(help="TLS: who signs the nodes' certificates.")]
-CertFile = Annotated[str, typer.Option(help="TLS: the own certificate.")]
-KeyFile = Annotated[str, typer.Option(help="TLS: its key.")]
 _WHEN = "A time like 2026-11-21 or 2026-11-21T10:00 (UTC), or milliseconds since 1970."
-Endpoints = Annotated[str, typer.Option(help="Addresses of nodes, host:port, with commas between.")]
-
-
-@contextmanager
-def _spark(master: str, memory: str, *, quick: bool = False) -> Iterator[SparkSession]:
-    """A session; one that this process had before is left as it is."""
-    from pyspark.sql import SparkSession
-
-    from tickwheel.pipeline.session import NoJavaError, SessionConfig, build_session
-
-    ours = SparkSession.getActiveSession() is None
-    try:
-        session = build_session(SessionConfig(master=master, driver_memory=memory, quick=quick))
-    except NoJavaError as error:
-        raise _failed(str(error)) from None
-    try:
-        yield session
-    finally:
-        if ours:
-            session.stop()
-
-
-def _failed(text: str) -> RequestRefused:
-    return RequestRefused(text, "PIPELINE")
 
 
 @app.command()
@@ -86,14 +62,14 @@ def build(
 
     try:
         config = BuildConfig(topic=topic, slot_ms=slot_ms, on_rejected=on_rejected, tasks=tasks)
-        with _spark(master, memory, quick=True) as spark:
+        with spark_session(master, memory, quick=True) as spark:
             started = time.monotonic()
             made = build_parquet(spark, source, out, config)
             seconds = time.monotonic() - started
     except (BuildError, SchemaError) as error:
-        raise _failed(str(error)) from None
+        raise failed(str(error)) from None
     except PySparkException as error:
-        raise _failed(f"{source}: {str(error).splitlines()[0]}") from None
+        raise failed(f"{source}: {str(error).splitlines()[0]}") from None
     print(
         f"{made.units:,} messages in {len(made.bundles)} bundles ({made.bytes / 1e6:,.0f} MB), "
         f"{made.rejected:,} rows rejected; {seconds:.1f} s, {made.units / seconds:,.0f} messages/s"
@@ -105,10 +81,10 @@ def load(
     folder: Annotated[str, typer.Argument(metavar="OUT", help="What `build` made; a path, or file:///.")],
     endpoints: Endpoints,
     job_id: Annotated[str, typer.Option(help="Names the load; by default it follows from what was built.")] = "",
-    ca_file: Annotated[str, typer.Option(help="TLS: who signs the nodes' certificates.")] = "",
-    cert_file: Annotated[str, typer.Option(help="TLS: the own certificate, with the admin role.")] = "",
-    key_file: Annotated[str, typer.Option(help="TLS: its key.")] = "",
-    timeout_s: Annotated[float, typer.Option(help="How long an unreachable cluster is tried, in seconds.")] = 15.0,
+    ca_file: CaFile = "",
+    cert_file: AdminCertFile = "",
+    key_file: KeyFile = "",
+    timeout_s: Timeout = TIMEOUT_S,
 ) -> None:
     """Load what was built into a running cluster. Repeating it goes on where it was; nothing is loaded twice."""
     from tickwheel.client import AsyncClient
@@ -116,7 +92,7 @@ def load(
     from tickwheel.pipeline.load import load as load_build
     from tickwheel.pipeline.manifest import ManifestError
 
-    connection = _connection(endpoints, ca_file, cert_file, key_file)
+    connection = connection_to(endpoints, ca_file, cert_file, key_file)
 
     async def go() -> Progress:
         async with AsyncClient(connection.endpoints, tls=connection.tls, timeout_s=timeout_s) as client:
@@ -125,7 +101,7 @@ def load(
     try:
         done = asyncio.run(go())
     except (LoadError, ManifestError) as error:
-        raise _failed(str(error)) from None
+        raise failed(str(error)) from None
     sent = sum(done.sent_bytes.values()) / 1e6
     what = f"{done.taken_units:,} messages taken over in {done.taken} bundles"
     print(f"\r{what}; {sent:,.0f} MB sent in {done.seconds:.1f} s")
@@ -171,7 +147,7 @@ def generate(
             burst_share=burst_share,
         )
     except ValueError as error:
-        raise _failed(str(error)) from None
+        raise failed(str(error)) from None
     print(f"{write_schedule(config, path):,} messages in {path}")
 
 
@@ -199,24 +175,24 @@ def forecast(
     from tickwheel.pipeline import forecast as looking
 
     if bool(source) == bool(endpoints):
-        raise _failed("either a Parquet file or --endpoints must be given")
+        raise failed("either a Parquet file or --endpoints must be given")
     if endpoints:
-        _connection(endpoints, ca_file, cert_file, key_file)
+        connection_to(endpoints, ca_file, cert_file, key_file)
     try:
         config = looking.ForecastConfig(start_ms or int(time.time() * 1_000), days, capacity)
-        with _spark(master, memory) as spark:
+        with spark_session(master, memory) as spark:
             if source:
                 frame = spark.read.parquet(source)
             else:
                 reader = spark.read.format("tickwheel").option("content", "false")
-                reader = reader.options(**_given(endpoints, ca_file, cert_file, key_file))
+                reader = reader.options(**source_options(endpoints, ca_file, cert_file, key_file))
                 reader = reader.option("due_ms_min", str(config.start_ms)).option("due_ms_max", str(config.end_ms))
                 frame = reader.load()
             found = looking.forecast(frame, config)
     except looking.ForecastError as error:
-        raise _failed(str(error)) from None
+        raise failed(str(error)) from None
     except PySparkException as error:
-        raise _failed(f"{source or endpoints}: {str(error).splitlines()[0]}") from None
+        raise failed(f"{source or endpoints}: {str(error).splitlines()[0]}") from None
     print(looking.tables(found))
     for path in looking.plots(found, out) if out is not None else []:
         print(path)
@@ -249,16 +225,16 @@ def archive(
     from tickwheel.pipeline.archive_place import ArchiveError
     from tickwheel.pipeline.settled import LettersGoingError
 
-    connection = _connection(endpoints, ca_file, cert_file, key_file)
+    connection = connection_to(endpoints, ca_file, cert_file, key_file)
     names = [name.strip() for name in group.split(",") if name.strip()]
     from_ms, to_ms = _time_ms("--from", from_), _time_ms("--to", to)
     try:
-        with _spark(master, memory) as spark:
+        with spark_session(master, memory) as spark:
             added = add(spark, folder, connection, names, from_ms=from_ms, to_ms=to_ms)
     except (ArchiveError, LettersGoingError) as error:
-        raise _failed(str(error)) from None
+        raise failed(str(error)) from None
     except PySparkException as error:
-        raise _failed(f"{folder}: {str(error).strip().splitlines()[0]}") from None
+        raise failed(f"{folder}: {str(error).strip().splitlines()[0]}") from None
     for one in added:
         how = ", ".join(f"{count:,} {what}" for what, count in sorted(one.how.items()) if what != "dead")
         print(
@@ -297,35 +273,20 @@ def replay(
     from tickwheel.pipeline.archive import read_archive
     from tickwheel.pipeline.archive_place import ArchiveError
 
-    connection = _connection(endpoints, ca_file, cert_file, key_file)
+    connection = connection_to(endpoints, ca_file, cert_file, key_file)
     config = again.ReplayConfig(where, shift, due, topic)
     try:
-        with _spark(master, memory) as spark:
+        with spark_session(master, memory) as spark:
             rows = read_archive(spark, folder)
             if dry_run:
                 print(again.summary(again.selected(rows, config)))
                 return
             count = again.replay(rows, connection, job_id, config)
     except (ArchiveError, again.ReplayError) as error:
-        raise _failed(str(error)) from None
+        raise failed(str(error)) from None
     except PySparkException as error:
-        raise _failed(str(error).strip().splitlines()[0]) from None
+        raise failed(str(error).strip().splitlines()[0]) from None
     print(f"{count:,} messages scheduled as job {job_id}; under that name none of them is scheduled again")
-
-
-def _given(endpoints: str, ca_file: str, cert_file: str, key_file: str) -> dict[str, str]:
-    """As options of the data source."""
-    given = {"endpoints": endpoints, "ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
-    return {name: value for name, value in given.items() if value}
-
-
-def _connection(endpoints: str, ca_file: str, cert_file: str, key_file: str) -> Connection:
-    from tickwheel.pipeline.options import CONNECTION, OptionError, Options, connection_of
-
-    try:
-        return connection_of(Options(_given(endpoints, ca_file, cert_file, key_file), CONNECTION), 15.0)
-    except OptionError as error:
-        raise _failed(str(error)) from None
 
 
 def _time_ms(option: str, text: str) -> int:
@@ -335,7 +296,7 @@ def _time_ms(option: str, text: str) -> int:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise _failed(f"{option}: {text!r}: {_WHEN}") from None
+        raise failed(f"{option}: {text!r}: {_WHEN}") from None
     return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1_000)
 
 
@@ -354,14 +315,14 @@ def demo(
     from tickwheel.pipeline.session import NoJavaError
 
     if out is not None and out.exists() and any(out.iterdir()):
-        raise _failed(f"{out}: it is not empty; name a new folder")
+        raise failed(f"{out}: it is not empty; name a new folder")
     folder = out or Path(tempfile.mkdtemp(prefix="tickwheel-pipeline-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
     try:
         good = PipelineDemo(DemoConfig(folder.absolute(), days, seconds, master=master), console).run()
     except (NoJavaError, FlightsMissingError) as error:
-        raise _failed(str(error)) from None
+        raise failed(str(error)) from None
     except KeyboardInterrupt:
         console.print("\nended; all processes are stopped")
         raise typer.Exit(130) from None
@@ -396,22 +357,22 @@ def audit(
     from tickwheel.pipeline.event_export import export_events
 
     if bool(directories) == (events is not None):
-        raise _failed("either data directories or --events must be given")
+        raise failed("either data directories or --events must be given")
     written = [name for name in ("lost", "early", "duplicated", "lateness") if (out / name).exists()]
     if written:
-        raise _failed(f"{out / written[0]}: it is there already; name a new folder for each audit")
+        raise failed(f"{out / written[0]}: it is there already; name a new folder for each audit")
     if events is not None and not any(events.glob("*.parquet")):
-        raise _failed(f"{events}: there is no Parquet file in it")
+        raise failed(f"{events}: there is no Parquet file in it")
     if events is None:
         named = {name: Path(path) for name, _, path in (item.partition("=") for item in directories or ())}
         for name, path in named.items():
             if not name or not (path / "events").is_dir():
-                raise _failed(f"{name}={path}: there is no folder {path}/events")
+                raise failed(f"{name}={path}: there is no folder {path}/events")
         events = out / "events"
         if events.exists() and any(events.iterdir()):
-            raise _failed(f"{events}: it is not empty; name a new folder for each audit")
+            raise failed(f"{events}: it is not empty; name a new folder for each audit")
         export_events(named, events)
-    with _spark(master, memory) as spark:
+    with spark_session(master, memory) as spark:
         config = judging.AuditConfig(until_ms or int(time.time() * 1_000) - 10_000, early_ms)
         found = judging.audit(spark.read.parquet(str(events)), config)
         print(judging.report(found, out))

@@ -5,12 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tickwheel.client.errors import RequestRefused
+from tickwheel.pipeline.cli_app import (
+    TIMEOUT_S,
+    AdminCertFile,
+    CaFile,
+    Endpoints,
+    KeyFile,
+    Master,
+    Memory,
+    Timeout,
+    app,
+    connection_to,
+    failed,
+    spark_session,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,13 +36,6 @@ cold_app = typer.Typer(help="The cold tier: what waits in Parquet outside the cl
 Folder = Annotated[
     str, typer.Argument(metavar="COLD", help="Folder that all machines of Spark mount: a path, or file:///.")
 ]
-Endpoints = Annotated[str, typer.Option(help="Addresses of nodes, host:port, with commas between.")]
-Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
-Memory = Annotated[str, typer.Option(help="Heap of Spark's driver, for instance 2g or 512m.")]
-CaFile = Annotated[str, typer.Option(help="TLS: who signs the nodes' certificates.")]
-CertFile = Annotated[str, typer.Option(help="TLS: the own certificate, with the admin role.")]
-KeyFile = Annotated[str, typer.Option(help="TLS: its key.")]
-Timeout = Annotated[float, typer.Option(help="How long an unreachable cluster is tried, in seconds.")]
 
 
 def _clients(
@@ -38,25 +43,9 @@ def _clients(
 ) -> Callable[[], AsyncClient]:
     """What makes a client; what is wrong with the options is told now."""
     from tickwheel.client import AsyncClient
-    from tickwheel.pipeline.options import CONNECTION, OptionError, Options, connection_of
 
-    given = {"endpoints": endpoints, "ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
-    options = Options({name: value for name, value in given.items() if value}, CONNECTION)
-    try:
-        connection = connection_of(options, timeout_s)
-    except OptionError as error:
-        raise _failed(str(error)) from None
+    connection = connection_to(endpoints, ca_file, cert_file, key_file, timeout_s)
     return lambda: AsyncClient(connection.endpoints, tls=connection.tls, timeout_s=timeout_s)
-
-
-def _failed(text: str) -> RequestRefused:
-    return RequestRefused(text, "PIPELINE")
-
-
-def _session(master: str, memory: str) -> AbstractContextManager[SparkSession]:
-    from tickwheel.pipeline.cli import _spark
-
-    return _spark(master, memory)
 
 
 def _run(work: Coroutine[Any, Any, A]) -> A:
@@ -66,9 +55,10 @@ def _run(work: Coroutine[Any, Any, A]) -> A:
     try:
         return asyncio.run(work)
     except (ColdError, LoadError) as error:
-        raise _failed(str(error)) from None
+        raise failed(str(error)) from None
 
 
+@app.command()
 def freeze(
     source: Annotated[str, typer.Argument(metavar="IN.parquet", help="Parquet: a path, or a URI that Spark reads.")],
     folder: Folder,
@@ -78,9 +68,9 @@ def freeze(
     job_id: Annotated[str, typer.Option(help="Names the job; by default it follows from the file's bytes.")] = "",
     tasks: Annotated[int, typer.Option(help="Tasks into which the days are spread; 0: few for few rows.")] = 0,
     ca_file: CaFile = "",
-    cert_file: CertFile = "",
+    cert_file: AdminCertFile = "",
     key_file: KeyFile = "",
-    timeout_s: Timeout = 15.0,
+    timeout_s: Timeout = TIMEOUT_S,
     master: Master = "local[*]",
     memory: Memory = "2g",
 ) -> None:
@@ -106,14 +96,14 @@ def freeze(
         if manifest is not None:
             manifest = store.finish(manifest)
         else:
-            with _session(master, memory) as spark:
+            with spark_session(master, memory) as spark:
                 _run(reach())  # rather than write all parts and then find nobody who takes them
                 config = FreezeConfig(topic, horizon_days, tasks)
                 manifest = write_parts(spark.read.parquet(source), folder, job, config)
     except (ColdError, SchemaError) as error:
-        raise _failed(str(error)) from None
+        raise failed(str(error)) from None
     except PySparkException as error:
-        raise _failed(f"{source}: {str(error).splitlines()[0]}") from None
+        raise failed(f"{source}: {str(error).splitlines()[0]}") from None
     written = manifest
 
     async def go() -> ColdJob | None:
@@ -132,6 +122,7 @@ def freeze(
         print(f"{manifest.rejected:,} rows cannot be messages, with reasons: {store.folder / REJECTED / job}")
 
 
+@app.command()
 def promote(
     folder: Folder,
     endpoints: Endpoints,
@@ -140,9 +131,9 @@ def promote(
     ] = 0,
     horizon_days: Annotated[float, typer.Option(help="So many days ahead messages are loaded.")] = 30.0,
     ca_file: CaFile = "",
-    cert_file: CertFile = "",
+    cert_file: AdminCertFile = "",
     key_file: KeyFile = "",
-    timeout_s: Timeout = 15.0,
+    timeout_s: Timeout = TIMEOUT_S,
     master: Master = "local[*]",
     memory: Memory = "2g",
 ) -> None:
@@ -155,7 +146,7 @@ def promote(
         async with clients() as client:
             return await Promoter(spark, client, folder).run(until_ms, horizon_days)
 
-    with _session(master, memory) as spark:
+    with spark_session(master, memory) as spark:
         done = _run(go(spark))
     print(f"{done.messages:,} messages of {done.parts} parts, {done.moved:,} of them at times that they had been moved "
           f"to; {done.seconds:.1f} s")  # fmt: skip
@@ -163,7 +154,7 @@ def promote(
         print(f"late: {done.late:,} messages, cancelled ones included, were due before, the first "
               f"{done.late_ms_max / 3_600_000:,.1f} hours ago; they are delivered now, and counted")  # fmt: skip
     if done.problems:
-        raise _failed("not loaded: " + "; ".join(done.problems))
+        raise failed("not loaded: " + "; ".join(done.problems))
 
 
 @cold_app.command()
@@ -171,9 +162,9 @@ def status(
     folder: Folder,
     endpoints: Endpoints,
     ca_file: CaFile = "",
-    cert_file: CertFile = "",
+    cert_file: AdminCertFile = "",
     key_file: KeyFile = "",
-    timeout_s: Timeout = 15.0,
+    timeout_s: Timeout = TIMEOUT_S,
 ) -> None:
     """What waits, when it is due, whether its files are there. Exit code 1 if something is late or missing."""
     from tickwheel.pipeline.cold_status import examine, text_of
@@ -194,9 +185,9 @@ def clean(
     folder: Folder,
     endpoints: Endpoints,
     ca_file: CaFile = "",
-    cert_file: CertFile = "",
+    cert_file: AdminCertFile = "",
     key_file: KeyFile = "",
-    timeout_s: Timeout = 15.0,
+    timeout_s: Timeout = TIMEOUT_S,
 ) -> None:
     """Delete the files of parts that are loaded and that no moved message needs any more."""
     from tickwheel.pipeline.cold_status import remove_loaded

@@ -89,7 +89,7 @@ class PagedContent:
             self.old_pages[page] = bytes(old)
 
     def crash(self, rng: Random) -> tuple[int, int]:
-        """Lose power: each changed page is old, new or torn. Returns the numbers of (lost, kept) pages; a torn one is neither."""
+        """Lose power: each changed page is old, new or torn. Returns the numbers of (lost, kept) pages."""
         written_back_share = rng.choice((0.0, 0.0, 0.5, 0.9, 1.0))
         size = self._size_after_crash(rng)
         pages = self._changed_pages()

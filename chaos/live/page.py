@@ -225,3 +225,9 @@ def page(verdict: Verdict) -> str:
 </main><script>const run={{seconds:{picture.seconds},width:{picture.width},...{_data(verdict)}}};
 {SCRIPT_FILE.read_text(encoding="utf-8")}</script></body></html>
 """
+
+
+def write_files(verdict: Verdict, directory: Path) -> None:
+    """`report.json` and `report.html`."""
+    (directory / "report.json").write_text(json.dumps(verdict.as_json(), indent=1), encoding="utf-8")
+    (directory / "report.html").write_text(page(verdict), encoding="utf-8")

@@ -1,14 +1,12 @@
-"""A verdict as people read it: headline, key figures, tables for the terminal, and the files of a run.
+"""A verdict as people read it: headline, key figures, and tables for the terminal.
 
 Owns the words; the page (`page.py`) shows the same ones.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -129,14 +127,6 @@ def replay_command(verdict: Verdict) -> str:
         f"--faults {families} --rate {run.get('rate', 0):g} --seed {run.get('seed')}"
         f"{' --netns' if run.get('netns') else ''}"
     )
-
-
-def write_files(verdict: Verdict, directory: Path) -> None:
-    """`report.json` and `report.html`."""
-    from tickwheel.chaos.live.page import page
-
-    (directory / "report.json").write_text(json.dumps(verdict.as_json(), indent=1), encoding="utf-8")
-    (directory / "report.html").write_text(page(verdict), encoding="utf-8")
 
 
 def _plain(*columns: tuple[str, bool]) -> Table:

@@ -58,18 +58,18 @@ def hung_install(scene: Scene, machine: Machine, planned: PlannedFault, rng: ran
     """A slave's own checkpoint hangs in its disk while one of a peer arrives. In the end it gets through to the disk,
     and the process dies before it hears of that."""
     slave = _slave(scene, machine)
-    before = slave.works_hung
-    slave.hung_work = CHECKPOINT_WORK
+    before = slave.work_faults.hung
+    slave.work_faults.hung_work = CHECKPOINT_WORK
     _ask_for_checkpoint(slave)
 
     def end() -> None:
         behind.end()
-        slave.hung_work = ""
+        slave.work_faults.hung_work = ""
         scene.world.after(rng.randrange(HELD_NS, 4 * HELD_NS), slave.kill)
         scene.world.after(rng.randrange(4 * HELD_NS, 8 * HELD_NS), slave.start)
 
     behind = _Behind(scene, slave, rng)
-    return Active(end, lambda: slave.works_hung - before)
+    return Active(end, lambda: slave.work_faults.hung - before)
 
 
 def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
@@ -79,14 +79,14 @@ def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, r
     def again() -> None:
         if state["over"]:
             return
-        machine.hung_work = CHECKPOINT_WORK
+        machine.work_faults.hung_work = CHECKPOINT_WORK
         _ask_for_checkpoint(machine)
-        scene.world.after(rng.randrange(20 * MS, 200 * MS), strike, machine.works_hung)
+        scene.world.after(rng.randrange(20 * MS, 200 * MS), strike, machine.work_faults.hung)
 
     def strike(before: int) -> None:
         if state["over"]:
             return
-        if machine.works_hung > before:
+        if machine.work_faults.hung > before:
             counted = machine.disk.counters()
             machine.lose_power()
             after = machine.disk.counters()
@@ -96,7 +96,7 @@ def power_in_checkpoint(scene: Scene, machine: Machine, planned: PlannedFault, r
 
     def end() -> None:
         state["over"] = 1
-        machine.hung_work = ""
+        machine.work_faults.hung_work = ""
         machine.kill()
         scene.world.after(1, machine.start)
 

@@ -15,10 +15,10 @@ STEPS_MOST = 40
 def slow_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
     factor = rng.choice((5.0, 20.0, 60.0))
     before = machine.disk.counters().syncs
-    machine.disk_slowness *= factor
+    machine.work_faults.slowness *= factor
 
     def end() -> None:
-        machine.disk_slowness /= factor
+        machine.work_faults.slowness /= factor
 
     return Active(end, lambda: machine.disk.counters().syncs - before)
 
@@ -49,9 +49,10 @@ def disk_full(scene: Scene, machine: Machine, planned: PlannedFault, rng: random
 
 def hung_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
     """No work of the disk returns until the end, without an error."""
-    before = machine.works_hung
-    machine.hangs_until_ns = max(machine.hangs_until_ns, scene.world.now_ns + planned.length_ns)
-    return Active(nothing, lambda: machine.works_hung - before)
+    faults = machine.work_faults
+    before = faults.hung
+    faults.hangs_until_ns = max(faults.hangs_until_ns, scene.world.now_ns + planned.length_ns)
+    return Active(nothing, lambda: faults.hung - before)
 
 
 def power_in_work(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:

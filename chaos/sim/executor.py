@@ -10,13 +10,11 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from tickwheel.chaos.sim.world import MS, World
 from tickwheel.storage.simulated import PowerLost
-
-if TYPE_CHECKING:
-    from tickwheel.chaos.sim.node import Machine
 
 WORKERS = 4
 WORK_NS_LEAST = 100_000
@@ -29,10 +27,42 @@ HELD_NS = 50 * MS
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
+class WorkFaults:
+    """What slows or stops the work of one machine through all its boots. Faults set it."""
+
+    slowness: float = 1.0
+    slow_work_ns: dict[str, int] = field(default_factory=dict)
+    """By name of the function: longest duration of work that is slower than other work."""
+    hangs_until_ns: int = 0
+    """Time until which no work returns."""
+    hung_work: str = ""
+    """Works of functions whose name begins so return only when this is empty again."""
+    hung: int = 0
+    """Number of works that hung."""
+
+
+class Host(Protocol):
+    """The machine, as its executor sees it."""
+
+    work_faults: WorkFaults
+    boot: int
+    frozen: bool
+
+    @property
+    def process(self) -> object | None: ...
+
+    def when_thawed(self, function: Callable[..., None], *args: Any) -> None: ...
+
+    def power_lost(self) -> None: ...
+
+    def deliver(self, function: Callable[..., object], *args: Any) -> None: ...
+
+
 class SimulatedExecutor:
     """`replication.ports.Executor` of one boot of a machine; a later boot has its own."""
 
-    def __init__(self, world: World, machine: Machine, rng: random.Random) -> None:
+    def __init__(self, world: World, machine: Host, rng: random.Random) -> None:
         self._world = world
         self._machine = machine
         self._boot = machine.boot
@@ -41,11 +71,11 @@ class SimulatedExecutor:
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
         """Run `work` in simulated time; `done` comes in a later turn of the machine."""
-        rng = self._rng
+        rng, faults = self._rng, self._machine.work_faults
         # Log-uniform: mostly fast, sometimes the slow disk of a bad day.
         takes_ns = int(WORK_NS_LEAST * (WORK_NS_MOST / WORK_NS_LEAST) ** rng.random())
-        takes_ns = int(takes_ns * min(self._machine.disk_slowness, SLOWNESS_MOST))
-        slow_ns = self._machine.slow_work_ns.get(work.__qualname__, 0)
+        takes_ns = int(takes_ns * min(faults.slowness, SLOWNESS_MOST))
+        slow_ns = faults.slow_work_ns.get(work.__qualname__, 0)
         if slow_ns:
             takes_ns = max(takes_ns, int(slow_ns * rng.random()))
         start_ns = max(self._world.now_ns, heapq.heappop(self._free_ns))
@@ -57,16 +87,16 @@ class SimulatedExecutor:
     def _take_effect(
         self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None], end_ns: int
     ) -> None:
-        machine = self._machine
+        machine, faults = self._machine, self._machine.work_faults
         if machine.boot != self._boot or machine.process is None:
             return
-        if machine.hangs_until_ns > self._world.now_ns:
-            machine.works_hung += 1
-            late_ns = machine.hangs_until_ns - self._world.now_ns
+        if faults.hangs_until_ns > self._world.now_ns:
+            faults.hung += 1
+            late_ns = faults.hangs_until_ns - self._world.now_ns
             self._world.after(late_ns, self._take_effect, work, done, end_ns + late_ns)
             return
-        if machine.hung_work and work.__qualname__.startswith(machine.hung_work):
-            machine.works_hung += 1
+        if faults.hung_work and work.__qualname__.startswith(faults.hung_work):
+            faults.hung += 1
             self._world.after(HELD_NS, self._take_effect_unheard, work)
             return
         if machine.frozen:
@@ -89,7 +119,7 @@ class SimulatedExecutor:
         machine = self._machine
         if machine.boot != self._boot or machine.process is None:
             return
-        if machine.hung_work:
+        if machine.work_faults.hung_work:
             self._world.after(HELD_NS, self._take_effect_unheard, work)
         else:
             work()

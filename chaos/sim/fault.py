@@ -5,18 +5,39 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tickwheel.chaos.sim.history import History
 from tickwheel.chaos.sim.network import Fabric
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import SECOND, World
 
-if TYPE_CHECKING:
-    from tickwheel.chaos.sim.operators import Operators
-
 EXCUSE_ECHO_NS = 3 * SECOND
 """A process may stop itself because of a fault this long after the fault has ended."""
+
+
+class Operators(Protocol):
+    """The operators of the cluster, as faults ask for changes of its members."""
+
+    lost: str
+    """A member whose disk was wiped, until it is removed; empty if there is none."""
+    promoted: set[str]
+    """Newcomers that came to count."""
+    removed: set[str]
+
+    def unfinished(self) -> str:
+        """The change that is under way, in words; empty without one."""
+        ...
+
+    def add(self, machine: Machine) -> None: ...
+
+    def remove(self, machine: Machine) -> None: ...
+
+    def can_lose(self, machine: Machine) -> bool:
+        """Whether the cluster can replace this member if its disk is wiped now."""
+        ...
+
+    def replace_lost(self, machine: Machine, by: Machine) -> None: ...
 
 
 class Scene(Protocol):

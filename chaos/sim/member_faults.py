@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
-from tickwheel.chaos.sim.fault import Active, PlannedFault, Scene, nothing
+from tickwheel.chaos.sim.fault import Active, Operators, PlannedFault, Scene, nothing
 from tickwheel.chaos.sim.network_faults import block, links_of
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import MS
-
-if TYPE_CHECKING:
-    from tickwheel.chaos.sim.operators import Operators
 
 MEMBERS_MOST = 6
 MEMBERS_LEAST = 3

@@ -1,11 +1,11 @@
-"""Old bugs of bulk writes and bulk load; more of mutations.py, which knows them all."""
+"""Old bugs of bulk writes and bulk load; mutations.py knows them all."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tickwheel.chaos.sim.aims import Aim
-from tickwheel.chaos.sim.mutations import Patches, mutation
+from tickwheel.chaos.sim.mutation_table import Patches, mutation
 from tickwheel.node.state.loads import Ingesting
 from tickwheel.node.state.staging import Staging, StagingResult
 from tickwheel.node.state.view import StateView

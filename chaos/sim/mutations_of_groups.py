@@ -1,11 +1,11 @@
-"""Old bugs of what groups and operators are promised; more of mutations.py, which knows them all."""
+"""Old bugs of what groups and operators are promised; mutations.py knows them all."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-from tickwheel.chaos.sim.mutations import Patches, mutation
+from tickwheel.chaos.sim.mutation_table import Patches, mutation
 from tickwheel.node.core import fifo, sweeper
 from tickwheel.node.core.broadcast import Broadcasts
 from tickwheel.node.core.fifo import FifoChannel

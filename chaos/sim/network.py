@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tickwheel.chaos.sim.world import MS, World
 from tickwheel.proto.peer_pb2 import PeerFrame
-
-if TYPE_CHECKING:
-    from tickwheel.chaos.sim.node import Machine
+from tickwheel.replication.frames import Refusal
 
 LATENCY_NS_LEAST = 150_000
 LATENCY_NS_MOST = 2 * MS
@@ -30,6 +28,36 @@ GIVE_UP_NS_MOST = 6_000 * MS
 QUEUE_FRAMES_MAX = 1_024
 REPLAY_DEPTH = 16
 NS_PER_BYTE = 8
+
+
+class Callee(Protocol):
+    """A process that peers dial."""
+
+    def refuses(self, peer_id: str) -> Refusal | None:
+        """Why a peer that dials is turned away: it is no member, or comes with another disk. None: it is not."""
+        ...
+
+
+class Host(Protocol):
+    """A machine, as the network sees it."""
+
+    name: str
+    boot: int
+    frozen: bool
+
+    @property
+    def process(self) -> Callee | None: ...
+
+    @property
+    def network(self) -> NetworkPort: ...
+
+    def frame(self, peer: str, data: bytes) -> None: ...
+
+    def peer_up(self, peer: str) -> None: ...
+
+    def peer_down(self, peer: str) -> None: ...
+
+    def turn_away(self, refusal: Refusal) -> None: ...
 
 
 class Link:
@@ -210,16 +238,16 @@ class Fabric:
     """All links; faults turn its switches."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self.world = world
         self._rng = world.stream("fabric")
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, Host] = {}
         self.links: dict[tuple[str, str], Link] = {}
 
-    def add(self, machine: Machine) -> None:
+    def add(self, machine: Host) -> None:
         """A machine joins; it has links to and from all that are there."""
         for other in self.machines:
-            self.links[machine.name, other] = Link(self, self._world, machine.name, other)
-            self.links[other, machine.name] = Link(self, self._world, other, machine.name)
+            self.links[machine.name, other] = Link(self, self.world, machine.name, other)
+            self.links[other, machine.name] = Link(self, self.world, other, machine.name)
         self.machines[machine.name] = machine
 
     def of(self, name: str) -> list[Link]:
@@ -232,7 +260,7 @@ class Fabric:
             if link.sender == name or not silent:
                 link.reset()
             elif link.up:
-                self._world.after(self._rng.randrange(10 * MS, 1_500 * MS), self._noticed, link, link.epoch)
+                self.world.after(self._rng.randrange(10 * MS, 1_500 * MS), self._noticed, link, link.epoch)
             if link.sender == name:
                 link.wanted = False
 
@@ -247,7 +275,7 @@ class NetworkPort:
     def __init__(self, fabric: Fabric, name: str) -> None:
         self._fabric = fabric
         self._name = name
-        self._world = fabric._world
+        self._world = fabric.world
         self.peers: set[str] = set()
         self.sent: Callable[[str, PeerFrame], None] = lambda peer_id, frame: None
         """Told of every frame that was put on its way."""

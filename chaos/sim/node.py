@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tickwheel.chaos.sim.clock import SimulatedClock
-from tickwheel.chaos.sim.executor import SimulatedExecutor
+from tickwheel.chaos.sim.executor import SimulatedExecutor, WorkFaults
 from tickwheel.chaos.sim.history import History
 from tickwheel.chaos.sim.history_machines import Booted, DiskWiped, Stopped
-from tickwheel.chaos.sim.network import Fabric, NetworkPort
+from tickwheel.chaos.sim.network import Callee, Fabric, NetworkPort
 from tickwheel.chaos.sim.world import MS, World
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.frames import Refusal
@@ -34,7 +34,7 @@ class ApplyFailedError(Exception):
     """Stands for a bug of ours in what a log entry does."""
 
 
-class Process(Protocol):
+class Process(Callee, Protocol):
     """The software that runs on a machine."""
 
     def start(self) -> None: ...
@@ -50,10 +50,6 @@ class Process(Protocol):
     def peer_disconnected(self, peer_id: str) -> None: ...
 
     def stop(self) -> None: ...
-
-    def refuses(self, peer_id: str) -> Refusal | None:
-        """Why a peer that dials is turned away: it is no member, or comes with another disk. None: it is not."""
-        ...
 
     def observe(self) -> None:
         """Record in the history all that an observer could see now."""
@@ -83,18 +79,11 @@ class Machine:
         """Processes that stopped themselves because a peer knows another disk of theirs."""
         self.process: Process | None = None
         self.frozen = False
-        self.disk_slowness = 1.0
-        self.slow_work_ns: dict[str, int] = {}
-        """By name of the function: longest duration of work that is slower than other work."""
+        self.work_faults = WorkFaults()
         self.excuses = 0
         """Faults on this machine that make a process stop itself."""
         self.fail_applies = 0
         self.applies_failed = 0
-        self.hangs_until_ns = 0
-        """Time until which no work of the disk returns."""
-        self.hung_work = ""
-        """Works of functions whose name begins so return only when this is empty again."""
-        self.works_hung = 0
         self.copies_fail = 0
         """Faults by which no copy of a peer's checkpoint arrives."""
         self.copies_failed = 0

@@ -68,7 +68,7 @@ class Cluster:
     def _machine(self, name: str) -> Machine:
         machine = Machine(self.world, self.fabric, self.history, name, self.load.build)
         self._pace.start(machine)
-        machine.slow_work_ns = slow_work_ns(self.shape)
+        machine.work_faults.slow_work_ns = slow_work_ns(self.shape)
         self._machines.append(machine)
         self.fabric.add(machine)
         return machine
@@ -168,7 +168,7 @@ class Cluster:
                 machine.thaw()
             machine.start()
         for machine in self._machines:
-            machine.slow_work_ns = {}
+            machine.work_faults.slow_work_ns = {}
         history.add(Healed(world.now_ns))
         world.tell("run", "all faults have ended: drain")
         self.load.wind_down()

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from tickwheel.chaos.sim.fault import PlannedFault, Tally
+from tickwheel.chaos.sim.fault import Operators, PlannedFault, Tally
 from tickwheel.chaos.sim.faults import DEFAULT_KINDS
 from tickwheel.chaos.sim.history import History
 from tickwheel.chaos.sim.node import Machine, Process
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import World
 from tickwheel.replication.guards import Guards
-
-if TYPE_CHECKING:
-    from tickwheel.chaos.sim.operators import Operators
 
 
 class Level(Enum):

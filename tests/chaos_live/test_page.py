@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 from rich.console import Console
 
 from tests.chaos_live.stories import KILL_MS, good
-from tickwheel.chaos.live.page import page
-from tickwheel.chaos.live.report import fault_rows, headline, print_report, replay_command, write_files
+from tickwheel.chaos.live.page import page, write_files
+from tickwheel.chaos.live.report import fault_rows, headline, print_report, replay_command
 from tickwheel.chaos.live.verdict import judge
 
 

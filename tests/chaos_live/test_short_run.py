@@ -10,8 +10,8 @@ import pytest
 from tickwheel.chaos.live.history import read_history
 from tickwheel.chaos.live.losses import Kind, measure
 from tickwheel.chaos.live.losses_report import as_json
+from tickwheel.chaos.live.page import write_files
 from tickwheel.chaos.live.plan import ANY, MASTER, SLAVE, Fault
-from tickwheel.chaos.live.report import write_files
 from tickwheel.chaos.live.second_opinion import export
 from tickwheel.chaos.live.supervisor import RunOptions, Supervisor
 

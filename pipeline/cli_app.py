@@ -1,0 +1,75 @@
+"""The application `tickwheel pipeline`, and what its commands share: options, the Spark session, the cluster, refusals.
+
+Spark, Arrow and the client are imported by the commands that need them, so that the others start at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tickwheel.client.errors import RequestRefused
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tickwheel.pipeline.options import Connection
+
+app = typer.Typer(
+    help="Bulk work on Spark: build and load, generate, forecast, audit, archive and replay.", no_args_is_help=True
+)
+
+Endpoints = Annotated[str, typer.Option(help="Addresses of nodes, host:port, with commas between.")]
+Master = Annotated[str, typer.Option(help="The Spark master, for instance spark://host:7077.")]
+Memory = Annotated[str, typer.Option(help="Heap of Spark's driver, for instance 2g or 512m.")]
+CaFile = Annotated[str, typer.Option(help="TLS: who signs the nodes' certificates.")]
+CertFile = Annotated[str, typer.Option(help="TLS: the own certificate.")]
+AdminCertFile = Annotated[str, typer.Option(help="TLS: the own certificate, with the admin role.")]
+KeyFile = Annotated[str, typer.Option(help="TLS: its key.")]
+Timeout = Annotated[float, typer.Option(help="How long an unreachable cluster is tried, in seconds.")]
+TIMEOUT_S = 15.0
+
+
+def failed(text: str) -> RequestRefused:
+    """What a command raises: the command line prints it and exits with 1."""
+    return RequestRefused(text, "PIPELINE")
+
+
+@contextmanager
+def spark_session(master: str, memory: str, *, quick: bool = False) -> Iterator[SparkSession]:
+    """A session; one that this process had before is left as it is."""
+    from pyspark.sql import SparkSession
+
+    from tickwheel.pipeline.session import NoJavaError, SessionConfig, build_session
+
+    ours = SparkSession.getActiveSession() is None
+    try:
+        session = build_session(SessionConfig(master=master, driver_memory=memory, quick=quick))
+    except NoJavaError as error:
+        raise failed(str(error)) from None
+    try:
+        yield session
+    finally:
+        if ours:
+            session.stop()
+
+
+def source_options(endpoints: str, ca_file: str, cert_file: str, key_file: str) -> dict[str, str]:
+    """The connection as options of the data source; those that were not given are left out."""
+    given = {"endpoints": endpoints, "ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
+    return {name: value for name, value in given.items() if value}
+
+
+def connection_to(
+    endpoints: str, ca_file: str, cert_file: str, key_file: str, timeout_s: float = TIMEOUT_S
+) -> Connection:
+    """Checks the options; nothing is dialled yet."""
+    from tickwheel.pipeline.options import CONNECTION, OptionError, Options, connection_of
+
+    try:
+        return connection_of(Options(source_options(endpoints, ca_file, cert_file, key_file), CONNECTION), timeout_s)
+    except OptionError as error:
+        raise failed(str(error)) from None
