@@ -130,10 +130,10 @@ class DeliveredBatch:
 
     def delivery(self, row: int) -> Delivery:
         """One row as a Delivery."""
-        return Delivery(self, row)
+        return Delivery(self, row, self._settler)
 
     def __iter__(self) -> Iterator[Delivery]:
-        return (Delivery(self, row) for row in range(len(self)))
+        return (Delivery(self, row, self._settler) for row in range(len(self)))
 
     def ack(self) -> Awaitable[consumer_pb2.SettleReceipt]:
         """Acknowledge all rows in one settlement. Sent at once; await it for the committed receipt."""
@@ -151,10 +151,11 @@ class DeliveredBatch:
 class Delivery:
     """One message, delivered to this consumer under a lease."""
 
-    __slots__ = ("_meta", "batch", "row")
+    __slots__ = ("_meta", "_settler", "batch", "row")
 
-    def __init__(self, batch: DeliveredBatch, row: int) -> None:
+    def __init__(self, batch: DeliveredBatch, row: int, settler: Settler) -> None:
         self.batch = batch
+        self._settler = settler
         self.row = row
         self._meta: common_pb2.MessageMeta | None = None
 
@@ -220,13 +221,13 @@ class Delivery:
 
     def ack(self) -> Awaitable[consumer_pb2.SettleReceipt]:
         """Acknowledge. Acknowledgements of the same moment are sent together; await it for the committed receipt."""
-        return self.batch._settler.settle_one(self.batch, self.row)
+        return self._settler.settle_one(self.batch, self.row)
 
     def nack(
         self, *, delay: timedelta | None = None, level: int = 0, reason: str = ""
     ) -> Awaitable[consumer_pb2.SettleReceipt]:
         """Deliver again: at the group's pace, after `delay`, or at a delay level."""
-        return self.batch._settler.settle_rows(
+        return self._settler.settle_rows(
             self.batch,
             self._rows(),
             consumer_pb2.RETRY,
@@ -237,11 +238,11 @@ class Delivery:
 
     def dead(self, reason: str = "") -> Awaitable[consumer_pb2.SettleReceipt]:
         """Move the message to the dead letters, without further attempts."""
-        return self.batch._settler.settle_rows(self.batch, self._rows(), consumer_pb2.DEAD, reason=reason[:1_024])
+        return self._settler.settle_rows(self.batch, self._rows(), consumer_pb2.DEAD, reason=reason[:1_024])
 
     async def extend(self, lease: timedelta) -> bool:
         """Extend the lease, from now. False: the lease is over or the message is settled."""
-        return await self.batch._settler.extend_rows(self.batch, self._rows(), _delay_ms(lease)) == 1
+        return await self._settler.extend_rows(self.batch, self._rows(), _delay_ms(lease)) == 1
 
 
 def _delay_ms(delay: timedelta | None) -> int:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 app.add_typer(cold_app, name="cold")
 
+__all__ = ["app"]
+
 _WHEN = "A time like 2026-11-21 or 2026-11-21T10:00 (UTC), or milliseconds since 1970."
 
 

@@ -90,7 +90,7 @@ class RaftLog:
             journal,
             clock,
             executor,
-            guarded=self._guarded,
+            guarded=self.guarded,
             fatal=self._fatal,
             synced=self._synced,
             on_halt=self._halted,
@@ -150,7 +150,7 @@ class RaftLog:
         self._fail_proposals()
         self._handover.abandon("this node stops")
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def guarded(self, work: Callable[[], None]) -> None:
         """Run `work`. A full disk halts this node's part in the log; any other expected error stops the node."""
         try:
             work()
@@ -189,7 +189,7 @@ class RaftLog:
                 notice_ns = self._engine.send_new(self._config.commit_notice_ms * NS_PER_MS)
             self._storage.sync()
 
-        self._guarded(work)
+        self.guarded(work)
         self._tell_role()
         self._quiet_until_ns = self._deadline(now_ns, notice_ns)
         return self._quiet_until_ns
@@ -307,7 +307,7 @@ class RaftLog:
             return
         self._stirred = True
         try:
-            self._guarded(lambda: self._peers.take(peer_id, frame))
+            self.guarded(lambda: self._peers.take(peer_id, frame))
         finally:
             self._tell_role()
 
@@ -337,7 +337,7 @@ class RaftLog:
             nonlocal index
             index = engine.append(entry)
 
-        self._guarded(append)
+        self.guarded(append)
         if not index:
             # A full disk has written nothing. After any other failure only the next start knows what was written.
             done(ProposalResult(Verdict.QUEUE_FULL if self._running else Verdict.UNKNOWN))
@@ -433,6 +433,34 @@ class RaftLog:
     def members(self) -> Sequence[Member]:
         return self._roster.members
 
+    # -- for observers, who only read
+
+    @property
+    def config(self) -> RaftConfig:
+        return self._config
+
+    @property
+    def journal(self) -> Journal:
+        return self._journal
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @property
+    def peers(self) -> Conversation:
+        return self._peers
+
+    @property
+    def heeds(self) -> bool:
+        """Whether frames have an effect: the log runs, and no full disk halts its part."""
+        return self._running and not self._storage.halted
+
+    @property
+    def other_voters(self) -> tuple[str, ...]:
+        """The voters without this node."""
+        return self._voters.others
+
     # -- checkpoints, status
 
     @property
@@ -447,7 +475,7 @@ class RaftLog:
         base = journal.base_before(index, self._config.journal_tail_bytes_max)
         self._stirred = True
         if base > journal.base_index:
-            self._guarded(lambda: journal.compact(base, journal.term_at(base)))
+            self.guarded(lambda: journal.compact(base, journal.term_at(base)))
 
     def status(self) -> LogStatus:
         engine = self._engine

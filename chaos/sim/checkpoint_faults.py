@@ -17,7 +17,7 @@ from tickwheel.node.core.checkpoint import Checkpointer
 
 STEPS_MOST = 80
 """The power fails within this many disk steps. Entries applied during a checkpoint take some of them."""
-CHECKPOINT_WORK = Checkpointer._write.__qualname__
+CHECKPOINT_WORK = Checkpointer._write.__qualname__  # noqa: SLF001  (its name alone)
 """Function of the work that writes a checkpoint."""
 
 

@@ -98,7 +98,7 @@ def _note_leases(machine: Machine, core: NodeCore) -> list[int]:
     under_way: list[int] = []
 
     def observed(ranges: Callable[[], Iterable[LeaseRange]]) -> None:
-        if not file._writing:
+        if not file.writing:
             under_way[:] = [file.failures]
             machine.history.add(LeasesGathered(machine.world.now_ns, machine.name, machine.boot))
         write(ranges)
@@ -234,7 +234,7 @@ class CoreProcess:
         """Whether all that this node has applied is on its disk, and the disk of a member in it."""
         core = self.host.core
         named = any(member.node_id == node_id and member.disk_uuid for member in core.state.members())
-        return named and self.log._journal.durable_index >= core.applied_index
+        return named and self.log.journal.durable_index >= core.applied_index
 
     def observe(self) -> None:
         core, machine = self.host.core, self.machine
@@ -253,7 +253,7 @@ class CoreProcess:
                 self._synced = synced
                 machine.history.add(SyncedSeen(machine.world.now_ns, machine.name, machine.boot, *synced))
         under_way = self.host.leases_gathered
-        if under_way and not core.lease_file._writing and core.lease_file.failures == under_way.pop():
+        if under_way and not core.lease_file.writing and core.lease_file.failures == under_way.pop():
             machine.history.add(LeasesKept(machine.world.now_ns, machine.name, machine.boot))
         if core.checkpointer.running != self._checkpointing:
             self._checkpointing = core.checkpointer.running
@@ -286,7 +286,7 @@ class CoreProcess:
         log = raft_of(self.host.core)
         until_ns = log.lease_until_ns()
         held = until_ns > self.machine.clock.monotonic_ns()
-        self.watch.lease(self.host.core.term, until_ns if held else 0, log._voters.others)
+        self.watch.lease(self.host.core.term, until_ns if held else 0, log.other_voters)
 
     @property
     def position(self) -> int:

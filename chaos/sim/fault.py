@@ -44,7 +44,7 @@ class Scene(Protocol):
     """The part of a run that faults act on."""
 
     world: World
-    fabric: Fabric
+    fabric: Fabric[Machine]
     history: History
 
     @property

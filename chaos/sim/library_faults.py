@@ -41,8 +41,8 @@ def library_calls(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
             return
         if log is not None:
             called["times"] += 1
-            machine.deliver(log._engine.forceLogCompaction)
-            machine.deliver(log._engine._applyCommand, REGULAR + UNPROPOSED, None)
+            machine.deliver(log.engine.forceLogCompaction)
+            machine.deliver(log.engine._applyCommand, REGULAR + UNPROPOSED, None)  # noqa: SLF001  (pysyncobj's own)
         scene.world.after(rng.randrange(50 * MS, 500 * MS), call)
 
     def end() -> None:
@@ -125,7 +125,7 @@ def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
         scene.world.after(rng.randrange(20 * MS, 200 * MS), attempt)
 
     def take(log: RaftLog) -> None:
-        engine = log._engine
+        engine = log.engine
         if state["over"] or engine.state == LEADER or engine.leader_id is None or log is not log_of(machine):
             return
         state["sent"] = state["over"] = 1
@@ -133,12 +133,12 @@ def pickled_frame(scene: Scene, machine: Machine, planned: PlannedFault, rng: ra
             "type": "append_entries",
             "term": engine.term,
             "commit_index": engine.commit_index,
-            "prevLogIdx": log._journal.last_index,
-            "prevLogTerm": log._journal.last_term,
+            "prevLogIdx": log.journal.last_index,
+            "prevLogTerm": log.journal.last_term,
         }
         master = engine.leader_id
         engine.deliver(master, {**message, "transmission": "start", "data": pickle.dumps(_Stranger(number))})
-        log._guarded(lambda: engine.deliver(master, {**message, "transmission": "finish", "data": b""}))
+        log.guarded(lambda: engine.deliver(master, {**message, "transmission": "finish", "data": b""}))
 
     def end() -> None:
         state["over"] = 1

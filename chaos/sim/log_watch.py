@@ -77,7 +77,7 @@ class LogWatch:
 
     def attach(self, log: RaftLog) -> None:
         """A log was made on this machine: of a boot, or of a checkpoint that a peer sent."""
-        machine, journal = self._machine, log._journal
+        machine, journal = self._machine, log.journal
         assert isinstance(journal, Journal)
         before = self._census.journals.get(machine.name)
         if not machine.wiped:  # entries on a disk other than the one it joined with do not count
@@ -85,11 +85,11 @@ class LogWatch:
                 durable_before = self._census.durable(before)
                 self._add(Recovered(self._now_ns, machine.name, machine.boot, journal.last_index, durable_before))
             self._census.journals[machine.name] = journal
-        self._timeout_ns = log._config.election_timeout_ms_min * NS_PER_MS
-        self._stall_ns = log._config.stall_ms * NS_PER_MS
+        self._timeout_ns = log.config.election_timeout_ms_min * NS_PER_MS
+        self._stall_ns = log.config.stall_ms * NS_PER_MS
         self._vote = (journal.term, journal.voted_for)
         self._sent.clear()
-        engine = log._engine
+        engine = log.engine
         before_cut = engine.before_cut
 
         def observed_cut(index: int) -> None:
@@ -101,7 +101,7 @@ class LogWatch:
         voters_written = log.voters_written
 
         def observed_voters(index: int, entry: bytes) -> None:
-            self._committed_by = (engine.commit_index, log._voters.ids)
+            self._committed_by = (engine.commit_index, log.voters)
             voters_written(index, entry)
 
         log.voters_written = observed_voters  # type: ignore[method-assign]
@@ -155,13 +155,13 @@ class LogWatch:
         until_ns = log.lease_until_ns()
         if until_ns or self._lease[1]:  # else there was none and is none
             held = until_ns > machine.clock.monotonic_ns()
-            self.lease(self.term, until_ns if held else 0, log._voters.others)
+            self.lease(self.term, until_ns if held else 0, log.other_voters)
         if self._applied_now:
             self.applied_most = max(self.applied_most, self._applied_now)
             self._applied_now = 0
 
     def _look_at_vote(self, log: RaftLog) -> None:
-        vote = (log._journal.term, log._journal.voted_for)
+        vote = (log.journal.term, log.journal.voted_for)
         if vote != self._vote:
             self._vote = vote
             if vote[1]:
@@ -179,7 +179,7 @@ class LogWatch:
         census.applied_term[index] = term
         committed, voters = self._committed_by
         if index > committed:
-            voters = log._voters.ids
+            voters = log.voters
         holders = census.holders(index, term, voters)
         self._add(CommitSeen(self._now_ns, self._machine.name, index, term, holders, len(voters)))
 
@@ -188,7 +188,7 @@ class LogWatch:
     def received(self, log: RaftLog, peer_id: str, frame: PeerFrame, hand_on: Callable[[str, PeerFrame], None]) -> None:
         """A frame comes in; `hand_on` gives it to the node."""
         hand_on(peer_id, frame)
-        machine, peers, engine = self._machine, log._peers, log._engine
+        machine, peers, engine = self._machine, log.peers, log.engine
         now_ns = machine.clock.monotonic_ns()
         known = peers.peers.get(peer_id)
         if known is None or known.last_heard_ns != now_ns:
@@ -203,8 +203,7 @@ class LogWatch:
         elif kind == "append_result" and frame.append_result.reset and peer_id in self._sent:
             sent_on, highest = self._sent[peer_id]
             self._sent[peer_id] = (sent_on, min(highest, frame.append_result.next_index - 1))
-        heeds = log._running and not log._storage.halted
-        if engine.term < frame.term and kind != "request_vote" and heeds and peer_id in log._voters.ids:
+        if engine.term < frame.term and kind != "request_vote" and log.heeds and peer_id in log.voters:
             self._add(TermIgnored(self._now_ns, machine.name, machine.boot, engine.term, frame.term))
 
     def sent(self, peer_id: str, frame: PeerFrame) -> None:

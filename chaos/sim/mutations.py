@@ -52,6 +52,8 @@ from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.jobs import hour_directory
 from tickwheel.wheel.units import CursorKey
 
+__all__ = ["LAYERS", "MUTATIONS", "mutated"]
+
 
 def _repeats_taken(patches: Patches) -> None:
     """Frames that came before, or are of an earlier start of their sender, are taken."""

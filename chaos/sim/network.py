@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from tickwheel.chaos.sim.world import MS, World
 from tickwheel.proto.peer_pb2 import PeerFrame
@@ -60,6 +60,9 @@ class Host(Protocol):
     def turn_away(self, refusal: Refusal) -> None: ...
 
 
+H = TypeVar("H", bound=Host)
+
+
 class Link:
     """One direction between two machines and its current connection, if any."""
 
@@ -92,7 +95,7 @@ class Link:
         "watchers",
     )
 
-    def __init__(self, fabric: Fabric, world: World, sender: str, receiver: str) -> None:
+    def __init__(self, fabric: Fabric[Any], world: World, sender: str, receiver: str) -> None:
         self._fabric = fabric
         self._world = world
         self._rng = world.stream(f"link/{sender}/{receiver}")
@@ -159,7 +162,7 @@ class Link:
         self._stalled.clear()
         self._departing = None
         self._recent.clear()
-        sender = self._fabric.machines[self.sender]
+        sender: Host = self._fabric.machines[self.sender]
         if sender.boot == self.sender_boot:
             sender.peer_down(self.receiver)
         if self.wanted and not self.dialling:
@@ -187,7 +190,8 @@ class Link:
         self.dialling = False
         if self.up or not self.wanted:
             return
-        sender, receiver = self._fabric.machines[self.sender], self._fabric.machines[self.receiver]
+        sender: Host = self._fabric.machines[self.sender]
+        receiver: Host = self._fabric.machines[self.receiver]
         back = self._fabric.links[self.receiver, self.sender]
         if sender.process is None:
             return
@@ -219,7 +223,7 @@ class Link:
 
     def _hand_over(self, data: bytes) -> None:
         self._in_flight -= 1
-        receiver = self._fabric.machines[self.receiver]
+        receiver: Host = self._fabric.machines[self.receiver]
         if receiver.boot != self.receiver_boot or receiver.process is None:
             self.lost += 1
             return
@@ -234,16 +238,16 @@ class Link:
                 receiver.frame(self.sender, self._rng.choice(self._recent))
 
 
-class Fabric:
+class Fabric(Generic[H]):
     """All links; faults turn its switches."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self._rng = world.stream("fabric")
-        self.machines: dict[str, Host] = {}
+        self.machines: dict[str, H] = {}
         self.links: dict[tuple[str, str], Link] = {}
 
-    def add(self, machine: Host) -> None:
+    def add(self, machine: H) -> None:
         """A machine joins; it has links to and from all that are there."""
         for other in self.machines:
             self.links[machine.name, other] = Link(self, self.world, machine.name, other)
@@ -272,7 +276,7 @@ class Fabric:
 class NetworkPort:
     """The network as one boot of a machine sees it."""
 
-    def __init__(self, fabric: Fabric, name: str) -> None:
+    def __init__(self, fabric: Fabric[Any], name: str) -> None:
         self._fabric = fabric
         self._name = name
         self._world = fabric.world

@@ -62,7 +62,7 @@ Builder = Callable[["Machine"], Process]
 class Machine:
     """One machine through all its boots."""
 
-    def __init__(self, world: World, fabric: Fabric, history: History, name: str, builder: Builder) -> None:
+    def __init__(self, world: World, fabric: Fabric[Machine], history: History, name: str, builder: Builder) -> None:
         self.world = world
         self.name = name
         self.history = history

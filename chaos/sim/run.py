@@ -32,7 +32,7 @@ from tickwheel.chaos.sim.shape import draw, slow_work_ns
 from tickwheel.chaos.sim.world import EPOCH_HOUR_MS, MS, SECOND, Story, World
 
 if TYPE_CHECKING:
-    from tickwheel.chaos.sim.operators import Operators
+    from tickwheel.chaos.sim.fault import Operators
 
 WARM_UP_NS = 2 * SECOND
 DRAIN_NS_LEAST = 2 * SECOND
@@ -47,7 +47,7 @@ class Cluster:
         self.config = config
         self.world = World(seed, story)
         self.history = History(self.world)
-        self.fabric = Fabric(self.world)
+        self.fabric = Fabric[Machine](self.world)
         fixed = config.shape if not config.nodes else (*config.shape, ("nodes", config.nodes))
         self.shape = draw(self.world, config.seconds, fixed)
         if self.shape.hour_after_ms:

@@ -50,15 +50,15 @@ class LeaseFile:
         self._executor = executor
         self._written = None if disk.exists(PATH) else b""
         """Content of the file; None: unknown."""
-        self._writing = False
+        self.writing = False
         self.failures = 0
 
     def write(self, ranges: Callable[[], Iterable[LeaseRange]]) -> None:
         """Start writing the ranges, unless they are on disk already or a write is under way. `ranges` is called in a
         worker: it may read only data that never changes."""
-        if self._writing:
+        if self.writing:
             return
-        self._writing = True
+        self.writing = True
         written = self._written
 
         def work() -> bytes:
@@ -68,7 +68,7 @@ class LeaseFile:
             return content
 
         def done(content: bytes | None, error: BaseException | None) -> None:
-            self._writing = False
+            self.writing = False
             if error is None:
                 self._written = content
             else:

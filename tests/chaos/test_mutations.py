@@ -22,7 +22,8 @@ from tickwheel.chaos.cli_mutants import (
     write_table,
 )
 from tickwheel.chaos.sim.aims import GUARD_AIMS
-from tickwheel.chaos.sim.mutations import LAYERS, MUTATIONS, Patches, mutated
+from tickwheel.chaos.sim.mutation_table import Patches
+from tickwheel.chaos.sim.mutations import LAYERS, MUTATIONS, mutated
 from tickwheel.chaos.sim.run import simulate
 from tickwheel.chaos.sim.setup import Level, SimulationConfig
 from tickwheel.node.core.leases import HeardLeases

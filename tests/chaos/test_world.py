@@ -69,7 +69,7 @@ class Cluster:
 
     def __init__(self, seed: int) -> None:
         self.world = World(seed)
-        self.fabric = Fabric(self.world)
+        self.fabric = Fabric[Machine](self.world)
         self.names = ("n1", "n2", "n3")
         self.machines: dict[str, Machine] = {}
         history = History(self.world)
