@@ -40,6 +40,7 @@ def test_wheel_and_sdist_install_and_run_outside_the_clone(tmp_path: Path) -> No
         for name, path in names
     } | {"pyspark_tickwheel/__init__.py"}
     expected |= {f"tickwheel/proto/{path.name}" for path in (ROOT / "proto").iterdir() if path.is_file()}
+    expected |= {f"tickwheel/chaos/live/{path.name}" for path in (ROOT / "chaos" / "live").glob("page.*")}
     with zipfile.ZipFile(wheel) as archive:
         assert not expected - set(archive.namelist())
     with tarfile.open(sdist) as unpacked:
