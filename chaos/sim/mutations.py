@@ -30,7 +30,7 @@ from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.returns import Returns
 from tickwheel.node.core.settlements import Settlements
 from tickwheel.node.core.sync import SyncState
-from tickwheel.node.core.world import ClusterMs
+from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.state.cold import ColdTier
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.producers import Producers
@@ -388,10 +388,10 @@ def alignment_left_out(patches: Patches) -> None:
 @mutation("the two cases of the alignment are swapped: a cursor behind the clock waits")
 def alignment_swapped(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def tick(self: Dispatcher, now_ms: int) -> None:
-            if self.phase is Phase.ALIGNING and self._wheel.cursor.due_ms < now_ms:
+        def tick(self: Dispatcher, now: Now) -> None:
+            if self.phase is Phase.ALIGNING and self._wheel.cursor.due_ms < now.cluster_ms:
                 return
-            original(self, now_ms)
+            original(self, now)
 
         return tick
 

@@ -12,7 +12,7 @@ Bounded: one takeover at a time, one piece requested at a time, questions end af
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import google_crc32c
@@ -24,7 +24,8 @@ from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
-from tickwheel.node.core.world import SteadyMs
+from tickwheel.node.core.world import Now, SteadyMs
+from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.loads import IngestResult, problem_of
 from tickwheel.proto import bulk_pb2, common_pb2
 from tickwheel.proto.log_pb2 import Command, Ingest
@@ -355,9 +356,21 @@ class BulkDesk(Part):
 
     # -- time
 
-    def tick(self, steady_ms: SteadyMs) -> None:
+    def metrics(self) -> Mapping[str, MetricValue]:
+        counts = self.counts
+        return {
+            "bulk_received_bytes": float(counts.received_bytes),
+            "bulk_bundles_received": float(counts.received),
+            "bulk_bundles_fetched": float(counts.fetched),
+            "bulk_bundles_removed": float(counts.removed),
+            "bulk_bundles_held": float(self.store.held_count),
+            "bulk_takeover_seconds": counts.takeover_ms / 1_000,
+            "bulk_refusals": {(step,): float(count) for step, count in counts.refused.items()},
+        }
+
+    def tick(self, now: Now) -> None:
         """Give up old questions, fetch missing bundles, remove unclaimed ones."""
-        core = self._core
+        core, steady_ms = self._core, now.steady_ms
         current = self._current
         if current is not None and not current.proposed and steady_ms >= current.until_ms:
             count, voters = 1 + len(current.holders), 1 + len(self._voters())
@@ -407,14 +420,14 @@ class BulkDesk(Part):
             if not self._core.log.send_beside(peers[fetch.peer % len(peers)], PeerFrame(bundle_ask=ask)):
                 fetch.asked_until_ms = self._core.steady_ms() + AGAIN_MS
 
-    def wanted_ms(self) -> SteadyMs | None:
-        """Latest time for the next `tick`; None: no timer is needed."""
+    def wait_ms(self, now: Now) -> int | None:
+        """Until a question is given up."""
         if self._fetch is None and self._current is None:
             return None
         times = [fetch.asked_until_ms for fetch in (self._fetch,) if fetch is not None]
         if self._current is not None and not self._current.proposed:
             times.append(self._current.until_ms)
-        return SteadyMs(min(times)) if times else None
+        return min(times) - now.steady_ms if times else None
 
     @property
     def waiting(self) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.world import Ports, SteadyMs
+from tickwheel.node.core.world import Now, Ports, SteadyMs
 from tickwheel.node.state.machine import OnDispatched, StateConfig, StateMachine
 from tickwheel.node.state.membership import member_of
 from tickwheel.node.state.results import ImpossibleStateError
@@ -176,8 +176,13 @@ class Checkpointer:
         """How long ago the newest checkpoint that this process wrote was begun."""
         return self._steady_ms - self._covered_ms
 
-    def tick(self, steady_ms: SteadyMs) -> None:
+    def wait_ms(self, now: Now) -> int | None:
+        """None, or 0 while a capture has turns to come."""
+        return 0 if self.capturing else None
+
+    def tick(self, now: Now) -> None:
         """Begin a checkpoint if somebody asked, the log has grown enough, or the period is over."""
+        steady_ms = now.steady_ms
         self._steady_ms = steady_ms
         if self._capture is not None:
             self._go_on(steady_ms)

@@ -16,7 +16,7 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.sessions import CREDITS_MAX, Closed, Deliver, Session
-from tickwheel.node.core.world import SteadyMs
+from tickwheel.node.core.world import Now
 from tickwheel.node.state.names import check_group_name, check_topic_name
 from tickwheel.node.state.results import AdminResult, SettleResult
 from tickwheel.proto import common_pb2, consumer_pb2
@@ -209,16 +209,16 @@ class ConsumerDesk(Part):
             self.delivery.close_session(pull.session, self.core.clock.now_ms(), give_back=False)
         pull.done(outcome)
 
-    def tick(self, steady_ms: SteadyMs) -> None:
-        """Answer pulls whose `wait_ms` is over with an empty batch."""
+    def tick(self, now: Now) -> None:
+        """Answer pulls whose time is over with an empty batch."""
         if not self._pulls:
             return
-        for pull in [p for p in self._pulls if p.until_ms <= steady_ms]:
+        for pull in [p for p in self._pulls if p.until_ms <= now.steady_ms]:
             self._finish(pull, consumer_pb2.DeliverBatch(group=pull.request.group))
 
-    def wanted_ms(self) -> SteadyMs | None:
-        """When the next pull's `wait_ms` is over; None: no pull waits."""
-        return SteadyMs(min(pull.until_ms for pull in self._pulls)) if self._pulls else None
+    def wait_ms(self, now: Now) -> int | None:
+        """Until the next pull's time is over."""
+        return min(pull.until_ms for pull in self._pulls) - now.steady_ms if self._pulls else None
 
     def end(self, failure: Failure) -> None:
         """Answer the remaining pulls with `failure`; most were answered when the delivery closed their sessions."""

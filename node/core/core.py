@@ -66,7 +66,7 @@ from tickwheel.node.core.topic_pending import TopicPending
 from tickwheel.node.core.topic_rates import DELIVERED, DISPATCHED, TopicRates
 from tickwheel.node.core.trace import Tracer
 from tickwheel.node.core.work import Background
-from tickwheel.node.core.world import ClusterMs, NodeIdentity, Ports, SteadyMs
+from tickwheel.node.core.world import ClusterMs, NodeIdentity, Now, Ports, SteadyMs
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.peer_pb2 import PeerFrame
 from tickwheel.replication.cluster_clock import ClusterClock
@@ -77,7 +77,6 @@ from tickwheel.wheel.units import Units
 UPKEEP_PERIOD_MS = 1_000
 IDLE_MS_MAX = 1_000
 SLOT_MS_DEFAULT = 1_000
-NEVER_MS = 1 << 62
 
 MakeLog = Callable[[LogListener, Restored], ReplicatedLog]
 
@@ -166,13 +165,7 @@ class NodeCore:
         self.filter_sweep = FilterSweep(
             self.state, self.proposer, self.background, self.delivery.wake_group, self.fatal
         )
-        self.retention = Retention(
-            self.state,
-            self.proposer,
-            lambda: self.wheel.cursor.due_ms,
-            config.retention_period_ms,
-            config.hours_kept,
-        )
+        self.retention = Retention(self)
 
         # Events, counts, and what the other members are told.
         self.events = Events(ports.disk, ports.executor, self.state, identity.node_id, config.events_bytes_max)
@@ -180,7 +173,7 @@ class NodeCore:
         self.topic_rates = TopicRates()
         self.rates = Rates()
         self.totals = Totals()
-        self.sync = SyncState(self, self.delivery, lambda: bool(self.bulk.waiting))
+        self.sync = SyncState(self, self.delivery, self.disk_room, lambda: bool(self.bulk.waiting))
         synced = read_synced(ports.disk)
         self.sync.remember(synced)
         self.synced_file = SyncedFile(ports.disk, ports.executor, synced)
@@ -237,8 +230,10 @@ class NodeCore:
             self.consumers,
             self.filter_sweep,
             self.retention,
+            self.mending,
+            self.events,
         )
-        """In the order in which parts end; they begin in reverse order."""
+        """In the order in which parts tick and end; they begin in reverse order."""
         self._subscribe()
         self.listener = CoreListener(
             self,
@@ -372,86 +367,47 @@ class NodeCore:
         self.clock.tick(now_ns, self._member_ids, self.log.send_beside)
         if self.leading and not self.delivery.reigning and self.clock.known:
             self._begin_reign()
-        now_ms, steady_ms = ClusterMs(self.clock.at_ms(now_ns)), SteadyMs(now_ns // 1_000_000)
-        may_dispatch = self.clock.may_dispatch(now_ns)
-        if self.leading:
-            if self.may_act():
-                if may_dispatch:
-                    self.dispatcher.tick(now_ms)
-                self.filter_sweep.tick(now_ms)
-                self.delivery.tick(now_ms)
-                self.staging.tick(now_ms)
-                self.sweeper.tick(steady_ms)
-                self.deleter.tick(steady_ms)
-                self.salvage.tick(steady_ms)
-            self.proposer.flush()
-            # Send the new proposals at once instead of at the next timer.
-            log_wants_ns = min(log_wants_ns, self.log.tick())
-            if self.delivery.has_news and self.may_act():
-                self.delivery.tick(now_ms)
-                self.proposer.flush()
-        elif self.reign.elected:
+        now = self._now(now_ns)
+        for part in self.parts:
+            part.tick(now)
+        if self.reign.elected:
             self.reign.tick()
+            # Send the new proposals at once instead of at the next timer.
             self.proposer.flush()
             log_wants_ns = min(log_wants_ns, self.log.tick())
-        self.consumers.tick(steady_ms)
-        self.bulk.tick(steady_ms)
-        self.mending.tick(steady_ms)
-        if self.events.enabled:
-            self.events.tick(steady_ms)
-        self.topic_pending.tick(steady_ms)
-        self.background.pump(now_ms, self.applied_index)
-        if steady_ms >= self._next_upkeep_ms:
-            self._next_upkeep_ms = steady_ms + UPKEEP_PERIOD_MS
-            self.rates.note(self.totals, self.delivery.counters.delivered, steady_ms)
-            self.topic_rates.note(steady_ms, self.delivery.counters)
-            self.disk_room.look()
-            self.sync.disk_full = self.disk_room.above
-            self.synced_file.write(self.sync.newest(self.term if self.leading else 0))
-            if self.clock.known:
-                self.delivery.upkeep(now_ms)
-                self.lease_file.write(self.delivery.lease_ranges())
-            if self.leading:
-                if self.disk_room.above:
-                    self.reign.seek_room(steady_ms)
-                self.members.upkeep()
-                self.flow.prune()
-                if self.clock.known:
-                    self.serving.side(lambda: self.retention.tick(now_ms), self.retention.begin_again)
+            if self.delivery.has_news:
+                self.delivery.tick(self._now(now_ns))
+                self.proposer.flush()
+        self.background.pump(now, self.applied_index)
+        if now.steady_ms >= self._next_upkeep_ms:
+            self._next_upkeep_ms = now.steady_ms + UPKEEP_PERIOD_MS
+            self._upkeep(now)
         if not self.wheel.absorbing:
-            self.checkpointer.tick(steady_ms)
+            self.checkpointer.tick(now)
             if self.checkpointer.running:
                 self.events.flush()  # no replay brings back the events of entries that the checkpoint covers
-        wait_ms = min(IDLE_MS_MAX, self._next_upkeep_ms - steady_ms, self._wait_ms(now_ms, steady_ms, may_dispatch))
+        now = self._now(now_ns)
+        waits = [part.wait_ms(now) for part in self.parts]
+        waits += [self.founding.wait_ms(now), self.background.wait_ms(now), self.checkpointer.wait_ms(now)]
+        wait_ms = min(IDLE_MS_MAX, self._next_upkeep_ms - now.steady_ms, *(wait for wait in waits if wait is not None))
         wake_ns = self._ports.clock.monotonic_ns() + max(0, wait_ms) * 1_000_000
         return min(log_wants_ns, wake_ns, self.clock.wanted_ns())
 
-    def _wait_ms(self, now_ms: ClusterMs, steady_ms: SteadyMs, may_dispatch: bool) -> int:
-        """Milliseconds until some part has work."""
-        steady: tuple[SteadyMs | None, ...] = (
-            self.consumers.wanted_ms(),
-            self.bulk.wanted_ms(),
-            self.salvage.wanted_ms(),
-            self.mending.wanted_ms(),
-            self.founding.wanted_ms(),
-        )
-        wanted: list[ClusterMs | None] = [self.background.wanted_ms(now_ms)]
-        wait = 0 if self.checkpointer.capturing else NEVER_MS
-        if self.leading:
-            if self.publisher.cut_short:
-                wait = 0
-            wanted.append(self.proposer.wanted_ms())
-            if self.may_act():
-                wanted += [self.delivery.wanted_ms(), self.staging.wanted_ms(), self.filter_sweep.wanted_ms()]
-                if may_dispatch:
-                    wanted.append(self.dispatcher.wanted_ms())
-        for steady_until_ms in steady:
-            if steady_until_ms is not None:
-                wait = min(wait, steady_until_ms - steady_ms)
-        for until_ms in wanted:
-            if until_ms is not None:
-                wait = min(wait, until_ms - now_ms)
-        return wait
+    def _now(self, now_ns: int) -> Now:
+        cluster_ms, steady_ms = ClusterMs(self.clock.at_ms(now_ns)), SteadyMs(now_ns // 1_000_000)
+        return Now(cluster_ms, steady_ms, self.may_act(), self.clock.may_dispatch(now_ns))
+
+    def _upkeep(self, now: Now) -> None:
+        self.rates.note(self.totals, self.delivery.counters.delivered, now.steady_ms)
+        self.topic_rates.note(now.steady_ms, self.delivery.counters)
+        self.disk_room.look()
+        self.synced_file.write(self.sync.newest(self.term if self.leading else 0))
+        for part in self.parts:
+            part.upkeep(now)
+        if self.clock.known:
+            self.lease_file.write(self.delivery.lease_ranges())
+        if self.leading and self.disk_room.above:
+            self.reign.seek_room(now.steady_ms)
 
     # -- peers
 

@@ -21,7 +21,7 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.pending import PendingDesk, deletion_query
 from tickwheel.node.core.sweeper import Sweeper
-from tickwheel.node.core.world import SteadyMs
+from tickwheel.node.core.world import Now, SteadyMs
 from tickwheel.proto import common_pb2
 from tickwheel.proto.admin_pb2 import DeleteGroupRequest, DeleteTopicRequest
 from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, Selection, Sweep
@@ -124,12 +124,14 @@ class Deleter(Part):
 
     def _wait(self, job_id: str, done: Done) -> None:
         self._waiting.append(_Waiting(job_id, self._core.steady_ms() + ANSWER_MS_MAX, done))
-        self.tick(self._core.steady_ms())
+        self._answer(self._core.steady_ms())
 
-    def tick(self, steady_ms: SteadyMs) -> None:
+    def tick(self, now: Now) -> None:
         """Answer the callers whose job has ended or whose time is up."""
-        if not self._waiting:
-            return
+        if now.acting and self._waiting:
+            self._answer(now.steady_ms)
+
+    def _answer(self, steady_ms: SteadyMs) -> None:
         left: list[_Waiting] = []
         answers: list[tuple[Done, Sweep | Failure]] = []
         for caller in self._waiting:

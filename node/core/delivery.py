@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +22,7 @@ from tickwheel.node.core import in_flight
 from tickwheel.node.core.announcements import Delivered, Dispatched, DispatchFailed, PushedAhead
 from tickwheel.node.core.broadcast import Broadcasts
 from tickwheel.node.core.channel import Channel, Staged
-from tickwheel.node.core.counters import Counters
+from tickwheel.node.core.counters import LATE_BOUNDS_MS, Counters
 from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.fetching import Fetching
 from tickwheel.node.core.fifo import FifoChannel
@@ -35,7 +35,8 @@ from tickwheel.node.core.recent import RecentUnits
 from tickwheel.node.core.returns import Returns
 from tickwheel.node.core.sessions import CREDITS_MAX, Session, Sessions
 from tickwheel.node.core.settlements import Settlements
-from tickwheel.node.core.world import ClusterMs
+from tickwheel.node.core.world import ClusterMs, Now
+from tickwheel.node.metrics import HistogramValue, MetricValue
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto import consumer_pb2
@@ -63,6 +64,7 @@ class Delivery(Part):
         config, state, proposer = core.config, core.state, core.proposer
         self._config = config
         self._state = state
+        self._clock = core.clock
         self._wheel = core.wheel
         self._serving = core.serving
         self._announce = core.announcements.announce
@@ -289,10 +291,11 @@ class Delivery(Part):
 
     # -- the loop
 
-    def tick(self, now_ms: ClusterMs) -> None:
+    def tick(self, now: Now) -> None:
         """Expire leases, then claim, fetch and hand out due messages of the groups with work."""
-        if not self.reigning:
+        if not now.acting or not self.reigning:
             return
+        now_ms = now.cluster_ms
         for lease in self._leases.expire(now_ms):
             self._give_back(lease, now_ms)
         self._news = False
@@ -327,16 +330,16 @@ class Delivery(Part):
         """A group was woken or messages became ready since the last tick: the next tick should come at once."""
         return self._news
 
-    def wanted_ms(self) -> ClusterMs | None:
-        """Latest time for the next `tick`. None: no timer is needed."""
-        if not self.reigning:
+    def wait_ms(self, now: Now) -> int | None:
+        """Until a lease ends, or a message that a consumer has room for is due."""
+        if not now.acting or not self.reigning:
             return None
         times = [t for t in (self._leases.next_end_ms(),) if t is not None]
         for group_id in self._dirty:
             if not any(session.credits for session in self.sessions.of_group(group_id)) or not self._room(group_id):
                 continue
             times += [t for c in self._channels_of(group_id) if (t := c.earliest_ms()) is not None]
-        return ClusterMs(min(times)) if times else None
+        return min(times) - now.cluster_ms if times else None
 
     def _channels_of(self, group_id: int) -> list[Channel]:
         if self._state.group_broadcasting(group_id):
@@ -531,8 +534,26 @@ class Delivery(Part):
         subscription = self._state.subscription(*key)
         return 0 if subscription is None else subscription.floor
 
-    def upkeep(self, now_ms: ClusterMs) -> None:
-        """Forget settled leases and idle channels. Called about once a second."""
+    def metrics(self) -> Mapping[str, MetricValue]:
+        counters = self.counters
+        late = HistogramValue(
+            bounds=[bound / 1_000 for bound in LATE_BOUNDS_MS],
+            counts=counters.late_counts.tolist(),
+            sum=counters.late_sum_ms / 1_000,
+        )
+        return {
+            "in_flight_messages": float(self.in_flight),
+            "delivered_messages": float(counters.delivered),
+            "redelivered_messages": float(counters.redelivered),
+            "expired_messages": float(counters.expired),
+            "lateness_seconds": late,
+            "consumers": float(len(self.sessions)),
+        }
+
+    def upkeep(self, now: Now) -> None:
+        """Forget settled leases and idle channels."""
+        if not self._clock.known:
+            return
         self._leases.forget_settled(self._floor)
         for key, channel in list(self._channels.items()):
             channel.forget_settled()
@@ -540,8 +561,8 @@ class Delivery(Part):
                 # Everything is settled: a new channel would begin where this one stands.
                 del self._channels[key]
         self._broadcasts.upkeep()
-        self._inherited.prune(now_ms)
-        self.heard.prune(now_ms, self._floor)
+        self._inherited.prune(now.cluster_ms)
+        self.heard.prune(now.cluster_ms, self._floor)
 
     def lease_feed_for(self, peer_id: str, number: int) -> tuple[list[LeaseRange], bool]:
         """Lease ranges for sync `number` to one slave, and whether they are all of them."""

@@ -27,7 +27,7 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.push import PushAhead
-from tickwheel.node.core.world import ClusterMs
+from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.proto.log_pb2 import Command, Dispatch
 from tickwheel.wheel.units import CursorKey
 
@@ -94,9 +94,11 @@ class Dispatcher(Part):
         if self._push is not None:
             self._push.reset()
 
-    def tick(self, now_ms: ClusterMs) -> None:
+    def tick(self, now: Now) -> None:
         """Propose every dispatch that is due, within the limits on what is in flight."""
-        config = self._config
+        if not (now.acting and now.dispatching):
+            return
+        config, now_ms = self._config, now.cluster_ms
         self._now_ms = now_ms
         if self.phase is Phase.IDLE:
             return
@@ -159,17 +161,17 @@ class Dispatcher(Part):
 
         self._proposer.submit(command, answered)
 
-    def wanted_ms(self) -> ClusterMs | None:
-        """Latest time for the next `tick`. None: no timer is needed, an arrival or an answer comes first."""
+    def wait_ms(self, now: Now) -> int | None:
+        """Until the next dispatch is due, if it may be proposed then."""
         config = self._config
-        if self.phase is Phase.IDLE:
+        if self.phase is Phase.IDLE or not (now.acting and now.dispatching):
             return None
         if self.phase is Phase.WAITING:
-            return ClusterMs(self._wheel.cursor.due_ms - 1 - config.dispatch_ahead_ms)
+            return self._wheel.cursor.due_ms - 1 - config.dispatch_ahead_ms - now.cluster_ms
         if self._in_flight >= config.dispatch_in_flight_max:
             return None
         due_ms = self._wheel.next_due_ms(after=max(self._proposed, self._wheel.cursor))
         if due_ms is None:
             return None
         ahead_ms, period_end_ms = due_ms - config.dispatch_ahead_ms, self._last_proposed_ms + config.dispatch_period_ms
-        return ClusterMs(max(ahead_ms, self._paused_until_ms, period_end_ms))
+        return max(ahead_ms, self._paused_until_ms, period_end_ms) - now.cluster_ms

@@ -15,7 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tickwheel.node.core.world import SteadyMs
+from tickwheel.node.core.part import Part
+from tickwheel.node.core.world import Now
+from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.loads import IngestResult
 from tickwheel.node.state.results import (
@@ -89,7 +91,7 @@ class Names(Protocol):
     def group_name(self, group_id: int) -> str: ...
 
 
-class Events:
+class Events(Part):
     """Does nothing if `bytes_max` is 0."""
 
     def __init__(self, disk: Disk, executor: Executor, names: Names, node_id: str, bytes_max: int) -> None:
@@ -283,11 +285,18 @@ class Events:
 
     # -- writing
 
-    def tick(self, steady_ms: SteadyMs) -> None:
+    def metrics(self) -> Mapping[str, MetricValue]:
+        return {
+            "event_file_bytes_written": float(self.written_bytes),
+            "events_lost_batches": float(self.lost),
+            "event_file_failures": float(self.failures),
+        }
+
+    def tick(self, now: Now) -> None:
         """Start a write if enough waits or WRITE_PERIOD_MS have passed."""
-        if not self._queue or (self._queue_bytes < WRITE_BYTES and steady_ms < self._write_at_ms):
+        if not self._queue or (self._queue_bytes < WRITE_BYTES and now.steady_ms < self._write_at_ms):
             return
-        self._write_at_ms = steady_ms + WRITE_PERIOD_MS
+        self._write_at_ms = now.steady_ms + WRITE_PERIOD_MS
         self.flush()
 
     def flush(self) -> None:

@@ -16,7 +16,7 @@ from tickwheel.node.core.leases import ChannelKey
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.work import Background, RemovedError
-from tickwheel.node.core.world import ClusterMs
+from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.state.filtering import runs_of
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.node.state.results import FilteredResult
@@ -74,11 +74,11 @@ class FilterSweep(Part):
             self._waiting.extend((group_id, t) for t in self._state.group_topics(group_id) if t not in known)
             self._next_ms = 0
 
-    def tick(self, now_ms: ClusterMs) -> None:
+    def tick(self, now: Now) -> None:
         """Begin steps for subscriptions that are behind."""
-        if not self._waiting or now_ms < self._next_ms:
+        if not now.acting or not self._waiting or now.cluster_ms < self._next_ms:
             return
-        self._next_ms = now_ms + LOOK_PERIOD_MS
+        self._next_ms = now.cluster_ms + LOOK_PERIOD_MS
         self._behind = False
         for _ in range(min(LOOKS_MAX, len(self._waiting))):
             if len(self._stepping) >= STEPS_MAX:
@@ -90,9 +90,10 @@ class FilterSweep(Part):
             if key not in self._stepping and self._step(key):
                 self._behind = True
 
-    def wanted_ms(self) -> ClusterMs | None:
-        """When to look again because a subscription is behind. None: the next ready messages bring a tick."""
-        return ClusterMs(self._next_ms) if self._behind or len(self._waiting) > LOOKS_MAX else None
+    def wait_ms(self, now: Now) -> int | None:
+        """Until the next look, if a subscription is behind; else the next ready messages bring a tick."""
+        behind = self._behind or len(self._waiting) > LOOKS_MAX
+        return self._next_ms - now.cluster_ms if now.acting and behind else None
 
     def _step(self, key: ChannelKey) -> bool:
         """Read and judge the next messages of one subscription; returns whether there were some."""

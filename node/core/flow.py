@@ -18,7 +18,7 @@ by a quarter: then a worker asks the wheel. Called by the publisher, for request
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ from tickwheel.node.core.part import Part
 from tickwheel.node.core.quotas import Buckets
 from tickwheel.node.core.spread import fractions
 from tickwheel.node.core.topic_pending import TopicPending
+from tickwheel.node.core.world import Now
+from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.rights import NO_QUOTAS, Quotas
 from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE
@@ -279,8 +281,11 @@ class FlowControl(Part):
         slot_ms = self._state.settings.slot_ms
         self._background.count(tick * slot_ms, (tick + 1) * slot_ms, slot_ms, Wanted(), counted)
 
-    def prune(self) -> None:
-        """Forget counts of ticks that have passed. Called about once a second."""
+    def metrics(self) -> Mapping[str, MetricValue]:
+        return {"refused_messages": {(limit,): float(count) for limit, count in self.refused.items()}}
+
+    def upkeep(self, now: Now) -> None:
+        """Forget counts of ticks that have passed."""
         first = self._wheel.cursor.due_ms // self._state.settings.slot_ms
         for tick in [tick for tick in self._ticks if tick < first]:
             del self._ticks[tick]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from tickwheel.node.core.world import NodeIdentity, SteadyMs
+from tickwheel.node.core.world import NodeIdentity, Now, SteadyMs
 from tickwheel.proto.peer_pb2 import Founder, Founding, PeerFrame
 from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk, DiskError, DiskFullError
@@ -144,9 +144,9 @@ class FoundingDesk:
         this node has applied the change."""
         self._next_ask_ms = SteadyMs(0)
 
-    def wanted_ms(self) -> SteadyMs | None:
-        """When `tick` is needed; None: never again."""
-        return None if self.may_vote else self._next_ask_ms
+    def wait_ms(self, now: Now) -> int | None:
+        """Until the next `tick` is needed; None: never again."""
+        return None if self.may_vote else self._next_ask_ms - now.steady_ms
 
     # -- how it goes on
 

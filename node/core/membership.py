@@ -16,6 +16,7 @@ from tickwheel.node.core.founding import FoundingDesk
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.sync import SyncState
+from tickwheel.node.core.world import Now
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Command, PromoteMember
@@ -71,10 +72,10 @@ class MemberDesk(Part):
         for _, done in waiting:
             done(failure)
 
-    def upkeep(self) -> None:
-        """Go on with waiting changes, record disks, promote learners. The master calls it once a second."""
+    def upkeep(self, now: Now) -> None:
+        """Go on with waiting changes, record disks, promote learners."""
         core = self._core
-        if not core.state.created or self._changing:
+        if not core.leading or not core.state.created or self._changing:
             return
         self._next()
         self._record_disk()

@@ -14,6 +14,7 @@ Bounded: HOURS_MAX hours at a time, ASKED_MAX units a question. Goes on from rei
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import google_crc32c
@@ -21,8 +22,10 @@ import numpy as np
 
 from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.part import Part
 from tickwheel.node.core.record_answers import UNITS_ASKED_MAX
-from tickwheel.node.core.world import SteadyMs
+from tickwheel.node.core.world import Now
+from tickwheel.node.metrics import MetricValue
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordFound
 from tickwheel.storage.disk import DiskFullError, SyncFailedError
@@ -63,7 +66,7 @@ class _Case:
         return [] if self.survey is None else [id for id in self.survey.ids.tolist() if id not in self.units]
 
 
-class Mending:
+class Mending(Part):
     def __init__(self, core: Kernel) -> None:
         self._core = core
         self._cases: dict[int, _Case] = {}
@@ -141,13 +144,17 @@ class Mending:
 
     # -- finding lost rows
 
-    def wanted_ms(self) -> SteadyMs | None:
-        """When the next `tick` is needed; None: nothing is under repair."""
-        times = [case.next_ms for case in self._cases.values() if not case.working]
-        return SteadyMs(min(times)) if times else None
+    def metrics(self) -> Mapping[str, MetricValue]:
+        return {"index_hours_damaged": float(self.waiting), "index_rows_mended": float(self.mended)}
 
-    def tick(self, steady_ms: SteadyMs) -> None:
+    def wait_ms(self, now: Now) -> int | None:
+        """Until the next repair is due."""
+        times = [case.next_ms for case in self._cases.values() if not case.working]
+        return min(times) - now.steady_ms if times else None
+
+    def tick(self, now: Now) -> None:
         """Carry on the repairs that are due."""
+        steady_ms = now.steady_ms
         if not self._cases:
             return
         for case in list(self._cases.values()):

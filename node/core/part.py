@@ -1,20 +1,24 @@
-"""The contract of a part of the core that must act when this node begins or ceases to lead."""
+"""The contract of a part of the core that follows mastership or time."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.world import ClusterMs
+from tickwheel.node.core.world import ClusterMs, Now
+from tickwheel.node.metrics import MetricValue
 
 
 class Part:
-    """A member of `NodeCore.parts`: it keeps state that belongs to a single reign. Both methods are optional.
+    """A member of `NodeCore.parts`. Every method is optional.
 
     - `end` may come without `begin`: a master can be deposed before it knows the time or has applied its own first
       command. Do not count on an `end` between two `begin`s either.
     - When `end` is called, `Kernel.refusal` already names the new master. A caller told so may ask again at once.
-    - `NodeCore.parts` gives the order of the ends: first the parts that move the wheel and the log, then those that
-      hold requests, last the deliveries and the parts waiting for them. Parts begin in the reverse order, so the wheel
-      moves last. Other code depends on both orders.
+    - Ticks come to every part of every node. A part that acts for the cluster checks `now.acting`.
+    - `NodeCore.parts` gives the order of ticks and ends: first the parts that move the wheel and the log, then those
+      that hold requests, last the deliveries and the parts waiting for them. Parts begin in the reverse order, so the
+      wheel moves last. Other code depends on these orders.
     """
 
     def begin(self, term: int, now_ms: ClusterMs) -> None:
@@ -22,3 +26,18 @@ class Part:
 
     def end(self, failure: Failure) -> None:
         """This node leads no more: stop at once, and answer every waiting caller with `failure`."""
+
+    def tick(self, now: Now) -> None:
+        """Do what is due. What it proposes is sent once every part has had its turn."""
+
+    def wait_ms(self, now: Now) -> int | None:
+        """Milliseconds from `now` until the next tick is needed, at the latest; 0 or less: at once. None: an arrival or
+        an answer will bring the tick. Called after the ticks."""
+        return None
+
+    def upkeep(self, now: Now) -> None:
+        """Forget and count what can wait. Called about once a second."""
+
+    def metrics(self) -> Mapping[str, MetricValue]:
+        """Values by name, of the metrics that this part counts (the table is in node/metrics.py)."""
+        return {}

@@ -21,7 +21,7 @@ from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure, invalid, limit_reached, outcome_unknown
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.serving import Serving
-from tickwheel.node.core.world import ClusterMs
+from tickwheel.node.core.world import Now
 from tickwheel.node.state.results import Ignored, Refused
 from tickwheel.node.state.schema import ENTRY_SCHEMA, read_entry, unknown_in
 from tickwheel.proto.log_pb2 import Command, LogEntry
@@ -297,12 +297,12 @@ class Proposer(Part):
             return max(config.gather_ms, config.dispatch_period_ms + 1)
         return config.gather_ms
 
-    def wanted_ms(self) -> ClusterMs | None:
-        """Latest time for the next `flush`. None: an answer or an arrival will bring it."""
-        if not self._gathers_from_ms:
+    def wait_ms(self, now: Now) -> int | None:
+        """Until the next `flush` is needed."""
+        if self.term == 0 or not self._gathers_from_ms:
             return None
         answered = not self._entries_in_flight and self._source is not None and self._source.waiting_bytes
-        return ClusterMs(self._gathers_from_ms + (0 if answered else self._pause_ms))
+        return self._gathers_from_ms + (0 if answered else self._pause_ms) - now.cluster_ms
 
     def _gather(self) -> tuple[list[Command], list[Done], int]:
         """Commands of the next entry, their callbacks, and the first due time that they can change."""

@@ -8,7 +8,7 @@ created through the log, and all requests behind it wait too.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,8 @@ from tickwheel.node.core.proposer import Done
 from tickwheel.node.core.senders import Senders
 from tickwheel.node.core.serving import Fail
 from tickwheel.node.core.spread import spread
+from tickwheel.node.core.world import Now
+from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import AdminResult, PublishResult
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.admin_pb2 import CreateTopicRequest
@@ -148,6 +150,13 @@ class Publisher(Part):
         self._creating.clear()
         for request in queue:
             request.answer(failure)
+
+    def metrics(self) -> Mapping[str, MetricValue]:
+        return {"intake_requests": float(self.waiting)}
+
+    def wait_ms(self, now: Now) -> int | None:
+        """None, or 0 if requests wait although the last publish had room for none of them."""
+        return 0 if self.cut_short and self._queue else None
 
     def take(self, bytes_max: int) -> tuple[Command, Done, int] | None:
         """Make one publish of waiting requests of about `bytes_max`, at least one; None: none can go now. Requests that

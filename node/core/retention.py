@@ -13,27 +13,19 @@ if no hour does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
+from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
-from tickwheel.node.core.proposer import Proposer
-from tickwheel.node.core.world import ClusterMs
-from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.proto.log_pb2 import AdminCommand, Command, RemoveHours
 from tickwheel.wheel.units import HOUR_MS
 
 
 class Retention(Part):
-    """Works only while the node leads."""
-
-    def __init__(
-        self, state: StateMachine, proposer: Proposer, cursor_ms: Callable[[], int], period_ms: int, hours_kept: int
-    ) -> None:
-        self._state = state
-        self._proposer = proposer
-        self._cursor_ms = cursor_ms
-        self._period_ms = period_ms
-        self._hours_kept = hours_kept
+    def __init__(self, core: Kernel) -> None:
+        self._core = core
+        self._state = core.state
         self._next_ms = 0
         self._proposed = False
 
@@ -42,15 +34,18 @@ class Retention(Part):
         self._next_ms = 0
         self._proposed = False
 
-    def begin_again(self) -> None:
-        """Forget a failed look; the next one comes a period later."""
+    def upkeep(self, now: Now) -> None:
+        """Propose a removal, once a period and if anything can go. An error leaves it for a later period."""
+        if self._core.leading and self._core.clock.known:
+            self._core.serving.side(partial(self._look, now.cluster_ms), self._failed)
+
+    def _failed(self) -> None:
         self._proposed = False
 
-    def tick(self, now_ms: ClusterMs) -> None:
-        """Propose a removal, once a period and if anything can go."""
+    def _look(self, now_ms: ClusterMs) -> None:
         if self._proposed or now_ms < self._next_ms or not self._state.created:
             return
-        self._next_ms = now_ms + self._period_ms
+        self._next_ms = now_ms + self._core.config.retention_period_ms
         forced, below = self.hours_below(now_ms)
         dead_before_ms = max(0, now_ms - self._state.settings.retention_ms)
         death_ms = self._state.oldest_death_ms()
@@ -62,11 +57,11 @@ class Retention(Part):
             self._proposed = False
 
         removal = RemoveHours(hour_min_kept=below, forced_below=forced, dead_before_ms=dead_before_ms)
-        self._proposer.submit(Command(admin=AdminCommand(remove_hours=removal)), removed, may_gather=True)
+        self._core.proposer.submit(Command(admin=AdminCommand(remove_hours=removal)), removed, may_gather=True)
 
     def hours_below(self, now_ms: int) -> tuple[int, int]:
         """Two hours: retention is over below the first; hours below the second can go."""
-        latest = max(0, self._cursor_ms() // HOUR_MS - self._hours_kept)
+        latest = max(0, self._core.wheel.cursor.due_ms // HOUR_MS - self._core.config.hours_kept)
         oldest = max(0, (now_ms - self._state.settings.retention_ms) // HOUR_MS)
         over = self._state.retention_over(oldest)
         return min(oldest, latest), min(max(self._state.removable_hours(), over), latest)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import google_crc32c
@@ -31,7 +32,8 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.record_answers import ASKED_MAX
 from tickwheel.node.core.sift import Sift, Sifted
-from tickwheel.node.core.world import SteadyMs
+from tickwheel.node.core.world import Now
+from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto.log_pb2 import PAYLOAD_LOST, SETTLE_DEAD, SettleColumns
@@ -128,13 +130,17 @@ class Salvage(Part):
         self._by_id.clear()
         self._agenda.clear()
 
-    def wanted_ms(self) -> SteadyMs | None:
-        """When the next `tick` is needed; None: no message waits."""
-        return SteadyMs(self._agenda[0][0]) if self._agenda else None
+    def metrics(self) -> Mapping[str, MetricValue]:
+        return {"unreadable_messages": float(self.waiting), "salvaged_records": float(self.salvaged)}
 
-    def tick(self, steady_ms: SteadyMs) -> None:
+    def wait_ms(self, now: Now) -> int | None:
+        """Until the next case is due."""
+        return self._agenda[0][0] - now.steady_ms if self._agenda else None
+
+    def tick(self, now: Now) -> None:
         """Carry on the cases that are due."""
-        if not self._agenda or self._agenda[0][0] > steady_ms:
+        steady_ms = now.steady_ms
+        if not now.acting or not self._agenda or self._agenda[0][0] > steady_ms:
             return
         unread: list[_Case] = []
         for _ in range(ROUND_MAX):

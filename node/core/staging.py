@@ -8,7 +8,7 @@ the next master finds in the state what is left to publish.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,8 @@ from tickwheel.node.core.pace import Paces
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.publisher import Publisher
 from tickwheel.node.core.requests import RequestDesk
-from tickwheel.node.core.world import ClusterMs
+from tickwheel.node.core.world import ClusterMs, Now
+from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.names import check_producer_id
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.staging import Job, StagingResult
@@ -261,8 +262,14 @@ class StagingDesk(Part):
 
     # -- work of the master
 
-    def tick(self, now_ms: ClusterMs) -> None:
+    def metrics(self) -> Mapping[str, MetricValue]:
+        return {"staged_bytes": float(self._core.state.staging.staged_bytes)}
+
+    def tick(self, now: Now) -> None:
         """Propose the next blocks of committed batches; look for expired jobs."""
+        if not now.acting:
+            return
+        now_ms = now.cluster_ms
         self._wants_ms = None
         staging = self._core.state.staging
         for number, job in enumerate(staging.publishing()):
@@ -275,9 +282,9 @@ class StagingDesk(Part):
                 command = Command(staging=StagingCommand(expire=ExpireStaged()))
                 self._core.proposer.submit(command, lambda _: None, may_gather=True)
 
-    def wanted_ms(self) -> ClusterMs | None:
-        """When to look again because something had to wait; None: nothing had to."""
-        return self._wants_ms
+    def wait_ms(self, now: Now) -> int | None:
+        """Until the next look, if something had to wait."""
+        return self._wants_ms - now.cluster_ms if now.acting and self._wants_ms is not None else None
 
     def _drive_failed(self, job: Job, now_ms: ClusterMs) -> None:
         """Try the job again after a pause, from what is applied by then; the other jobs go on."""

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.counters import LATE_BOUNDS_MS
 from tickwheel.node.core.dispatcher import Phase
-from tickwheel.node.metrics import HistogramValue, MetricValue
+from tickwheel.node.metrics import MetricValue
 from tickwheel.proto import admin_pb2
 from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.cluster_clock_state import TimeState
@@ -260,45 +259,14 @@ def _add_bulk(core: NodeCore, status: admin_pb2.NodeStatus) -> None:
     bulk.refused = counts.refused.total()
 
 
-def bulk_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
-    """Metrics of bulk load."""
-    counts = core.bulk.counts
-    return {
-        "bulk_received_bytes": float(counts.received_bytes),
-        "bulk_bundles_received": float(counts.received),
-        "bulk_bundles_fetched": float(counts.fetched),
-        "bulk_bundles_removed": float(counts.removed),
-        "bulk_bundles_held": float(core.bulk.store.held_count),
-        "bulk_bundles_taken_over": float(core.totals.loaded_bundles),
-        "bulk_messages_taken_over": float(core.totals.loaded),
-        "bulk_takeover_seconds": counts.takeover_ms / 1_000,
-        "bulk_refusals": {(step,): float(count) for step, count in counts.refused.items()},
-    }
-
-
-def topic_pending_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
-    """Metrics of topics with a limit on pending messages."""
-    if not core.topic_pending.wanted:
-        return {}
-    limits = core.topic_pending.limits()
-    fullest = sorted(limits, key=lambda name: (-limits[name][0] / limits[name][1], name))[:STATUS_TOPICS_MAX]
-    return {
-        "topic_pending_messages": {(name,): float(limits[name][0]) for name in fullest},
-        "topic_pending_limit": {(name,): float(limits[name][1]) for name in fullest},
-    }
-
-
 def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
-    """Name -> value of the metrics that the core owns (names of node/metrics.py)."""
+    """Name -> value of the metrics that the core owns (names of node/metrics.py): its parts' and those below."""
     status = node_vitals(core)
-    counters = core.delivery.counters
-    late = HistogramValue(
-        bounds=[bound / 1_000 for bound in LATE_BOUNDS_MS],
-        counts=counters.late_counts.tolist(),
-        sum=counters.late_sum_ms / 1_000,
-    )
     peers = {(peer.node_id,): peer for peer in status.peers}
-    return {
+    values: dict[str, MetricValue] = {}
+    for part in core.parts:
+        values.update(part.metrics())
+    return values | {
         "wheel_group": float(status.wheel_group),
         "master": float(core.leading and status.lease_held),
         "role": {(admin_pb2.Role.Name(status.role).lower(),): 1.0},
@@ -317,9 +285,8 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         **clock_metrics(core),
         "pending_messages": float(status.pending),
         "ready_messages": float(status.ready),
-        **topic_pending_metrics(core),
-        "staged_bytes": float(core.state.staging.staged_bytes),
-        **bulk_metrics(core),
+        "bulk_bundles_taken_over": float(core.totals.loaded_bundles),
+        "bulk_messages_taken_over": float(core.totals.loaded),
         "pins": float(core.pins.count),
         "cold_messages": float(status.cold.messages),
         "cold_parts": float(status.cold.parts),
@@ -329,34 +296,18 @@ def node_metrics(core: NodeCore) -> Mapping[str, MetricValue]:
         "cold_late_seconds": status.cold.late_ms / 1_000,
         "cold_loaded_late_messages": float(status.cold.loaded_late),
         "cold_loaded_late_seconds_max": status.cold.loaded_late_ms_max / 1_000,
-        "in_flight_messages": float(core.delivery.in_flight),
         "cursor_seconds": status.cursor_due_ms / 1_000,
         "scheduled_messages": float(core.totals.scheduled),
         "dispatched_messages": float(core.totals.dispatched),
-        "delivered_messages": float(counters.delivered),
-        "redelivered_messages": float(counters.redelivered),
         "settled_messages": float(core.totals.settled),
-        "expired_messages": float(counters.expired),
         "cancelled_messages": float(core.totals.cancelled),
         "retried_messages": float(core.state.retrying.retried),
         "buried_messages": float(core.state.retrying.buried),
         "set_aside_messages": float(core.state.retrying.set_aside),
-        "unreadable_messages": float(core.salvage.waiting),
-        "salvaged_records": float(core.salvage.salvaged),
-        "index_hours_damaged": float(core.mending.waiting),
-        "index_rows_mended": float(core.mending.mended),
         "dead_letters": float(core.state.dead_letters_kept()),
         "filtered_messages": float(core.state.filtered),
-        "refused_messages": {(limit,): float(count) for limit, count in core.flow.refused.items()},
         "sweeps_running": float(core.state.sweeps.running),
-        "sweep_failures": float(core.sweeper.failures),
-        "event_file_bytes_written": float(core.events.written_bytes),
-        "events_lost_batches": float(core.events.lost),
-        "event_file_failures": float(core.events.failures),
         "retention_removed_messages": float(core.state.removed_unsettled),
-        "lateness_seconds": late,
-        "intake_requests": float(core.publisher.waiting),
-        "consumers": float(len(core.delivery.sessions)),
         "journal_bytes": float(core.log.entries_after(core.checkpointer.covered_index)),
         "segment_hours": float(len(core.wheel.hours())),
         "arrival_buffer_bytes": float(core.wheel.buffer_bytes),

@@ -7,7 +7,7 @@ next master finds its messages again. The only thing kept here about a job is th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.pending import Finder, Found, Query, deletion_query, make_query
 from tickwheel.node.core.work import RemovedError
-from tickwheel.node.core.world import SteadyMs
+from tickwheel.node.core.world import Now
+from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.results import SweepResult
 from tickwheel.node.state.sweeps import DELETIONS, unknown_sweep
 from tickwheel.proto.log_pb2 import Command, Publish, PublishRequest, SweepCommand, SweepStep
@@ -132,15 +133,18 @@ class Sweeper(Part):
 
     # -- carrying them on
 
-    def tick(self, steady_ms: SteadyMs) -> None:
+    def metrics(self) -> Mapping[str, MetricValue]:
+        return {"sweep_failures": float(self.failures)}
+
+    def tick(self, now: Now) -> None:
         """Start a step of each running job that has none under way. Cheap when there is no job."""
         core = self._core
-        if not core.state.sweeps.running or not core.clock.known:
+        if not now.acting or not core.state.sweeps.running or not core.clock.known:
             return
         for job in core.state.sweeps:
             if job.state != SWEEP_RUNNING or job.job_id in self._under_way:
                 continue
-            if steady_ms < self._wait_until_ms.get(job.job_id, 0):
+            if now.steady_ms < self._wait_until_ms.get(job.job_id, 0):
                 continue
             self._under_way.add(job.job_id)
             step = _Step(self, core, self._finder, job)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tickwheel.node.core.delivery import Delivery
+from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.senders import LOG_LEVEL
 from tickwheel.node.core.synced import Synced
@@ -38,9 +39,11 @@ class SyncState:
         self,
         core: Kernel,
         delivery: Delivery,
+        disk_room: DiskRoom,
         waits_for_bundle: Callable[[], bool],
     ) -> None:
         self._core = core
+        self._disk_room = disk_room
         self._waits_for_bundle = waits_for_bundle
         self._clock = core.clock
         self._wheel = core.wheel
@@ -50,8 +53,6 @@ class SyncState:
         self.heard = Heard()
         self._replies: dict[str, tuple[int, int]] = {}
         """Peer to (applied index, when it said so)."""
-        self.disk_full = False
-        """This node's disk is above its high-water mark; set by the core."""
         self._full: set[str] = set()
         self._levels: dict[str, int] = {}
         """Peer to what it said it understands in the log."""
@@ -111,7 +112,7 @@ class SyncState:
                 cursor_index=cursor.index,
                 clock_ms=self._clock.wall_ms(),
                 echo_sent_ns=sync.sent_ns,
-                disk_above_mark=self.disk_full,
+                disk_above_mark=self._disk_room.above,
                 log_level=LOG_LEVEL,
             )
         )

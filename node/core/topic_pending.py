@@ -12,13 +12,16 @@ limit may be exceeded by messages that the new master has not counted yet.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import DUE_MS_LIMIT
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
-from tickwheel.node.core.world import SteadyMs
+from tickwheel.node.core.world import Now
+from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.results import PublishResult, SettleResult
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, Command
@@ -30,6 +33,8 @@ PAGE_UNITS_MAX = 65_536
 """Units of one page: six megabytes of index."""
 COUNT_PERIOD_MS = 200
 PAUSES = 20
+METRIC_TOPICS_MAX = 100
+"""Topics with a limit that the metrics show: the fullest ones."""
 UNTOLD = {"cancel", "sweep", "ingest", "staging", "replay_dead", "cold"}
 """Commands that make counts stale. A reschedule keeps its topic, so it does not."""
 
@@ -150,8 +155,20 @@ class TopicPending(Part):
 
     # -- counting
 
-    def tick(self, steady_ms: SteadyMs) -> None:
+    def metrics(self) -> Mapping[str, MetricValue]:
+        """Counts and limits of the fullest topics that have a limit."""
+        if not self.wanted:
+            return {}
+        limits = self.limits()
+        fullest = sorted(limits, key=lambda name: (-limits[name][0] / limits[name][1], name))[:METRIC_TOPICS_MAX]
+        return {
+            "topic_pending_messages": {(name,): float(limits[name][0]) for name in fullest},
+            "topic_pending_limit": {(name,): float(limits[name][1]) for name in fullest},
+        }
+
+    def tick(self, now: Now) -> None:
         """Begin a count if one is needed."""
+        steady_ms = now.steady_ms
         if not self.wanted:
             if self._known is not None or self._count is not None:
                 self._forget()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from tickwheel.node.core.serving import Serving
-from tickwheel.node.core.world import ClusterMs
+from tickwheel.node.core.world import Now
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
 from tickwheel.storage.segment import CorruptSegmentError
@@ -75,11 +75,12 @@ class Background:
 
     # -- the wheel's own work
 
-    def pump(self, now_ms: ClusterMs, applied_index: int) -> None:
+    def pump(self, now: Now, applied_index: int) -> None:
         """Start the jobs that the wheel wants: loading ticks ahead, mapping hours, merging.
 
         The wishes change with applied entries, with a job's end, and slowly with time.
         """
+        now_ms = now.cluster_ms
         if applied_index == self._pumped_index and 0 <= now_ms - self._now_ms < PUMP_PERIOD_MS:
             return
         self._pumped_index = applied_index
@@ -91,9 +92,9 @@ class Background:
         for job in self._wheel.jobs(now_ms):
             self._start(job)
 
-    def wanted_ms(self, now_ms: ClusterMs) -> ClusterMs | None:
-        """When to look again because something had to wait; None: nothing had to."""
-        return ClusterMs(self._paused_until_ms) if self._paused_until_ms > now_ms else None
+    def wait_ms(self, now: Now) -> int | None:
+        """Until the end of the pause after a job that failed."""
+        return self._paused_until_ms - now.cluster_ms if self._paused_until_ms > now.cluster_ms else None
 
     def _start(self, job: Job) -> None:
         self.jobs_running += 1

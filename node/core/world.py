@@ -17,6 +17,18 @@ nodes."""
 
 
 @dataclass(frozen=True, slots=True)
+class Now:
+    """The moment of a tick, and what the node may do in it."""
+
+    cluster_ms: ClusterMs
+    steady_ms: SteadyMs
+    acting: bool
+    """See `Kernel.may_act`."""
+    dispatching: bool
+    """The cluster's time is certain enough to dispatch by it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ports:
     """Everything outside the core that it uses: clock, disk, threads, chance."""
 

@@ -15,7 +15,7 @@ from tickwheel.node.core.announcements import Announcements
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.failure import limit_reached, not_master
-from tickwheel.node.core.world import ClusterMs
+from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.proto.log_pb2 import Command
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.engine import Wheel
@@ -24,6 +24,11 @@ from tickwheel.wheel.units import UNIT, CursorKey
 
 NOW_MS = 490_000 * 3_600_000
 CONFIG = replace(CoreConfig(), dispatch_messages_max=10, dispatch_in_flight_max=4)
+
+
+def at(now_ms: int) -> Now:
+    """A tick of a master that may dispatch."""
+    return Now(ClusterMs(now_ms), SteadyMs(0), acting=True, dispatching=True)
 
 
 class Log:
@@ -67,7 +72,7 @@ def made(config: CoreConfig, count: int = 100) -> tuple[Dispatcher, Log, Wheel]:
     dispatcher = Dispatcher(kernel, None)
     dispatcher.begin(1, ClusterMs(NOW_MS))
     assert dispatcher.phase is Phase.ALIGNING
-    dispatcher.tick(ClusterMs(NOW_MS))
+    dispatcher.tick(at(NOW_MS))
     return dispatcher, log, wheel
 
 
@@ -78,7 +83,7 @@ def test_several_are_under_way_and_progress_is_in_order(in_flight: int) -> None:
     while log.waiting:
         assert dispatcher.in_flight == len(log.waiting) <= in_flight
         log.commit()
-        dispatcher.tick(ClusterMs(NOW_MS))
+        dispatcher.tick(at(NOW_MS))
     assert log.dispatched == list(range(100))
     assert wheel.pending == 0
     assert dispatcher.phase is Phase.RUNNING
@@ -93,7 +98,7 @@ def test_one_that_fails_between_others_is_not_skipped() -> None:
     assert log.dispatched == list(range(30))
     log.commit()
     for now_ms in range(NOW_MS, NOW_MS + 1_000, 50):
-        dispatcher.tick(ClusterMs(now_ms))
+        dispatcher.tick(at(now_ms))
         while log.waiting:
             log.commit()
     assert log.dispatched == list(range(100))
@@ -115,15 +120,15 @@ def test_failures_pause_longer_and_longer_and_block_the_wheel() -> None:
             log.fail()
         assert dispatcher.blocked == (failures >= 3)
         pause_ms = min(100 * failures, 60_000)
-        dispatcher.tick(ClusterMs(now_ms + pause_ms - 1))
+        dispatcher.tick(at(now_ms + pause_ms - 1))
         assert not log.waiting
-        assert dispatcher.wanted_ms() == now_ms + pause_ms
+        assert dispatcher.wait_ms(at(now_ms)) == pause_ms
         now_ms += pause_ms
-        dispatcher.tick(ClusterMs(now_ms))
+        dispatcher.tick(at(now_ms))
     assert wheel.cursor == CursorKey(0, 0)
     while log.waiting:
         log.commit()
-        dispatcher.tick(ClusterMs(now_ms))
+        dispatcher.tick(at(now_ms))
     assert not dispatcher.blocked
     assert log.dispatched == list(range(100))
 
@@ -133,13 +138,13 @@ def test_answers_of_an_earlier_reign_count_for_nothing() -> None:
     dispatcher, log, _ = made(CONFIG)
     late, log.waiting = log.waiting, []
     dispatcher.end(not_master(None, None))
-    assert dispatcher.wanted_ms() is None
+    assert dispatcher.wait_ms(at(NOW_MS)) is None
     dispatcher.begin(1, ClusterMs(NOW_MS))
     for _, done in late:
         done(limit_reached("log_in_flight", 8))
     assert dispatcher.in_flight == 0 and not dispatcher.blocked
-    dispatcher.tick(ClusterMs(NOW_MS))
+    dispatcher.tick(at(NOW_MS))
     while log.waiting:
         log.commit()
-        dispatcher.tick(ClusterMs(NOW_MS))
+        dispatcher.tick(at(NOW_MS))
     assert log.dispatched == list(range(100))

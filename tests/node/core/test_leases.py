@@ -146,7 +146,7 @@ def test_two_losses_of_the_master_repeat_nothing_that_was_delivered_ahead() -> N
     client.closed = True
     del second.host.receive
     third.start()
-    second.host.core.dispatcher.tick = lambda now_ms: None  # type: ignore[method-assign]
+    second.host.core.dispatcher.tick = lambda now: None  # type: ignore[method-assign]
     world.run_until(lambda: world.master() is second)
     assert list(second.host.core.delivery._inherited.unplaced()), "the dispatch was not lost"
     world.run(200)
