@@ -28,7 +28,7 @@ from tickwheel.node.core.checkpoint import Checkpointer, Restored, restore
 from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.consumers import ConsumerDesk
-from tickwheel.node.core.counters import Rates, Totals
+from tickwheel.node.core.counters import Totals
 from tickwheel.node.core.creations import Creations
 from tickwheel.node.core.dead import DeadDesk
 from tickwheel.node.core.deleting import Deleter
@@ -171,7 +171,6 @@ class NodeCore:
         self.events = Events(ports.disk, ports.executor, self.state, identity.node_id, config.events_bytes_max)
         self.tracer = Tracer(self.events, identity, self.serving)
         self.topic_rates = TopicRates()
-        self.rates = Rates()
         self.totals = Totals()
         self.sync = SyncState(self, self.delivery, self.disk_room, lambda: bool(self.bulk.waiting))
         synced = read_synced(ports.disk)
@@ -398,8 +397,7 @@ class NodeCore:
         return Now(cluster_ms, steady_ms, self.may_act(), self.clock.may_dispatch(now_ns))
 
     def _upkeep(self, now: Now) -> None:
-        self.rates.note(self.totals, self.delivery.counters.delivered, now.steady_ms)
-        self.topic_rates.note(now.steady_ms, self.delivery.counters)
+        self.topic_rates.note(now.steady_ms, self.totals, self.delivery.counters)
         self.disk_room.look()
         self.synced_file.write(self.sync.newest(self.term if self.leading else 0))
         for part in self.parts:

@@ -1,23 +1,21 @@
-"""Totals since the process started, for status and metrics: what was applied and delivered, and how fast it goes."""
+"""Totals since the process started, for status and metrics: what was applied, and what this node delivered."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.loads import IngestResult
-from tickwheel.node.state.results import CancelResult, DispatchResult, PublishResult, SettleResult
+from tickwheel.node.state.results import CancelResult, DispatchResult, PublishResult, SettleResult, SweepResult
 from tickwheel.node.state.staging import StagingResult
+from tickwheel.node.state.sweeps import CANCELLING
 from tickwheel.proto.scheduler_pb2 import CANCELLED
 
 LATE_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000, 60_000, 600_000)
 _LATE_BOUNDS = np.array(LATE_BOUNDS_MS, np.int64)
-RATE_WINDOW_MS = 5_000
 
 
 @dataclass(slots=True)
@@ -26,7 +24,6 @@ class Counters:
 
     delivered: int = 0
     redelivered: int = 0
-    settled: int = 0
     expired: int = 0
     late_counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(LATE_BOUNDS_MS) + 1, np.int64))
     """Deliveries by lateness: for each bound those at most that late and later than the bound before; the last for all
@@ -40,15 +37,6 @@ class Counters:
         late_ms = now_ms - due_ms
         self.late_counts += np.bincount(np.searchsorted(_LATE_BOUNDS, late_ms), minlength=len(LATE_BOUNDS_MS) + 1)
         self.late_sum_ms += int(late_ms.sum())
-
-
-@dataclass(frozen=True, slots=True)
-class _Note:
-    at_ms: int
-    scheduled: int
-    dispatched: int
-    delivered: int
-    settled: int
 
 
 @dataclass(slots=True)
@@ -80,31 +68,8 @@ class Totals:
             self.settled += result.settled
         elif isinstance(result, CancelResult):
             self.cancelled += result.outcome == CANCELLED
+        elif isinstance(result, SweepResult):
+            if result.sweep is not None and result.sweep.WhichOneof("action") in CANCELLING:
+                self.cancelled += result.done
         elif isinstance(result, ColdResult):
             self.cancelled += result.cancelled
-
-
-class Rates:
-    """Rates over the last seconds, from totals noted once a second."""
-
-    def __init__(self) -> None:
-        self._notes: deque[_Note] = deque()
-
-    def note(self, totals: Totals, delivered: int, steady_ms: SteadyMs) -> None:
-        """Note the totals. Called once a second."""
-        self._notes.append(_Note(steady_ms, totals.scheduled, totals.dispatched, delivered, totals.settled))
-        while self._notes[0].at_ms < steady_ms - RATE_WINDOW_MS:
-            self._notes.popleft()
-
-    def per_second(self) -> tuple[float, float, float, float]:
-        """Scheduled, dispatched, delivered, settled per second."""
-        if len(self._notes) < 2:
-            return (0.0, 0.0, 0.0, 0.0)
-        first, last = self._notes[0], self._notes[-1]
-        seconds = max(1, last.at_ms - first.at_ms) / 1_000
-        return (
-            (last.scheduled - first.scheduled) / seconds,
-            (last.dispatched - first.dispatched) / seconds,
-            (last.delivered - first.delivered) / seconds,
-            (last.settled - first.settled) / seconds,
-        )

@@ -182,7 +182,6 @@ class Settlements:
 
         def answered(result: SettleResult | Failure) -> None:
             if isinstance(result, SettleResult):
-                self._counters.settled += result.settled
                 self._settled(leaving.channel)
             done(result)
 
@@ -195,7 +194,6 @@ class Settlements:
 
         def answered(result: object) -> None:
             if isinstance(result, SettleResult):
-                self._counters.settled += result.settled
                 if columns.kind == SETTLE_RETURN:
                     self._came_back(key, columns)
                 self._settled(key)

@@ -171,7 +171,7 @@ def node_vitals(core: NodeCore) -> admin_pb2.NodeStatus:
     members = {m.node_id: m for m in core.log.members()}
     master = members.get(log.master_id or "")
     heard = core.sync.heard
-    scheduled, dispatched, delivered, settled = core.rates.per_second()
+    scheduled, dispatched, delivered, settled = core.topic_rates.in_all_per_second()
     leading = core.leading
     status = admin_pb2.NodeStatus(
         cluster_id=core.identity.cluster_id,

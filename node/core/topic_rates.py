@@ -1,7 +1,7 @@
-"""Events by topic, counted a batch at a time, and their rates: for status and `tickwheel top`.
+"""Rates over the last seconds, in all and by topic: for status and `tickwheel top`.
 
-The counts are of this process: of what it applied, and of its own deliveries. Notes of the last seconds are kept; a
-rate is the difference of two notes.
+The totals (counters.py) are noted once a second, and events by topic are counted a batch at a time. Notes of the last
+seconds are kept; a rate is the difference of two notes. All is of this process: what it applied, and its deliveries.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.counters import LATE_BOUNDS_MS, Counters
+from tickwheel.node.core.counters import LATE_BOUNDS_MS, Counters, Totals
 from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.backlog import Backlog
 from tickwheel.node.state.results import PublishResult, SettleResult
@@ -29,15 +29,17 @@ LATE_ABOVE_MS = 3_600_000
 @dataclass(frozen=True, slots=True)
 class _Note:
     at_ms: int
+    totals: tuple[int, int, int, int]
+    """Messages scheduled, dispatched, delivered and settled since the process started."""
     counts: dict[int, list[int]]
-    """Counts since the note before."""
+    """The same by topic, since the note before."""
     late_counts: NDArray[np.int64]
     redelivered: int
 
 
 @dataclass(slots=True)
 class TopicRates:
-    """Remembers only topics with events in the last seconds."""
+    """Of the topics it remembers only those with events in the last seconds."""
 
     counts: dict[int, list[int]] = field(default_factory=dict)
     """Topic id -> messages scheduled, dispatched, delivered and settled since the last note."""
@@ -67,19 +69,34 @@ class TopicRates:
             for batch, part in zip(command.settle.batches, result.parts, strict=False):
                 self.add(batch.topic_id, SETTLED, part.settled)
 
-    def note(self, steady_ms: SteadyMs, counters: Counters) -> None:
+    def note(self, steady_ms: SteadyMs, totals: Totals, counters: Counters) -> None:
         """Keep the counts as a note and start new ones. Called once a second."""
-        self._notes.append(_Note(steady_ms, self.counts, counters.late_counts.copy(), counters.redelivered))
+        sums = (totals.scheduled, totals.dispatched, counters.delivered, totals.settled)
+        self._notes.append(_Note(steady_ms, sums, self.counts, counters.late_counts.copy(), counters.redelivered))
         self.counts = {}
         self._busiest = None
         while self._notes[0].at_ms < steady_ms - WINDOW_MS:
             self._notes.popleft()
 
+    def _seconds(self) -> float:
+        """Between the first and the last note; 0: there are fewer than two."""
+        if len(self._notes) < 2:
+            return 0.0
+        return max(1, self._notes[-1].at_ms - self._notes[0].at_ms) / 1_000
+
+    def in_all_per_second(self) -> tuple[float, ...]:
+        """Messages scheduled, dispatched, delivered and settled per second."""
+        seconds = self._seconds()
+        if not seconds:
+            return _NO_RATES
+        first, last = self._notes[0].totals, self._notes[-1].totals
+        return tuple((after - before) / seconds for before, after in zip(first, last, strict=True))
+
     def per_second(self) -> dict[int, tuple[float, ...]]:
         """Topic id -> messages scheduled, dispatched, delivered and settled per second."""
-        if len(self._notes) < 2:
+        seconds = self._seconds()
+        if not seconds:
             return {}
-        seconds = max(1, self._notes[-1].at_ms - self._notes[0].at_ms) / 1_000
         sums: dict[int, list[int]] = {}
         for note in islice(self._notes, 1, None):
             for topic_id, counts in note.counts.items():
@@ -102,10 +119,8 @@ class TopicRates:
 
     def redelivered_per_second(self) -> float:
         """Redeliveries per second."""
-        if len(self._notes) < 2:
-            return 0.0
-        first, last = self._notes[0], self._notes[-1]
-        return (last.redelivered - first.redelivered) / (max(1, last.at_ms - first.at_ms) / 1_000)
+        seconds = self._seconds()
+        return (self._notes[-1].redelivered - self._notes[0].redelivered) / seconds if seconds else 0.0
 
     def late_ms(self, share: float) -> int:
         """The lateness in ms that the given share of the last seconds' deliveries did not exceed; -1: there were

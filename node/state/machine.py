@@ -116,8 +116,8 @@ class StateMachine(StateView):
         self.retrying = Retrying(self._state, wheel)
         self.burial = Burial(self._state, self.retrying)
         self._checkpoint: StateCheckpoint | None = None
-        self.scheduled = self.dispatched = self.settled = self.cancelled = self.filtered = 0
-        """Counts since this process started, replayed entries included: for metrics, no part of the state."""
+        self.filtered = 0
+        """Messages that filters left out since this process started, replays included. No part of the state."""
         self._on_dispatched = on_dispatched
 
     # -- the log
@@ -155,9 +155,7 @@ class StateMachine(StateView):
             return Ignored(entry.term, state.lead_term)
         kind = command.WhichOneof("body")
         if kind == "publish":
-            published = self._publishing.apply(command.publish, entry.stamped_ms, state.settings)
-            self.scheduled += published.scheduled
-            return published
+            return self._publishing.apply(command.publish, entry.stamped_ms, state.settings)
         if kind == "dispatch":
             return self._dispatch(command.dispatch, entry.stamped_ms)
         if kind == "ingest":
@@ -175,9 +173,7 @@ class StateMachine(StateView):
         if kind == "filtered":
             return self._filter(command.filtered)
         if kind == "staging":
-            staged = state.staging.apply(command.staging, entry.stamped_ms, state.settings, self._publishing)
-            self.scheduled += staged.published
-            return staged
+            return state.staging.apply(command.staging, entry.stamped_ms, state.settings, self._publishing)
         if kind == "admin":
             return self._admin.apply(command.admin, entry.stamped_ms)
         if kind == "lead":
@@ -211,7 +207,6 @@ class StateMachine(StateView):
                 cuts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
                 for start, end in itertools.pairwise(cuts):
                     discarded += self._make_ready(int(ordered[start]), units[order[start:end]], stamped_ms)
-        self.dispatched += len(units) - discarded
         return DispatchResult(self.wheel.cursor, len(units) - discarded, discarded)
 
     def _make_ready(self, topic_id: int, units: Units, stamped_ms: int) -> int:
@@ -238,16 +233,12 @@ class StateMachine(StateView):
     def _ingest(self, ingest: Ingest, entry: LogEntry) -> IngestResult | Refused:
         alone = len(entry.commands) == 1
         result = self._ingesting.apply(ingest, entry.stamped_ms, self._state.settings.slot_ms, alone=alone)
-        if isinstance(result, Failure):
-            return Refused(result)
-        self.scheduled += result.units
-        return result
+        return Refused(result) if isinstance(result, Failure) else result
 
     def _settle(self, settle: Settle, stamped_ms: int) -> SettleResult:
         budget = Budget()
         parts = tuple(self._settle_batch(batch, stamped_ms, budget) for batch in settle.batches)
         total = sum(parts[1:], parts[0]) if parts else SettleResult()
-        self.settled += total.settled
         return SettleResult(total.settled, total.stale, total.unknown, total.failure, total.taken, parts)
 
     def _settle_batch(self, batch: SettleColumns, stamped_ms: int, budget: Budget) -> SettleResult:
@@ -292,7 +283,6 @@ class StateMachine(StateView):
 
     def _cancel(self, cancel: Cancel) -> CancelResult:
         outcome = self.wheel.cancel(cancel.id, cancel.due_ms)
-        self.cancelled += outcome.name == "CANCELLED"
         return CancelResult(_CANCEL_OUTCOMES[outcome.name])
 
     def _reschedule_once(self, command: Reschedule, stamped_ms: int) -> RescheduleResult:
@@ -344,8 +334,6 @@ class StateMachine(StateView):
         if result.sweep is None:
             return result
         action = result.sweep.WhichOneof("action")
-        if action == "cancel" or action in DELETIONS:
-            self.cancelled += result.done
         if action in DELETIONS and result.failure is None:
             return replace(result, sweep=self._admin.deletion_went_on(result.sweep))
         return result

@@ -33,6 +33,8 @@ SWEEPS_MAX = 64
 RUNNING_MAX = 8
 DELETIONS = ("delete_topic", "delete_group")
 """Actions that cancel until a pass over all pending messages finds none, and then remove their target."""
+CANCELLING = ("cancel", *DELETIONS)
+"""Actions that cancel what they select; the others move it."""
 
 
 class Sweeps:
@@ -115,7 +117,7 @@ class Sweeps:
         action = job.WhichOneof("action")
         if count:
             ids, due_ms = np.frombuffer(step.ids, "<u8"), np.frombuffer(step.due_ms, "<i8")
-            if action == "cancel" or action in DELETIONS:
+            if action in CANCELLING:
                 outcomes = wheel.cancel_many(ids, due_ms)
             else:
                 successors = read_units(step.moved, stamped_ms)

@@ -101,6 +101,9 @@ def test_only_what_is_selected_and_was_there_before(action: str) -> None:
     late = schedule(world, [("t1", HOUR_MS, "order-1", ["red"])])
     ended = finish(world, "job")
     assert (ended.done, ended.too_late, ended.gone) == (expected, 0, 0)
+    world.run(100)
+    totals = [node.host.core.totals for node in world.nodes.values() if node.host is not None]
+    assert [one.cancelled for one in totals] == [expected if action == "cancel" else 0] * 3
     moved = counted(world, due_ms_min=world.now_ms + 2 * HOUR_MS)
     assert moved == (0 if action == "cancel" else expected)
     assert counted(world) == 41 - (expected if action == "cancel" else 0)

@@ -6,25 +6,27 @@ import numpy as np
 
 from tests.node.core.test_pending import face, schedule
 from tests.node.core.trio import Client, World
-from tickwheel.node.core.counters import Counters
+from tickwheel.node.core.counters import Counters, Totals
 from tickwheel.node.core.topic_rates import DELIVERED, SCHEDULED, TopicRates
 from tickwheel.node.core.world import SteadyMs
 
 
 def test_rates_are_of_the_last_seconds_and_topics_are_forgotten() -> None:
     """A difference of notes, whatever happened before; nothing is kept of a topic where nothing happens."""
-    rates, counters = TopicRates(), Counters()
+    rates, totals, counters = TopicRates(), Totals(), Counters()
     rates.add(9, SCHEDULED, 1_000)
     for second in range(10):
-        rates.note(SteadyMs(second * 1_000), counters)
+        rates.note(SteadyMs(second * 1_000), totals, counters)
         rates.add(1, SCHEDULED, 100)
+        totals.scheduled += 100
         rates.add(2, DELIVERED, second)
         counters.note_delivery(5_000, np.array([5_000, 4_997 - 100 * second]), np.array([1, 2], np.uint32))
     assert rates.per_second() == {1: (100.0, 0, 0, 0), 2: (0, 0, (4 + 5 + 6 + 7 + 8) / 5, 0)}
+    assert rates.in_all_per_second() == (100.0, 0, 2.0, 0)
     assert rates.redelivered_per_second() == 1
     assert (rates.late_ms(0.5), rates.late_ms(0.99)) == (1, 1_000)
     for second in range(10, 20):
-        rates.note(SteadyMs(second * 1_000), counters)
+        rates.note(SteadyMs(second * 1_000), totals, counters)
     assert rates.per_second() == {}
     assert rates.late_ms(0.99) == -1
 

@@ -75,7 +75,7 @@ class Bulk(Driver):
     @property
     def pending(self) -> int:
         """Messages in the wheel."""
-        return self.state.scheduled
+        return self.wheel.pending
 
 
 @pytest.fixture
