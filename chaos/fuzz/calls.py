@@ -11,10 +11,10 @@ from typing import Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from grpc_reflection.v1alpha import reflection_pb2
+from google.protobuf.descriptor_pool import Default
 
 from tickwheel.chaos.fuzz.messages import UNKNOWN_FIELD, Maker, nested, spoilt, varint
-from tickwheel.node.server.services import SERVICES
+from tickwheel.node.server.services import SERVED
 
 RARE = {"TransferMaster": 0.03, "UpdateSettings": 0.3, "Backup": 0.1, "GetDigest": 0.2}
 """Share of their turns in which methods are really called that cost the cluster much."""
@@ -52,8 +52,7 @@ class Ended:
 
 def services() -> list[ServiceDescriptor]:
     """All that a node serves to clients."""
-    named = [*SERVICES, (reflection_pb2, "ServerReflection")]
-    return [module.DESCRIPTOR.services_by_name[name] for module, name in named]
+    return [Default().FindServiceByName(name) for name in SERVED]
 
 
 def methods() -> list[tuple[str, MethodDescriptor]]:

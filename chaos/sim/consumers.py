@@ -26,7 +26,7 @@ from tickwheel.chaos.sim.history_messages import (
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.producers import TOPICS, UID
 from tickwheel.chaos.sim.world import MS, SECOND
-from tickwheel.node.core.face import Session
+from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.failure import Failure
 from tickwheel.proto import consumer_pb2
 
@@ -61,7 +61,7 @@ class _Consumer:
     crowd: Crowd
     number: int
     target: int = 0
-    session: Session | None = None
+    session: ConsumerHandle | None = None
     machine: Machine | None = None
     boot: int = 0
     session_number: int = 0
@@ -127,7 +127,7 @@ class Consumers:
                 consumer.target = self._wires.redirect(failure, consumer.target)
                 self._session_over(consumer)
 
-        def opened(session: Session | Failure) -> None:
+        def opened(session: ConsumerHandle | Failure) -> None:
             if isinstance(session, Failure):
                 if consumer.opening == number:
                     consumer.opening = 0

@@ -30,6 +30,27 @@ CONSUMER_NAME_LENGTH_MAX = 256
 """The name is stored with each delivery in the event files."""
 
 
+SettleAnswer = Callable[[consumer_pb2.SettleReceipt | Failure], None]
+
+
+def settle_answer(sequence: int, done: SettleAnswer) -> Callable[[SettleResult | Failure], None]:
+    """A callback that passes the result of a settlement on to `done` as a receipt."""
+
+    def answered(result: SettleResult | Failure) -> None:
+        if isinstance(result, Failure):
+            done(result)
+        elif result.failure is not None:
+            done(result.failure)
+        else:
+            done(
+                consumer_pb2.SettleReceipt(
+                    sequence=sequence, settled=result.settled, stale=result.stale, unknown=result.unknown
+                )
+            )
+
+    return answered
+
+
 @dataclass(slots=True, eq=False)
 class ConsumerHandle:
     """What the stream of an open consumer may do."""
@@ -37,6 +58,10 @@ class ConsumerHandle:
     desk: ConsumerDesk
     session: Session
     term: int
+
+    def opened(self) -> consumer_pb2.Opened:
+        """The first message to the consumer: the term and the lease that apply."""
+        return consumer_pb2.Opened(term=self.term, lease_ms=self.session.lease_ms)
 
     def credit(self, credits: int) -> Failure | None:
         """Accept `credits` more messages. Returns a refusal, or None."""
@@ -46,7 +71,7 @@ class ConsumerHandle:
             return error.failure
         return None
 
-    def settle(self, batch: consumer_pb2.SettleBatch, done: Callable[[SettleResult | Failure], None]) -> None:
+    def settle(self, batch: consumer_pb2.SettleBatch, done: SettleAnswer) -> None:
         """Settle deliveries. `done` is called once the settlement is applied, or at once in a broadcasting group, which
         only notes it; or with a Failure."""
         core = self.desk.core
@@ -54,7 +79,8 @@ class ConsumerHandle:
             self.desk.settle(batch, done)
             return
         try:
-            done(core.refusal() or self.desk.delivery.answered_by(self.session, batch))
+            answer = settle_answer(batch.sequence, done)
+            answer(core.refusal() or self.desk.delivery.answered_by(self.session, batch))
         except RequestError as error:
             done(error.failure)
 
@@ -225,7 +251,7 @@ class ConsumerDesk(Part):
         for pull in list(self._pulls):
             self._finish(pull, failure)
 
-    def settle(self, batch: consumer_pb2.SettleBatch, done: Callable[[SettleResult | Failure], None]) -> None:
+    def settle(self, batch: consumer_pb2.SettleBatch, done: SettleAnswer) -> None:
         """Settle deliveries of a group that does not broadcast. `done` is called once the settlement is applied, or
         with a Failure."""
         failure = self.core.refusal()
@@ -239,7 +265,7 @@ class ConsumerDesk(Part):
             )
             return
         try:
-            self.delivery.settlements.settle(batch, self.core.clock.now_ms(), done)
+            self.delivery.settlements.settle(batch, self.core.clock.now_ms(), settle_answer(batch.sequence, done))
         except RequestError as error:
             done(error.failure)
 

@@ -7,7 +7,6 @@ services need not know when a peer's checkpoint has replaced the core.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from tickwheel.node.core.bulk import BulkDesk
 from tickwheel.node.core.checkpoint import BackupFile
@@ -17,14 +16,14 @@ from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.disk_use import disk_use
 from tickwheel.node.core.failure import Failure, Permitted, RequestError
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch, check_sender
+from tickwheel.node.core.listings import groups_after, topics_after
 from tickwheel.node.core.publisher import BatchOutcome, Rescheduled
 from tickwheel.node.core.requests import everybody, id_of, message_id_of
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.status import backup_origin, node_metrics, node_status, node_vitals
 from tickwheel.node.metrics import MetricValue
-from tickwheel.node.state.membership import message_of
 from tickwheel.node.state.producers import Sender
-from tickwheel.node.state.results import AdminResult, SettleResult
+from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.settings import Settings
 from tickwheel.node.state.view import StateView
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, dead_pb2, scheduler_pb2, snapshot_pb2, staging_pb2
@@ -33,62 +32,8 @@ from tickwheel.proto.log_pb2 import AdminCommand
 WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
 
 
-def receipt_of(sequence: int, result: SettleResult) -> consumer_pb2.SettleReceipt:
-    """The receipt of an applied settlement."""
-    return consumer_pb2.SettleReceipt(
-        sequence=sequence, settled=result.settled, stale=result.stale, unknown=result.unknown
-    )
-
-
-def settle_answer(
-    sequence: int, done: Callable[[consumer_pb2.SettleReceipt | Failure], None]
-) -> Callable[[SettleResult | Failure], None]:
-    """A callback that passes the result of a settlement on to `done` as a receipt."""
-
-    def answered(result: SettleResult | Failure) -> None:
-        if isinstance(result, Failure):
-            done(result)
-        elif result.failure is not None:
-            done(result.failure)
-        else:
-            done(receipt_of(sequence, result))
-
-    return answered
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """An open consumer, driven by its stream."""
-
-    handle: ConsumerHandle
-
-    def opened(self) -> consumer_pb2.Opened:
-        """The first message to the consumer: the term and the lease that apply."""
-        return consumer_pb2.Opened(term=self.handle.term, lease_ms=self.handle.session.lease_ms)
-
-    def credit(self, credits: int) -> Failure | None:
-        """Accept `credits` more messages; a Failure if that exceeds CREDITS_MAX."""
-        return self.handle.credit(credits)
-
-    def settle(
-        self, batch: consumer_pb2.SettleBatch, done: Callable[[consumer_pb2.SettleReceipt | Failure], None]
-    ) -> None:
-        """Settle deliveries. The receipt comes once the settlement is applied."""
-        self.handle.settle(batch, settle_answer(batch.sequence, done))
-
-    def extend(
-        self, batch: consumer_pb2.ExtendBatch, done: Callable[[consumer_pb2.ExtendReceipt | Failure], None]
-    ) -> None:
-        """Extend leases."""
-        self.handle.extend(batch, done)
-
-    def close(self) -> None:
-        """Detach the consumer. Idempotent."""
-        self.handle.close()
-
-
 class CoreFace:
-    """Implements `node.server.core_port.CorePort`."""
+    """The operations of a node, for the simulation and tests."""
 
     def __init__(self, current: Callable[[], NodeCore]) -> None:
         self._current = current
@@ -325,7 +270,7 @@ class CoreFace:
         request: consumer_pb2.OpenConsumer,
         deliver: Callable[[consumer_pb2.DeliverBatch], None],
         closed: Callable[[Failure], None],
-        opened: Callable[[Session | Failure], None],
+        opened: Callable[[ConsumerHandle | Failure], None],
         actor: str = "",
     ) -> None:
         """Open a consumer; `opened` is called before any delivery."""
@@ -333,7 +278,7 @@ class CoreFace:
             request,
             deliver,
             closed,
-            lambda handle: opened(handle if isinstance(handle, Failure) else Session(handle)),
+            opened,
             actor,
         )
 
@@ -350,7 +295,7 @@ class CoreFace:
         self, batch: consumer_pb2.SettleBatch, done: Callable[[consumer_pb2.SettleReceipt | Failure], None]
     ) -> None:
         """Settle without a stream."""
-        self.core.consumers.settle(batch, settle_answer(batch.sequence, done))
+        self.core.consumers.settle(batch, done)
 
     def extend(
         self, batch: consumer_pb2.ExtendBatch, done: Callable[[consumer_pb2.ExtendReceipt | Failure], None]
@@ -404,51 +349,13 @@ class CoreFace:
 
         core.transfer(target_id or None, transferred)
 
-    def members(self) -> admin_pb2.MemberList:
-        """Members as applied on this node."""
-        return admin_pb2.MemberList(members=[message_of(member) for member in self.core.log.members()])
-
     def topics(self, after_id: int = 0) -> Iterator[admin_pb2.Topic]:
-        """Topics with a higher id than `after_id`, by rising id. An iterator, so that the caller can pause between
-        topics."""
-        core = self.core
-        limits = core.topic_pending.limits() if core.topic_pending.wanted else {}
-        for topic_id, name in sorted(found for found in core.state.named_topics() if found[0] > after_id):
-            topic = core.state.topic_message(name)
-            if topic is not None and topic.topic_id == topic_id:  # else it was deleted and created in a pause
-                if name in limits:
-                    topic.pending, topic.pending_max = limits[name]
-                yield topic
-
-    def topic(self, name: str) -> admin_pb2.Topic | None:
-        """One topic."""
-        core = self.core
-        topic = core.state.topic_message(name)
-        limits = core.topic_pending.limits() if core.topic_pending.wanted else {}
-        if topic is not None and name in limits:
-            topic.pending, topic.pending_max = limits[name]
-        return topic
+        """As `topics_after`."""
+        return topics_after(self.core, after_id)
 
     def groups(self, after_id: int = 0) -> Iterator[admin_pb2.Group]:
-        """Groups with a higher id than `after_id`, by rising id, with their consumers as far as this node knows them.
-        An iterator, so that the caller can pause between groups."""
-        core = self.core
-        in_flight = core.delivery.in_flight_by_group()
-        for group_id, name in sorted(found for found in core.state.named_groups() if found[0] > after_id):
-            group = core.state.group_message(name)
-            if group is not None and group.group_id == group_id:  # else it was deleted and created in a pause
-                group.consumers = len(core.delivery.sessions.of_group(group.group_id))
-                group.in_flight = in_flight[group.group_id]
-                yield group
-
-    def group(self, name: str) -> admin_pb2.Group | None:
-        """One consumer group."""
-        core = self.core
-        group = core.state.group_message(name)
-        if group is not None:
-            group.consumers = len(core.delivery.sessions.of_group(group.group_id))
-            group.in_flight = core.delivery.in_flight_by_group()[group.group_id]
-        return group
+        """As `groups_after`."""
+        return groups_after(self.core, after_id)
 
     def settings_message(self) -> admin_pb2.Settings:
         """Replicated settings."""

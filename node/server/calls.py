@@ -1,33 +1,37 @@
-"""Shared by all services: access to the core, and the step from a callback to an awaited answer."""
+"""How handlers reach the core from the node's loop: the current core, containment, and the wait for an answer."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import hashlib
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
-import grpc
-
-from tickwheel.node.core.failure import Failure
-from tickwheel.node.server.core_port import CorePort
-from tickwheel.node.server.errors import abort
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.failure import Failure, RequestError
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.server.resolving import resolve
-from tickwheel.proto import common_pb2
 
 A = TypeVar("A")
 
 
 class Calls:
-    """Every service gets the node's one instance."""
+    """One for the client port of a node."""
 
-    def __init__(self, core: CorePort, wake: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """`failed` ends the process."""
-        self.core = core
+    def __init__(
+        self, current: Callable[[], NodeCore], wake: Callable[[], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        """`current` gives the current core: a peer's checkpoint replaces it. `failed` ends the process."""
+        self._current = current
         self.wake = wake
         """Must be called after each call into the core, so that its next tick comes soon."""
         self._failed = failed
+
+    @property
+    def core(self) -> NodeCore:
+        """The current core."""
+        return self._current()
 
     def serve(self, fail: Callable[[Failure], None], piece: Callable[[], None]) -> None:
         """Run `piece` for a request. An error in it, or in later work of the core that it began, goes to `fail`."""
@@ -38,30 +42,31 @@ class Calls:
             raise
 
     def fault(self, error: Exception) -> Failure:
-        """Report an error of a service. Returns the failure for its caller."""
+        """Report an error of a handler. Returns the failure for its caller."""
         try:
             return self.core.serving.fault(error)
         except Exception as fatal:
             self._failed(fatal)
             raise
 
-    async def answer(
-        self,
-        context: grpc.aio.ServicerContext[object, object],
-        start: Callable[[Callable[[A | Failure], None]], None],
-    ) -> A:
-        """Call `start(done)` and wait for the answer given to `done`. A Failure ends the call."""
+    async def ask(self, begin: Callable[[NodeCore, Callable[[A | Failure], None]], None]) -> A:
+        """Call `begin` with the core and a callback, and wait for the answer. Raises RequestError for a refusal."""
         future: asyncio.Future[A | Failure] = asyncio.get_running_loop().create_future()
 
         def done(result: A | Failure) -> None:
             resolve(future, result)
 
-        self.serve(done, lambda: start(done))
+        core = self.core
+        self.serve(done, lambda: begin(core, done))
         self.wake()
         result = await future
         if isinstance(result, Failure):
-            await abort(context, result)
+            raise RequestError(result)
         return result
+
+    async def answer(self, begin: Callable[[NodeCore], Coroutine[Promise[Any], None, A]]) -> A:
+        """Run a coroutine of the core and wait for what it returns. Raises RequestError for a refusal."""
+        return await self.ask(lambda core, done: core.serving.start(begin(core), done))
 
 
 @functools.lru_cache(maxsize=1_024)
@@ -73,13 +78,3 @@ def owner_of(certified: str, stated: str) -> str:
     if certified:
         return f"cn/{certified}"
     return f"by/{hashlib.sha256(stated.encode()).hexdigest()[:16]}" if stated else ""
-
-
-def id64_of(message_id: common_pb2.MessageId) -> int:
-    """A message id as one integer; the wheel group is left out."""
-    return message_id.hour << 32 | message_id.index
-
-
-def message_id_of(id64: int) -> common_pb2.MessageId:
-    """The message id of an integer, in wheel group 0."""
-    return common_pb2.MessageId(hour=id64 >> 32, index=id64 & 0xFFFF_FFFF)

@@ -12,18 +12,16 @@ Runs on the loop's thread.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from tickwheel.node.core.failure import Failure, limit_reached
-from tickwheel.node.server.errors import abort
+from tickwheel.node.core.failure import Failure, RequestError, limit_reached
 from tickwheel.storage.descriptors import DescriptorReserve
 
 SPARE_DESCRIPTORS = 32
@@ -168,41 +166,21 @@ class ConnectionGuard:
                 if copy.getsockname()[1] == connection.port:
                     copy.shutdown(socket.SHUT_RDWR)
 
-    def counted(self, behave: Any) -> Any:
-        """Wrap a handler to count its calls, and to refuse calls beyond the limit of one address."""
-        if inspect.isasyncgenfunction(behave):
-
-            async def generator(request: Any, context: Context) -> AsyncIterator[Any]:
-                caller, host = await self._begin(context)
-                try:
-                    async for response in behave(request, context):
-                        yield response
-                finally:
-                    self._end(caller, host)
-
-            return generator
-
-        async def coroutine(request: Any, context: Context) -> Any:
-            caller, host = await self._begin(context)
-            try:
-                return await behave(request, context)
-            finally:
-                self._end(caller, host)
-
-        return coroutine
-
-    async def _begin(self, context: Context) -> tuple[str, str]:
+    def begin(self, context: Context) -> str:
+        """Count a call that begins; returns its connection, for `end`. Raises RequestError beyond the limit of one
+        address."""
         caller = context.peer()
         host = caller.rpartition(":")[0]
         if self._hosts[host] >= self._caller_calls_max:
-            await abort(context, limit_reached("limits.caller_calls_max", self._caller_calls_max, 1_000))
+            raise RequestError(limit_reached("limits.caller_calls_max", self._caller_calls_max, 1_000))
         self._calls[caller] += 1
         self._used.add(caller)
         self._hosts[host] += 1
-        return caller, host
+        return caller
 
-    def _end(self, caller: str, host: str) -> None:
-        for counts, name in ((self._calls, caller), (self._hosts, host)):
+    def end(self, caller: str) -> None:
+        """A call over this connection has ended."""
+        for counts, name in ((self._calls, caller), (self._hosts, caller.rpartition(":")[0])):
             counts[name] -= 1
             if not counts[name]:
                 del counts[name]

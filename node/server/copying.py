@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
-from tickwheel.node.core.checkpoint import BackupFile
+from tickwheel.node.core.checkpoint import BackupFile, Checkpointer
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.server.resolving import resolve
 
 
-class CheckpointHolder(Protocol):
-    """The owner of the checkpoint files: the core's face."""
-
-    def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None: ...
-
-    def backup_copied(self, files: object) -> None: ...
-
-
-async def files_to_copy(holder: CheckpointHolder, wake: Callable[[], None]) -> list[BackupFile] | Failure:
-    """The files of a checkpoint to copy. They stay until the caller calls `backup_copied`, while it reports progress
-    with `backup_progressed`.
+async def files_to_copy(checkpointer: Checkpointer, wake: Callable[[], None]) -> list[BackupFile] | Failure:
+    """The files of a checkpoint to copy. They stay until the caller calls `copied`, while it reports progress with
+    `progressed`.
 
     After a Failure neither is called.
     """
@@ -33,14 +24,14 @@ async def files_to_copy(holder: CheckpointHolder, wake: Callable[[], None]) -> l
 
     def done(files: list[BackupFile] | Failure) -> None:
         if not resolve(future, files) and not isinstance(files, Failure):
-            holder.backup_copied(files)  # the caller is gone
+            checkpointer.copied(files)  # the caller is gone
 
-    holder.backup_files(done)
+    checkpointer.request(done)
     wake()
     try:
         return await future
     except asyncio.CancelledError:
         # The files may have come just before: `done` took the caller for one who still waits.
         if not future.cancelled() and not isinstance(future.result(), Failure):
-            holder.backup_copied(future.result())
+            checkpointer.copied(future.result())
         raise

@@ -1,19 +1,25 @@
-"""The door: decodes and checks the bytes of every request before a service sees it.
+"""The door: what every call on a port passes. Decodes and checks its request, runs its handler, and ends it.
 
 A request with fields or enum values that this version does not know is refused with INVALID_ARGUMENT and the field's
-path. So a caller's unknown bytes never reach a service or the parts behind it: not the log, not memory, not an answer.
+path. So a caller's unknown bytes never reach a handler or the parts behind it: not the log, not memory, not an answer.
 A request is thereby never nested deeper than its schema. Undecodable bytes and unknown methods end with an error for
 their sender; the node counts them and logs a rate-limited line.
+
+A refusal (RequestError) ends the call with its status. Any other error of a handler ends that call only, with
+NODE_FAULT and an id; the node's log has the traceback under this id. An error that the node cannot survive (serving.py,
+FATAL) ends the process, whichever call ran into it.
 
 Services are registered through a `Door` instead of the server. Runs on the loop's thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,10 +30,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from tickwheel.node.core.failure import Failure, RequestError, invalid
 from tickwheel.node.logs import logger
-from tickwheel.node.server.boundary import Fault, contained
 from tickwheel.node.server.connections import ConnectionGuard
 from tickwheel.node.server.errors import abort
-from tickwheel.node.server.gate import Gate
 
 UNDECODABLE = "undecodable"
 UNKNOWN_CONTENT = "unknown_content"
@@ -38,8 +42,17 @@ KINDS = (UNDECODABLE, UNKNOWN_CONTENT, UNKNOWN_METHOD, ANSWER_LOST)
 GRPC_LOGGER = "grpc._cython.cygrpc"
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
 log = logger("door")
+
+_MAKERS = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+"""By whether requests and responses are streams."""
 
 
 class RefusedRequestError(RequestError):
@@ -233,26 +246,22 @@ class Door:
         self,
         server: grpc.aio.Server,
         refusals: Counter[str],
-        gate: Gate | None = None,
-        fault: Fault | None = None,
+        fault: Callable[[Exception], Failure] | None = None,
         guard: ConnectionGuard | None = None,
         *,
         exact: bool = True,
     ) -> None:
-        """`refusals`: counts by kind, shared by the doors of a node. `gate`: checks rights; None on the peers' port.
-
-        `fault`: reports an error that a service raises (boundary.py); None: gRPC handles it. `guard`: counts calls.
-        `exact` False: requests are read by `read_any_version`.
-        """
+        """`refusals`: counts by kind, shared by the doors of a node. `fault`: reports an error of a handler and returns
+        the caller's answer; None: gRPC handles it. `guard`: counts calls. `exact` False: requests are read by
+        `read_any_version`."""
         self._guard = guard
         self._server = server
         self._fault = fault
         self._refusals = refusals
-        self._gate = gate
         self._read = read_request if exact else read_any_version
 
     def serve(self, add: Callable[..., None], servicer: object) -> None:
-        """Register a service. `add` is its generated `add_...Servicer_to_server`."""
+        """Register a service of generated code. `add` is its `add_...Servicer_to_server`."""
         add(servicer, self)
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
@@ -261,13 +270,25 @@ class Door:
     def add_registered_method_handlers(
         self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
     ) -> None:
-        """Take a service's methods from generated code, and register them as generic handlers.
+        """Take a service's methods from generated code, and register them as generic handlers."""
+
+        def handler(name: str, made: Any) -> grpc.RpcMethodHandler[Any, Any]:
+            kind = made.request_deserializer.__self__
+            streams = made.request_streaming, made.response_streaming
+            behave = made.unary_unary or made.unary_stream or made.stream_unary or made.stream_stream
+            if inspect.isasyncgenfunction(behave):
+                behave = _writing(behave)
+            return self.handler(f"/{service}/{name}", kind, made.response_serializer, streams, behave)
+
+        self.register(service, {name: handler(name, made) for name, made in handlers.items()})
+
+    def register(self, service: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
+        """Register handlers that `handler` made as generic handlers.
 
         For each method registered with the server itself, grpc.aio keeps a task that waits for the next call. At every
         call of any method it waits for all these tasks anew, so the cost of a call would grow with their number.
         """
-        guarded = {name: self._guarded(f"/{service}/{name}", handler) for name, handler in handlers.items()}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, guarded),))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
     def shut(self) -> None:
         """All services are registered: count calls of any other method from now on."""
@@ -277,9 +298,19 @@ class Door:
         self._refusals[kind] += 1
         log.warning("refused a call at the door", kind=kind, method=method[:200], reason=reason)
 
-    def _guarded(self, method: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
-        kind: type[Message] = handler.request_deserializer.__self__
-        read = self._read
+    def handler(
+        self,
+        method: str,
+        kind: type[Message],
+        serialize: Callable[[Any], bytes],
+        streams: tuple[bool, bool],
+        behave: Behaviour,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """A handler of calls of a method. `kind`: type of its requests; `streams`: whether requests and responses are
+        streams; `behave` gets the request, or `Requests` of a stream, and returns the response or writes to the
+        context."""
+        read, guard = self._read, self._guard
+        requests_stream = streams[0]
 
         def note(refused: _Refused) -> None:
             self._note(UNDECODABLE if refused.message is None else UNKNOWN_CONTENT, method, refused.failure.message)
@@ -287,73 +318,45 @@ class Door:
         def deserialize(data: bytes) -> Message | _Refused:
             return read(kind, data)
 
-        makers = {
-            (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-            (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
-            (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
-            (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
-        }
-        name, make = makers[handler.request_streaming, handler.response_streaming]
-        behave = getattr(handler, name)
-        if self._gate is not None:
-            streams = handler.request_streaming or handler.response_streaming
-            generator = inspect.isasyncgenfunction(behave)
-            behave = self._gate.guarded(method, behave, generator=generator, streams=streams)
-        guard: Any = _guard_stream if handler.request_streaming else _guard_unary
-        if inspect.isasyncgenfunction(behave):
-            guard = _guard_stream_generator if handler.request_streaming else _guard_unary_generator
-        handle = guard(behave, note)
-        if self._fault is not None:
-            handle = contained(handle, self._fault)
-        if self._guard is not None:
-            handle = self._guard.counted(handle)
-        made: grpc.RpcMethodHandler[Any, Any] = cast(Any, make)(
-            handle, request_deserializer=deserialize, response_serializer=handler.response_serializer
+        async def serve(request: Any, context: Context) -> Any:
+            connection = ""
+            try:
+                if guard is not None:
+                    connection = guard.begin(context)
+                if requests_stream:
+                    return await behave(Requests(request, note), context)
+                if type(request) is _Refused:
+                    note(request)
+                    raise RequestError(request.failure)
+                return await behave(request, context)
+            except RequestError as error:
+                await abort(context, error.failure)
+            except grpc.aio.BaseError:
+                raise  # the call was aborted on purpose, or its connection is gone
+            except Exception as error:
+                if self._fault is None:
+                    raise
+                failure = self._fault(error)
+                if context.cancelled():
+                    raise asyncio.CancelledError from error
+                await abort(context, failure)
+            finally:
+                if connection and guard is not None:
+                    guard.end(connection)
+
+        make = cast(Any, _MAKERS[streams])
+        made: grpc.RpcMethodHandler[Any, Any] = make(
+            serve, request_deserializer=deserialize, response_serializer=serialize
         )
         return made
 
 
-_Behaviour = Callable[[Any, Any], Awaitable[Any]]
-_Generator = Callable[[Any, Any], AsyncIterator[Any]]
+def _writing(generate: Callable[[Any, Context], Any]) -> Behaviour:
+    """A generator of responses as a behaviour that writes them to the context."""
 
+    async def behave(request: Any, context: Context) -> None:
+        async with aclosing(generate(request, context)) as responses:
+            async for response in responses:
+                await context.write(response)
 
-def _guard_unary(behave: _Behaviour, note: Callable[[_Refused], None]) -> _Behaviour:
-    async def guarded(request: Any, context: Context) -> Any:
-        if type(request) is _Refused:
-            note(request)
-            await abort(context, request.failure)
-        return await behave(request, context)
-
-    return guarded
-
-
-def _guard_stream(behave: _Behaviour, note: Callable[[_Refused], None]) -> _Behaviour:
-    async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
-        try:
-            return await behave(Requests(requests, note), context)
-        except RefusedRequestError as error:
-            await abort(context, error.failure)
-
-    return guarded
-
-
-def _guard_unary_generator(behave: _Generator, note: Callable[[_Refused], None]) -> _Generator:
-    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
-        if type(request) is _Refused:
-            note(request)
-            await abort(context, request.failure)
-        async for response in behave(request, context):
-            yield response
-
-    return guarded
-
-
-def _guard_stream_generator(behave: _Generator, note: Callable[[_Refused], None]) -> _Generator:
-    async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-        try:
-            async for response in behave(Requests(requests, note), context):
-                yield response
-        except RefusedRequestError as error:
-            await abort(context, error.failure)
-
-    return guarded
+    return behave

@@ -1,215 +1,472 @@
-"""The table of all methods of the client port: the right that each needs, and whether the audit log notes its calls.
+"""The table of all methods of the client port: request, right, handler, and whether the audit log notes its calls.
 
-A node does not start if a method of a service is missing here (gate.py), and a test compares the table with the
-descriptors.
-
-A check gets the caller, the request and the state, and returns the refusal or None. For a stream of requests the
-request is None, and the service checks each one. If a request names a message by its id, the code that looks the
-message up checks the right.
+Each row states who runs the handler: `by_core` a coroutine of the core, `by_loop` the server's loop, `by_stream` the
+loop with the context, for streams. door.py decodes, asks for the right, runs the handler, and turns refusals into
+statuses: once, for every row. A node does not start if a method of a service has no row, and a test compares the rows
+with the descriptors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from tickwheel.node.core.failure import Failure
+import grpc
+from google.protobuf.message import Message
+
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.disk_use import disk_use
+from tickwheel.node.core.promise import Promise, answer_of
+from tickwheel.node.server import handlers
 from tickwheel.node.server.access import Permission
 from tickwheel.node.server.callers import Caller
-from tickwheel.node.state.view import StateView
+from tickwheel.node.server.checks import (
+    Check,
+    by_group,
+    by_name,
+    by_topic,
+    cluster,
+    consuming,
+    creating_group,
+    group,
+    known,
+    pinning,
+    reading_settled,
+    settling,
+    somewhere,
+    sweeping,
+    topic,
+)
+from tickwheel.node.server.handlers import Node
+from tickwheel.proto import (
+    access_pb2,
+    admin_pb2,
+    bulk_pb2,
+    cold_pb2,
+    consumer_pb2,
+    dead_pb2,
+    scheduler_pb2,
+    snapshot_pb2,
+    staging_pb2,
+)
 from tickwheel.proto.access_pb2 import RIGHT_ADMINISTER, RIGHT_CANCEL, RIGHT_CONSUME, RIGHT_READ, RIGHT_SCHEDULE
+from tickwheel.proto.log_pb2 import AdminCommand
 
-Check = Callable[[Caller, Any, StateView], Failure | None]
-CLIENT, ADMIN = Permission.CLIENT, Permission.ADMIN
+Q = TypeVar("Q", bound=Message)
+A = TypeVar("A", bound=Message)
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One method. `check` None: everybody may call it, even an unknown caller."""
+class Right:
+    """What a caller needs to call a method."""
 
-    check: Check | None
-    needed: Permission = CLIENT
+    check: Check
+    needed: Permission = Permission.CLIENT
     """The role needed while the setting `rights` is off."""
     audited: bool = False
 
 
-def known(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    """Allows every known caller: the answer shows no messages, or only those that the caller may see."""
-    return None
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method."""
+
+    request: type[Message]
+    response: type[Message]
+    right: Right
+    serve: Callable[[Node, Any, Caller, Context], Awaitable[Any]]
+    """Gets the request, or an iterator of requests. Returns the response; None if it was written to the context."""
 
 
-def somewhere(right: int) -> Check:
-    """Needs the right to at least one name; the service checks which."""
-    return lambda caller, request, state: caller.somewhere(right)
+def by_core(
+    request: type[Q],
+    response: type[A],
+    right: Right,
+    handler: Callable[[NodeCore, Q, Caller], Coroutine[Promise[Any], None, A]],
+) -> Endpoint:
+    """A row whose handler the core runs."""
+
+    def serve(node: Node, asked: Q, caller: Caller, context: Context) -> Awaitable[A]:
+        return node.calls.answer(lambda core: handler(core, asked, caller))
+
+    return Endpoint(request, response, right, serve)
 
 
-def topic(right: int, named: Callable[[Any], str]) -> Check:
-    """Needs the right to the topic that the request names; without a name, to every topic."""
-    return lambda caller, request, state: caller.topic(right, named(request))
+def by_loop(
+    request: type[Q], response: type[A], right: Right, handler: Callable[[Node, Q, Caller], Awaitable[A]]
+) -> Endpoint:
+    """A row whose handler the loop runs."""
+
+    def serve(node: Node, asked: Q, caller: Caller, context: Context) -> Awaitable[A]:
+        return handler(node, asked, caller)
+
+    return Endpoint(request, response, right, serve)
 
 
-def group(right: int, named: Callable[[Any], str]) -> Check:
-    """Needs the right to the group that the request names."""
-    return lambda caller, request, state: caller.group(right, named(request))
+def by_stream(
+    request: type[Q],
+    response: type[A],
+    right: Right,
+    handler: Callable[[Node, Any, Caller, Context], Awaitable[A | None]],
+) -> Endpoint:
+    """A row for a method with a stream of requests or responses."""
+    return Endpoint(request, response, right, handler)
 
 
-def cluster(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    """Needs the right to administer the whole cluster."""
-    return caller.everything(RIGHT_ADMINISTER)
+def shown(request: type[Q], response: type[A], right: Right, look: Callable[[NodeCore, Q, Caller], A]) -> Endpoint:
+    """A row of a read that any node answers at once."""
+
+    async def handler(node: Node, asked: Q, caller: Caller) -> A:
+        return look(node.core, asked, caller)
+
+    return by_loop(request, response, right, handler)
 
 
-def _pinned(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    if request.pin_id:  # an existing pin; the service checks its owner
-        return caller.somewhere(RIGHT_READ)
-    return caller.topics(RIGHT_READ, request.topics or [""])
+KNOWN = Right(known)
+CHANGES = Right(cluster, Permission.ADMIN, audited=True)
+LOOKS = Right(cluster, Permission.ADMIN)
+ONE_TOPIC = Right(topic(RIGHT_ADMINISTER, by_name), Permission.ADMIN, audited=True)
+ONE_GROUP = Right(group(RIGHT_ADMINISTER, by_name), Permission.ADMIN, audited=True)
+DEAD = Right(group(RIGHT_READ, by_group))
+CHANGES_DEAD = Right(group(RIGHT_ADMINISTER, by_group), Permission.ADMIN, audited=True)
+PENDING = Right(topic(RIGHT_READ, by_topic))
+STAGES = Right(somewhere(RIGHT_SCHEDULE))
+READS = Right(somewhere(RIGHT_READ))
+CANCELS = Right(somewhere(RIGHT_CANCEL))
 
-
-def _settled(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    return caller.group_and_topics(RIGHT_READ, request.group, topics_of(state, request.group))
-
-
-def _job(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    job = state.sweeps.get(request.job_id)
-    return caller.somewhere(RIGHT_CANCEL) if job is None else caller.topic(RIGHT_CANCEL, job.selection.topic)
-
-
-def consuming(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    """To open a consumer: needs the right to its group, and to the topics of the request and of the group."""
-    named = [*request.topics, *([request.topic] if "topic" in request.DESCRIPTOR.fields_by_name else [])]
-    topics = {name for name in (*named, *topics_of(state, request.group)) if name}
-    return caller.group_and_topics(RIGHT_CONSUME, request.group, sorted(topics))
-
-
-def settling(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    """To settle or extend deliveries: needs the right to the group, and to the topic if the request names one."""
-    return caller.group_and_topics(RIGHT_CONSUME, request.group, [request.topic] if request.topic else [])
-
-
-def _creating_group(caller: Caller, request: Any, state: StateView) -> Failure | None:
-    return caller.group_and_topics(RIGHT_ADMINISTER, request.name, request.topics)
-
-
-def topics_of(state: StateView, name: str) -> Iterable[str]:
-    """Topics of a group; none if there is no such group."""
-    group_id = state.group_id(name)
-    return [] if group_id is None else [state.topic_name(topic_id) for topic_id in state.group_topics(group_id)]
-
-
-def _name(request: Any) -> str:
-    return str(request.name)
-
-
-def _group(request: Any) -> str:
-    return str(request.group)
-
-
-def _topic(request: Any) -> str:
-    return str(request.topic)
-
-
-OPEN = Endpoint(None)
-KNOWN = Endpoint(known)
-CHANGES = Endpoint(cluster, ADMIN, audited=True)
-ONE_TOPIC = Endpoint(topic(RIGHT_ADMINISTER, _name), ADMIN, audited=True)
-ONE_GROUP = Endpoint(group(RIGHT_ADMINISTER, _name), ADMIN, audited=True)
-STAGES = Endpoint(somewhere(RIGHT_SCHEDULE))
-
-_OF_SERVICES: dict[str, dict[str, Endpoint]] = {
+SERVICES: dict[str, dict[str, Endpoint]] = {
     "tickwheel.v1.Scheduler": {
-        "Schedule": Endpoint(topic(RIGHT_SCHEDULE, lambda request: request.message.topic or "(none)")),
-        "ScheduleStream": Endpoint(somewhere(RIGHT_SCHEDULE)),
-        "Cancel": Endpoint(somewhere(RIGHT_CANCEL)),
-        "Reschedule": Endpoint(somewhere(RIGHT_CANCEL)),
-        "Get": Endpoint(somewhere(RIGHT_READ)),
-        "ListPending": Endpoint(topic(RIGHT_READ, _topic)),
-        "CountPending": Endpoint(topic(RIGHT_READ, _topic)),
-        "BeginSweep": Endpoint(topic(RIGHT_CANCEL, lambda request: request.selection.topic), audited=True),
-        "GetSweep": Endpoint(_job),
-        "ListSweeps": Endpoint(somewhere(RIGHT_CANCEL)),
-        "StopSweep": Endpoint(_job, audited=True),
+        "Schedule": by_loop(
+            scheduler_pb2.ScheduleRequest,
+            scheduler_pb2.ScheduleReceipt,
+            Right(topic(RIGHT_SCHEDULE, lambda request: request.message.topic or "(none)")),
+            handlers.schedule,
+        ),
+        "ScheduleStream": by_stream(
+            scheduler_pb2.ScheduleBatch,
+            scheduler_pb2.BatchReceipt,
+            STAGES,
+            lambda node, batches, caller, context: node.schedule_streams.serve(batches, caller, context),
+        ),
+        "Cancel": by_core(scheduler_pb2.CancelRequest, scheduler_pb2.CancelResponse, CANCELS, handlers.cancel),
+        "Reschedule": by_core(
+            scheduler_pb2.RescheduleRequest, scheduler_pb2.RescheduleResponse, CANCELS, handlers.reschedule
+        ),
+        "Get": by_core(scheduler_pb2.GetRequest, scheduler_pb2.GetResponse, READS, handlers.get),
+        "ListPending": by_core(
+            scheduler_pb2.ListPendingRequest,
+            scheduler_pb2.ListPendingResponse,
+            PENDING,
+            lambda core, request, caller: answer_of(lambda done: core.pending.page(request, done)),
+        ),
+        "CountPending": by_core(
+            scheduler_pb2.CountPendingRequest,
+            scheduler_pb2.CountPendingResponse,
+            PENDING,
+            lambda core, request, caller: answer_of(lambda done: core.pending.count(request, done)),
+        ),
+        "BeginSweep": by_core(
+            scheduler_pb2.BeginSweepRequest,
+            scheduler_pb2.Sweep,
+            Right(topic(RIGHT_CANCEL, lambda request: request.selection.topic), audited=True),
+            lambda core, request, caller: answer_of(lambda done: core.sweeper.begin_sweep(request, done)),
+        ),
+        "GetSweep": by_core(
+            scheduler_pb2.GetSweepRequest,
+            scheduler_pb2.Sweep,
+            Right(sweeping),
+            lambda core, request, caller: answer_of(lambda done: core.sweeper.get(request.job_id, done)),
+        ),
+        "ListSweeps": by_core(
+            scheduler_pb2.ListSweepsRequest, scheduler_pb2.ListSweepsResponse, CANCELS, handlers.list_sweeps
+        ),
+        "StopSweep": by_core(
+            scheduler_pb2.StopSweepRequest,
+            scheduler_pb2.Sweep,
+            Right(sweeping, audited=True),
+            lambda core, request, caller: answer_of(lambda done: core.sweeper.stop(request.job_id, done)),
+        ),
     },
     "tickwheel.v1.Consumer": {
-        "Consume": Endpoint(somewhere(RIGHT_CONSUME)),
-        "Pull": Endpoint(consuming),
-        "Settle": Endpoint(settling),
-        "Extend": Endpoint(settling),
+        "Consume": by_stream(
+            consumer_pb2.ConsumeRequest,
+            consumer_pb2.ConsumeResponse,
+            Right(somewhere(RIGHT_CONSUME)),
+            lambda node, requests, caller, context: node.consumers.serve(requests, caller, context),
+        ),
+        "Pull": by_loop(
+            consumer_pb2.PullRequest,
+            consumer_pb2.DeliverBatch,
+            Right(consuming),
+            lambda node, request, caller: node.calls.ask(
+                lambda core, done: core.consumers.pull(request, done, caller.actor)
+            ),
+        ),
+        "Settle": by_loop(
+            consumer_pb2.SettleBatch,
+            consumer_pb2.SettleReceipt,
+            Right(settling),
+            lambda node, request, caller: node.calls.ask(lambda core, done: core.consumers.settle(request, done)),
+        ),
+        "Extend": by_loop(
+            consumer_pb2.ExtendBatch,
+            consumer_pb2.ExtendReceipt,
+            Right(settling),
+            lambda node, request, caller: node.calls.ask(lambda core, done: core.consumers.extend(request, done)),
+        ),
     },
     "tickwheel.v1.Admin": {
-        "GetStatus": KNOWN,
-        "WatchStatus": KNOWN,
-        "TransferMaster": CHANGES,
-        "AddMember": CHANGES,
-        "RemoveMember": CHANGES,
-        "CreateTopic": ONE_TOPIC,
-        "DeleteTopic": ONE_TOPIC,
-        "ListTopics": KNOWN,
-        "CreateGroup": Endpoint(_creating_group, ADMIN, audited=True),
-        "UpdateGroup": ONE_GROUP,
-        "DeleteGroup": ONE_GROUP,
-        "SetGroupFilter": ONE_GROUP,
-        "SetTopicPaused": ONE_TOPIC,
-        "SetGroupPaused": ONE_GROUP,
-        "ResetGroup": ONE_GROUP,
-        "ListGroups": KNOWN,
-        "GetSettings": KNOWN,
-        "UpdateSettings": CHANGES,
-        "GetDiskUse": Endpoint(cluster),
-        "Backup": Endpoint(cluster, ADMIN, audited=True),
-        "Trace": Endpoint(somewhere(RIGHT_READ)),
-        "GetDigest": Endpoint(cluster),
+        "GetStatus": by_loop(admin_pb2.GetStatusRequest, admin_pb2.NodeStatus, KNOWN, handlers.get_status),
+        "WatchStatus": by_stream(
+            admin_pb2.WatchStatusRequest,
+            admin_pb2.NodeStatus,
+            KNOWN,
+            lambda node, request, caller, context: node.status.serve(request, context),
+        ),
+        "TransferMaster": by_core(
+            admin_pb2.TransferMasterRequest, admin_pb2.TransferMasterResponse, CHANGES, handlers.transfer_master
+        ),
+        "AddMember": by_core(
+            admin_pb2.AddMemberRequest,
+            admin_pb2.MemberList,
+            CHANGES,
+            lambda core, request, caller: handlers.change_members(
+                core, AdminCommand(add_member=request.member), caller
+            ),
+        ),
+        "RemoveMember": by_core(
+            admin_pb2.RemoveMemberRequest,
+            admin_pb2.MemberList,
+            CHANGES,
+            lambda core, request, caller: handlers.change_members(core, AdminCommand(remove_member=request), caller),
+        ),
+        "CreateTopic": by_core(
+            admin_pb2.CreateTopicRequest,
+            admin_pb2.Topic,
+            ONE_TOPIC,
+            lambda core, request, caller: handlers.change_topic(
+                core, AdminCommand(create_topic=request), request.name, caller
+            ),
+        ),
+        "DeleteTopic": by_core(
+            admin_pb2.DeleteTopicRequest, admin_pb2.DeleteTopicResponse, ONE_TOPIC, handlers.delete_topic
+        ),
+        "ListTopics": by_loop(admin_pb2.ListTopicsRequest, admin_pb2.ListTopicsResponse, KNOWN, handlers.list_topics),
+        "CreateGroup": by_core(
+            admin_pb2.CreateGroupRequest,
+            admin_pb2.Group,
+            Right(creating_group, Permission.ADMIN, audited=True),
+            lambda core, request, caller: handlers.change_group(
+                core, AdminCommand(create_group=request), request.name, caller
+            ),
+        ),
+        "UpdateGroup": by_core(
+            admin_pb2.UpdateGroupRequest,
+            admin_pb2.Group,
+            ONE_GROUP,
+            lambda core, request, caller: handlers.change_group(
+                core, AdminCommand(update_group=request), request.name, caller
+            ),
+        ),
+        "DeleteGroup": by_core(
+            admin_pb2.DeleteGroupRequest, admin_pb2.DeleteGroupResponse, ONE_GROUP, handlers.delete_group
+        ),
+        "SetGroupFilter": by_core(
+            admin_pb2.SetGroupFilterRequest,
+            admin_pb2.Group,
+            ONE_GROUP,
+            lambda core, request, caller: handlers.change_group(
+                core, AdminCommand(set_group_filter=request), request.name, caller
+            ),
+        ),
+        "SetTopicPaused": by_core(
+            admin_pb2.SetPausedRequest,
+            admin_pb2.Topic,
+            ONE_TOPIC,
+            lambda core, request, caller: handlers.change_topic(
+                core, AdminCommand(set_topic_paused=request), request.name, caller
+            ),
+        ),
+        "SetGroupPaused": by_core(
+            admin_pb2.SetPausedRequest,
+            admin_pb2.Group,
+            ONE_GROUP,
+            lambda core, request, caller: handlers.change_group(
+                core, AdminCommand(set_group_paused=request), request.name, caller
+            ),
+        ),
+        "ResetGroup": by_core(
+            admin_pb2.ResetGroupRequest,
+            admin_pb2.Group,
+            ONE_GROUP,
+            lambda core, request, caller: handlers.change_group(
+                core, AdminCommand(reset_group=request), request.name, caller
+            ),
+        ),
+        "ListGroups": by_loop(admin_pb2.ListGroupsRequest, admin_pb2.ListGroupsResponse, KNOWN, handlers.list_groups),
+        "GetSettings": shown(
+            admin_pb2.GetSettingsRequest,
+            admin_pb2.Settings,
+            KNOWN,
+            lambda core, request, caller: core.state.settings.message(),
+        ),
+        "UpdateSettings": by_core(admin_pb2.Settings, admin_pb2.Settings, CHANGES, handlers.update_settings),
+        "GetDiskUse": by_core(
+            admin_pb2.GetDiskUseRequest,
+            admin_pb2.DiskUse,
+            Right(cluster),
+            lambda core, request, caller: answer_of(lambda done: disk_use(core, core.disk_room, request, done)),
+        ),
+        "Backup": by_stream(
+            admin_pb2.BackupRequest,
+            admin_pb2.BackupChunk,
+            CHANGES,
+            lambda node, request, caller, context: node.backups.serve(request, context),
+        ),
+        "Trace": by_core(admin_pb2.TraceRequest, admin_pb2.TraceResponse, READS, handlers.trace),
+        "GetDigest": shown(
+            admin_pb2.GetDigestRequest,
+            admin_pb2.StateDigest,
+            Right(cluster),
+            lambda core, request, caller: core.state.digest(),
+        ),
     },
     "tickwheel.v1.Staging": {
-        "Stage": Endpoint(topic(RIGHT_SCHEDULE, lambda request: request.columns.topic or "(none)")),
-        "Commit": STAGES,
-        "Abort": STAGES,
-        "GetStagedJob": STAGES,
+        "Stage": by_core(
+            staging_pb2.StageRequest,
+            staging_pb2.StagedJob,
+            Right(topic(RIGHT_SCHEDULE, lambda request: request.columns.topic or "(none)")),
+            handlers.stage,
+        ),
+        "Commit": by_core(
+            staging_pb2.CommitStagedRequest,
+            staging_pb2.StagedJob,
+            STAGES,
+            lambda core, request, caller: answer_of(lambda done: core.staging.commit(request, done, caller.actor)),
+        ),
+        "Abort": by_core(
+            staging_pb2.AbortStagedRequest,
+            staging_pb2.StagedJob,
+            STAGES,
+            lambda core, request, caller: answer_of(lambda done: core.staging.abort(request, done, caller.actor)),
+        ),
+        "GetStagedJob": by_core(
+            staging_pb2.GetStagedJobRequest,
+            staging_pb2.StagedJob,
+            STAGES,
+            lambda core, request, caller: answer_of(lambda done: core.staging.job(request, done, caller.actor)),
+        ),
     },
     "tickwheel.v1.Bulk": {
-        "OfferBundle": Endpoint(cluster, ADMIN),
-        "SendBundle": Endpoint(cluster, ADMIN),
-        "TakeOver": CHANGES,
-        "GetLoad": Endpoint(cluster, ADMIN),
+        "OfferBundle": shown(
+            bulk_pb2.BundleOffer,
+            bulk_pb2.BundleState,
+            LOOKS,
+            lambda core, request, caller: handlers.bundle_state(core.bulk.offer(request.name, request.bytes)),
+        ),
+        "SendBundle": by_stream(
+            bulk_pb2.BundleData,
+            bulk_pb2.BundleState,
+            LOOKS,
+            lambda node, pieces, caller, context: handlers.send_bundle(node, pieces),
+        ),
+        "TakeOver": by_core(
+            bulk_pb2.TakeOverRequest,
+            bulk_pb2.LoadState,
+            CHANGES,
+            lambda core, request, caller: answer_of(lambda done: core.bulk.take_over(request, done)),
+        ),
+        "GetLoad": shown(
+            bulk_pb2.GetLoadRequest,
+            bulk_pb2.LoadState,
+            LOOKS,
+            lambda core, request, caller: core.bulk.load(request.job_id),
+        ),
     },
     "tickwheel.v1.Cold": {
-        "RegisterCold": CHANGES,
-        "ListColdParts": Endpoint(cluster, ADMIN),
-        "ListColdMoved": Endpoint(cluster, ADMIN),
+        "RegisterCold": by_core(
+            cold_pb2.RegisterColdRequest,
+            cold_pb2.ColdJob,
+            CHANGES,
+            lambda core, request, caller: answer_of(lambda done: core.cold.register(request, done)),
+        ),
+        "ListColdParts": by_core(
+            cold_pb2.ListColdPartsRequest,
+            cold_pb2.ColdParts,
+            LOOKS,
+            lambda core, request, caller: answer_of(lambda done: core.cold.parts(request, done)),
+        ),
+        "ListColdMoved": by_core(
+            cold_pb2.ListColdMovedRequest,
+            cold_pb2.ColdMoved,
+            LOOKS,
+            lambda core, request, caller: answer_of(lambda done: core.cold.moved(request, done)),
+        ),
     },
     "tickwheel.v1.DeadLetters": {
-        "ListDead": Endpoint(group(RIGHT_READ, _group)),
-        "GetDead": Endpoint(group(RIGHT_READ, _group)),
-        "ReplayDead": Endpoint(group(RIGHT_ADMINISTER, _group), ADMIN, audited=True),
-        "PurgeDead": Endpoint(group(RIGHT_ADMINISTER, _group), ADMIN, audited=True),
+        "ListDead": by_core(
+            dead_pb2.ListDeadRequest,
+            dead_pb2.ListDeadResponse,
+            DEAD,
+            lambda core, request, caller: answer_of(lambda done: core.dead.list(request, done)),
+        ),
+        "GetDead": by_core(
+            dead_pb2.GetDeadRequest,
+            dead_pb2.DeadLetter,
+            DEAD,
+            lambda core, request, caller: answer_of(lambda done: core.dead.get(request, done)),
+        ),
+        "ReplayDead": by_core(
+            dead_pb2.ReplayDeadRequest,
+            dead_pb2.ChangeDeadResponse,
+            CHANGES_DEAD,
+            lambda core, request, caller: answer_of(lambda done: core.dead.replay(request, done)),
+        ),
+        "PurgeDead": by_core(
+            dead_pb2.PurgeDeadRequest,
+            dead_pb2.ChangeDeadResponse,
+            CHANGES_DEAD,
+            lambda core, request, caller: answer_of(lambda done: core.dead.purge(request, done)),
+        ),
     },
     "tickwheel.v1.Snapshot": {
-        "Pin": Endpoint(_pinned),
-        "ReadPinned": Endpoint(somewhere(RIGHT_READ)),
-        "Unpin": Endpoint(somewhere(RIGHT_READ)),
-        "AgreePin": Endpoint(somewhere(RIGHT_READ)),
-        "PinSettled": Endpoint(_settled),
-        "ReadSettled": Endpoint(somewhere(RIGHT_READ)),
+        "Pin": by_loop(snapshot_pb2.PinRequest, snapshot_pb2.PinResponse, Right(pinning), handlers.pin),
+        "ReadPinned": by_loop(snapshot_pb2.ReadPinnedRequest, snapshot_pb2.PinnedPage, READS, handlers.read_pinned),
+        "Unpin": by_loop(snapshot_pb2.UnpinRequest, snapshot_pb2.UnpinResponse, READS, handlers.unpin),
+        "AgreePin": by_core(
+            snapshot_pb2.AgreePinRequest,
+            snapshot_pb2.AgreePinResponse,
+            READS,
+            lambda core, request, caller: answer_of(lambda done: core.pins.agree(request, done)),
+        ),
+        "PinSettled": by_loop(
+            snapshot_pb2.PinSettledRequest,
+            snapshot_pb2.PinSettledResponse,
+            Right(reading_settled),
+            handlers.pin_settled,
+        ),
+        "ReadSettled": by_loop(snapshot_pb2.ReadSettledRequest, snapshot_pb2.SettledPage, READS, handlers.read_settled),
     },
     "tickwheel.v1.Access": {
-        "WhoAmI": KNOWN,
-        "SetUser": CHANGES,
-        "DeleteUser": CHANGES,
-        "ListUsers": Endpoint(cluster, ADMIN),
-        "CreateToken": CHANGES,
-        "RevokeToken": CHANGES,
-        "SetRole": CHANGES,
-        "DeleteRole": CHANGES,
-        "ListRoles": Endpoint(cluster, ADMIN),
-        "ListAudit": Endpoint(cluster, ADMIN),
+        "WhoAmI": shown(
+            access_pb2.WhoAmIRequest, access_pb2.Caller, KNOWN, lambda core, request, caller: caller.message()
+        ),
+        "SetUser": by_core(access_pb2.SetUserRequest, access_pb2.User, CHANGES, handlers.set_user),
+        "DeleteUser": by_core(
+            access_pb2.DeleteUserRequest, access_pb2.DeleteUserResponse, CHANGES, handlers.delete_user
+        ),
+        "ListUsers": by_loop(access_pb2.ListUsersRequest, access_pb2.ListUsersResponse, LOOKS, handlers.list_users),
+        "CreateToken": by_loop(
+            access_pb2.CreateTokenRequest, access_pb2.CreateTokenResponse, CHANGES, handlers.create_token
+        ),
+        "RevokeToken": by_core(access_pb2.RevokeTokenRequest, access_pb2.User, CHANGES, handlers.revoke_token),
+        "SetRole": by_core(access_pb2.SetRoleRequest, access_pb2.AccessRole, CHANGES, handlers.set_role),
+        "DeleteRole": by_core(
+            access_pb2.DeleteRoleRequest, access_pb2.DeleteRoleResponse, CHANGES, handlers.delete_role
+        ),
+        "ListRoles": by_loop(access_pb2.ListRolesRequest, access_pb2.ListRolesResponse, LOOKS, handlers.list_roles),
+        "ListAudit": by_loop(access_pb2.ListAuditRequest, access_pb2.ListAuditResponse, LOOKS, handlers.list_audit),
     },
-    # For load balancers and tools; they show only which services exist and whether they serve.
-    "grpc.health.v1.Health": {"Check": OPEN, "Watch": OPEN, "List": OPEN},
-    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": OPEN},
 }
-
-ENDPOINTS = {
-    f"/{service}/{method}": endpoint
-    for service, methods in _OF_SERVICES.items()
-    for method, endpoint in methods.items()
-}
-"""By gRPC's path of the method, /service/method."""
+"""By full name of the service, in the order in which methods are looked up, and name of the method."""

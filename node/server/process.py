@@ -27,26 +27,27 @@ from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.checkpoint import BackupFile
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.host import NodeHost, raft_config
+from tickwheel.node.core.status import node_metrics, node_vitals
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.logs import RateLimit, logger, set_up_logs
 from tickwheel.node.metrics import HistogramValue, MetricValue, registry_of
 from tickwheel.node.server.access import Access
-from tickwheel.node.server.access_service import AccessService
-from tickwheel.node.server.admin_service import AdminService
 from tickwheel.node.server.audit import AuditLog
-from tickwheel.node.server.boundary import FaultLog
+from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.callers import Callers
 from tickwheel.node.server.calls import Calls
 from tickwheel.node.server.certificates import Certificates
 from tickwheel.node.server.clock_watch import ClockWatch, Line
 from tickwheel.node.server.cold_watch import ColdWatch
 from tickwheel.node.server.connections import ConnectionGuard
-from tickwheel.node.server.consumer_service import ConsumerService
+from tickwheel.node.server.consumer_stream import ConsumerStreams
 from tickwheel.node.server.copying import files_to_copy
 from tickwheel.node.server.door import GRPC_LOGGER, Door, LostAnswers
 from tickwheel.node.server.door import KINDS as REFUSED_KINDS
 from tickwheel.node.server.driver import LAG_BOUNDS_MS, LoopDriver
+from tickwheel.node.server.fault_log import FaultLog
 from tickwheel.node.server.gate import Gate
+from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.health import HealthReporter
 from tickwheel.node.server.identity import IdentityError, open_identity
 from tickwheel.node.server.inbox import GuardedInbox
@@ -54,8 +55,9 @@ from tickwheel.node.server.loop import NodeLoop
 from tickwheel.node.server.metrics_server import MetricsServer
 from tickwheel.node.server.ports import BootClock, ThreadExecutor, system_random
 from tickwheel.node.server.resolving import resolve
-from tickwheel.node.server.scheduler_service import SchedulerService
+from tickwheel.node.server.schedule_stream import ScheduleStreams
 from tickwheel.node.server.services import client_server, connection_options
+from tickwheel.node.server.status_stream import StatusStreams
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.node.tls import is_member_certificate
 from tickwheel.proto import peer_pb2_grpc
@@ -183,42 +185,33 @@ class NodeProcess:
         guard = ConnectionGuard(self._descriptors, config.limits.connections_max, config.limits.caller_calls_max)
         driver = LoopDriver(loop, self._clock, lambda: self._tick(host), self._failed)
         wakers.append(driver.wake)
-        calls = Calls(host.face, driver.wake, self._failed)
-        audit = AuditLog(disk, reads, self._clock.wall_ms, config.node.id)
+        calls = Calls(lambda: host.core, driver.wake, self._failed)
         callers = Callers(
             Access(
                 tls=tls.current.client is not None,
                 admin_names=config.tls.admin_names,
                 client_names=config.tls.client_names,
             ),
-            lambda: host.face.state.access,
-            lambda: host.face.settings.rights,
-            host.face.now_ms,
+            lambda: host.core.state.access,
+            lambda: host.core.state.settings.rights,
+            lambda: host.core.clock.now_ms(),
         )
-        gate = Gate(callers, lambda: host.face.state, audit, guard.admit)
-        scheduler = SchedulerService(calls, config.limits.stream_batches_max)
-        consumer = ConsumerService(calls, config.core.batch_bytes_max * 4)
-        admin = AdminService(calls, config.limits.status_streams_max, disk, reads, tls.reason)
-        health = HealthReporter()
-        clients = client_server(
-            config.limits,
+        node = Node(
             calls,
-            scheduler,
-            consumer,
-            admin,
-            health,
-            AccessService(calls, audit),
-            gate,
-            self._refused_calls,
-            guard,
+            AuditLog(disk, reads, self._clock.wall_ms, config.node.id),
+            ScheduleStreams(calls, config.limits.stream_batches_max),
+            ConsumerStreams(calls, config.core.batch_bytes_max * 4),
+            StatusStreams(calls, config.limits.status_streams_max, tls.reason),
+            Backups(calls, disk, reads),
         )
+        gate = Gate(callers, lambda: host.core.state, node.audit, guard.admit)
+        health = HealthReporter()
+        clients = client_server(config.limits, node, gate, health, self._refused_calls, guard)
         client_port = self._bind(clients, "client_bind", config.listen.client_bind, tls.server_credentials("client"))
         peers, peer_port = self._peer_server(tls, host, network, disk, driver.wake, guard)
         guard.watch(client_port, peer_port)
         pools = {"read": reads, "sync": syncs}
-        metrics = MetricsServer(
-            registry_of(lambda: self._metrics(host, tls, driver, scheduler, consumer, pools, guard))
-        )
+        metrics = MetricsServer(registry_of(lambda: self._metrics(host, tls, driver, node, pools, guard)))
         if config.listen.metrics_bind:
             try:
                 await metrics.start(config.listen.metrics_bind)
@@ -241,7 +234,7 @@ class NodeProcess:
         if tls.current.client is not None or tls.current.peer is not None:
             # Without certificates to reload the signal keeps its usual meaning, that the terminal is gone.
             loop.add_signal_handler(signal.SIGHUP, lambda: _say(tls.reload()))
-        housekeeping = loop.create_task(self._keep_house(host, health, consumer, tls))
+        housekeeping = loop.create_task(self._keep_house(host, health, node.consumers, tls))
         housekeeping.add_done_callback(self._house_left)
         guarding = loop.create_task(self._guard_connections(guard))
         guarding.add_done_callback(self._house_left)
@@ -250,7 +243,7 @@ class NodeProcess:
         housekeeping.cancel()
         guarding.cancel()
         await health.stop()
-        admin.stop()
+        node.status.stop()
         host.core.stop()
         driver.wake()
         await clients.stop(grace=1.0)
@@ -321,7 +314,7 @@ class NodeProcess:
             return refused
 
         async def checkpoint() -> Sequence[BackupFile] | str:
-            files = await files_to_copy(host.face, wake)
+            files = await files_to_copy(host.core.checkpointer, wake)
             return files.message if isinstance(files, Failure) else files
 
         service = PeerService(
@@ -332,8 +325,8 @@ class NodeProcess:
             refusal=refusal,
             greeted=greeted,
             checkpoint=checkpoint,
-            progressed=host.face.backup_progressed,
-            copied=host.face.backup_copied,
+            progressed=lambda files: host.core.checkpointer.progressed(files),
+            copied=lambda files: host.core.checkpointer.copied(files),
             dropped=self._link_dropped,
         )
         door = Door(server, self._refused_calls, guard=guard, exact=False)
@@ -438,18 +431,19 @@ class NodeProcess:
                 )
 
     async def _keep_house(
-        self, host: NodeHost, health: HealthReporter, consumer: ConsumerService, tls: Certificates
+        self, host: NodeHost, health: HealthReporter, consumers: ConsumerStreams, tls: Certificates
     ) -> None:
         """A few times a second: update health, log changes and warnings, end streams of users that lost a right."""
         watch, cold = ClockWatch(self._config.clock.skew_warn_ms), ColdWatch()
         rights: tuple[bool, int, int] = (False, 0, 0)
         while True:
-            status = host.face.vitals()
+            status = node_vitals(host.core)
             await health.update(status)
             # Tokens expire without a change of the state, so open streams are also checked once a minute.
-            stands = (host.face.settings.rights, host.face.state.access.version, host.face.now_ms() // MINUTE_MS)
+            state, now_ms = host.core.state, host.core.clock.now_ms()
+            stands = (state.settings.rights, state.access.version, now_ms // MINUTE_MS)
             if stands[0] and stands != rights:
-                consumer.look()
+                consumers.look()
             rights = stands
             self._tell_role(host)
             clock = host.core.clock
@@ -480,18 +474,17 @@ class NodeProcess:
         host: NodeHost,
         tls: Certificates,
         driver: LoopDriver,
-        scheduler: SchedulerService,
-        consumer: ConsumerService,
+        node: Node,
         pools: Mapping[str, ThreadExecutor],
         guard: ConnectionGuard,
     ) -> Mapping[str, MetricValue]:
         lag = driver.lag
-        status = host.face.vitals()
+        status = node_vitals(host.core)
         own: dict[str, MetricValue] = {
             "node": {(status.version, status.cluster_id, status.node_id): 1.0},
             "certificate_end_timestamp_seconds": tls.ends(),
-            "schedule_streams": float(scheduler.open_streams),
-            "stream_backlog_bytes": float(consumer.backlog_bytes),
+            "schedule_streams": float(node.schedule_streams.open_streams),
+            "stream_backlog_bytes": float(node.consumers.backlog_bytes),
             "loop_lag_seconds": HistogramValue(
                 [bound / 1_000 for bound in LAG_BOUNDS_MS], list(lag.counts), lag.sum_ms / 1_000
             ),
@@ -508,7 +501,7 @@ class NodeProcess:
             "peer_links_dropped": float(self._links_dropped),
             "suppressed_log_lines": float(_suppressed(self._rate_limit)),
         }
-        return {**host.face.metrics(), **own}
+        return {**node_metrics(host.core), **own}
 
 
 def _say(lines: Iterable[Line]) -> None:

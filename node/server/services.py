@@ -1,52 +1,27 @@
-"""The gRPC server for clients, with all its services behind the door (door.py).
+"""The gRPC server for clients: serves the table of endpoints, health and reflection behind the door (door.py).
 
-Owns the list of services, for the server and for reflection. process.py binds, starts and stops the server.
+process.py binds, starts and stops the server.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from google.protobuf.descriptor_pool import Default
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import DESCRIPTOR as HEALTH
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from tickwheel.node.config.sections import LimitsSection
-from tickwheel.node.server.access_service import AccessService
-from tickwheel.node.server.admin_service import AdminService
-from tickwheel.node.server.bulk_service import BulkService
-from tickwheel.node.server.calls import Calls
-from tickwheel.node.server.cold_service import ColdService
 from tickwheel.node.server.connections import ConnectionGuard
-from tickwheel.node.server.consumer_service import ConsumerService
-from tickwheel.node.server.dead_service import DeadService
-from tickwheel.node.server.door import Door
+from tickwheel.node.server.door import Behaviour, Context, Door
+from tickwheel.node.server.endpoints import SERVICES, Endpoint
 from tickwheel.node.server.gate import Gate
+from tickwheel.node.server.handlers import Node
 from tickwheel.node.server.health import HealthReporter
-from tickwheel.node.server.scheduler_service import SchedulerService
-from tickwheel.node.server.snapshot_service import SnapshotService
-from tickwheel.node.server.staging_service import StagingService
-from tickwheel.proto import (
-    access_pb2,
-    access_pb2_grpc,
-    admin_pb2,
-    admin_pb2_grpc,
-    bulk_pb2,
-    bulk_pb2_grpc,
-    cold_pb2,
-    cold_pb2_grpc,
-    consumer_pb2,
-    consumer_pb2_grpc,
-    dead_pb2,
-    dead_pb2_grpc,
-    scheduler_pb2,
-    scheduler_pb2_grpc,
-    snapshot_pb2,
-    snapshot_pb2_grpc,
-    staging_pb2,
-    staging_pb2_grpc,
-)
 
 HANDSHAKE_MS = 10_000
 """A connection that has not finished its handshake (TLS, HTTP/2) by then is closed."""
@@ -66,29 +41,48 @@ def connection_options(idle_ms: int) -> list[tuple[str, int]]:
     ]
 
 
-SERVICES = (
-    (scheduler_pb2, "Scheduler"),
-    (consumer_pb2, "Consumer"),
-    (admin_pb2, "Admin"),
-    (staging_pb2, "Staging"),
-    (bulk_pb2, "Bulk"),
-    (cold_pb2, "Cold"),
-    (dead_pb2, "DeadLetters"),
-    (snapshot_pb2, "Snapshot"),
-    (access_pb2, "Access"),
-    (health_pb2, "Health"),
-)
+SERVED = (*SERVICES, HEALTH.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+"""Full names of all services of the port."""
+
+
+def served(node: Node, gate: Gate, method: str, endpoint: Endpoint, *, stream: bool) -> Behaviour:
+    """What a call of one endpoint does behind the door."""
+    right, serve = endpoint.right, endpoint.serve
+
+    async def unary(request: Any, context: Context) -> Any:
+        return await serve(node, request, gate.admit(method, right, request, context), context)
+
+    async def watched(request: Any, context: Context) -> Any:
+        caller = gate.admit(method, right, request, context)
+        place = gate.take_place(caller) if stream else ""
+        try:
+            answer = serve(node, request, caller, context)
+            return await (gate.audited(method, caller, request, context, answer) if right.audited else answer)
+        finally:
+            gate.give_back(place)
+
+    return watched if stream or right.audited else unary
+
+
+def serve_endpoints(door: Door, node: Node, gate: Gate) -> None:
+    """Serve every method of the services in the table. Raises KeyError for a method without a row."""
+    for service, rows in SERVICES.items():
+        handlers = {}
+        for method in Default().FindServiceByName(service).methods:
+            path, endpoint = f"/{service}/{method.name}", rows[method.name]
+            streams = method.client_streaming, method.server_streaming
+            behave = served(node, gate, path, endpoint, stream=any(streams))
+            handlers[method.name] = door.handler(
+                path, endpoint.request, endpoint.response.SerializeToString, streams, behave
+            )
+        door.register(service, handlers)
 
 
 def client_server(
     limits: LimitsSection,
-    calls: Calls,
-    scheduler: SchedulerService,
-    consumer: ConsumerService,
-    admin: AdminService,
-    health: HealthReporter,
-    access: AccessService,
+    node: Node,
     gate: Gate,
+    health: HealthReporter,
     refusals: Counter[str],
     guard: ConnectionGuard | None = None,
 ) -> grpc.aio.Server:
@@ -106,22 +100,12 @@ def client_server(
         ],
         maximum_concurrent_rpcs=limits.calls_max,
     )
-    door = Door(server, refusals, gate, calls.fault, guard)
-    # A method is looked up in this order.
-    door.serve(scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler)
-    door.serve(consumer_pb2_grpc.add_ConsumerServicer_to_server, consumer)
-    door.serve(admin_pb2_grpc.add_AdminServicer_to_server, admin)
-    door.serve(staging_pb2_grpc.add_StagingServicer_to_server, StagingService(calls))
-    door.serve(snapshot_pb2_grpc.add_SnapshotServicer_to_server, SnapshotService(calls))
-    door.serve(bulk_pb2_grpc.add_BulkServicer_to_server, BulkService(calls))
-    door.serve(cold_pb2_grpc.add_ColdServicer_to_server, ColdService(calls))
-    door.serve(dead_pb2_grpc.add_DeadLettersServicer_to_server, DeadService(calls))
-    door.serve(access_pb2_grpc.add_AccessServicer_to_server, access)
-    # Requests of these two never enter the log, and their callers follow versions of their own.
-    others = Door(server, refusals, gate, calls.fault, guard, exact=False)
+    fault = node.calls.fault
+    serve_endpoints(Door(server, refusals, fault, guard), node, gate)
+    # Health and reflection, for load balancers and tools, are open to everybody: they show only which services exist
+    # and whether they serve. Their requests never enter the log, and their callers follow versions of their own.
+    others = Door(server, refusals, fault, guard, exact=False)
     others.serve(health_pb2_grpc.add_HealthServicer_to_server, health.servicer)
-    names = [module.DESCRIPTOR.services_by_name[name].full_name for module, name in SERVICES]
-    servicer = ReflectionServicer([*names, reflection.SERVICE_NAME])
-    others.serve(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, servicer)
-    door.shut()
+    others.serve(reflection_pb2_grpc.add_ServerReflectionServicer_to_server, ReflectionServicer(SERVED))
+    others.shut()
     return server

@@ -198,5 +198,6 @@ def test_parts_do_not_know_the_core(imports: list[Import]) -> None:
     assert {name for name in knows if name.startswith("tickwheel.node.core.")} == {
         "tickwheel.node.core.face",
         "tickwheel.node.core.host",
+        "tickwheel.node.core.listings",
         "tickwheel.node.core.status",
     }

@@ -10,7 +10,7 @@ import pytest
 
 from tests.node.core.trio import Node, World
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.face import Session
+from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.retries import Leaving, RetryQueue
@@ -66,7 +66,7 @@ def test_a_consumer_of_a_deleted_group_goes_on_asking() -> None:
     opened(master, sessions)
     world.run(200)
     session = sessions[0]
-    assert isinstance(session, Session)
+    assert isinstance(session, ConsumerHandle)
     delete_group(master)
     world.run(200)
     answers: list[object] = []

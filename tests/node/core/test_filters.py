@@ -9,7 +9,7 @@ import numpy as np
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.channel import Channel, Staged
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
-from tickwheel.node.core.face import Session
+from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import from_batch
 from tickwheel.node.core.recent import RecentUnits
@@ -144,7 +144,7 @@ def test_the_master_dies_while_it_sweeps() -> None:
 def opened(node: Node, filter: str, closed: list[Failure], got: list[consumer_pb2.DeliverBatch]) -> object:
     """Open a consumer of the group that states a filter."""
     assert node.host is not None
-    answers: list[Session | Failure] = []
+    answers: list[ConsumerHandle | Failure] = []
     request = consumer_pb2.OpenConsumer(group="g", topics=["t"], credits=100, filter=filter)
     node.host.face.open_consumer(request, got.append, closed.append, answers.append)
     node.wake()
@@ -159,8 +159,8 @@ def test_who_states_another_filter_is_refused() -> None:
     closed: list[Failure] = []
     closed_silent: list[Failure] = []
     got: list[consumer_pb2.DeliverBatch] = []
-    assert isinstance(opened(master, "b || a", closed, []), Session)
-    assert isinstance(opened(master, "", closed_silent, got), Session)
+    assert isinstance(opened(master, "b || a", closed, []), ConsumerHandle)
+    assert isinstance(opened(master, "", closed_silent, got), ConsumerHandle)
     refused = opened(master, "*", [], [])
     assert isinstance(refused, Failure)
     assert refused.reason == common_pb2.FILTER_DIFFERS

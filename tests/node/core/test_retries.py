@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.node.core.trio import MS, Client, World, digests
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
-from tickwheel.node.core.face import Session
+from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.retries import Leaving
 from tickwheel.proto import admin_pb2, consumer_pb2, scheduler_pb2
@@ -76,7 +76,7 @@ class Picky(Client):
 
         self.world.at(self.world.now_ns + MS, answer)
 
-    def _settle(self, session: Session, settle: consumer_pb2.SettleBatch) -> None:
+    def _settle(self, session: ConsumerHandle, settle: consumer_pb2.SettleBatch) -> None:
         def done(receipt: object) -> None:
             if isinstance(receipt, consumer_pb2.SettleReceipt):
                 self.receipts.append(receipt)

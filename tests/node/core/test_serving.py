@@ -11,7 +11,7 @@ import pytest
 from tests.node.core.test_when import one
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.face import Session
+from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import from_batch, from_message
 from tickwheel.node.core.requests import message_id_of
@@ -260,7 +260,7 @@ class Stream:
     def __init__(self, master: Node) -> None:
         self.got: list[bytes] = []
         self.ended: list[Failure] = []
-        self.session: Session | None = None
+        self.session: ConsumerHandle | None = None
         request = consumer_pb2.OpenConsumer(group="g", topics=["t"], credits=100, lease_ms=1_000)
         face(master).serving.run(
             self.ended.append,
@@ -268,8 +268,8 @@ class Stream:
         )
         master.wake()
 
-    def opened(self, session: Session | Failure) -> None:
-        assert isinstance(session, Session), session
+    def opened(self, session: ConsumerHandle | Failure) -> None:
+        assert isinstance(session, ConsumerHandle), session
         self.session = session
 
     def deliver(self, batch: consumer_pb2.DeliverBatch) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.face import Session
+from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.host import NodeHost, raft_config
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
@@ -347,7 +347,7 @@ class Client:
         self.got: dict[bytes, list[tuple[int, int, int]]] = {}
         """record -> (when, attempt, due_ms) of each delivery"""
         self.count = 0
-        self.session: Session | None = None
+        self.session: ConsumerHandle | None = None
         self.at: Node | None = None
         self.boot = 0
         self.settle = True
@@ -401,7 +401,7 @@ class Client:
             master.wake()
         self.world.at(self.world.now_ns + 20 * MS, lambda: self.consume(credits, lease_ms))
 
-    def _opened(self, session: Session | Failure) -> None:
+    def _opened(self, session: ConsumerHandle | Failure) -> None:
         if isinstance(session, Failure):
             self.closed = True
         else:
@@ -410,7 +410,7 @@ class Client:
             for settle in refused:
                 self._settle(session, settle)
 
-    def _settle(self, session: Session, settle: consumer_pb2.SettleBatch) -> None:
+    def _settle(self, session: ConsumerHandle, settle: consumer_pb2.SettleBatch) -> None:
         def done(receipt: object) -> None:
             if isinstance(receipt, Failure):
                 self.unsettled.append(settle)

@@ -24,19 +24,20 @@ from tickwheel.client.errors import fault_of_call
 from tickwheel.node.config.sections import LimitsSection
 from tickwheel.node.core.failure import Failure, RequestError, invalid
 from tickwheel.node.core.serving import OwnWorkError, Serving
-from tickwheel.node.server import services
 from tickwheel.node.server.access import Access
-from tickwheel.node.server.access_service import AccessService
-from tickwheel.node.server.admin_service import AdminService
-from tickwheel.node.server.boundary import REPEAT_NS, FaultLog
+from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.callers import Callers
 from tickwheel.node.server.calls import Calls
-from tickwheel.node.server.consumer_service import ConsumerService
+from tickwheel.node.server.consumer_stream import ConsumerStreams
 from tickwheel.node.server.door import Door
+from tickwheel.node.server.endpoints import SERVICES as TABLE
+from tickwheel.node.server.fault_log import REPEAT_NS, FaultLog
 from tickwheel.node.server.gate import Gate
+from tickwheel.node.server.handlers import Node as Served
 from tickwheel.node.server.health import HealthReporter
-from tickwheel.node.server.scheduler_service import SchedulerService
+from tickwheel.node.server.schedule_stream import ScheduleStreams
 from tickwheel.node.server.services import client_server
+from tickwheel.node.server.status_stream import StatusStreams
 from tickwheel.node.state.rights import AccessControl
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import (
@@ -56,8 +57,12 @@ SERVICES = [
     *((service, access_pb2_grpc) for service in access_pb2.DESCRIPTOR.services_by_name.values()),
 ]
 METHODS = {f"/{service.full_name}/{method.name}": method for service, _ in SERVICES for method in service.methods}
-ASK_NOTHING = {"/tickwheel.v1.Scheduler/ScheduleStream", "/tickwheel.v1.Access/WhoAmI"}
-"""Of the core, to answer; a stream of batches does for each of them."""
+ASK_NOTHING = {
+    "/tickwheel.v1.Scheduler/ScheduleStream",
+    "/tickwheel.v1.Access/WhoAmI",
+    "/tickwheel.v1.Admin/GetSettings",
+}
+"""Of the core but its settings, to answer; a stream of batches does for each of them."""
 COLUMNS = scheduler_pb2.ColumnBatch(
     topic="t", due_ms=np.ones(1, "<i8").tobytes(), payload_sizes=np.ones(1, "<u4").tobytes(), payloads=b"x"
 )
@@ -65,12 +70,22 @@ WHOLE: dict[type[Message], Message] = {
     scheduler_pb2.ScheduleRequest: scheduler_pb2.ScheduleRequest(
         message=common_pb2.Message(topic="t", payload=b"x", due_ms=1)
     ),
+    scheduler_pb2.RescheduleRequest: scheduler_pb2.RescheduleRequest(delay_ms=1),
     scheduler_pb2.ScheduleBatch: scheduler_pb2.ScheduleBatch(columns=COLUMNS),
     staging_pb2.StageRequest: staging_pb2.StageRequest(columns=COLUMNS),
     consumer_pb2.ConsumeRequest: consumer_pb2.ConsumeRequest(open=consumer_pb2.OpenConsumer(group="g")),
     bulk_pb2.BundleData: bulk_pb2.BundleData(name="b", data=b"x", crc32c=google_crc32c.value(b"x")),
 }
 """Requests that get as far as the core; of other kinds an empty one does."""
+
+
+class State:
+    """A state with a bug in all but its settings."""
+
+    settings = Settings()
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
 
 
 class Node:
@@ -82,11 +97,10 @@ class Node:
         numbers = iter(range(1, 1_000))
         self.serving = Serving(lambda bits: next(numbers))
         self.serving.contain(self.reported.__setitem__)
+        self.state = State()
 
     def __getattr__(self, name: str) -> Any:
-        """A core with a bug in every method."""
-        if name == "settings":
-            return Settings()
+        """A core with a bug in every part."""
         raise KeyError(name)
 
     def check(self, error: grpc.aio.AioRpcError) -> None:
@@ -150,8 +164,7 @@ class Raising:
 
 async def test_a_bug_in_any_handler_ends_its_call() -> None:
     """Behind the door each method of each service is at the boundary, whatever its kind."""
-    served = {module.DESCRIPTOR.services_by_name[name].full_name for module, name in services.SERVICES}
-    assert {service.full_name for service, _ in SERVICES} == served - {"grpc.health.v1.Health"}
+    assert {service.full_name for service, _ in SERVICES} == set(TABLE)
     node = Node()
     server = grpc.aio.server()
     door = Door(server, Counter(), fault=node.serving.fault)
@@ -166,24 +179,23 @@ async def test_a_bug_in_any_handler_ends_its_call() -> None:
 
 
 async def test_a_bug_in_any_method_of_the_core_ends_its_call() -> None:
-    """The real services over a core that raises whatever they ask of it, at once."""
+    """The real handlers over a core that raises whatever they ask of it, at once."""
     node = Node()
-    calls = Calls(cast(Any, node), lambda: None, node.ended_by.append)
+    calls = Calls(lambda: cast(Any, node), lambda: None, node.ended_by.append)
     limits = LimitsSection()
     audit = cast(Any, Audit())
     control = AccessControl()
     callers = Callers(Access(tls=False, admin_names=()), lambda: control, lambda: False, lambda: 0)
-    server = client_server(
-        limits,
+    served = Served(
         calls,
-        SchedulerService(calls, limits.stream_batches_max),
-        ConsumerService(calls, 1 << 20),
-        AdminService(calls, limits.status_streams_max, cast(Any, None), cast(Any, None), lambda: ""),
-        HealthReporter(),
-        AccessService(calls, audit),
-        Gate(callers, lambda: node.state, audit, cast(Any, None)),
-        Counter(),
+        audit,
+        ScheduleStreams(calls, limits.stream_batches_max),
+        ConsumerStreams(calls, 1 << 20),
+        StatusStreams(calls, limits.status_streams_max, lambda: ""),
+        Backups(calls, cast(Any, None), cast(Any, None)),
     )
+    gate = Gate(callers, lambda: cast(Any, node.state), audit, cast(Any, None))
+    server = client_server(limits, served, gate, HealthReporter(), Counter())
     async with reached(server) as channel:
         for path, method in METHODS.items():
             if path in ASK_NOTHING:
@@ -235,7 +247,7 @@ async def test_a_refusal_is_no_mistake() -> None:
 async def test_what_a_node_cannot_go_on_without_ends_it(error: Exception) -> None:
     """Whose request ran into it does not matter."""
     node = Node()
-    calls = Calls(cast(Any, node), lambda: None, node.ended_by.append)
+    calls = Calls(lambda: cast(Any, node), lambda: None, node.ended_by.append)
     await code_of(error, calls.fault)
     assert node.ended_by == [error] and not node.reported
 
@@ -255,7 +267,7 @@ class HandClock:
 def test_a_fault_is_logged_with_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each id is in the log; the traceback of one place only now and then, with the id that has it."""
     lines: list[dict[str, Any]] = []
-    monkeypatch.setattr("tickwheel.node.server.boundary.log.error", lambda event, **fields: lines.append(fields))
+    monkeypatch.setattr("tickwheel.node.server.fault_log.log.error", lambda event, **fields: lines.append(fields))
     clock = HandClock()
     faults = FaultLog(clock)
 

@@ -14,7 +14,7 @@ from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls
-from tickwheel.node.server.consumer_service import ConsumerStream
+from tickwheel.node.server.consumer_stream import ConsumerStream
 from tickwheel.node.state.rights import AccessControl
 from tickwheel.proto import consumer_pb2
 
@@ -42,11 +42,10 @@ class Core:
     def __init__(self) -> None:
         self.opened: Callable[[Session | Failure], None] | None = None
         self.serving = Serving(lambda bits: 0)
+        self.consumers = self
 
-    def open_consumer(
-        self, request: object, deliver: object, closed: object, opened: Callable[..., None], actor: str
-    ) -> None:
-        """See CorePort."""
+    def open(self, request: object, deliver: object, closed: object, opened: Callable[..., None], actor: str) -> None:
+        """See ConsumerDesk."""
         self.opened = opened
 
 
@@ -57,10 +56,10 @@ async def test_a_caller_that_goes_while_its_group_is_created(answer: Session | F
     It must not raise inside the core, and nobody may be left holding a session.
     """
     core = Core()
-    calls = Calls(cast(Any, core), lambda: None, failed)
+    calls = Calls(lambda: cast(Any, core), lambda: None, failed)
     anybody = Caller("", "none", True, AccessControl(), lambda: False)
     stream = ConsumerStream(calls, 1 << 20, anybody, consumer_pb2.OpenConsumer(group="g"))
-    opening = asyncio.ensure_future(stream.open(cast(Any, None)))
+    opening = asyncio.ensure_future(stream.open())
     await asyncio.sleep(0)
     assert core.opened is not None
     opening.cancel()

@@ -43,7 +43,7 @@ async def test_a_caller_who_goes_away_holds_no_checkpoint(late: bool) -> None:
     """P10: the journal would grow for ten minutes, each time that a slave gives a copy up."""
     world, client, host, wake = begun()
     checkpointer = host.core.checkpointer
-    asked = asyncio.create_task(files_to_copy(host.face, wake))
+    asked = asyncio.create_task(files_to_copy(checkpointer, wake))
     await asyncio.sleep(0)
     if late:
         world.run(200)
@@ -65,7 +65,7 @@ async def test_two_callers_hold_until_both_are_done() -> None:
     """One that goes away must not give back what the other still copies."""
     world, client, host, wake = begun()
     checkpointer = host.core.checkpointer
-    stays, goes = (asyncio.create_task(files_to_copy(host.face, wake)) for _ in range(2))
+    stays, goes = (asyncio.create_task(files_to_copy(checkpointer, wake)) for _ in range(2))
     await asyncio.sleep(0)
     goes.cancel()
     await asyncio.sleep(0)
@@ -76,7 +76,7 @@ async def test_two_callers_hold_until_both_are_done() -> None:
     client.schedule([60_000] * 10)
     world.run(1_500)
     assert checkpointer.written == written
-    host.face.backup_copied(files)
+    checkpointer.copied(files)
     world.run(1_500)
     assert checkpointer.written > written
 
@@ -90,7 +90,7 @@ async def test_a_checkpoint_is_held_as_long_as_a_copy_gets_on(monkeypatch: pytes
     checkpointer = host.core.checkpointer
 
     async def copy_begun() -> list[BackupFile]:
-        asked = asyncio.create_task(files_to_copy(host.face, wake))
+        asked = asyncio.create_task(files_to_copy(checkpointer, wake))
         await asyncio.sleep(0)
         world.run(200)
         files = await asked
@@ -102,19 +102,19 @@ async def test_a_checkpoint_is_held_as_long_as_a_copy_gets_on(monkeypatch: pytes
     client.schedule([3_600_000] * 10)
     for _ in range(4):
         world.run(stall_ms * 2 // 3)
-        assert host.face.backup_progressed(first)
+        assert checkpointer.progressed(first)
     assert checkpointer.written == written
     world.run(stall_ms + 2_000)
     assert checkpointer.written > written
-    assert not host.face.backup_progressed(first)
+    assert not checkpointer.progressed(first)
     second = await copy_begun()
     written = checkpointer.written
-    host.face.backup_copied(first)
-    assert not host.face.backup_progressed(first) and host.face.backup_progressed(second)
+    checkpointer.copied(first)
+    assert not checkpointer.progressed(first) and checkpointer.progressed(second)
     client.schedule([3_600_000] * 10)
     world.run(2_000)
     assert checkpointer.written == written
-    host.face.backup_copied(second)
+    checkpointer.copied(second)
     world.run(2_000)
     assert checkpointer.written > written
 

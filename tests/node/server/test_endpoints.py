@@ -1,55 +1,94 @@
-"""The table of endpoints: every method that the client port serves stands in it, with the right that it needs."""
+"""The table of endpoints: every method that the client port serves has a row, with its types, right and handler."""
 
 from __future__ import annotations
 
+import inspect
+from collections import Counter
 from typing import Any, cast
 
+import grpc
 import pytest
-from grpc_reflection.v1alpha import reflection_pb2
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor_pool import Default
+from google.protobuf.message_factory import GetMessageClass
 
-from tickwheel.node.server.audit import AuditLog
-from tickwheel.node.server.callers import Callers
-from tickwheel.node.server.endpoints import ENDPOINTS
-from tickwheel.node.server.gate import Gate
-from tickwheel.node.server.services import SERVICES
+from tickwheel import proto
+from tickwheel.node.server import handlers
+from tickwheel.node.server.door import Door
+from tickwheel.node.server.endpoints import SERVICES, Endpoint
+from tickwheel.node.server.services import SERVED, serve_endpoints
 
-LOOKS = ("Get", "List", "Count", "Watch", "Read", "WhoAmI", "Trace", "Check", "ServerReflectionInfo", "Pin", "Unpin")
+LOOKS = ("Get", "List", "Count", "Watch", "Read", "WhoAmI", "Trace", "Pin", "Unpin")
 """How methods that change nothing begin."""
 OF_CLIENTS = {
     *("Schedule", "ScheduleStream", "Cancel", "Reschedule", "Consume", "Pull", "Settle", "Extend"),
     *("Stage", "Commit", "Abort", "OfferBundle", "SendBundle", "AgreePin"),
 }
 """Changes that are traffic, not administration: too many for an audit log."""
+OF_PEERS = {"tickwheel.v1.Peer"}
 
 
-def served() -> set[str]:
-    """Paths of all methods that the client port has, by the descriptors."""
-    services = [module.DESCRIPTOR.services_by_name[name] for module, name in SERVICES]
-    services.append(reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"])
-    return {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
+def rows() -> list[tuple[MethodDescriptor, Endpoint]]:
+    """Every row with its method."""
+    return [
+        (Default().FindServiceByName(service).methods_by_name[name], endpoint)
+        for service, methods in SERVICES.items()
+        for name, endpoint in methods.items()
+    ]
 
 
-def test_every_method_stands_in_the_table_and_nothing_else() -> None:
-    """A new RPC without a line in the table fails here, and its node does not start."""
-    assert set(ENDPOINTS) == served()
+def test_every_method_has_a_row_and_every_row_a_method() -> None:
+    """A new RPC without a row fails here, and its node does not start; so does a service that nobody serves."""
+    for service, methods in SERVICES.items():
+        assert list(methods) == [method.name for method in Default().FindServiceByName(service).methods]
+    declared = {
+        service.full_name
+        for module in vars(proto).values()
+        if inspect.ismodule(module) and hasattr(module, "DESCRIPTOR")
+        for service in module.DESCRIPTOR.services_by_name.values()
+    }
+    assert set(SERVICES) | OF_PEERS == declared
+
+
+def test_rows_have_the_types_of_their_methods() -> None:
+    """Types are checked by mypy against the handler, and here against the descriptor."""
+    for method, endpoint in rows():
+        assert endpoint.request is GetMessageClass(method.input_type), method.full_name
+        assert endpoint.response is GetMessageClass(method.output_type), method.full_name
+
+
+def test_every_handler_is_used() -> None:
+    """A coroutine of the handlers' module that no row runs is dead."""
+    text = inspect.getsource(inspect.getmodule(Endpoint) or handlers)
+    for name, function in inspect.getmembers(handlers, inspect.iscoroutinefunction):
+        if function.__module__ == handlers.__name__:
+            source = inspect.getsource(handlers)
+            assert f"handlers.{name}" in text or source.count(f"{name}(") + source.count(f"({name}") > 1, name
 
 
 def test_only_health_and_reflection_are_open_to_everybody() -> None:
-    """Whatever else is called without a user is refused while rights are on."""
-    open_to_all = {path.split("/")[1] for path, endpoint in ENDPOINTS.items() if endpoint.check is None}
-    assert open_to_all == {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    """Whatever else is called without a user is refused while rights are on: a row has a right."""
+    assert set(SERVED) - set(SERVICES) == {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
 
 def test_what_changes_the_cluster_is_audited() -> None:
     """Methods that neither look nor carry messages are in the audit log."""
-    for path, endpoint in ENDPOINTS.items():
-        name = path.rpartition("/")[2]
-        changes = not name.startswith(LOOKS) and name not in OF_CLIENTS
-        assert endpoint.audited == changes, path
+    for method, endpoint in rows():
+        changes = not method.name.startswith(LOOKS) and method.name not in OF_CLIENTS
+        assert endpoint.right.audited == changes, method.full_name
 
 
-def test_a_method_without_a_line_is_not_served() -> None:
-    """The gate refuses it when it is registered."""
-    gate = Gate(cast(Callers, None), cast(Any, None), cast(AuditLog, None), cast(Any, None))
+class Server:
+    """Takes what is registered."""
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Of one service."""
+
+
+def test_a_method_without_a_row_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node does not start."""
+    door = Door(cast(grpc.aio.Server, Server()), Counter())
+    serve_endpoints(door, cast(Any, None), cast(Any, None))
+    monkeypatch.delitem(SERVICES["tickwheel.v1.Admin"], "GetDigest")
     with pytest.raises(KeyError):
-        gate.guarded("/tickwheel.v1.Admin/New", None, generator=False, streams=False)
+        serve_endpoints(door, cast(Any, None), cast(Any, None))

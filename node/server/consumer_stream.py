@@ -1,6 +1,6 @@
-"""The Consumer service: a stream for each consumer, and unary calls for consumers without a stream.
+"""Consume: the stream of one consumer.
 
-Thin: opens a session of the core, passes credits, settlements and extensions in, and batches and receipts out. Each
+Opens a session of the core, passes credits, settlements and extensions in, and batches and receipts out. Each
 stream has one writer. At most SETTLES_MAX settlements of a stream are in work; further ones are not read meanwhile.
 """
 
@@ -12,17 +12,15 @@ from typing import Any
 
 import grpc
 
+from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.failure import Failure, RequestError, invalid
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls
-from tickwheel.node.server.core_port import ConsumerSession
-from tickwheel.node.server.endpoints import consuming, settling
-from tickwheel.node.server.errors import abort, serialized_status
-from tickwheel.node.server.gate import caller
+from tickwheel.node.server.checks import consuming, settling
+from tickwheel.node.server.errors import serialized_status
 from tickwheel.node.server.outbox import CreditGate, Outbox
 from tickwheel.node.server.resolving import resolve
 from tickwheel.proto import common_pb2, consumer_pb2
-from tickwheel.proto.consumer_pb2_grpc import ConsumerServicer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -39,7 +37,7 @@ class ConsumerStream:
         self._who = who
         self._first = first
         self._gate = CreditGate(stream_bytes_max)
-        self._session: ConsumerSession | None = None
+        self._session: ConsumerHandle | None = None
         self._in_work = 0
         self._half_closed = False
         self._closed_by_client = False
@@ -57,14 +55,14 @@ class ConsumerStream:
         self.failure = failure
         self.close()
 
-    async def open(self, context: Context) -> None:
-        """Open the session of the core; a refusal ends the call."""
+    async def open(self) -> None:
+        """Open the session of the core. Raises RequestError for a refusal."""
         first = consumer_pb2.OpenConsumer()
         first.CopyFrom(self._first)
         first.credits = self._gate.add(first.credits)
         outcome: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
 
-        def opened(session: ConsumerSession | Failure) -> None:
+        def opened(session: ConsumerHandle | Failure) -> None:
             if isinstance(session, Failure):
                 resolve(outcome, session)
             elif self._closed_by_client or not resolve(outcome, None):
@@ -77,11 +75,11 @@ class ConsumerStream:
                 self.fail(failure)
 
         core, actor = self._calls.core, self._who.actor
-        self._calls.serve(failed, lambda: core.open_consumer(first, self._deliver, self._closed, opened, actor))
+        self._calls.serve(failed, lambda: core.consumers.open(first, self._deliver, self._closed, opened, actor))
         self._calls.wake()
         failure = await outcome
         if failure is not None:
-            await abort(context, failure)
+            raise RequestError(failure)
 
     def close(self) -> None:
         """End the stream and the session. Idempotent."""
@@ -208,16 +206,13 @@ class ConsumerStream:
         return consumer_pb2.ConsumeResponse(opened=self._session.opened())
 
 
-class ConsumerService(ConsumerServicer):
+class ConsumerStreams:
+    """The consumers of a node that are connected by a stream."""
+
     def __init__(self, calls: Calls, stream_bytes_max: int) -> None:
         self._calls = calls
         self._stream_bytes_max = stream_bytes_max
         self._streams: set[ConsumerStream] = set()
-
-    @property
-    def open_streams(self) -> int:
-        """Consumers connected by a stream."""
-        return len(self._streams)
 
     @property
     def backlog_bytes(self) -> int:
@@ -231,46 +226,33 @@ class ConsumerService(ConsumerServicer):
             if refusal is not None:
                 stream.end(refusal)
 
-    async def Consume(  # type: ignore[override]  # writes through the context
-        self, request_iterator: AsyncIterator[consumer_pb2.ConsumeRequest], context: Context
+    async def serve(
+        self, requests: AsyncIterator[consumer_pb2.ConsumeRequest], caller: Caller, context: Context
     ) -> None:
-        who = caller()
-        first = await anext(request_iterator, None)
+        """Serve one consumer to the end of its stream."""
+        first = await anext(requests, None)
         if first is None or not first.HasField("open"):
             content = first.WhichOneof("content") if first is not None else None
-            await abort(context, invalid("content", content or "absent", "the first message must be open").failure)
-        stream = ConsumerStream(self._calls, self._stream_bytes_max, who, first.open)
+            raise invalid("content", content or "absent", "the first message must be open")
+        stream = ConsumerStream(self._calls, self._stream_bytes_max, caller, first.open)
         refusal = stream.refusal()
         if refusal is not None:
-            await abort(context, refusal)
+            raise RequestError(refusal)
         reader: asyncio.Task[None] | None = None
         self._streams.add(stream)
         try:
-            try:
-                await stream.open(context)
-            except RequestError as error:
-                await abort(context, error.failure)
+            await stream.open()
             opened = stream.opened()
             if opened is not None:
                 await context.write(opened)
-            reader = asyncio.ensure_future(stream.read(request_iterator))
+            reader = asyncio.ensure_future(stream.read(requests))
             while (response := await stream.outbox.next()) is not None:
                 await context.write(response)
                 stream.written(response)
             if stream.failure is not None:
-                await abort(context, stream.failure)
+                raise RequestError(stream.failure)
         finally:
             self._streams.discard(stream)
             stream.close()
             if reader is not None:
                 reader.cancel()
-
-    async def Pull(self, request: consumer_pb2.PullRequest, context: Context) -> consumer_pb2.DeliverBatch:
-        who = caller()
-        return await self._calls.answer(context, lambda done: self._calls.core.pull(request, done, who.actor))
-
-    async def Settle(self, request: consumer_pb2.SettleBatch, context: Context) -> consumer_pb2.SettleReceipt:
-        return await self._calls.answer(context, lambda done: self._calls.core.settle(request, done))
-
-    async def Extend(self, request: consumer_pb2.ExtendBatch, context: Context) -> consumer_pb2.ExtendReceipt:
-        return await self._calls.answer(context, lambda done: self._calls.core.extend(request, done))

@@ -1,0 +1,56 @@
+"""Topics, groups and members as messages of the wire, gathered from the parts of a core on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.state.membership import message_of
+from tickwheel.proto import admin_pb2
+
+
+def members_of(core: NodeCore) -> admin_pb2.MemberList:
+    """Members as applied on this node."""
+    return admin_pb2.MemberList(members=[message_of(member) for member in core.log.members()])
+
+
+def topics_after(core: NodeCore, after_id: int = 0) -> Iterator[admin_pb2.Topic]:
+    """Topics with a higher id than `after_id`, by rising id. An iterator, so that the caller can pause between
+    topics."""
+    limits = core.topic_pending.limits() if core.topic_pending.wanted else {}
+    for topic_id, name in sorted(found for found in core.state.named_topics() if found[0] > after_id):
+        topic = core.state.topic_message(name)
+        if topic is not None and topic.topic_id == topic_id:  # else it was deleted and created in a pause
+            if name in limits:
+                topic.pending, topic.pending_max = limits[name]
+            yield topic
+
+
+def named_topic(core: NodeCore, name: str) -> admin_pb2.Topic | None:
+    """One topic."""
+    topic = core.state.topic_message(name)
+    limits = core.topic_pending.limits() if core.topic_pending.wanted else {}
+    if topic is not None and name in limits:
+        topic.pending, topic.pending_max = limits[name]
+    return topic
+
+
+def groups_after(core: NodeCore, after_id: int = 0) -> Iterator[admin_pb2.Group]:
+    """Groups with a higher id than `after_id`, by rising id, with their consumers as far as this node knows them.
+    An iterator, so that the caller can pause between groups."""
+    in_flight = core.delivery.in_flight_by_group()
+    for group_id, name in sorted(found for found in core.state.named_groups() if found[0] > after_id):
+        group = core.state.group_message(name)
+        if group is not None and group.group_id == group_id:  # else it was deleted and created in a pause
+            group.consumers = len(core.delivery.sessions.of_group(group.group_id))
+            group.in_flight = in_flight[group.group_id]
+            yield group
+
+
+def named_group(core: NodeCore, name: str) -> admin_pb2.Group | None:
+    """One consumer group."""
+    group = core.state.group_message(name)
+    if group is not None:
+        group.consumers = len(core.delivery.sessions.of_group(group.group_id))
+        group.in_flight = core.delivery.in_flight_by_group()[group.group_id]
+    return group

@@ -1,0 +1,99 @@
+"""Checks of rights, as the table of endpoints uses them.
+
+A check gets the caller, the request and the state, and returns the refusal or None. For a stream of requests the
+request is None, and its handler checks each one. If a request names a message by its id, the code that looks the
+message up checks the right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tickwheel.node.core.failure import Failure
+from tickwheel.node.server.callers import Caller
+from tickwheel.node.state.view import StateView
+from tickwheel.proto.access_pb2 import RIGHT_ADMINISTER, RIGHT_CANCEL, RIGHT_CONSUME, RIGHT_READ
+
+Check = Callable[[Caller, Any, StateView], Failure | None]
+
+
+def known(caller: Caller, request: Any, state: StateView) -> Failure | None:
+    """Allows every known caller: the answer shows no messages, or only those that the caller may see."""
+    return None
+
+
+def somewhere(right: int) -> Check:
+    """Needs the right to at least one name; the handler checks which."""
+    return lambda caller, request, state: caller.somewhere(right)
+
+
+def topic(right: int, named: Callable[[Any], str]) -> Check:
+    """Needs the right to the topic that the request names; without a name, to every topic."""
+    return lambda caller, request, state: caller.topic(right, named(request))
+
+
+def group(right: int, named: Callable[[Any], str]) -> Check:
+    """Needs the right to the group that the request names."""
+    return lambda caller, request, state: caller.group(right, named(request))
+
+
+def cluster(caller: Caller, request: Any, state: StateView) -> Failure | None:
+    """Needs the right to administer the whole cluster."""
+    return caller.everything(RIGHT_ADMINISTER)
+
+
+def pinning(caller: Caller, request: Any, state: StateView) -> Failure | None:
+    """To pin messages: needs the right to read the topics. An existing pin: its handler checks the owner."""
+    if request.pin_id:
+        return caller.somewhere(RIGHT_READ)
+    return caller.topics(RIGHT_READ, request.topics or [""])
+
+
+def reading_settled(caller: Caller, request: Any, state: StateView) -> Failure | None:
+    """To pin what a group has settled: needs the right to read the group and its topics."""
+    return caller.group_and_topics(RIGHT_READ, request.group, topics_of(state, request.group))
+
+
+def sweeping(caller: Caller, request: Any, state: StateView) -> Failure | None:
+    """To see or stop a sweep: needs the right to cancel in its topic."""
+    job = state.sweeps.get(request.job_id)
+    return caller.somewhere(RIGHT_CANCEL) if job is None else caller.topic(RIGHT_CANCEL, job.selection.topic)
+
+
+def consuming(caller: Caller, request: Any, state: StateView) -> Failure | None:
+    """To open a consumer: needs the right to its group, and to the topics of the request and of the group."""
+    named = [*request.topics, *([request.topic] if "topic" in request.DESCRIPTOR.fields_by_name else [])]
+    topics = {name for name in (*named, *topics_of(state, request.group)) if name}
+    return caller.group_and_topics(RIGHT_CONSUME, request.group, sorted(topics))
+
+
+def settling(caller: Caller, request: Any, state: StateView) -> Failure | None:
+    """To settle or extend deliveries: needs the right to the group, and to the topic if the request names one."""
+    return caller.group_and_topics(RIGHT_CONSUME, request.group, [request.topic] if request.topic else [])
+
+
+def creating_group(caller: Caller, request: Any, state: StateView) -> Failure | None:
+    """To create a group: needs the right to administer it and its topics."""
+    return caller.group_and_topics(RIGHT_ADMINISTER, request.name, request.topics)
+
+
+def topics_of(state: StateView, name: str) -> Iterable[str]:
+    """Topics of a group; none if there is no such group."""
+    group_id = state.group_id(name)
+    return [] if group_id is None else [state.topic_name(topic_id) for topic_id in state.group_topics(group_id)]
+
+
+def by_name(request: Any) -> str:
+    """The request's `name`."""
+    return str(request.name)
+
+
+def by_group(request: Any) -> str:
+    """The request's `group`."""
+    return str(request.group)
+
+
+def by_topic(request: Any) -> str:
+    """The request's `topic`."""
+    return str(request.topic)

@@ -1,0 +1,37 @@
+"""The log of errors that failed a request: each with its id, one traceback per kind and place every few seconds."""
+
+from __future__ import annotations
+
+import traceback
+
+from tickwheel.node.logs import logger
+from tickwheel.replication.ports import Clock
+
+REPEAT_NS = 5_000_000_000
+"""Errors of one kind at one place get one traceback in this time; the others refer to the id that has it."""
+PLACES_MAX = 1_024
+
+log = logger("boundary")
+
+
+class FaultLog:
+    """Logs the errors that failed a request."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._written: dict[tuple[str, str, int], tuple[int, str]] = {}
+        """By kind and place: (until when no further traceback is needed, the id that has one)."""
+
+    def __call__(self, error_id: str, error: BaseException) -> None:
+        """Log an error under its id."""
+        frames = traceback.extract_tb(error.__traceback__)
+        place = (type(error).__name__, frames[-1].filename, frames[-1].lineno or 0) if frames else (repr(error), "", 0)
+        now_ns = self._clock.monotonic_ns()
+        until_ns, first_id = self._written.get(place, (0, ""))
+        if now_ns < until_ns:
+            log.error("a request failed by a mistake of this node", id=error_id, error=repr(error), like=first_id)
+            return
+        if len(self._written) >= PLACES_MAX:
+            self._written.clear()
+        self._written[place] = (now_ns + REPEAT_NS, error_id)
+        log.error("a request failed by a mistake of this node", id=error_id, exc_info=error)

@@ -1,0 +1,443 @@
+"""Handlers that take more than one expression; the table of endpoints holds the others.
+
+The first argument tells who runs a handler. `core`: the core, as a coroutine of its own that awaits promises only.
+`node`: the loop of the server; these list page by page, read files, or know things that the core does not know.
+A refusal is raised as RequestError. The table has asked for the caller's right; a handler asks again only for what the
+request does not name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from tickwheel.node.core.bundle_store import Held
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.deleting import finished
+from tickwheel.node.core.failure import Failure, Permitted, RequestError, invalid
+from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, check_sender, from_batch, from_message
+from tickwheel.node.core.listings import groups_after, members_of, named_group, named_topic, topics_after
+from tickwheel.node.core.promise import answer_of
+from tickwheel.node.core.publisher import BatchOutcome, Rescheduled
+from tickwheel.node.core.requests import id_of, message_id_of
+from tickwheel.node.server.audit import AuditLog
+from tickwheel.node.server.backup import Backups
+from tickwheel.node.server.callers import Caller
+from tickwheel.node.server.calls import Calls, owner_of
+from tickwheel.node.server.consumer_stream import ConsumerStreams
+from tickwheel.node.server.paging import page
+from tickwheel.node.server.schedule_stream import ScheduleStreams, state_caller
+from tickwheel.node.server.status_stream import StatusStreams
+from tickwheel.node.state.producers import Sender
+from tickwheel.node.state.results import AdminResult
+from tickwheel.node.state.rights import LIFETIME_MS_MAX
+from tickwheel.proto import (
+    access_pb2,
+    admin_pb2,
+    bulk_pb2,
+    common_pb2,
+    scheduler_pb2,
+    snapshot_pb2,
+    staging_pb2,
+)
+from tickwheel.proto.access_pb2 import RIGHT_CANCEL, RIGHT_READ, Right
+from tickwheel.proto.log_pb2 import AdminCommand
+from tickwheel.storage.disk import DiskError
+
+OWNERS_MAX = 10_000
+"""Pins whose owners are kept; more than can be open at a time."""
+SECRET_PREFIX = "tw_"
+"""Prefix of each secret, so that scanners for leaked secrets can recognize it."""
+SECRET_BYTES = 32
+AUDIT_LIMIT_DEFAULT, AUDIT_LIMIT_MAX = 100, 1_000
+WHEN_KINDS = {"due_ms": KIND_DUE, "delay_ms": KIND_DELAY, "delay_level": KIND_LEVEL}
+
+
+class PinOwners:
+    """The user of each pin. A pin holds what its owner may read, and its number can be guessed."""
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[int, str] = OrderedDict()
+
+    def take(self, pin_id: int, caller: Caller) -> None:
+        """Note that the caller made this pin."""
+        self._names[pin_id] = caller.name
+        if len(self._names) > OWNERS_MAX:
+            self._names.popitem(last=False)
+
+    def check(self, pin_id: int, caller: Caller) -> None:
+        """Raise RequestError with RIGHT_REQUIRED if the caller may not read a pin."""
+        refusal = None if self._names.get(pin_id) == caller.name else caller.everything(RIGHT_READ)
+        if refusal is not None:
+            raise RequestError(refusal)
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """What handlers of the server's loop use."""
+
+    calls: Calls
+    audit: AuditLog
+    schedule_streams: ScheduleStreams
+    consumers: ConsumerStreams
+    status: StatusStreams
+    backups: Backups
+    pins: PinOwners = field(default_factory=PinOwners)
+    settled_pins: PinOwners = field(default_factory=PinOwners)
+
+    @property
+    def core(self) -> NodeCore:
+        """The current core."""
+        return self.calls.core
+
+
+def permitted(caller: Caller, right: Right.ValueType) -> Permitted:
+    """The check of the caller's right to a message, by the message's topic."""
+    return lambda topic: caller.topic(right, topic)
+
+
+# -- messages
+
+
+async def schedule(node: Node, request: scheduler_pb2.ScheduleRequest, caller: Caller) -> scheduler_pb2.ScheduleReceipt:
+    core = node.core
+    try:
+        batch = from_message(request, core.state.settings)
+    except RequestError as error:
+        told = core.senders.told(Sender(request.producer_id, request.sequence), error.failure)
+        raise RequestError(told) from None
+    state_caller(batch, caller, request.producer_owner)
+    # A callback and not a coroutine: this is called for each message.
+    outcome: BatchOutcome = await node.calls.ask(lambda core, done: core.requests.schedule(batch, done))
+    message_id = message_id_of(int(outcome.ids[0]), core.identity.wheel_group)
+    receipt = scheduler_pb2.ScheduleReceipt(id=message_id, due_ms=int(outcome.due_ms[0]))
+    if outcome.levels is not None:
+        receipt.delay_level = int(outcome.levels.levels[0])
+        receipt.delay_ms = int(outcome.levels.delays_ms[0])
+    return receipt
+
+
+async def cancel(core: NodeCore, request: scheduler_pb2.CancelRequest, caller: Caller) -> scheduler_pb2.CancelResponse:
+    number, may = id_of(request.id), permitted(caller, RIGHT_CANCEL)
+    outcome: scheduler_pb2.CancelOutcome.ValueType = await answer_of(
+        lambda done: core.requests.cancel(number, done, may)
+    )
+    return scheduler_pb2.CancelResponse(outcome=outcome)
+
+
+async def reschedule(
+    core: NodeCore, request: scheduler_pb2.RescheduleRequest, caller: Caller
+) -> scheduler_pb2.RescheduleResponse:
+    name = request.WhichOneof("when")
+    if name is None:
+        raise invalid("when", "absent", "due_ms, delay_ms or delay_level")
+    check_sender(request.producer_id, request.sequence, request.producer_owner)
+    owner = owner_of(caller.name, request.producer_owner)
+    sender = Sender(request.producer_id, request.sequence, owner=owner)
+    when, kind, may = getattr(request, name), WHEN_KINDS[name], permitted(caller, RIGHT_CANCEL)
+    result: Rescheduled = await answer_of(
+        lambda done: core.requests.reschedule(id_of(request.id), when, kind, done, may, sender)
+    )
+    response = scheduler_pb2.RescheduleResponse(
+        outcome=result.outcome, due_ms=result.due_ms, remembered=result.remembered
+    )
+    if result.outcome == scheduler_pb2.RESCHEDULED:
+        response.id.CopyFrom(message_id_of(result.id, core.identity.wheel_group))
+    return response
+
+
+async def get(core: NodeCore, request: scheduler_pb2.GetRequest, caller: Caller) -> scheduler_pb2.GetResponse:
+    number, may = id_of(request.id), permitted(caller, RIGHT_READ)
+    return await answer_of(lambda done: core.requests.get(number, request.content, done, may))
+
+
+async def list_sweeps(
+    core: NodeCore, request: scheduler_pb2.ListSweepsRequest, caller: Caller
+) -> scheduler_pb2.ListSweepsResponse:
+    """The sweeps that the caller may see."""
+    answer: scheduler_pb2.ListSweepsResponse = await answer_of(core.sweeper.list)
+    return scheduler_pb2.ListSweepsResponse(
+        sweeps=[sweep for sweep in answer.sweeps if caller.topic(RIGHT_CANCEL, sweep.selection.topic) is None]
+    )
+
+
+async def stage(core: NodeCore, request: staging_pb2.StageRequest, caller: Caller) -> staging_pb2.StagedJob:
+    batch = from_batch(scheduler_pb2.ScheduleBatch(columns=request.columns), core.state.settings)
+    return await answer_of(lambda done: core.staging.stage(request, batch, done, caller.actor))
+
+
+# -- looks
+
+
+async def get_status(node: Node, request: admin_pb2.GetStatusRequest, caller: Caller) -> admin_pb2.NodeStatus:
+    return node.status.status()
+
+
+async def list_topics(node: Node, request: admin_pb2.ListTopicsRequest, caller: Caller) -> admin_pb2.ListTopicsResponse:
+    """The topics that the caller may see."""
+    free, rights = caller.free, caller.rights
+    found = topics_after(node.core, request.after_id)
+    topics, more = await page(found, lambda topic: free or rights.sees_topic(topic.name))
+    return admin_pb2.ListTopicsResponse(topics=topics, more=more)
+
+
+async def list_groups(node: Node, request: admin_pb2.ListGroupsRequest, caller: Caller) -> admin_pb2.ListGroupsResponse:
+    """The groups that the caller may see."""
+    free, rights = caller.free, caller.rights
+    found = groups_after(node.core, request.after_id)
+    groups, more = await page(found, lambda group: free or rights.sees_group(group.name))
+    return admin_pb2.ListGroupsResponse(groups=groups, more=more)
+
+
+async def trace(core: NodeCore, request: admin_pb2.TraceRequest, caller: Caller) -> admin_pb2.TraceResponse:
+    """The events of messages in topics that the caller may read. Messages whose topic no event names are left out."""
+    answer: admin_pb2.TraceResponse = await answer_of(lambda done: core.tracer.trace(request, done))
+    if caller.free:
+        return answer
+
+    def key(event: admin_pb2.TraceEvent) -> tuple[int, int]:
+        return event.id.hour, event.id.index
+
+    allowed = {key(event) for event in answer.events if event.topic and caller.topic(RIGHT_READ, event.topic) is None}
+    events = [event for event in answer.events if key(event) in allowed]
+    del answer.events[:]
+    answer.events.extend(events)
+    return answer
+
+
+# -- changes of the cluster
+
+
+async def change(core: NodeCore, command: AdminCommand, caller: Caller) -> AdminResult:
+    """Put a command into the log. Raises RequestError for a refusal, also one of apply."""
+    command.actor = caller.actor
+    return await answer_of(lambda done: core.requests.admin(command, done))
+
+
+async def change_topic(core: NodeCore, command: AdminCommand, name: str, caller: Caller) -> admin_pb2.Topic:
+    """Change a topic; returns it as it is now."""
+    await change(core, command, caller)
+    found = named_topic(core, name)
+    if found is None:
+        raise _gone("topic", name)
+    return found
+
+
+async def change_group(core: NodeCore, command: AdminCommand, name: str, caller: Caller) -> admin_pb2.Group:
+    """Change a group; returns it as it is now."""
+    await change(core, command, caller)
+    found = named_group(core, name)
+    if found is None:
+        raise _gone("group", name)
+    return found
+
+
+def _gone(kind: str, name: str) -> RequestError:
+    """Another caller removed what this call has just created or changed."""
+    facts = {"field": "name", "value": name}
+    return RequestError(Failure(common_pb2.UNKNOWN_NAME, f"{kind} {name} was removed", facts))
+
+
+async def change_members(core: NodeCore, command: AdminCommand, caller: Caller) -> admin_pb2.MemberList:
+    """Add or remove a member; returns all."""
+    await change(core, command, caller)
+    return members_of(core)
+
+
+async def update_settings(core: NodeCore, request: admin_pb2.Settings, caller: Caller) -> admin_pb2.Settings:
+    await change(core, AdminCommand(settings=request), caller)
+    return core.state.settings.message()
+
+
+async def transfer_master(
+    core: NodeCore, request: admin_pb2.TransferMasterRequest, caller: Caller
+) -> admin_pb2.TransferMasterResponse:
+    """Hand over by plan; returns once another node leads."""
+    began_ns = core.monotonic_ns()
+    await answer_of(partial(core.transfer, request.target_id or None))
+    status = core.log.status()
+    pause_ms = (core.monotonic_ns() - began_ns) // 1_000_000
+    return admin_pb2.TransferMasterResponse(master_id=status.master_id or "", term=status.term, pause_ms=pause_ms)
+
+
+async def delete_topic(
+    core: NodeCore, request: admin_pb2.DeleteTopicRequest, caller: Caller
+) -> admin_pb2.DeleteTopicResponse:
+    job: scheduler_pb2.Sweep = await answer_of(lambda done: core.deleter.topic(request, done))
+    return admin_pb2.DeleteTopicResponse(
+        job_id=job.job_id, finished=finished(job), cancelled=job.done, undelivered=job.undelivered
+    )
+
+
+async def delete_group(
+    core: NodeCore, request: admin_pb2.DeleteGroupRequest, caller: Caller
+) -> admin_pb2.DeleteGroupResponse:
+    job: scheduler_pb2.Sweep = await answer_of(lambda done: core.deleter.group(request, done))
+    return admin_pb2.DeleteGroupResponse(
+        job_id=job.job_id, finished=finished(job), cancelled=job.done, undelivered=job.undelivered, dead=job.dead
+    )
+
+
+# -- bulk load
+
+
+def bundle_state(held: Held | Failure) -> bulk_pb2.BundleState:
+    """How much of a bundle the node has."""
+    if isinstance(held, Failure):
+        raise RequestError(held)
+    return bulk_pb2.BundleState(name=held.name, bytes=held.bytes, held=held.held)
+
+
+async def send_bundle(node: Node, pieces: AsyncIterator[bulk_pb2.BundleData]) -> bulk_pb2.BundleState:
+    """Take the pieces of one bundle."""
+    state: Held | None = None
+    async for piece in pieces:
+        if state is not None and piece.name != state.name:
+            raise invalid("name", piece.name, f"{state.name}, as before in this stream")
+        state = await node.calls.answer(partial(_take_piece, piece))
+        if state.held or state.bytes != piece.offset + len(piece.data):
+            break
+    if state is None:
+        raise invalid("pieces", 0, "one or more")
+    return bundle_state(state)
+
+
+async def _take_piece(piece: bulk_pb2.BundleData, core: NodeCore) -> Held:
+    size = piece.total_bytes
+    return await answer_of(lambda done: core.bulk.take(piece.name, size, piece.offset, piece.data, piece.crc32c, done))
+
+
+# -- pins
+
+
+async def pin(node: Node, request: snapshot_pb2.PinRequest, caller: Caller) -> snapshot_pb2.PinResponse:
+    if request.pin_id:
+        node.pins.check(request.pin_id, caller)
+    pinned: snapshot_pb2.PinResponse = await node.calls.answer(
+        lambda core: answer_of(lambda done: core.pins.pin(request, done))
+    )
+    if not request.pin_id:
+        node.pins.take(pinned.pin_id, caller)
+    return pinned
+
+
+async def read_pinned(node: Node, request: snapshot_pb2.ReadPinnedRequest, caller: Caller) -> snapshot_pb2.PinnedPage:
+    node.pins.check(request.pin_id, caller)
+    return await node.calls.answer(lambda core: answer_of(lambda done: core.pins.read(request, done)))
+
+
+async def unpin(node: Node, request: snapshot_pb2.UnpinRequest, caller: Caller) -> snapshot_pb2.UnpinResponse:
+    node.pins.check(request.pin_id, caller)
+    node.core.pins.unpin(request.pin_id)
+    return snapshot_pb2.UnpinResponse()
+
+
+async def pin_settled(
+    node: Node, request: snapshot_pb2.PinSettledRequest, caller: Caller
+) -> snapshot_pb2.PinSettledResponse:
+    pinned: snapshot_pb2.PinSettledResponse = await node.calls.answer(
+        lambda core: answer_of(lambda done: core.settled.pin(request, done))
+    )
+    node.settled_pins.take(pinned.pin_id, caller)
+    return pinned
+
+
+async def read_settled(
+    node: Node, request: snapshot_pb2.ReadSettledRequest, caller: Caller
+) -> snapshot_pb2.SettledPage:
+    node.settled_pins.check(request.pin_id, caller)
+    return await node.calls.answer(lambda core: answer_of(lambda done: core.settled.read(request, done)))
+
+
+# -- users
+
+
+async def change_access(core: NodeCore, command: access_pb2.AccessCommand, caller: Caller) -> AdminResult:
+    """Put a command about users into the log."""
+    return await change(core, AdminCommand(access=command), caller)
+
+
+async def set_user(core: NodeCore, request: access_pb2.SetUserRequest, caller: Caller) -> access_pb2.User:
+    wanted = access_pb2.StoredUser(name=request.name, roles=request.roles, quotas=request.quotas)
+    result = await change_access(core, access_pb2.AccessCommand(set_user=wanted), caller)
+    assert result.user is not None
+    return result.user
+
+
+async def delete_user(
+    core: NodeCore, request: access_pb2.DeleteUserRequest, caller: Caller
+) -> access_pb2.DeleteUserResponse:
+    await change_access(core, access_pb2.AccessCommand(delete_user=request.name), caller)
+    return access_pb2.DeleteUserResponse()
+
+
+async def list_users(node: Node, request: access_pb2.ListUsersRequest, caller: Caller) -> access_pb2.ListUsersResponse:
+    stored = node.core.state.access.users()
+    users, more = await page(user.message() for user in stored if user.name > request.after)
+    return access_pb2.ListUsersResponse(users=users, more=more)
+
+
+async def create_token(
+    node: Node, request: access_pb2.CreateTokenRequest, caller: Caller
+) -> access_pb2.CreateTokenResponse:
+    if not 0 <= request.lifetime_ms <= LIFETIME_MS_MAX:
+        raise invalid("lifetime_ms", request.lifetime_ms, f"0 to {LIFETIME_MS_MAX}")
+    secret = SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+    sha256 = hashlib.sha256(secret.encode()).digest()
+    expires_ms = node.core.clock.now_ms() + request.lifetime_ms if request.lifetime_ms else 0
+    stored = access_pb2.StoredToken(token=access_pb2.Token(label=request.label, expires_ms=expires_ms), sha256=sha256)
+    command = access_pb2.AddToken(user=request.user, token=stored)
+    added = access_pb2.AccessCommand(add_token=command)
+    result = await node.calls.answer(lambda core: change_access(core, added, caller))
+    assert result.user is not None
+    return access_pb2.CreateTokenResponse(token=result.user.tokens[-1], secret=secret)
+
+
+async def revoke_token(core: NodeCore, request: access_pb2.RevokeTokenRequest, caller: Caller) -> access_pb2.User:
+    command = access_pb2.RevokeToken(user=request.user, token_id=request.token_id)
+    result = await change_access(core, access_pb2.AccessCommand(revoke_token=command), caller)
+    assert result.user is not None
+    return result.user
+
+
+async def set_role(core: NodeCore, request: access_pb2.SetRoleRequest, caller: Caller) -> access_pb2.AccessRole:
+    grants = [
+        access_pb2.Grant(rights=grant.rights, topics=grant.topics, groups=grant.groups) for grant in request.role.grants
+    ]
+    role = access_pb2.AccessRole(name=request.role.name, grants=grants)
+    result = await change_access(core, access_pb2.AccessCommand(set_role=role), caller)
+    assert result.role is not None
+    return result.role
+
+
+async def delete_role(
+    core: NodeCore, request: access_pb2.DeleteRoleRequest, caller: Caller
+) -> access_pb2.DeleteRoleResponse:
+    await change_access(core, access_pb2.AccessCommand(delete_role=request.name), caller)
+    return access_pb2.DeleteRoleResponse()
+
+
+async def list_roles(node: Node, request: access_pb2.ListRolesRequest, caller: Caller) -> access_pb2.ListRolesResponse:
+    """The built-in role comes first, whatever its name is."""
+    found = node.core.state.access.roles()
+    names = [role.name for role in found]
+    behind = names.index(request.after) + 1 if request.after in names else 0
+    if request.after and not behind:
+        behind = 1 + sum(name < request.after for name in names[1:])
+    roles, more = await page(found[behind:])
+    return access_pb2.ListRolesResponse(roles=roles, more=more)
+
+
+async def list_audit(node: Node, request: access_pb2.ListAuditRequest, caller: Caller) -> access_pb2.ListAuditResponse:
+    limit = request.limit or AUDIT_LIMIT_DEFAULT
+    if limit > AUDIT_LIMIT_MAX:
+        raise invalid("limit", limit, f"1 to {AUDIT_LIMIT_MAX}")
+    try:
+        records = await node.audit.newest(limit, request.before_ms)
+    except DiskError as error:
+        raise RequestError(Failure(common_pb2.WRONG_STATE, f"the audit log cannot be read: {error}")) from error
+    return access_pb2.ListAuditResponse(records=records)
