@@ -14,6 +14,7 @@ import grpc
 
 from tickwheel.client.cluster import Cluster
 from tickwheel.client.errors import Fault, fault_of_call
+from tickwheel.client.listing import listed
 from tickwheel.proto import access_pb2
 from tickwheel.proto.access_pb2_grpc import AccessStub
 
@@ -50,13 +51,13 @@ class AccessClient:
 
     async def users(self) -> list[access_pb2.User]:
         """All users."""
-        found: list[access_pb2.User] = []
-        while True:
-            request = access_pb2.ListUsersRequest(after=found[-1].name if found else "")
+
+        async def fetch(last: access_pb2.User | None) -> access_pb2.ListUsersResponse:
+            request = access_pb2.ListUsersRequest(after=last.name if last else "")
             answer: access_pb2.ListUsersResponse = await self._call("ListUsers", request)
-            found += answer.users
-            if not answer.more:
-                return found
+            return answer
+
+        return (await listed(fetch, lambda page: page.users))[0]
 
     async def create_token(
         self, user: str, *, label: str = "", lifetime: timedelta | None = None
@@ -85,13 +86,13 @@ class AccessClient:
 
     async def roles(self) -> list[access_pb2.AccessRole]:
         """All roles, the built-in one first."""
-        found: list[access_pb2.AccessRole] = []
-        while True:
-            request = access_pb2.ListRolesRequest(after=found[-1].name if found else "")
+
+        async def fetch(last: access_pb2.AccessRole | None) -> access_pb2.ListRolesResponse:
+            request = access_pb2.ListRolesRequest(after=last.name if last else "")
             answer: access_pb2.ListRolesResponse = await self._call("ListRoles", request)
-            found += answer.roles
-            if not answer.more:
-                return found
+            return answer
+
+        return (await listed(fetch, lambda page: page.roles))[0]
 
     async def audit(
         self, limit: int = 100, before_ms: int = 0, timeout_s: float = 10.0

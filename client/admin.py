@@ -14,6 +14,7 @@ import grpc
 from tickwheel.client.cluster import STATUS_TIMEOUT_S, Cluster
 from tickwheel.client.errors import Fault, error_of, fault_of_call
 from tickwheel.client.ids import parse_id
+from tickwheel.client.listing import listed
 from tickwheel.proto import admin_pb2, consumer_pb2
 from tickwheel.proto.admin_pb2_grpc import AdminStub
 
@@ -125,19 +126,15 @@ class AdminClient:
     async def topics(self) -> list[admin_pb2.Topic]:
         """All topics, as the master knows them."""
 
-        found: list[admin_pb2.Topic] = []
-        while True:
-            request = admin_pb2.ListTopicsRequest(after_id=found[-1].topic_id if found else 0)
+        async def fetch(last: admin_pb2.Topic | None) -> admin_pb2.ListTopicsResponse:
+            request = admin_pb2.ListTopicsRequest(after_id=last.topic_id if last else 0)
 
-            async def invoke(
-                channel: grpc.aio.Channel, try_s: float, request: admin_pb2.ListTopicsRequest = request
-            ) -> admin_pb2.ListTopicsResponse:
+            async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.ListTopicsResponse:
                 return await AdminStub(channel).ListTopics(request, timeout=try_s)
 
-            answer = await self._cluster.call(invoke, self._timeout_s)
-            found += answer.topics
-            if not answer.more:
-                return found
+            return await self._cluster.call(invoke, self._timeout_s)
+
+        return (await listed(fetch, lambda page: page.topics))[0]
 
     async def create_group(
         self,
@@ -238,19 +235,15 @@ class AdminClient:
     async def groups(self) -> list[admin_pb2.Group]:
         """All groups, as the master knows them."""
 
-        found: list[admin_pb2.Group] = []
-        while True:
-            request = admin_pb2.ListGroupsRequest(after_id=found[-1].group_id if found else 0)
+        async def fetch(last: admin_pb2.Group | None) -> admin_pb2.ListGroupsResponse:
+            request = admin_pb2.ListGroupsRequest(after_id=last.group_id if last else 0)
 
-            async def invoke(
-                channel: grpc.aio.Channel, try_s: float, request: admin_pb2.ListGroupsRequest = request
-            ) -> admin_pb2.ListGroupsResponse:
+            async def invoke(channel: grpc.aio.Channel, try_s: float) -> admin_pb2.ListGroupsResponse:
                 return await AdminStub(channel).ListGroups(request, timeout=try_s)
 
-            answer = await self._cluster.call(invoke, self._timeout_s)
-            found += answer.groups
-            if not answer.more:
-                return found
+            return await self._cluster.call(invoke, self._timeout_s)
+
+        return (await listed(fetch, lambda page: page.groups))[0]
 
     async def settings(self) -> admin_pb2.Settings:
         """The replicated settings."""

@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 
 from tickwheel.client.cluster import Cluster
+from tickwheel.client.listing import listed
 from tickwheel.proto import cold_pb2
 from tickwheel.proto.cold_pb2_grpc import ColdStub
 
@@ -30,20 +31,17 @@ class ColdClient:
 
     async def parts(self, *, waiting_only: bool = False) -> tuple[list[cold_pb2.ColdPart], int]:
         """(all parts that the cluster keeps, by ascending number; the highest number ever given)."""
-        found: list[cold_pb2.ColdPart] = []
-        while True:
-            after = found[-1].number if found else 0
-            request = cold_pb2.ListColdPartsRequest(after=after, waiting_only=waiting_only)
 
-            async def invoke(
-                channel: grpc.aio.Channel, try_s: float, request: cold_pb2.ListColdPartsRequest = request
-            ) -> cold_pb2.ColdParts:
+        async def fetch(last: cold_pb2.ColdPart | None) -> cold_pb2.ColdParts:
+            request = cold_pb2.ListColdPartsRequest(after=last.number if last else 0, waiting_only=waiting_only)
+
+            async def invoke(channel: grpc.aio.Channel, try_s: float) -> cold_pb2.ColdParts:
                 return await ColdStub(channel).ListColdParts(request, timeout=try_s)
 
-            page = await self._cluster.call(invoke, self._timeout_s)
-            found += page.parts
-            if not page.more:
-                return found, page.last_part
+            return await self._cluster.call(invoke, self._timeout_s)
+
+        found, page = await listed(fetch, lambda page: page.parts)
+        return found, page.last_part
 
     async def moved(self, due_below_ms: int, after: int = 0) -> tuple[list[int], list[int], bool]:
         """A page of moved messages that still wait and are due before a time: (ids, due times, whether more follow)."""

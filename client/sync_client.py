@@ -1,25 +1,41 @@
 """The synchronous client: runs the asyncio client on a loop in one background thread.
 
-Every call waits for its answer; any thread may call. The deadlines are those of the asyncio client.
+Every call waits for its answer; any thread may call. Methods, parameters and deadlines are those of the asyncio client.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, TypeVar
 
-from tickwheel.client.async_client import TIMEOUT_S, AsyncClient, Message, PendingCount
+from tickwheel.client.access import AccessClient
+from tickwheel.client.admin import AdminClient
+from tickwheel.client.async_client import TIMEOUT_S, AsyncClient
+from tickwheel.client.blocking import Blocking, each, following, waiting
+from tickwheel.client.bulk import BulkClient
 from tickwheel.client.cluster import TlsFiles
+from tickwheel.client.cold import ColdClient
 from tickwheel.client.consumer import HOLD_S_MAX, Consumer
-from tickwheel.client.dead import Changed, DeadLetter
+from tickwheel.client.dead import DeadClient
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.errors import ClientClosed
-from tickwheel.client.messages import Receipt
-from tickwheel.client.sweeps import Selection, Sweep
+from tickwheel.client.producer import (
+    BATCH_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
+    BUFFER_BYTES_MAX,
+    IN_FLIGHT_MAX,
+    LINGER_MS,
+    Producer,
+)
+from tickwheel.client.pulling import PullClient
+from tickwheel.client.snapshot import SnapshotClient
+from tickwheel.client.staging import StagingClient
+from tickwheel.client.sweeps import SweepClient
 
 A = TypeVar("A")
 
@@ -138,48 +154,143 @@ class SyncConsumer:
         self.close()
 
 
-class SyncSweeps:
-    """`Client.sweeps`: see SweepClient."""
+class SyncAdmin(Blocking[AdminClient]):
+    """`Client.admin`."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def cancel(self, selection: Selection, *, job_id: str | None = None) -> Sweep:
-        """Start a job that cancels messages; returns at once."""
-        return self._client.wait(self._client.asynchronous.sweeps.cancel(selection, job_id=job_id))
-
-    def reschedule(
-        self,
-        selection: Selection,
-        *,
-        due_ms: int | None = None,
-        delay: timedelta | None = None,
-        shift: timedelta | None = None,
-        job_id: str | None = None,
-    ) -> Sweep:
-        """Start a job that moves messages; returns at once."""
-        sweeps = self._client.asynchronous.sweeps
-        return self._client.wait(sweeps.reschedule(selection, due_ms=due_ms, delay=delay, shift=shift, job_id=job_id))
-
-    def get(self, job_id: str) -> Sweep:
-        """The state of a job."""
-        return self._client.wait(self._client.asynchronous.sweeps.get(job_id))
-
-    def list(self) -> tuple[Sweep, ...]:
-        """All jobs that the cluster keeps."""
-        return self._client.wait(self._client.asynchronous.sweeps.list())
-
-    def stop(self, job_id: str) -> Sweep:
-        """Stop a job. Messages already cancelled or moved stay so."""
-        return self._client.wait(self._client.asynchronous.sweeps.stop(job_id))
-
-    def wait(self, job_id: str) -> Sweep:
-        """Wait until the job has ended; returns its last state."""
-        return self._client.wait(self._client.asynchronous.sweeps.wait(job_id))
+    know_all = waiting(AdminClient.know_all)
+    trace = waiting(AdminClient.trace)
+    statuses = waiting(AdminClient.statuses)
+    master_status = waiting(AdminClient.master_status)
+    transfer = waiting(AdminClient.transfer)
+    add_member = waiting(AdminClient.add_member)
+    remove_member = waiting(AdminClient.remove_member)
+    create_topic = waiting(AdminClient.create_topic)
+    delete_topic = waiting(AdminClient.delete_topic)
+    topics = waiting(AdminClient.topics)
+    create_group = waiting(AdminClient.create_group)
+    set_group_filter = waiting(AdminClient.set_group_filter)
+    pause_topic = waiting(AdminClient.pause_topic)
+    pause_group = waiting(AdminClient.pause_group)
+    reset_group = waiting(AdminClient.reset_group)
+    update_group = waiting(AdminClient.update_group)
+    delete_group = waiting(AdminClient.delete_group)
+    groups = waiting(AdminClient.groups)
+    settings = waiting(AdminClient.settings)
+    update_settings = waiting(AdminClient.update_settings)
+    digest = waiting(AdminClient.digest)
+    disk_use = waiting(AdminClient.disk_use)
+    backup = each(AdminClient.backup)
 
 
-class Client:
+class SyncAccess(Blocking[AccessClient]):
+    """`Client.access`."""
+
+    who_am_i = waiting(AccessClient.who_am_i)
+    set_user = waiting(AccessClient.set_user)
+    delete_user = waiting(AccessClient.delete_user)
+    users = waiting(AccessClient.users)
+    create_token = waiting(AccessClient.create_token)
+    revoke_token = waiting(AccessClient.revoke_token)
+    set_role = waiting(AccessClient.set_role)
+    delete_role = waiting(AccessClient.delete_role)
+    roles = waiting(AccessClient.roles)
+    audit = waiting(AccessClient.audit)
+
+
+class SyncDead(Blocking[DeadClient]):
+    """`Client.dead`."""
+
+    page = waiting(DeadClient.page)
+    list = each(DeadClient.list)
+    get = waiting(DeadClient.get)
+    replay = waiting(DeadClient.replay)
+    purge = waiting(DeadClient.purge)
+
+
+class SyncStaging(Blocking[StagingClient]):
+    """`Client.staging`."""
+
+    job = waiting(StagingClient.job)
+    reserve = waiting(StagingClient.reserve)
+    stage = waiting(StagingClient.stage)
+    commit = waiting(StagingClient.commit)
+    abort = waiting(StagingClient.abort)
+
+
+class SyncSnapshot(Blocking[SnapshotClient]):
+    """`Client.snapshot`."""
+
+    pin = waiting(SnapshotClient.pin)
+    held = waiting(SnapshotClient.held)
+    agreed = waiting(SnapshotClient.agreed)
+    pin_settled = waiting(SnapshotClient.pin_settled)
+    unpin = waiting(SnapshotClient.unpin)
+    pages = each(SnapshotClient.pages)
+    settled_pages = each(SnapshotClient.settled_pages)
+
+
+class SyncPulling(Blocking[PullClient]):
+    """`Client.pulling`."""
+
+    pull = waiting(PullClient.pull)
+    settle = waiting(PullClient.settle)
+
+
+class SyncBulk(Blocking[BulkClient]):
+    """`Client.bulk`."""
+
+    send = waiting(BulkClient.send)
+    take_over = waiting(BulkClient.take_over)
+    load = waiting(BulkClient.load)
+
+
+class SyncCold(Blocking[ColdClient]):
+    """`Client.cold`."""
+
+    register = waiting(ColdClient.register)
+    parts = waiting(ColdClient.parts)
+    moved = waiting(ColdClient.moved)
+
+
+class SyncSweeps(Blocking[SweepClient]):
+    """`Client.sweeps`."""
+
+    cancel = waiting(SweepClient.cancel)
+    reschedule = waiting(SweepClient.reschedule)
+    get = waiting(SweepClient.get)
+    list = waiting(SweepClient.list)
+    stop = waiting(SweepClient.stop)
+    follow = each(SweepClient.follow)
+    wait = waiting(SweepClient.wait)
+
+
+class SyncProducer(Blocking[Producer]):
+    """As Producer: `send` returns once there is room, and its future gets the receipt. Use it as a context manager."""
+
+    send = following(Producer.send)
+    schedule = waiting(Producer.schedule)
+    flush = waiting(Producer.flush)
+    close = waiting(Producer.close)
+    abandon = waiting(Producer.abandon)
+
+    def __enter__(self) -> SyncProducer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.runner.wait(self.inner.__aexit__(kind, error, trace))
+
+
+class Client(Blocking[AsyncClient]):
     """As AsyncClient, for code without a loop. Use it as a context manager."""
+
+    schedule = waiting(AsyncClient.schedule)
+    cancel = waiting(AsyncClient.cancel)
+    reschedule = waiting(AsyncClient.reschedule)
+    get = waiting(AsyncClient.get)
+    list_pending = each(AsyncClient.list_pending)
+    count_pending = waiting(AsyncClient.count_pending)
 
     def __init__(
         self,
@@ -198,22 +309,35 @@ class Client:
             return AsyncClient(addresses, tls=tls, timeout_s=timeout_s, name=name, token=token)
 
         try:
-            self._client = self.wait(make())
+            inner = self.wait(make())
         except BaseException:
             self._stop_loop()
             raise
+        super().__init__(self, inner)
+        self.admin = SyncAdmin(self, inner.admin)
+        self.access = SyncAccess(self, inner.access)
+        self.dead = SyncDead(self, inner.dead)
+        self.staging = SyncStaging(self, inner.staging)
+        self.snapshot = SyncSnapshot(self, inner.snapshot)
+        self.pulling = SyncPulling(self, inner.pulling)
+        self.bulk = SyncBulk(self, inner.bulk)
+        self.cold = SyncCold(self, inner.cold)
+        self.sweeps = SyncSweeps(self, inner.sweeps)
+        self.dead_letters = self.dead.list
+        self.dead_letter = self.dead.get
+        self.replay_dead = self.dead.replay
+        self.purge_dead = self.dead.purge
 
-    @property
-    def sweeps(self) -> SyncSweeps:
-        """Cancelling and moving many messages."""
-        return SyncSweeps(self)
-
-    def wait(self, work: Coroutine[Any, Any, A]) -> A:
-        """Run a coroutine on the client's loop and wait for it. ClientClosed after `close`."""
+    def begin(self, work: Coroutine[Any, Any, A], /) -> concurrent.futures.Future[A]:
+        """Run a coroutine on the client's loop. ClientClosed after `close`."""
         if self.closed:
             work.close()
             raise ClientClosed
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def wait(self, work: Coroutine[Any, Any, A], /) -> A:
+        """Run a coroutine on the client's loop and wait for it. ClientClosed after `close`."""
+        future = self.begin(work)
         try:
             return future.result()
         except KeyboardInterrupt:
@@ -223,7 +347,7 @@ class Client:
     @property
     def asynchronous(self) -> AsyncClient:
         """The client below, for `wait`."""
-        return self._client
+        return self.inner
 
     @property
     def closed(self) -> bool:
@@ -233,7 +357,7 @@ class Client:
     def close(self) -> None:
         """End consumers and producers and close the connections. Idempotent."""
         if self._thread.is_alive():
-            self.wait(self._client.close())
+            self.wait(self.inner.close())
             self._stop_loop()
 
     def _stop_loop(self) -> None:
@@ -249,135 +373,31 @@ class Client:
     ) -> None:
         self.close()
 
-    def schedule(
+    def producer(
         self,
-        topic: str,
-        payload: bytes | str,
         *,
-        due_ms: int | None = None,
-        delay_ms: int | None = None,
-        delay: timedelta | None = None,
-        level: int | None = None,
-        key: str = "",
-        tags: Sequence[str] = (),
-        headers: Mapping[str, str] | None = None,
-        message_group: str = "",
-        jitter: timedelta | None = None,
-    ) -> Receipt:
-        """See AsyncClient.schedule."""
-        return self.wait(
-            self._client.schedule(
-                topic,
-                payload,
-                due_ms=due_ms,
-                delay_ms=delay_ms,
-                delay=delay,
-                level=level,
-                key=key,
-                tags=tags,
-                headers=headers,
-                message_group=message_group,
-                jitter=jitter,
+        producer_id: str | None = None,
+        batch_messages_max: int = BATCH_MESSAGES_MAX,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        linger_ms: float = LINGER_MS,
+        buffer_bytes_max: int = BUFFER_BYTES_MAX,
+        in_flight_max: int = IN_FLIGHT_MAX,
+        timeout_s: float = 60.0,
+    ) -> SyncProducer:
+        """See AsyncClient.producer."""
+
+        async def make() -> Producer:
+            return self.inner.producer(
+                producer_id=producer_id,
+                batch_messages_max=batch_messages_max,
+                batch_bytes_max=batch_bytes_max,
+                linger_ms=linger_ms,
+                buffer_bytes_max=buffer_bytes_max,
+                in_flight_max=in_flight_max,
+                timeout_s=timeout_s,
             )
-        )
 
-    def cancel(self, message_id: str) -> str:
-        """See AsyncClient.cancel."""
-        return self.wait(self._client.cancel(message_id))
-
-    def reschedule(
-        self,
-        message_id: str,
-        *,
-        due_ms: int | None = None,
-        delay_ms: int | None = None,
-        delay: timedelta | None = None,
-        level: int | None = None,
-    ) -> tuple[str, Receipt | None]:
-        """See AsyncClient.reschedule."""
-        return self.wait(
-            self._client.reschedule(message_id, due_ms=due_ms, delay_ms=delay_ms, delay=delay, level=level)
-        )
-
-    def get(self, message_id: str, *, content: bool = False) -> Message:
-        """See AsyncClient.get."""
-        return self.wait(self._client.get(message_id, content=content))
-
-    def list_pending(
-        self,
-        topic: str = "",
-        *,
-        tag: str = "",
-        key: str = "",
-        key_prefix: str = "",
-        due_ms_min: int = 0,
-        due_ms_max: int = 0,
-        content: bool = False,
-        meta: bool = False,
-    ) -> Iterator[Message]:
-        """See AsyncClient.list_pending."""
-        pages = self._client.list_pending(
-            topic,
-            tag=tag,
-            key=key,
-            key_prefix=key_prefix,
-            due_ms_min=due_ms_min,
-            due_ms_max=due_ms_max,
-            content=content,
-            meta=meta,
-        )
-
-        async def one() -> Message | None:
-            return await anext(pages, None)
-
-        while (message := self.wait(one())) is not None:
-            yield message
-
-    def dead_letters(self, group: str) -> Iterator[DeadLetter]:
-        """See DeadClient.list."""
-        letters = self._client.dead.list(group)
-
-        async def one() -> DeadLetter | None:
-            return await anext(letters, None)
-
-        while (letter := self.wait(one())) is not None:
-            yield letter
-
-    def dead_letter(self, group: str, number: int) -> DeadLetter:
-        """See DeadClient.get."""
-        return self.wait(self._client.dead.get(group, number))
-
-    def replay_dead(self, group: str, numbers: Sequence[int] | None = None) -> Changed:
-        """See DeadClient.replay."""
-        return self.wait(self._client.dead.replay(group, numbers))
-
-    def purge_dead(self, group: str, numbers: Sequence[int] | None = None) -> Changed:
-        """See DeadClient.purge."""
-        return self.wait(self._client.dead.purge(group, numbers))
-
-    def count_pending(
-        self,
-        topic: str = "",
-        *,
-        tag: str = "",
-        key: str = "",
-        key_prefix: str = "",
-        due_ms_min: int = 0,
-        due_ms_max: int = 0,
-        bucket_ms: int = 0,
-    ) -> PendingCount:
-        """See AsyncClient.count_pending."""
-        return self.wait(
-            self._client.count_pending(
-                topic,
-                tag=tag,
-                key=key,
-                key_prefix=key_prefix,
-                due_ms_min=due_ms_min,
-                due_ms_max=due_ms_max,
-                bucket_ms=bucket_ms,
-            )
-        )
+        return SyncProducer(self, self.wait(make()))
 
     def consumer(
         self,
@@ -396,7 +416,7 @@ class Client:
         """See AsyncClient.consumer."""
 
         async def make() -> SyncConsumer:
-            consumer = self._client.consumer(
+            consumer = self.inner.consumer(
                 group,
                 topics,
                 start_from=start_from,

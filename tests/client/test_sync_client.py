@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, assert_type
 
 import pytest
 
 from tests.client.fake_node import FakeNode, FakeState
-from tickwheel.client import Client, RequestRefused
+from tickwheel.client import AsyncClient, Client, Message, Producer, Receipt, RequestRefused, Sweep, TickwheelError
+from tickwheel.client.listing import listed
+from tickwheel.proto import admin_pb2
 
 
 @pytest.fixture
@@ -68,3 +72,64 @@ def test_a_wrong_address_is_refused() -> None:
     with pytest.raises(RequestRefused, match="host:port"):
         Client("nowhere")
     assert threading.active_count() == before
+
+
+NOT_BLOCKING = {"schedule_many", "schedule_columns"}
+"""Methods of a producer that return futures of its loop."""
+
+
+def test_it_has_every_method_of_the_asynchronous_one(address: str) -> None:
+    """Of the client, its parts and a producer, under the same name: a new method without its line fails here."""
+    with Client(address) as client, client.producer() as producer:
+        pairs = [(client, client.asynchronous), (producer, producer.inner)]
+        pairs += [
+            (getattr(client, name), part)
+            for name, part in vars(client.asynchronous).items()
+            if type(part).__name__.endswith("Client")
+        ]
+        assert len(pairs) > 10 and {type(one) for _, one in pairs} > {AsyncClient, Producer}
+        for blocking, asynchronous in pairs:
+            for name, method in inspect.getmembers(type(asynchronous)):
+                coroutine = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+                if coroutine and not name.startswith("_") and name not in NOT_BLOCKING:
+                    assert callable(getattr(blocking, name)), f"{type(asynchronous).__name__}.{name}"
+
+
+def test_users_see_the_types_of_the_asynchronous_methods(address: str) -> None:
+    """mypy checks these lines; parameters and docstrings are there for people."""
+    with Client(address) as client:
+        receipt = client.schedule("t", "x", delay_ms=60_000)
+        assert_type(receipt, Receipt)
+        for message in client.list_pending("t"):
+            assert_type(message, Message)
+        with pytest.raises(TypeError, match="no_such"):
+            client.get(receipt.id, no_such=1)  # type: ignore[call-arg]
+        if not receipt.id:
+            assert_type(client.get(receipt.id), Message)
+            assert_type(client.sweeps.get("job"), Sweep)
+            assert_type(client.admin.groups(), list[admin_pb2.Group])
+    assert Client.schedule.__doc__ == AsyncClient.schedule.__doc__
+    assert list(inspect.signature(Client.schedule).parameters)[:3] == ["self", "topic", "payload"]
+
+
+def test_a_producer_gives_futures_to_its_thread(address: str) -> None:
+    """`send` waits for room only; the receipt comes later."""
+    with Client(address) as client:
+        with client.producer() as producer:
+            futures = [producer.send("t", f"{number}", delay_ms=60_000) for number in range(3)]
+            assert len({future.result(10).id for future in futures}) == 3
+        assert len(list(client.list_pending("t"))) == 3
+
+
+async def test_an_endless_listing_is_refused() -> None:
+    """A page without items that says that more follows would be asked for again for ever."""
+    pages = iter([SimpleNamespace(found=[1, 2], more=True), SimpleNamespace(found=[], more=True)])
+    asked: list[int | None] = []
+
+    async def fetch(last: int | None) -> Any:
+        asked.append(last)
+        return next(pages)
+
+    with pytest.raises(TickwheelError, match="empty page"):
+        await listed(fetch, lambda page: page.found)
+    assert asked == [None, 2]
