@@ -12,8 +12,7 @@ from sortedcontainers import SortedList
 
 from tickwheel.bench.cases import Figure
 from tickwheel.storage.local import LocalDisk
-from tickwheel.wheel.engine import Wheel
-from tickwheel.wheel.holdings import WheelConfig
+from tickwheel.wheel.engine import Wheel, WheelConfig
 from tickwheel.wheel.units import UNIT, CursorKey
 
 START_MS = 1_800_000_000_000

@@ -1,144 +1,244 @@
-"""Places of all pending units (hour files, bundles, the two arrival buffers), and the marks on units.
+"""Where every unit lies: in hour files, in bundles, or in the two arrival buffers.
 
-The lowest layer of the wheel (engine.py): holds its state and restores it, moves nothing. Each layer above is used
-through `Wheel` alone.
+Owns the numbers of each hour (hours.py), the arrival buffers, the chunks in bundles, and the chunk directories that are
+known. Gives a new unit its index and its offset.
 
-Invariant: a unit is in exactly one of: the hour segments (merged), a bundle that was taken over, the frozen buffer, the
-active buffer.
+Invariants:
+- A unit lies in exactly one place until its hour is removed: a segment of its hour (merged), a bundle, the frozen
+  buffer, or the active buffer.
+- A known directory is complete: it lists all chunks of the hour's files, by rising first index.
+
+Knows no cursor and no marks, and reads no file: `open_hour` gives a job what it needs for that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import insort
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tickwheel.storage.bundle import Layout
 from tickwheel.storage.disk import Disk
-from tickwheel.storage.segment import Chunk, Segment
-from tickwheel.wheel.buffer import Buffer
-from tickwheel.wheel.bundles import Bundles
-from tickwheel.wheel.checkpoint import WheelState, read_run, run_path
+from tickwheel.storage.segment import Chunk, SegmentLengths
+from tickwheel.wheel.buffer import Block, Buffer
+from tickwheel.wheel.bundles import Bundles, TakenChunks
+from tickwheel.wheel.checkpoint import RunContent
 from tickwheel.wheel.hours import HourTable
 from tickwheel.wheel.jobs import HourChunks
-from tickwheel.wheel.marks import Marks
-from tickwheel.wheel.units import CursorKey
-
-SLOT_WIDTHS_MS = (1_000, 500, 200, 100)
-
-
-@dataclass(frozen=True, slots=True)
-class WheelConfig:
-    """`slot_ms` is fixed when the cluster is created."""
-
-    slot_ms: int = 1_000
-    buffer_bytes_max: int = 128 << 20
-    """Bytes of the arrival buffer above which it is merged."""
-    preload_ms: int = 10_000
-
-    def __post_init__(self) -> None:
-        if self.slot_ms not in SLOT_WIDTHS_MS:
-            raise ValueError(f"slot_ms: {self.slot_ms}: one of {SLOT_WIDTHS_MS}")
+from tickwheel.wheel.units import HOUR_MS, Ids, Units
 
 
 class Holdings:
-    def __init__(self, disk: Disk, directory: str, config: WheelConfig, state: bytes = b"") -> None:
-        """`state`: `Manifest.wheel`; without it the directory must be empty. Raises CorruptSegmentError."""
+    """The attributes are for others to read; only this class changes them."""
+
+    def __init__(self, disk: Disk, directory: str, slot_ms: int) -> None:
         self._disk = disk
         self._directory = directory
-        self._config = config
-        self._slot_ms = config.slot_ms
-        self._hours = HourTable()
-        self._marks = Marks()
-        self._active = Buffer()
-        self._frozen: Buffer | None = None
-        self._bundles = Bundles()
-        self._gone: dict[str, int] = {}
-        """Bundle without remaining chunks -> the last checkpoint begun before that. A replay needs the file until a
-        later checkpoint is durable."""
-        self._chunks: dict[int, list[Chunk]] = {}
-        self._open: dict[int, Segment] = {}
-        self._run = 0
-        self._removed_below = 0
-        self.cursor = CursorKey(0, 0)
-        self.local_index = 0
-        """Units of the cursor's tick that are already passed, in dispatch order."""
-        self.pending = 0
-        if state:
-            self._restore(WheelState.decode(state))
-        else:
-            disk.make_dir(f"{directory}/hours")
-            disk.make_dir(f"{directory}/runs")
+        self._slot_ms = slot_ms
+        self.hours = HourTable()
+        self.bundles = Bundles()
+        self.active = Buffer()
+        """Takes the arrivals."""
+        self.frozen: Buffer | None = None
+        """Is being merged."""
+        self.removed_below = 0
+        """Hours below it have been removed."""
+        self._directories: dict[int, list[Chunk]] = {}
 
-    def _restore(self, state: WheelState) -> None:
-        if state.slot_ms != self._slot_ms:
-            raise ValueError(f"slot_ms: {self._slot_ms}: this cluster was created with {state.slot_ms}")
-        self.cursor = state.cursor
-        self.local_index = state.local_index
-        self.pending = state.pending
-        self._removed_below = state.removed_below
-        self._run = state.run
-        content = read_run(self._disk, run_path(self._directory, state.run))
-        self._hours.load(content.hours)
-        self._bundles.load(content.bundles)
-        self._remove_leavings()
-        self._marks.load(content.marks, content.moves)
-        self._active.restore(content.units, content.extents, content.records)
+    def restore(self, content: RunContent, removed_below: int) -> None:
+        """Fill empty holdings with what a checkpoint holds."""
+        self.removed_below = removed_below
+        self.hours.load(content.hours)
+        self.bundles.load(content.bundles)
+        self.active.restore(content.units, content.extents, content.records)
 
-    def _remove_leavings(self) -> None:
-        """Remove files that this checkpoint does not name: written after it, or left by a crash before their
-        removal."""
-        disk, directory = self._disk, self._directory
-        for name in disk.list(f"{directory}/hours"):
-            if not (name.isdecimal() and self._hours.merged(int(name)).rows):
-                disk.remove(f"{directory}/hours/{name}")
-        for name in disk.list(f"{directory}/runs"):
-            if name != f"{self._run}.run":
-                disk.remove(f"{directory}/runs/{name}")
+    # -- units come, move to files, and go
 
-    @property
-    def tick(self) -> int:
-        """Tick of the cursor."""
-        return self.cursor.due_ms // self._slot_ms
+    def append(self, due: NDArray[np.int64], units: Units, records: bytes | memoryview) -> Ids:
+        """Put units into the active buffer under the next indexes and offsets of their hours. Returns their ids.
 
-    def _buffers(self) -> list[Buffer]:
-        """The buffers, the older first."""
-        return [self._active] if self._frozen is None else [self._frozen, self._active]
+        `due`: their due times, rising. Fills due_ms, index and offset of the units in place.
+        """
+        hours, count = self.hours, len(units)
+        if int(due[0]) // HOUR_MS == int(due[-1]) // HOUR_MS:
+            return self._append_to_hour(int(due[0]) // HOUR_MS, due, units, records)
+        hour = due // HOUR_MS
+        starts = np.flatnonzero(np.diff(hour, prepend=hour[0] - 1))
+        used = hour[starts]
+        hours.cover(int(used[0]), int(used[-1]))
+        at_hour = used - hours.base
+        counts = np.diff(starts, append=count)
+        ends = np.cumsum(units["size"], dtype=np.int64)
+        places = ends - units["size"]
+        at = places[starts]
+        index = np.arange(count, dtype=np.int64) + np.repeat(hours.next_index[at_hour] - starts, counts)
+        units["due_ms"] = due
+        units["index"] = index
+        units["offset"] = places + np.repeat(hours.next_offset[at_hour] - at, counts)
+        hours.next_index[at_hour] += counts
+        hours.next_offset[at_hour] += np.diff(at, append=int(ends[-1]))
+        ids: Ids = (hour.astype(np.uint64) << np.uint64(32)) | index.astype(np.uint64)
+        self.active.add(due, units, ids, bytes(records), starts, at)
+        return ids
 
-    def _in_files(self, hour: int) -> bool:
-        """Whether files hold some of an hour's units."""
-        return self._bundles.has(hour) or self._hours.has_merged(hour)
+    def _append_to_hour(self, hour: int, due: NDArray[np.int64], units: Units, records: bytes | memoryview) -> Ids:
+        """`append` for units of a single hour, as in most batches."""
+        hours, count = self.hours, len(units)
+        hours.cover(hour, hour)
+        at_hour = hour - hours.base
+        first, offset = int(hours.next_index[at_hour]), int(hours.next_offset[at_hour])
+        index = np.arange(first, first + count, dtype=np.int64)
+        ends = np.cumsum(units["size"], dtype=np.int64)
+        units["due_ms"] = due
+        units["index"] = index
+        units["offset"] = ends - units["size"] + offset
+        hours.next_index[at_hour] = first + count
+        hours.next_offset[at_hour] = offset + int(ends[-1])
+        ids: Ids = np.uint64(hour << 32) | index.astype(np.uint64)
+        start = np.zeros(1, np.int64)
+        self.active.add(due, units, ids, bytes(records), start, start)
+        return ids
 
-    def _lies_in_files(self, hour: int, index: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """True for each index of an hour that lies in files: in a bundle, or merged."""
-        inside, below = self._bundles.inside(hour, index)
-        return inside | (index - below < self._hours.merged(hour).rows)
-
-    def _open_hour(self, hour: int) -> HourChunks:
-        return HourChunks(
-            self._disk, self._directory, hour, self._hours.merged(hour), self._chunks.get(hour), self._bundles
+    def take_over(
+        self, name: str, layout: Layout, *, clamp_ms: int, stamped_ms: int, topic_ids: tuple[int, ...]
+    ) -> TakenChunks:
+        """Give a bundle's units the next indexes and offsets of their hours. Units of hours before that of `clamp_ms`
+        go to its hour. Neither reads nor writes the bundle."""
+        table = layout.table
+        target = np.maximum(table["hour"].astype(np.int64), clamp_ms // HOUR_MS)
+        units, log_bytes = table["units"].astype(np.int64), table["log_bytes"].astype(np.int64)
+        starts = np.flatnonzero(np.diff(target, prepend=-1))
+        used = target[starts]
+        hours = self.hours
+        hours.cover(int(used[0]), int(used[-1]))
+        at_hour = used - hours.base
+        counts = np.diff(starts, append=len(target))
+        before_units, before_bytes = np.cumsum(units) - units, np.cumsum(log_bytes) - log_bytes
+        first = before_units + np.repeat(hours.next_index[at_hour] - before_units[starts], counts)
+        offsets = before_bytes + np.repeat(hours.next_offset[at_hour] - before_bytes[starts], counts)
+        hours.next_index[at_hour] += np.add.reduceat(units, starts)
+        hours.next_offset[at_hour] += np.add.reduceat(log_bytes, starts)
+        for hour in used.tolist():
+            self._directories.pop(hour, None)
+        return self.bundles.take(
+            name,
+            layout,
+            target,
+            first,
+            offsets,
+            clamp_ms=clamp_ms,
+            stamped_ms=stamped_ms,
+            topic_ids=topic_ids,
         )
 
-    def _close_hour(self, hour: int) -> None:
-        segment = self._open.pop(hour, None)
-        if segment is not None:
-            segment.close()
+    def freeze(self) -> Buffer:
+        """The buffer to merge. From now on arrivals go into another one."""
+        if self.frozen is None:
+            self.frozen, self.active = self.active, Buffer()
+        return self.frozen
+
+    def take_merged(self, results: Iterable[tuple[int, SegmentLengths, Chunk]], near_max: int) -> None:
+        """The frozen buffer now lies in files: hour, new lengths and chunk for each part of it. Makes the directory of
+        an hour known if the hour had no files and is not behind `near_max`."""
+        self.frozen = None
+        for hour, lengths, chunk in results:
+            if hour < self.removed_below:
+                continue
+            first = not self.hours.has_merged(hour)
+            self.hours.set_merged(hour, lengths)
+            if hour in self._directories:
+                insort(self._directories[hour], chunk, key=lambda known: known.first_index)
+            elif first and not self.bundles.has(hour) and hour <= near_max:
+                self._directories[hour] = [chunk]
+
+    def remove(self, below: int) -> tuple[list[int], list[str]]:
+        """Forget the hours below. Returns those that had units, and the names of bundles that have no chunk left."""
+        self.removed_below = below
+        self.forget_directories(below)
+        return self.hours.forget(below), self.bundles.forget(below)
+
+    # -- where a unit lies
+
+    def removed(self, ids: Ids) -> NDArray[np.bool_]:
+        """True for each id whose hour has been removed."""
+        found: NDArray[np.bool_] = ids >> np.uint64(32) < np.uint64(self.removed_below)
+        return found
+
+    def in_files(self, hour: int) -> bool:
+        """Whether files hold some of an hour's units."""
+        return self.bundles.has(hour) or self.hours.has_merged(hour)
+
+    def lies_in_files(self, hour: int, index: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """True for each index of an hour that lies in files: in a bundle, or merged."""
+        inside, below = self.bundles.inside(hour, index)
+        return inside | (index - below < self.hours.merged(hour).rows)
+
+    def buffers(self) -> list[Buffer]:
+        """The buffers, the older first."""
+        return [self.active] if self.frozen is None else [self.frozen, self.active]
+
+    def blocks(self) -> list[Block]:
+        """The blocks of the buffers as they are now, the older first."""
+        return [block for buffer in self.buffers() for block in buffer.blocks]
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes of unmerged arrivals in memory."""
-        return sum(buffer.bytes for buffer in self._buffers())
+        return sum(buffer.bytes for buffer in self.buffers())
 
-    @property
-    def bundle_chunks(self) -> int:
-        """Chunks of hours that lie in bundles."""
-        return self._bundles.chunks
+    def open_hour(self, hour: int) -> HourChunks:
+        """The files of an hour as they are now, for a job to read."""
+        return HourChunks(
+            self._disk, self._directory, hour, self.hours.merged(hour), self._directories.get(hour), self.bundles
+        )
 
-    def bundle_names(self) -> set[str]:
-        """Bundles whose files are needed."""
-        return {overlay.name for overlay in self._bundles.overlays()} | self._gone.keys()
+    def open_taken(self, taken: TakenChunks) -> HourChunks:
+        """Chunks of one hour that lie in bundles, without the rest of the hour."""
+        return HourChunks(
+            self._disk, self._directory, int(taken["hour"][0]), SegmentLengths(), None, self.bundles, taken
+        )
 
-    def hours(self) -> list[int]:
-        """Hours that have units."""
-        used: list[int] = self._hours.used().tolist()
-        return used
+    def first_due_ms(self, from_ms: int) -> int | None:
+        """Lower bound of the first due time from `from_ms` on; None: there is no unit. `from_ms` itself if a directory
+        that could tell more is not known."""
+        hour = self.hours.next_used(from_ms // HOUR_MS)
+        if hour is None:
+            return None
+        if hour * HOUR_MS > from_ms:
+            return hour * HOUR_MS
+        bounds = [due for block in self.blocks() if (due := block.first_due_from(from_ms)) is not None]
+        if self.in_files(hour):
+            chunks = self._directories.get(hour)
+            if chunks is None:
+                return from_ms
+            tick = (from_ms - hour * HOUR_MS) // self._slot_ms
+            for chunk in chunks:
+                at = int(np.searchsorted(chunk.ticks, tick))
+                if at < len(chunk.ticks):
+                    bounds.append(max(from_ms, hour * HOUR_MS + int(chunk.ticks[at]) * self._slot_ms))
+        later = self.hours.next_used(hour + 1)
+        if later is not None:
+            bounds.append(later * HOUR_MS)
+        return min(bounds, default=None)
+
+    # -- directories
+
+    def without_directory(self, first: int, last: int) -> list[int]:
+        """Hours from `first` to `last`, both included, that have files and no known directory."""
+        return [hour for hour in range(first, last + 1) if hour not in self._directories and self.in_files(hour)]
+
+    def take_directory(self, hour: HourChunks) -> None:
+        """Make known the directory that a job has read. Ignores one that is out of date."""
+        if (
+            hour.lengths == self.hours.merged(hour.hour)
+            and hour.taken == len(self.bundles.of(hour.hour))
+            and hour.hour >= self.removed_below
+        ):
+            self._directories[hour.hour] = list(hour.chunks())
+
+    def forget_directories(self, below: int) -> None:
+        """Drop the directories of hours below."""
+        for hour in [hour for hour in self._directories if hour < below]:
+            del self._directories[hour]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.storage.disk import DiskError
-from tickwheel.storage.segment import Chunk, CorruptSegmentError, row_checksums
+from tickwheel.storage.segment import Chunk, row_checksums
 from tickwheel.wheel.jobs import HourChunks, bytes_of
 from tickwheel.wheel.units import HOUR_MS, LACKING, NO_INDEX, UNIT, Ids, Units
 
@@ -137,7 +137,7 @@ class MendJob:
             raise UnlikeUnitError(f"units {ids[:3].tolist()} of hour {self._hour.hour} are not what was lost here")
 
     def _lacks(self, chunk: Chunk, unit: np.void) -> bool:
-        """Whether this node may never have had the record: then as many zeros lie in its place (`Reads.fetch`).
+        """Whether this node may never have had the record: then as many zeros lie in its place (`Wheel.fetch`).
 
         A record that is nothing but zeros is taken for one, which costs a question to the other members."""
         size = int(unit["size"])
@@ -168,11 +168,3 @@ def _stretches(wanted: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """(low, high) of each stretch of True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], wanted, [False]]).astype(np.int8)))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
-
-
-def damaged_hour(directory: str, error: BaseException) -> int | None:
-    """The hour whose own index an error concerns; None: it concerns something else."""
-    if not isinstance(error, CorruptSegmentError):
-        return None
-    parts = error.path.removeprefix(f"{directory}/hours/").split("/")
-    return int(parts[0]) if len(parts) == 2 and parts[1] == "0.index" and parts[0].isdecimal() else None

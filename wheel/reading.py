@@ -7,13 +7,13 @@ neighbouring rows and records into few reads. A job with nothing to read has `do
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tickwheel.storage.disk import DiskError
-from tickwheel.wheel.buffer import Buffer
+from tickwheel.wheel.holdings import Holdings
 from tickwheel.wheel.jobs import HourChunks
 from tickwheel.wheel.units import LACKING, UNIT, Ids, Units, ids_of
 
@@ -22,10 +22,6 @@ READ_GAP_BYTES = 16 << 10
 READ_BYTES_MAX = 1 << 20
 ROW_GAP = 64
 PLACE_GAP = 1024
-
-OpenHour = Callable[[int], HourChunks]
-InFiles = Callable[[int, NDArray[np.int64]], NDArray[np.bool_]]
-"""Called with (hour, indexes): True for each index that lies in files; the others are in buffers."""
 
 
 def spans(sorted_positions: NDArray[np.int64], gap: int) -> Iterator[tuple[int, int]]:
@@ -61,14 +57,7 @@ class RecordsJob:
 
     kind = "records"
 
-    def __init__(
-        self,
-        units: Units,
-        removed_below: int,
-        buffers: Sequence[Buffer],
-        in_files: InFiles,
-        open_hour: OpenHour,
-    ) -> None:
+    def __init__(self, units: Units, holdings: Holdings) -> None:
         self._units = units
         self.missing = False
         self._result: list[bytes | None] = [None] * len(units)
@@ -78,16 +67,16 @@ class RecordsJob:
         self._lacking = LackingRecordError(int(ids[lacking[0]])) if len(lacking) else None
         self._left: list[tuple[HourChunks, NDArray[np.int64]]] = []
         for hour, rows in by_hour(hours):
-            if hour < removed_below:
+            if hour < holdings.removed_below:
                 self.missing = True
                 continue
-            in_segment = in_files(hour, units["index"][rows].astype(np.int64))
+            in_segment = holdings.lies_in_files(hour, units["index"][rows].astype(np.int64))
             if in_segment.any():
-                self._left.append((open_hour(hour), rows[in_segment]))
-            self._from_buffers(buffers, ids, rows[~in_segment])
+                self._left.append((holdings.open_hour(hour), rows[in_segment]))
+            self._from_buffers(holdings, ids, rows[~in_segment])
 
-    def _from_buffers(self, buffers: Sequence[Buffer], ids: Ids, rows: NDArray[np.int64]) -> None:
-        for buffer in buffers:
+    def _from_buffers(self, holdings: Holdings, ids: Ids, rows: NDArray[np.int64]) -> None:
+        for buffer in holdings.buffers():
             if not len(rows):
                 return
             found = buffer.find(ids[rows])
@@ -153,9 +142,7 @@ class LookupJob:
         resolved: Ids,
         found: NDArray[np.bool_],
         cancelled: NDArray[np.bool_],
-        buffers: Sequence[Buffer],
-        in_files: InFiles,
-        open_hour: OpenHour,
+        holdings: Holdings,
     ) -> None:
         self.ids = ids
         self.resolved = resolved
@@ -169,11 +156,11 @@ class LookupJob:
         hours = (resolved[wanted] >> np.uint64(32)).astype(np.int64)
         for hour, at in by_hour(hours):
             rows = wanted[at]
-            in_segment = in_files(hour, (resolved[rows] & np.uint64(0xFFFF_FFFF)).astype(np.int64))
+            in_segment = holdings.lies_in_files(hour, (resolved[rows] & np.uint64(0xFFFF_FFFF)).astype(np.int64))
             if in_segment.any():
-                self._left.append((open_hour(hour), rows[in_segment]))
+                self._left.append((holdings.open_hour(hour), rows[in_segment]))
             rows = rows[~in_segment]
-            for buffer in buffers:
+            for buffer in holdings.buffers():
                 extents = buffer.find(resolved[rows])
                 hit = extents >= 0
                 self.units[rows[hit]] = buffer.units_of(resolved[rows[hit]], extents[hit])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.wheel.hours import HourTable
+from tickwheel.wheel.holdings import Holdings
 from tickwheel.wheel.marks import Marks
 from tickwheel.wheel.units import HOUR_MS, CursorKey, Ids
 
@@ -19,7 +19,7 @@ Outcomes = NDArray[np.uint8]
 
 
 def mark(
-    ids: Ids, due_ms: NDArray[np.int64], marks: Marks, hours: HourTable, removed_below: int, cursor: CursorKey
+    ids: Ids, due_ms: NDArray[np.int64], marks: Marks, holdings: Holdings, cursor: CursorKey
 ) -> tuple[Ids, Outcomes]:
     """Mark the pending messages; returns the newest id of each message and its outcome."""
     newest, due_ms = marks.moves.resolve_many(ids, due_ms)
@@ -34,12 +34,12 @@ def mark(
     starts = np.flatnonzero(np.diff(sorted_hours, prepend=-1))
     for rows in np.split(order, starts[1:]) if len(order) else []:
         of_hour = int(hour[rows[0]])
-        if of_hour < removed_below:
+        if of_hour < holdings.removed_below:
             outcomes[rows] = UNKNOWN
             continue
         indexes = index[rows]
         outcomes[rows[marks.which(of_hour, indexes)]] = MARKED
-        outcomes[rows[indexes >= hours.units(of_hour)]] = UNKNOWN
+        outcomes[rows[indexes >= holdings.hours.units(of_hour)]] = UNKNOWN
         rows = rows[outcomes[rows] == DONE]
         indexes = index[rows]
         again = np.zeros(len(rows), dtype=np.bool_)

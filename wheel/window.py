@@ -1,21 +1,22 @@
-"""The ticks loaded ahead of the cursor: decides which stretch to load next, and adds arrivals to it.
+"""The cursor, and the ticks loaded ahead of it.
 
-A layer of the wheel (engine.py): owns the second wheel, and the jobs that fill it and the directories of hours near by.
+Owns the cursor, the second wheel (slots.py), and the jobs that load units and chunk directories near the cursor.
 
-Invariant: every pending unit due before `SecondWheel.until_ms` is in the second wheel.
+Invariants:
+- The cursor never moves back.
+- Every unit that lies at or behind the cursor, and is due before `SecondWheel.until_ms`, is in the second wheel,
+  marked or not. No unit before the cursor is.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from tickwheel.storage.disk import Disk
 from tickwheel.wheel.buffer import Block
-from tickwheel.wheel.holdings import WheelConfig
+from tickwheel.wheel.holdings import Holdings
 from tickwheel.wheel.jobs import LoadJob, MapJob
-from tickwheel.wheel.reads import Reads
 from tickwheel.wheel.slots import SecondWheel, cut_at
-from tickwheel.wheel.units import HOUR_MS, CursorKey
+from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units, join_units
 
 HOURS_AHEAD = 2
 """Hours on either side of the cursor's whose chunk directories are kept in memory: those ahead are read, older ones
@@ -26,145 +27,187 @@ LOADED_UNITS_MAX = 2_000_000
 """Above this number of loaded units nothing more is loaded ahead (192 MB)."""
 
 
-class Window(Reads):
-    def __init__(self, disk: Disk, directory: str, config: WheelConfig, state: bytes = b"") -> None:
-        super().__init__(disk, directory, config, state)
-        self._second = SecondWheel(self._slot_ms, self.tick * self._slot_ms)
-        self._loading: LoadJob | None = None
+class Window:
+    def __init__(self, holdings: Holdings, slot_ms: int, preload_ms: int, cursor: CursorKey, local_index: int) -> None:
+        self._holdings = holdings
+        self._slot_ms = slot_ms
+        self._preload_ms = preload_ms
+        self.cursor = cursor
+        self.local_index = local_index
+        """Units of the cursor's tick that are already passed, in dispatch order."""
+        self._second = SecondWheel(slot_ms, self.tick * slot_ms)
+        self.loading: LoadJob | None = None
         self._mapping: MapJob | None = None
+
+    @property
+    def tick(self) -> int:
+        """Tick of the cursor."""
+        return self.cursor.due_ms // self._slot_ms
 
     @property
     def loaded_units(self) -> int:
         """Units in the second wheel."""
         return self._second.units
 
-    def _take_near(self, block: Block) -> None:
-        """Put arrivals for ticks that are loaded, or being loaded, straight in."""
+    @property
+    def end_ms(self) -> int:
+        """End of the ticks that are loaded or being loaded."""
+        return self._second.until_ms if self.loading is None else self.loading.due_max
+
+    @property
+    def hour_max(self) -> int:
+        """Last hour whose chunk directory is kept in memory."""
+        return self.cursor.due_ms // HOUR_MS + HOURS_AHEAD
+
+    # -- units in, units out
+
+    def insert(self, block: Block) -> None:
+        """Take arrivals: those for ticks that are loaded, or being loaded, go straight in."""
         until_ms = self._second.until_ms
         first_due_ms = int(block.due_ms[0])
         if first_due_ms < until_ms:
             near = block.between(first_due_ms, until_ms)
             if near is not None:
                 self._second.insert(near)
-        loading = self._loading
+        loading = self.loading
         if loading is not None:
             part = block.between(loading.due_min, loading.due_max)
             if part is not None:
                 loading.arrivals.append(part)
 
+    def advance(self, to: CursorKey) -> Units:
+        """Move the cursor ahead to `to`. Returns the units that it passes, marked ones included, in order; loads on
+        this thread what of them is not loaded."""
+        taken: list[Block] = []
+        while self._second.until_ms <= to.due_ms:
+            taken += self._second.take(to)
+            self._load_now(to.due_ms + 1)
+        taken += self._second.take(to)
+        same_tick = to.due_ms // self._slot_ms == self.tick
+        self.cursor = to
+        if not same_tick:
+            self.local_index = 0
+        units = _joined(taken)
+        if len(units):
+            self.local_index += int(np.count_nonzero(units["due_ms"] >= self.tick * self._slot_ms))
+        return units
+
+    def plan(self, until_ms: int, units_max: int, after: CursorKey | None) -> CursorKey | None:
+        """The key behind the loaded units due up to `until_ms`, at most `units_max` units behind `after`; None: there
+        are none."""
+        start = self.cursor if after is None else max(after, self.cursor)
+        second = self._second
+        limit_ms = min(until_ms, second.until_ms - 1)
+        below = second.count_below(start) if start > self.cursor else 0
+        key, count = second.key_after(limit_ms, below + units_max)
+        if key is None or count <= below:
+            return None
+        if count - below >= units_max:
+            return key
+        whole = CursorKey(limit_ms + 1, 0)
+        return whole if whole > start else None
+
+    def peek(self, start: CursorKey, to: CursorKey) -> Units | None:
+        """The units from `start` to `to`, marked ones included, in order; None: some of them are not loaded."""
+        return None if self._second.until_ms <= to.due_ms else _joined(self._second.peek(start, to))
+
     def next_due_ms(self, after: CursorKey | None = None) -> int | None:
         """Lower bound of the due time of the next unit behind `after`, exact if it is loaded; None: no unit is
         pending."""
         due_ms = self._second.next_due_ms(after)
-        if due_ms is not None:
-            return due_ms
-        return self._next_unloaded_ms(self._second.until_ms)
+        return due_ms if due_ms is not None else self._holdings.first_due_ms(self._second.until_ms)
 
-    def _next_unloaded_ms(self, from_ms: int) -> int | None:
-        """Lower bound of the first unloaded due time from `from_ms` on."""
-        hour = self._hours.next_used(from_ms // HOUR_MS)
-        if hour is None:
-            return None
-        if hour * HOUR_MS > from_ms:
-            return hour * HOUR_MS
-        bounds = [
-            due
-            for buffer in self._buffers()
-            for block in buffer.blocks
-            if (due := block.first_due_from(from_ms)) is not None
-        ]
-        chunks = self._chunks.get(hour)
-        if self._in_files(hour):
-            if chunks is None:
-                return from_ms
-            tick = (from_ms - hour * HOUR_MS) // self._slot_ms
-            for chunk in chunks:
-                at = int(np.searchsorted(chunk.ticks, tick))
-                if at < len(chunk.ticks):
-                    bounds.append(max(from_ms, hour * HOUR_MS + int(chunk.ticks[at]) * self._slot_ms))
-        later = self._hours.next_used(hour + 1)
-        if later is not None:
-            bounds.append(later * HOUR_MS)
-        return min(bounds, default=None)
+    # -- directories of hours near the cursor
 
-    def _wanted_map(self) -> MapJob | None:
+    def wanted_map(self) -> MapJob | None:
+        """The job that reads missing directories; None: none is missing, or one is under way."""
         if self._mapping is not None:
             return None
         first = self.cursor.due_ms // HOUR_MS
-        missing = [
-            hour for hour in range(first, first + HOURS_AHEAD + 1) if hour not in self._chunks and self._in_files(hour)
-        ]
+        missing = self._holdings.without_directory(first, self.hour_max)
         if not missing:
             return None
-        for hour in [hour for hour in self._chunks if hour < first - HOURS_AHEAD]:
-            del self._chunks[hour]
-        self._mapping = MapJob([self._open_hour(hour) for hour in missing])
+        self._holdings.forget_directories(first - HOURS_AHEAD)
+        self._mapping = MapJob([self._holdings.open_hour(hour) for hour in missing])
         return self._mapping
 
-    def _finish_map(self, job: MapJob) -> None:
+    def finish_map(self, job: MapJob) -> None:
+        """Keep what the job has read."""
         self._mapping = None
         for hour in job.hours:
-            if (
-                hour.lengths == self._hours.merged(hour.hour)
-                and hour.taken == len(self._bundles.of(hour.hour))
-                and hour.hour >= self._removed_below
-            ):
-                self._chunks[hour.hour] = list(hour.chunks())
+            self._holdings.take_directory(hour)
 
-    def _wanted_load(self, now_ms: int) -> LoadJob | None:
+    # -- loads
+
+    def wanted_load(self, now_ms: int) -> LoadJob | None:
+        """The job that loads the next stretch; None: enough is loaded, or one is under way."""
         second = self._second
-        preload_ms = self._config.preload_ms
-        if self._loading is not None or second.units >= LOADED_UNITS_MAX:
+        if self.loading is not None or second.units >= LOADED_UNITS_MAX:
             return None
-        if second.until_ms > now_ms + preload_ms - self._slot_ms:
+        if second.until_ms > now_ms + self._preload_ms - self._slot_ms:
             return None
-        wanted_ms = (now_ms + preload_ms) // self._slot_ms * self._slot_ms + self._slot_ms
-        begin_ms, end_ms = self._next_window(wanted_ms)
+        wanted_ms = (now_ms + self._preload_ms) // self._slot_ms * self._slot_ms + self._slot_ms
+        begin_ms, end_ms = self._next_stretch(wanted_ms)
         if begin_ms >= end_ms:
             second.until_ms = end_ms
             return None
         second.until_ms = begin_ms
-        self._loading = self._load_job(begin_ms, end_ms)
-        return self._loading
+        self.loading = self._load_job(begin_ms, end_ms)
+        return self.loading
 
-    def _next_window(self, wanted_ms: int) -> tuple[int, int]:
-        """(begin_ms, end_ms) of the next stretch to load. It begins where the next unit may be, and would hold at most
-        LOAD_UNITS_MAX units if the hour's units were spread evenly."""
-        slot_ms = self._slot_ms
-        begin_ms = self._next_unloaded_ms(self._second.until_ms)
-        if begin_ms is None or begin_ms >= wanted_ms:
-            return wanted_ms, wanted_ms
-        begin_ms = max(begin_ms // slot_ms * slot_ms, self._second.until_ms)
-        hour = begin_ms // HOUR_MS
-        end_ms = min(wanted_ms, (hour + 1) * HOUR_MS)
-        units = self._hours.units(hour)
-        if units > LOAD_UNITS_MAX:
-            step_ms = max(slot_ms, HOUR_MS * LOAD_UNITS_MAX // units // slot_ms * slot_ms)
-            end_ms = min(end_ms, begin_ms + step_ms)
-        return begin_ms, end_ms
+    def finish_load(self, job: LoadJob) -> None:
+        """Take the loaded units. Ignores a job that `load_to` or `advance` has superseded."""
+        if job is self.loading:
+            self.loading = None
+            self._take_loaded(job)
 
-    def _load_job(self, begin_ms: int, end_ms: int) -> LoadJob:
-        hours = self._hours.used(begin_ms // HOUR_MS, -(-end_ms // HOUR_MS)).tolist()
-        merged = [self._open_hour(hour) for hour in hours if self._in_files(hour)]
-        # Buffers are captured now, as slices; later arrivals go to the job's `arrivals`.
-        blocks = [
-            part
-            for buffer in self._buffers()
-            for block in buffer.blocks
-            if (part := block.between(begin_ms, end_ms)) is not None
-        ]
-        return LoadJob(self._slot_ms, begin_ms, end_ms, merged, blocks)
+    def abandon(self, job: LoadJob | MapJob) -> None:
+        """The job failed; it will be wanted again."""
+        if job is self._mapping:
+            self._mapping = None
+        elif job is self.loading:
+            self.loading = None
+
+    def needed(self, job: LoadJob | MapJob) -> bool:
+        """Whether a job under way still matters."""
+        if isinstance(job, LoadJob):
+            return job is self.loading
+        return all(hour.hour >= self._holdings.removed_below for hour in job.hours)
 
     def load_to(self, due_ms: int) -> None:
         """Load on this thread everything that a dispatch up to `due_ms` passes. Raises DiskError."""
         while self._second.until_ms <= due_ms:
             self._load_now(due_ms + 1)
 
+    def _next_stretch(self, wanted_ms: int) -> tuple[int, int]:
+        """(begin_ms, end_ms) of the next stretch to load. It begins where the next unit may be, and would hold at most
+        LOAD_UNITS_MAX units if the hour's units were spread evenly."""
+        slot_ms = self._slot_ms
+        begin_ms = self._holdings.first_due_ms(self._second.until_ms)
+        if begin_ms is None or begin_ms >= wanted_ms:
+            return wanted_ms, wanted_ms
+        begin_ms = max(begin_ms // slot_ms * slot_ms, self._second.until_ms)
+        hour = begin_ms // HOUR_MS
+        end_ms = min(wanted_ms, (hour + 1) * HOUR_MS)
+        units = self._holdings.hours.units(hour)
+        if units > LOAD_UNITS_MAX:
+            step_ms = max(slot_ms, HOUR_MS * LOAD_UNITS_MAX // units // slot_ms * slot_ms)
+            end_ms = min(end_ms, begin_ms + step_ms)
+        return begin_ms, end_ms
+
+    def _load_job(self, begin_ms: int, end_ms: int) -> LoadJob:
+        holdings = self._holdings
+        hours = holdings.hours.used(begin_ms // HOUR_MS, -(-end_ms // HOUR_MS)).tolist()
+        merged = [holdings.open_hour(hour) for hour in hours if holdings.in_files(hour)]
+        # Buffers are captured now, as slices; later arrivals go to the job's `arrivals`.
+        blocks = [part for block in holdings.blocks() if (part := block.between(begin_ms, end_ms)) is not None]
+        return LoadJob(self._slot_ms, begin_ms, end_ms, merged, blocks)
+
     def _load_now(self, wanted_ms: int) -> None:
         """Load one more stretch on this thread, for a dispatch."""
-        self._loading = None  # a job under way is superseded; `finish` ignores it
+        self.loading = None  # a job under way is superseded; `finish_load` ignores it
         slot_ms = self._slot_ms
-        begin_ms, end_ms = self._next_window(-(-wanted_ms // slot_ms) * slot_ms)
+        begin_ms, end_ms = self._next_stretch(-(-wanted_ms // slot_ms) * slot_ms)
         if begin_ms < end_ms:
             job = self._load_job(begin_ms, end_ms)
             job.run()
@@ -185,3 +228,7 @@ class Window(Reads):
         if cut == len(block.due_ms):
             return None
         return Block(block.due_ms[cut:], block.units[cut:]) if cut else block
+
+
+def _joined(blocks: list[Block]) -> Units:
+    return join_units([block.units for block in blocks]) if blocks else np.zeros(0, dtype=UNIT)

@@ -28,22 +28,22 @@ def watch(machine: Machine, wheel: Wheel) -> None:
         machine.history.add(MomentSeen(machine.world.now_ns, machine.name, machine.boot, what))
 
     def observed_begin_checkpoint() -> CheckpointJob:
-        if wheel._merging is not None:
+        if wheel.files.merging is not None:
             see(CHECKPOINT_IN_MERGE)
         return begin_checkpoint()
 
     def observed_finish(job: Job) -> None:
         if isinstance(job, LoadJob):
-            if job is not wheel._loading:
+            if job is not wheel.window.loading:
                 see(LOAD_OVERTAKEN)
             elif job.arrivals:
                 see(LOAD_WITH_ARRIVALS)
-        elif isinstance(job, MergeJob) and any(hour < wheel._removed_below for hour, _, _ in job.results):
+        elif isinstance(job, MergeJob) and any(hour < wheel.holdings.removed_below for hour, _, _ in job.results):
             see(REMOVED_IN_MERGE)
         finish(job)
 
     def observed_remove_hours(below: int) -> None:
-        if len(wheel._hours.used(wheel._removed_below, below)):
+        if len(wheel.holdings.hours.used(wheel.holdings.removed_below, below)):
             see(HOURS_REMOVED)
         remove_hours(below)
 

@@ -219,7 +219,7 @@ def cursor_from_sync(patches: Patches) -> None:
             core = self._core
             heard = self._sync.heard
             if self.elected and lead.node_id == core.identity.node_id and heard.at_ns:
-                core.wheel.cursor = CursorKey(heard.tick * core.wheel._slot_ms, 0)
+                core.wheel.window.cursor = CursorKey(heard.tick * core.state.settings.slot_ms, 0)
             original(self, lead)
 
         return applied
@@ -410,11 +410,12 @@ def not_held_until_due(patches: Patches) -> None:
 def late_not_clamped(patches: Patches) -> None:
     def make(original: Any) -> Any:
         def append(self: Wheel, units: Any, records: Any) -> Any:
-            cursor, self.cursor = self.cursor, CursorKey(0, 0)
+            window = self.window
+            cursor, window.cursor = window.cursor, CursorKey(0, 0)
             try:
                 return original(self, units, records)
             finally:
-                self.cursor = cursor
+                window.cursor = cursor
 
         return append
 
@@ -427,11 +428,11 @@ def ids_at_merge(patches: Patches) -> None:
         def finish(self: Wheel, job: Any) -> None:
             original(self, job)
             if job.kind == "merge":
-                self._hours.next_index[:] += 1
+                self.holdings.hours.next_index[:] += 1
 
         return finish
 
-    patches.replace(Wheel, "_finish_merge", make)
+    patches.replace(Wheel, "finish", make)
 
 
 # -- the state machine

@@ -11,7 +11,7 @@ from tickwheel.node.state.staging import Staging, StagingResult
 from tickwheel.node.state.view import StateView
 from tickwheel.proto.log_pb2 import Ingest as IngestCommand
 from tickwheel.proto.staging_pb2 import AbortStagedRequest, CommitStagedRequest, StagingSnapshot
-from tickwheel.wheel.ingest import Ingest
+from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.units import CursorKey
 
 PUBLISHING = Aim(
@@ -107,13 +107,14 @@ def loads_taken_twice(patches: Patches) -> None:
 @mutation("what a bundle brings late keeps its due time below the cursor")
 def late_bundles_not_clamped(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def ingest(self: Ingest, name: str, layout: Any, topic_ids: Any, stamped_ms: int) -> Any:
-            cursor, self.cursor = self.cursor, CursorKey(0, 0)
+        def ingest(self: Wheel, name: str, layout: Any, topic_ids: Any, stamped_ms: int) -> Any:
+            window = self.window
+            cursor, window.cursor = window.cursor, CursorKey(0, 0)
             try:
                 return original(self, name, layout, topic_ids, stamped_ms)
             finally:
-                self.cursor = cursor
+                window.cursor = cursor
 
         return ingest
 
-    patches.replace(Ingest, "ingest", make)
+    patches.replace(Wheel, "ingest", make)

@@ -166,7 +166,7 @@ class BulkDesk(Part):
         if self._current is not None:
             done(limit_reached("bundles_taken_over_at_once", 1, 50))
             return
-        if core.wheel.loaded_units > LOADED_UNITS_MAX:
+        if core.wheel.window.loaded_units > LOADED_UNITS_MAX:
             done(limit_reached("messages_nearly_due", LOADED_UNITS_MAX, 200))
             return
         if not self.store.held(request.name):
@@ -381,10 +381,10 @@ class BulkDesk(Part):
         self.store.tick(steady_ms, self._claimed, lambda: core.applied_index >= core.log.status().last_index)
 
     def _claimed(self) -> set[str]:
-        return self._core.wheel.bundle_names() | self._checkpoint_bundles()
+        return self._core.wheel.files.bundle_names() | self._checkpoint_bundles()
 
     def _fetch_lacking(self, steady_ms: SteadyMs) -> None:
-        lacking = self._core.wheel.lacking if self._core.wheel.absorbing else None
+        lacking = self._core.wheel.ingestion.lacking
         if lacking is None:
             self._fetch = None
             return

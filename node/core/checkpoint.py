@@ -30,8 +30,7 @@ from tickwheel.storage.bundle import DIRECTORY, SUFFIX
 from tickwheel.storage.disk import Disk, DiskFullError
 from tickwheel.storage.errors import ADVICE
 from tickwheel.storage.manifest import FILE_NAME, read_manifest, restore_files, write_manifest
-from tickwheel.wheel.engine import Wheel
-from tickwheel.wheel.holdings import WheelConfig
+from tickwheel.wheel.engine import Wheel, WheelConfig
 
 JOURNAL_DIRECTORY = "journal"
 WHEEL_DIRECTORY = "wheel"

@@ -381,7 +381,7 @@ class NodeCore:
         if now.steady_ms >= self._next_upkeep_ms:
             self._next_upkeep_ms = now.steady_ms + UPKEEP_PERIOD_MS
             self._upkeep(now)
-        if not self.wheel.absorbing:
+        if not self.wheel.ingestion.absorbing:
             self.checkpointer.tick(now)
             if self.checkpointer.running:
                 self.events.flush()  # no replay brings back the events of entries that the checkpoint covers

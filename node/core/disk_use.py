@@ -63,8 +63,9 @@ def disk_use(core: Kernel, room: DiskRoom, request: admin_pb2.GetDiskUseRequest,
     disk = core.disk
     room.look()
     last = request.hour_max or (1 << 32) - 1
-    wanted = [hour for hour in core.wheel.hours() if request.hour_min <= hour <= last] if request.by_topic else []
-    job = core.wheel.usage(wanted)
+    holdings = core.wheel.holdings
+    wanted = holdings.hours.used(request.hour_min, last + 1).tolist() if request.by_topic else []
+    job = UsageJob([holdings.open_hour(hour) for hour in wanted])
 
     def work() -> admin_pb2.DiskUse:
         use = describe(measure(disk))

@@ -138,8 +138,8 @@ class Dispatcher(Part):
             dispatch=Dispatch(
                 due_ms=target.due_ms,
                 index=target.index,
-                expected_tick=wheel.tick,
-                expected_local_index=wheel.local_index,
+                expected_tick=wheel.window.tick,
+                expected_local_index=wheel.window.local_index,
             )
         )
 
@@ -170,7 +170,7 @@ class Dispatcher(Part):
             return self._wheel.cursor.due_ms - 1 - config.dispatch_ahead_ms - now.cluster_ms
         if self._in_flight >= config.dispatch_in_flight_max:
             return None
-        due_ms = self._wheel.next_due_ms(after=max(self._proposed, self._wheel.cursor))
+        due_ms = self._wheel.window.next_due_ms(after=max(self._proposed, self._wheel.cursor))
         if due_ms is None:
             return None
         ahead_ms, period_end_ms = due_ms - config.dispatch_ahead_ms, self._last_proposed_ms + config.dispatch_period_ms

@@ -217,9 +217,9 @@ class CoreListener:
         """Arrivals that the disk is too slow to take in wait in the journal, not in memory. Entries after a bundle wait
         until the bundle is here and read as far as it is due."""
         core = self._core
-        if self._mending.holds_log or core.wheel.absorbing or self._checkpointer().capturing:
+        if self._mending.holds_log or core.wheel.ingestion.absorbing or self._checkpointer().capturing:
             return False
-        return core.wheel.buffer_bytes < BUFFERS_APPLIED_MAX * core.config.buffer_bytes_max
+        return core.wheel.holdings.buffer_bytes < BUFFERS_APPLIED_MAX * core.config.buffer_bytes_max
 
     def may_vote(self) -> bool:
         """False with a new disk until it is known that no member lost an old one."""

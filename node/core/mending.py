@@ -98,7 +98,7 @@ class Mending(Part):
         """Take a read error. True: rows are lost and under repair, so try again later. False: another kind of
         damage."""
         core = self._core
-        hour = core.wheel.damaged_hour(error)
+        hour = core.wheel.files.damaged_hour(error)
         if hour is None or not self._mendable(hour):
             return False
         if not self._others():
@@ -114,7 +114,7 @@ class Mending(Part):
 
     def _mendable(self, hour: int) -> bool:
         """Whether the hour still exists and only rows of it are damaged."""
-        return hour not in self._given_up and not self._core.wheel.removed(np.array([hour << 32], np.uint64))
+        return hour not in self._given_up and hour >= self._core.wheel.holdings.removed_below
 
     def _others(self) -> list[str]:
         own_id = self._core.identity.node_id
@@ -130,11 +130,11 @@ class Mending(Part):
             for command in entry.commands:
                 kind = command.WhichOneof("body")
                 if kind == "dispatch":
-                    wheel.load_to(command.dispatch.due_ms)
+                    wheel.window.load_to(command.dispatch.due_ms)
                 elif kind == "settle":
                     for batch in command.settle.batches:
                         if (batch.kind == SETTLE_RETRY and batch.due_ms) or batch.kind == SETTLE_DEAD:
-                            wheel.check_rows(np.frombuffer(batch.ids[: len(batch.ids) // 8 * 8], "<u8"))
+                            wheel.reads.check_rows(np.frombuffer(batch.ids[: len(batch.ids) // 8 * 8], "<u8"))
         except CorruptSegmentError as error:
             if self.damaged(error):
                 self.holds_log = True
@@ -178,7 +178,7 @@ class Mending(Part):
         case.next_ms = self._core.steady_ms() + pause_ms
 
     def _survey(self, case: _Case) -> None:
-        job = self._core.wheel.survey(case.hour)
+        job = SurveyJob(self._core.wheel.holdings.open_hour(case.hour))
         case.working = True
 
         def surveyed(_: object, error: BaseException | None) -> None:
@@ -229,7 +229,9 @@ class Mending(Part):
         core = self._core
         assert case.survey is not None
         count = len(case.units)
-        job = MendJob(core.wheel.opened(case.hour), core.state.settings.slot_ms, case.survey.bad, case.units)
+        job = MendJob(
+            core.wheel.holdings.open_hour(case.hour), core.state.settings.slot_ms, case.survey.bad, case.units
+        )
         case.working = True
 
         def written(_: object, error: BaseException | None) -> None:

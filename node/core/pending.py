@@ -298,7 +298,7 @@ class PendingDesk:
         def read(records: list[bytes] | None, error: BaseException | None) -> None:
             if isinstance(error, RemovedError):
                 # At least one is gone, so this ends.
-                self.describe(units[~core.wheel.gone(ids_of(units))], content, meta, done)
+                self.describe(units[~core.wheel.holdings.removed(ids_of(units))], content, meta, done)
                 return
             if records is None:
                 done(_unreadable(error))

@@ -86,7 +86,7 @@ class PinDesk:
             wanted = set(request.topics)
             topic_ids = frozenset(number for number, name in names.items() if name in wanted)
         due_min, due_max = request.due_ms_min, request.due_ms_max or DUE_MS_LIMIT
-        pinned = core.wheel.pin(due_min, due_max)
+        pinned = core.wheel.reads.pin(due_min, due_max)
         now_ms = core.steady_ms()
         self._forget_unused(now_ms)
         if len(self._pins) >= PINS_MAX:
@@ -164,14 +164,14 @@ class PinDesk:
             return
         pin.used_ms = core.steady_ms()
         hour = request.hour
-        if core.wheel.removed(np.array([hour << 32], np.uint64)):
+        if hour < core.wheel.holdings.removed_below:
             done(_overtaken(hour))
             return
         start = CursorKey(request.start_due_ms, request.start_index) if request.start_due_ms else None
 
         def scanned(job: ScanJob | None, error: BaseException | None) -> None:
             if error is not None or job is None:
-                removed = core.wheel.removed(np.array([hour << 32], np.uint64))
+                removed = hour < core.wheel.holdings.removed_below
                 done(_overtaken(hour) if removed else _unreadable(error))
                 return
             units, next_key = _page(pin.pinned.known(hour, job.units), job.next_key)

@@ -120,7 +120,7 @@ class Publisher(Part):
 
     def arrivals_full(self) -> bool:
         """Whether the messages waiting to be merged into hour files fill `BUFFERS_ACCEPTED_MAX` arrival buffers."""
-        return self._wheel.buffer_bytes >= BUFFERS_ACCEPTED_MAX * self._config.buffer_bytes_max
+        return self._wheel.holdings.buffer_bytes >= BUFFERS_ACCEPTED_MAX * self._config.buffer_bytes_max
 
     def schedule(self, batch: IncomingBatch, answer: Answer) -> None:
         """Queue a request. Refuse it at once if the disk, the arrival buffers or the queue are full."""

@@ -29,11 +29,11 @@ class RecordAnswers:
     def ask_in(self, peer_id: str, ask: RecordAsk) -> None:
         """Take a peer's question. The answer goes beside the log once it has been read."""
         core = self._core
-        if self._serving >= SERVING_MAX or core.wheel.absorbing or len(ask.ids) % 8:
+        if self._serving >= SERVING_MAX or core.wheel.ingestion.absorbing or len(ask.ids) % 8:
             return
         most = UNITS_ASKED_MAX if ask.units_only else ASKED_MAX
         ids = np.frombuffer(ask.ids[: 8 * most], "<u8")
-        ids = ids[core.wheel.lookup(ids, following=not ask.units_only).found]
+        ids = ids[core.wheel.reads.lookup(ids, following=not ask.units_only).found]
         if not len(ids):
             return
         self._serving += 1

@@ -167,7 +167,7 @@ class Salvage(Part):
         subscription = state.subscription(*channel.key)
         if subscription is channel.subscription and subscription.epoch == channel.epoch:
             position, id = np.array([case.position], np.uint64), np.array([case.id], np.uint64)
-            if subscription.attempts_of(position)[0] and not self._core.wheel.removed(id):
+            if subscription.attempts_of(position)[0] and not self._core.wheel.holdings.removed(id)[0]:
                 # Delivered ahead of a dispatch that failed, another message may have its place by now.
                 dispatched = case.position < state.ready_count(channel.key[1])
                 if not dispatched or int(subscription.ids_of(position)[0]) == case.id:

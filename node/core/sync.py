@@ -71,7 +71,7 @@ class SyncState:
     def newest(self, leading_term: int) -> Synced:
         """The newest pair this node knows: its own as master of `leading_term`, else (0) what it heard."""
         if leading_term:
-            return Synced(leading_term, self._wheel.tick, self._wheel.local_index)
+            return Synced(leading_term, self._wheel.window.tick, self._wheel.window.local_index)
         return Synced(self.heard.term, self.heard.tick, self.heard.local_index)
 
     def outgoing(self, peer_id: str) -> PeerFrame | None:
@@ -83,8 +83,8 @@ class SyncState:
         return PeerFrame(
             sync=Sync(
                 number=self._number,
-                tick=self._wheel.tick,
-                local_index=self._wheel.local_index,
+                tick=self._wheel.window.tick,
+                local_index=self._wheel.window.local_index,
                 clock_ms=self._clock.now_ms() if self._clock.known else 0,
                 sent_ns=self._monotonic_ns(),
                 leases=ranges,

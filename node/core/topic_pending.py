@@ -173,9 +173,14 @@ class TopicPending(Part):
             if self._known is not None or self._count is not None:
                 self._forget()
             return
-        if self._count is not None or self.counted or steady_ms < self._not_before_ms or self._core.wheel.absorbing:
+        if (
+            self._count is not None
+            or self.counted
+            or steady_ms < self._not_before_ms
+            or self._core.wheel.ingestion.absorbing
+        ):
             return
-        self._count = _Count(self._core.wheel.pin(0, DUE_MS_LIMIT), steady_ms)
+        self._count = _Count(self._core.wheel.reads.pin(0, DUE_MS_LIMIT), steady_ms)
         self._next_page(self._count)
 
     def _next_page(self, count: _Count) -> None:

@@ -163,7 +163,7 @@ class Background:
 
     def read_records(self, units: Units, answer: Answer[list[bytes]]) -> None:
         """Read the records (meta and payload) of units, in their order. RemovedError: one of them is gone."""
-        job = self._wheel.records(units)
+        job = self._wheel.reads.records(units)
         if job.missing:
             answer(None, RemovedError("a message was removed with its hour"))
             return
@@ -179,18 +179,18 @@ class Background:
     def _explained(self, ids: Ids, error: BaseException) -> BaseException:
         """The error to report: RemovedError if files were removed under the reader, for that is no failure of the
         disk."""
-        if isinstance(error, DiskError) and self._wheel.removed(ids):
+        if isinstance(error, DiskError) and self._wheel.holdings.removed(ids).any():
             return RemovedError("a message was removed with its hour")
         return error
 
     def read_units(self, ids: Ids, answer: Answer[Units], *, following: bool = True) -> None:
         """Read the units of existing ids, in their order. RemovedError: one of them is gone."""
-        job = self._wheel.lookup(ids, following=following)
+        job = self._wheel.reads.lookup(ids, following=following)
 
         def value() -> Units:
             if not job.found.all():
                 missing = ids[~job.found]
-                if self._wheel.removed(missing):
+                if self._wheel.holdings.removed(missing).any():
                     raise RemovedError("a message was removed with its hour")
                 raise LookupError(f"messages {missing[:3].tolist()} are in a ready queue but not in the wheel")
             return job.units
@@ -210,7 +210,7 @@ class Background:
 
     def look_up(self, ids: Ids, answer: Answer[Found]) -> None:
         """Find the message that one id names now."""
-        job = self._wheel.lookup(ids)
+        job = self._wheel.reads.lookup(ids)
 
         def value() -> Found:
             if not bool(job.found[0]):
@@ -237,7 +237,7 @@ class Background:
         answer: Answer[ScanJob],
     ) -> None:
         """Find pending units of a time range in dispatch order, as far as one job goes."""
-        job = self._wheel.scan(due_min, due_max, start, limit, wanted)
+        job = self._wheel.reads.scan(due_min, due_max, start, limit, wanted)
         self._read(job, answer, lambda: job)
 
     def scan_pinned(
@@ -251,10 +251,10 @@ class Background:
         answer: Answer[ScanJob],
     ) -> None:
         """Find units of one hour as of a pin, as far as one job goes."""
-        job = self._wheel.scan_pinned(pinned, hour, start, due_min, due_max, limit)
+        job = self._wheel.reads.scan_pinned(pinned, hour, start, due_min, due_max, limit)
         self._read(job, answer, lambda: job)
 
     def count(self, due_min: int, due_max: int, bucket_ms: int, wanted: Wanted, answer: Answer[CountJob]) -> None:
         """Count pending units of a time range by bucket, as far as one job goes."""
-        job = self._wheel.count(due_min, due_max, bucket_ms, wanted)
+        job = self._wheel.reads.count(due_min, due_max, bucket_ms, wanted)
         self._read(job, answer, lambda: job)

@@ -1,5 +1,5 @@
-"""The interface of the wheel for the state machine: `tickwheel.wheel.engine.Wheel` implements it, and so does the model
-of the tests."""
+"""What the state machine needs of a wheel. `tickwheel.wheel.engine.Wheel` offers it, and so does the model of the
+tests."""
 
 from __future__ import annotations
 

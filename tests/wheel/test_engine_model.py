@@ -12,8 +12,7 @@ import pytest
 from tests.storage.bundle_v1 import build_v1
 from tickwheel.storage import bundle
 from tickwheel.storage.simulated import SimulatedDisk
-from tickwheel.wheel.engine import CancelOutcome, Wheel
-from tickwheel.wheel.holdings import WheelConfig
+from tickwheel.wheel.engine import CancelOutcome, Wheel, WheelConfig
 from tickwheel.wheel.sweep import DISPATCHED, DONE, MARKED, UNKNOWN
 from tickwheel.wheel.units import UNIT, CursorKey, Units
 
@@ -101,7 +100,7 @@ class History:
         self.log.append(("ingest", (name, layout, self.now_ms)))
         cursor = self.wheel.cursor
         due = np.maximum(units["due_requested_ms"], cursor.due_ms)
-        next_index = {hour: self.wheel._hours.units(hour) for hour in (due // HOUR_MS).tolist()}
+        next_index = {hour: self.wheel.holdings.hours.units(hour) for hour in (due // HOUR_MS).tolist()}
         before = self.wheel.pending
         self.wheel.ingest(name, layout, (1, 1), self.now_ms)
         assert self.wheel.pending == before + len(units)
@@ -113,8 +112,8 @@ class History:
 
     def absorb(self) -> None:
         """What the node does before it applies further."""
-        assert self.wheel.absorbing and self.wheel.lacking is None
-        while self.wheel.absorbing:
+        assert self.wheel.ingestion.absorbing and self.wheel.ingestion.lacking is None
+        while self.wheel.ingestion.absorbing:
             for job in self.wheel.jobs(self.now_ms):
                 if self.rng.random() < 0.3:
                     self.wheel.abandon(job)
@@ -127,22 +126,22 @@ class History:
         if not self.pending:
             return
         chosen = self.rng.sample(self.pending, min(5, len(self.pending)))
-        lookup = self.wheel.lookup(np.array([p.id for p in chosen], np.uint64))
+        lookup = self.wheel.reads.lookup(np.array([p.id for p in chosen], np.uint64))
         if not lookup.done:
             lookup.run()
         assert lookup.found.all() and (lookup.units["topic_id"] == 1).all()
         assert [(int(u["due_ms"]), int(u["index"])) for u in lookup.units] == [p.key for p in chosen]
-        records = self.wheel.records(lookup.units)
+        records = self.wheel.reads.records(lookup.units)
         if not records.done:
             records.run()
         assert records.records == [p.record for p in chosen]
         after = CursorKey(*self.rng.choice(self.pending).key) if self.rng.random() < 0.5 else None
-        scan = self.wheel.scan(0, self.now_ms + 200 * HOUR_MS, after, 30)
+        scan = self.wheel.reads.scan(0, self.now_ms + 200 * HOUR_MS, after, 30)
         scan.run()
         near = [p.key for p in self.pending if p.key[0] < self.now_ms + 200 * HOUR_MS]
         expected = sorted(key for key in near if after is None or key >= tuple(after))[:30]
         assert [(int(u["due_ms"]), int(u["index"])) for u in scan.units] == expected
-        count = self.wheel.count(0, self.now_ms + 200 * HOUR_MS, HOUR_MS)
+        count = self.wheel.reads.count(0, self.now_ms + 200 * HOUR_MS, HOUR_MS)
         count.run()
         assert dict(count.buckets) == Counter(due_ms // HOUR_MS * HOUR_MS for due_ms, _ in near)
 
@@ -171,7 +170,7 @@ class History:
         self.log.append(("dispatch", target))
         expected = sorted((p for p in self.pending if p.key < tuple(target)), key=lambda p: p.key)
         dispatched = self.wheel.dispatch(target)
-        job = self.wheel.records(dispatched.units)
+        job = self.wheel.reads.records(dispatched.units)
         if not job.done:
             job.run()
         assert job.records == [p.record for p in expected]
@@ -235,7 +234,7 @@ def test_moved_message_keeps_its_first_id() -> None:
     successor["size"] = 3
     outcome, new_id = history.wheel.move(first, int(units["due_ms"][-1]), successor, b"abc")
     assert outcome is CancelOutcome.MOVED
-    assert history.wheel.resolve(first) == new_id
+    assert history.wheel.marks.moves.resolve(first)[0] == new_id
     assert history.wheel.pending == len(ids)
     assert history.wheel.cancel(first, int(units["due_ms"][-1])) is CancelOutcome.CANCELLED
     assert history.wheel.pending == len(ids) - 1
@@ -263,7 +262,7 @@ def test_cost_of_append_does_not_depend_on_spread() -> None:
         before = disk.counters()
         wheel.append(units, bytes(40_960))
         assert disk.counters() == before
-        writes.append(wheel.buffer_bytes)
+        writes.append(wheel.holdings.buffer_bytes)
     assert writes[1] < 2 * writes[0]
 
 
@@ -282,7 +281,7 @@ def test_many_at_once_are_one_after_the_other(seed: int, moving: bool) -> None:
         successor["due_requested_ms"], successor["size"] = first.key[0] + 1, 1
         history.wheel.move(first.id, first.key[0], successor, b"m")
     one, many = (history.wheel for history in twins)
-    job = one.scan(0, START_MS + 1000 * HOUR_MS, None, 1_000)
+    job = one.reads.scan(0, START_MS + 1000 * HOUR_MS, None, 1_000)
     job.run()
     rng = random.Random(seed)
     pending = [(twins[0].pending[0].id, twins[0].pending[0].key[0])]
@@ -300,8 +299,8 @@ def test_many_at_once_are_one_after_the_other(seed: int, moving: bool) -> None:
     records = [bytes([65 + row % 26]) * int(size) for row, size in enumerate(successors["size"])]
     expected = []
     for row, number in enumerate(ids.tolist()):
-        marked = one.resolve(number)
-        was_marked = one._marks.has(marked >> 32, marked & 0xFFFF_FFFF)
+        marked, _ = one.marks.moves.resolve(number)
+        was_marked = one.marks.has(marked >> 32, marked & 0xFFFF_FFFF)
         if moving:
             outcome, _ = one.move(number, int(due_ms[row]), successors[row : row + 1].copy(), records[row])
         else:
@@ -310,7 +309,7 @@ def test_many_at_once_are_one_after_the_other(seed: int, moving: bool) -> None:
     if moving:
         got, new_ids, _ = many.move_many(ids, due_ms, successors.copy(), b"".join(records))
         moved_ids = ids[np.array(got) == DONE].tolist()
-        assert [many.resolve(number) for number in moved_ids] == new_ids.tolist()
+        assert [many.marks.moves.resolve(number)[0] for number in moved_ids] == new_ids.tolist()
         # What was moved by this very command is moved again when it comes one by one.
         doubled = [row for row, number in enumerate(ids.tolist()) if number in ids[:row].tolist()]
         got, expected = np.delete(got, doubled), np.delete(expected, doubled).tolist()

@@ -7,8 +7,7 @@ import random
 import numpy as np
 
 from tickwheel.storage.simulated import SimulatedDisk
-from tickwheel.wheel.engine import Wheel
-from tickwheel.wheel.holdings import WheelConfig
+from tickwheel.wheel.engine import Wheel, WheelConfig
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, Units
 
 START_MS = 500_000 * HOUR_MS
@@ -48,7 +47,7 @@ def test_an_hour_of_many_between_empty_ones_and_one_two_years_ahead() -> None:
     for part in np.split(due, 12):
         append(wheel, part)
     append(wheel, np.array([START_MS + TWO_YEARS_MS]))
-    assert len(wheel.hours()) == 2 and wheel.pending == MANY + 1
+    assert len(wheel.holdings.hours.used()) == 2 and wheel.pending == MANY + 1
     assert len(wheel.dispatch(CursorKey(full_ms, 0)).units) == 0
 
     middle_ms = full_ms + HOUR_MS // 2 + 123
@@ -60,11 +59,11 @@ def test_an_hour_of_many_between_empty_ones_and_one_two_years_ahead() -> None:
     assert np.array_equal(np.concatenate([first, second]), np.sort(due))
 
     far_ms = START_MS + TWO_YEARS_MS
-    counted = wheel.count(0, far_ms + 1, HOUR_MS)
+    counted = wheel.reads.count(0, far_ms + 1, HOUR_MS)
     counted.run()
     assert counted.buckets == [(far_ms, 1)]
     assert len(wheel.dispatch(CursorKey(far_ms, 0)).units) == 0
     wheel = restarted(disk, wheel)
-    assert wheel.next_due_ms() is not None and (wheel.next_due_ms() or 0) <= far_ms
+    assert wheel.window.next_due_ms() is not None and (wheel.window.next_due_ms() or 0) <= far_ms
     assert wheel.dispatch(CursorKey(far_ms + 1, 0)).units["due_ms"].tolist() == [far_ms]
-    assert wheel.pending == 0 and wheel.next_due_ms() is None
+    assert wheel.pending == 0 and wheel.window.next_due_ms() is None

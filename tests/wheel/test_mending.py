@@ -9,8 +9,7 @@ import pytest
 
 from tickwheel.storage.segment import CorruptSegmentError
 from tickwheel.storage.simulated import SimulatedDisk
-from tickwheel.wheel.engine import Wheel
-from tickwheel.wheel.holdings import WheelConfig
+from tickwheel.wheel.engine import Wheel, WheelConfig
 from tickwheel.wheel.mending import MendJob, SurveyJob, UnlikeUnitError
 from tickwheel.wheel.units import HOUR_MS, LACKING, UNIT
 
@@ -45,16 +44,16 @@ class Member:
             file.close()
 
     def survey(self) -> SurveyJob:
-        job = self.wheel.survey(HOUR)
+        job = SurveyJob(self.wheel.holdings.open_hour(HOUR))
         job.run()
         return job
 
     def mend(self, job: SurveyJob, units: dict[int, np.void]) -> None:
-        MendJob(self.wheel.opened(HOUR), self.slot_ms, job.bad, units).run()
+        MendJob(self.wheel.holdings.open_hour(HOUR), self.slot_ms, job.bad, units).run()
 
     def units_of(self, job: SurveyJob) -> dict[int, np.void]:
         """What it has of what another one has lost."""
-        lookup = self.wheel.lookup(job.ids, following=False)
+        lookup = self.wheel.reads.lookup(job.ids, following=False)
         lookup.run()
         assert lookup.found.all()
         return dict(zip(job.ids.tolist(), lookup.units, strict=True))
@@ -85,7 +84,7 @@ def test_rows_are_as_they_were(seed: int) -> None:
         moved = np.zeros(1, UNIT)
         moved["due_requested_ms"] = START_MS + 3 * HOUR_MS
         for member in (one, other):
-            lookup = member.wheel.lookup(np.array([id], np.uint64))
+            lookup = member.wheel.reads.lookup(np.array([id], np.uint64))
             lookup.run()
             member.wheel.move(id, int(lookup.units["due_ms"][0]), moved.copy(), b"")
     kind = seed % 4
@@ -141,6 +140,6 @@ def test_what_was_never_here_is_not_taken_for_a_record() -> None:
     one.disk.flip(f"{PATH}.index", 96)
     job = one.survey()
     one.mend(job, other.units_of(job))
-    lookup = one.wheel.lookup(np.array([HOUR << 32, HOUR << 32 | 1], np.uint64))
+    lookup = one.wheel.reads.lookup(np.array([HOUR << 32, HOUR << 32 | 1], np.uint64))
     lookup.run()
     assert (lookup.units["flags"] & LACKING).astype(bool).tolist() == [True, False]

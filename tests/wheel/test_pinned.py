@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.storage.simulated import SimulatedDisk
-from tickwheel.wheel.engine import Wheel
-from tickwheel.wheel.holdings import WheelConfig
+from tickwheel.wheel.engine import Wheel, WheelConfig
 from tickwheel.wheel.units import HOUR_MS, UNIT, CursorKey, ids_of
 
 BASE_MS = 490_000 * HOUR_MS
@@ -55,7 +54,7 @@ def test_what_comes_later_does_not_show(
     pin = expected = None
     for number, (kind, value) in enumerate([*steps, ("end", 0)]):
         if number == min(pinned_at, len(steps)):
-            pin, expected = wheel.pin(0, 1 << 50), sorted(pending)
+            pin, expected = wheel.reads.pin(0, 1 << 50), sorted(pending)
         if kind == "append":
             known += append(wheel, [BASE_MS + value])
             pending[known[-1]] = 0
@@ -75,7 +74,7 @@ def test_what_comes_later_does_not_show(
     for hour in pin.hours.tolist():
         start: CursorKey | None = None
         while True:
-            job = wheel.scan_pinned(pin, hour, start, 0, 1 << 50, page)
+            job = wheel.reads.scan_pinned(pin, hour, start, 0, 1 << 50, page)
             job.run()
             found += [int(n) for n in ids_of(pin.known(hour, job.units))]
             if job.next_key is None:
@@ -86,6 +85,6 @@ def test_what_comes_later_does_not_show(
 
 
 def _units(wheel: Wheel, id: int) -> np.ndarray:
-    job = wheel.lookup(np.array([id], np.uint64))
+    job = wheel.reads.lookup(np.array([id], np.uint64))
     job.run()
     return job.units[job.found]

@@ -29,7 +29,7 @@ def pages(history: History, limit: int, wanted: Wanted | None = None, due_min: i
     found: list[int] = []
     start: CursorKey | None = None
     while True:
-        job = history.wheel.scan(due_min, END_MS, start, limit, wanted)
+        job = history.wheel.reads.scan(due_min, END_MS, start, limit, wanted)
         job.run()
         assert len(job.units) <= limit
         found += ids_of(job.units).tolist()
@@ -62,7 +62,7 @@ def test_pages_and_counts_are_the_list(seed: int) -> None:
         counts: dict[int, int] = {}
         start_ms: int | None = 0
         while start_ms is not None:
-            job = history.wheel.count(start_ms, END_MS, bucket_ms)
+            job = history.wheel.reads.count(start_ms, END_MS, bucket_ms)
             job.run()
             for at_ms, count in job.buckets:
                 counts[at_ms] = counts.get(at_ms, 0) + count
@@ -99,7 +99,7 @@ def test_what_a_unit_says_sorts_it_out() -> None:
     ]
     for wanted, keep in cases:
         assert sorted(pages(history, 4, wanted)) == sorted(ids[keep].tolist()), wanted
-        counted = history.wheel.count(0, END_MS, HOUR_MS, wanted)
+        counted = history.wheel.reads.count(0, END_MS, HOUR_MS, wanted)
         counted.run()
         if counted.next_ms is None:
             assert sum(count for _, count in counted.buckets) == int(keep.sum())
@@ -109,7 +109,7 @@ def test_a_page_is_not_shifted_by_what_comes_meanwhile() -> None:
     """Between two pages messages are scheduled before and behind the place: those that were there come once each."""
     history = grown(5)
     expected = [item.id for item in sorted(history.pending, key=lambda item: item.key)]
-    job = history.wheel.scan(0, END_MS, None, len(expected) // 2)
+    job = history.wheel.reads.scan(0, END_MS, None, len(expected) // 2)
     job.run()
     first = ids_of(job.units).tolist()
     for _ in range(5):
@@ -118,7 +118,7 @@ def test_a_page_is_not_shifted_by_what_comes_meanwhile() -> None:
     rest: list[int] = []
     start = job.next_key
     while start is not None:
-        job = history.wheel.scan(0, END_MS, start, 10)
+        job = history.wheel.reads.scan(0, END_MS, start, 10)
         job.run()
         rest += ids_of(job.units).tolist()
         start = job.next_key

@@ -15,7 +15,7 @@ BUFFER_BYTES = 64 << 10
 def held_bytes(node: Node) -> int:
     """What a node keeps in memory of arrivals."""
     assert node.host is not None
-    return node.host.core.wheel.buffer_bytes
+    return node.host.core.wheel.holdings.buffer_bytes
 
 
 def world() -> World:

@@ -217,7 +217,7 @@ def test_loaded_messages_are_noted_by_their_bundle() -> None:
         listed = dict(zip(ids.tolist(), due, strict=True))
         assert sorted(listed.values())[len(early) :] == sorted(wanted.values())[len(early) :]
         assert node.host is not None
-        lookup = node.host.core.wheel.lookup(ids)
+        lookup = node.host.core.wheel.reads.lookup(ids)
         lookup.run()
         assert lookup.found.all() and lookup.units["due_ms"].tolist() == due
         some = np.sort(ids[[3, 30, 50]])

@@ -222,8 +222,8 @@ def test_a_checkpoint_waits_for_what_a_node_lacks(world: World) -> None:
     done: list[Any] = []
     core.checkpointer.request(done.append)
     slave.wake()
-    assert core.wheel.absorbing and not done
+    assert core.wheel.ingestion.absorbing and not done
     world.run_until(lambda: bool(done))
-    assert not core.wheel.absorbing and bundle.bundle_path(name_of(data)) in {file.path for file in done[0]}
+    assert not core.wheel.ingestion.absorbing and bundle.bundle_path(name_of(data)) in {file.path for file in done[0]}
     core.checkpointer.copied(done[0])
     settle_down(world)

@@ -18,8 +18,7 @@ from tickwheel.node.core.failure import limit_reached, not_master
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
 from tickwheel.proto.log_pb2 import Command
 from tickwheel.storage.simulated import SimulatedDisk
-from tickwheel.wheel.engine import Wheel
-from tickwheel.wheel.holdings import WheelConfig
+from tickwheel.wheel.engine import Wheel, WheelConfig
 from tickwheel.wheel.units import UNIT, CursorKey
 
 NOW_MS = 490_000 * 3_600_000

@@ -248,7 +248,7 @@ def test_the_synced_pair_survives_a_restart() -> None:
     load(world, client, 3)
     slave = next(node for node in world.nodes.values() if node is not master)
     assert slave.host is not None and master.host is not None
-    tick_before = master.host.core.wheel.tick
+    tick_before = master.host.core.wheel.window.tick
     for node in world.nodes.values():
         node.kill()
     slave.start()

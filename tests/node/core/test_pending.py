@@ -117,7 +117,7 @@ def test_a_page_keeps_what_did_not_go() -> None:
     master = trio.master()
     assert master is not None and master.host is not None
     core = master.host.core
-    units = core.wheel.lookup(np.array(ids, np.uint64))
+    units = core.wheel.reads.lookup(np.array(ids, np.uint64))
     units.run()
     answers: list[Any] = []
     hour = (ids[0] >> 32) + 3

@@ -166,7 +166,7 @@ def test_while_arrivals_wait_for_the_disk_a_commit_waits_too() -> None:
     job = writer.job()
     assert job.state == STAGED_PUBLISHING and 0 < job.rows_published < 4_000
     assert master.host is not None
-    assert master.host.core.wheel.buffer_bytes < 3 * config.buffer_bytes_max
+    assert master.host.core.wheel.holdings.buffer_bytes < 3 * config.buffer_bytes_max
     for node in world.nodes.values():
         node.release()
     world.run_until(lambda: writer.job().state == STAGED_PUBLISHED)

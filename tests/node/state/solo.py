@@ -152,7 +152,7 @@ class Solo:
         for hour, end in _next_indexes(self.wheel).items():
             for index in range(before.get(hour, 0), end):
                 number = hour << 32 | index
-                job = self.wheel.lookup(np.array([number], np.uint64))
+                job = self.wheel.reads.lookup(np.array([number], np.uint64))
                 job.run()
                 origin = int(job.units["origin_hour"][0]) << 32 | int(job.units["origin_index"][0])
                 self.expected[number] = self.records[origin]
@@ -225,11 +225,11 @@ class Solo:
 
     def _check(self) -> None:
         ids = np.array(sorted(self.expected), np.uint64)
-        job = self.wheel.lookup(ids)
+        job = self.wheel.reads.lookup(ids)
         job.run()
         if not job.found.all():
             raise Harm("a message is not found")
-        records = self.wheel.records(job.units)
+        records = self.wheel.reads.records(job.units)
         records.run()
         if records.records != [self.expected[number] for number in ids.tolist()]:
             raise Harm("a record is another")
@@ -253,4 +253,4 @@ class Solo:
 
 def _next_indexes(wheel: Wheel) -> dict[int, int]:
     """The next global index of each hour."""
-    return {hour: wheel._hours.units(hour) for hour in wheel.hours()}
+    return {hour: wheel.holdings.hours.units(hour) for hour in wheel.holdings.hours.used().tolist()}

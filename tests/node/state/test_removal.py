@@ -198,9 +198,9 @@ def test_questions_about_removed_hours_have_answers() -> None:
     due_ms = solo.now_ms + 1_000
     solo.dispatch(solo.now_ms + 2 * HOUR_MS)
     positions, ready_ids, attempts = subscription.deliverable(0, 1_000)
-    lookup = solo.wheel.lookup(np.array(ids, np.uint64))
+    lookup = solo.wheel.reads.lookup(np.array(ids, np.uint64))
     lookup.run()
-    reading = solo.wheel.records(lookup.units[:10])
+    reading = solo.wheel.reads.records(lookup.units[:10])
     solo.settle()
     solo.checkpoint()
     solo.remove(HOUR_0 + 1, forced_below=0)
@@ -208,19 +208,19 @@ def test_questions_about_removed_hours_have_answers() -> None:
     # A worker that was to read it finds no file; one that comes later is told at once.
     with pytest.raises(Exception, match="cannot open"):
         reading.run()
-    assert solo.wheel.removed(np.array(ids[:1], np.uint64))
-    assert solo.wheel.records(lookup.units[:10]).missing
-    again = solo.wheel.lookup(np.array([*ids[:5], moved], np.uint64))
+    assert solo.wheel.holdings.removed(np.array(ids[:1], np.uint64)).all()
+    assert solo.wheel.reads.records(lookup.units[:10]).missing
+    again = solo.wheel.reads.lookup(np.array([*ids[:5], moved], np.uint64))
     again.run()
     assert again.found.tolist() == [False] * 5 + [True]
     assert solo.wheel.cancel(ids[1], due_ms) is CancelOutcome.NOT_FOUND
     assert solo.wheel.cancel(ids[4], due_ms) is CancelOutcome.NOT_FOUND
     assert solo.wheel.move(ids[1], due_ms, successor.copy(), b"z")[0] is CancelOutcome.NOT_FOUND
     assert solo.wheel.cancel(moved, due_ms) is CancelOutcome.CANCELLED
-    scan = solo.wheel.scan(0, solo.now_ms + 10 * HOUR_MS, None, 100)
+    scan = solo.wheel.reads.scan(0, solo.now_ms + 10 * HOUR_MS, None, 100)
     scan.run()
     assert not len(scan.units)
-    count = solo.wheel.count(0, solo.now_ms + 10 * HOUR_MS, HOUR_MS)
+    count = solo.wheel.reads.count(0, solo.now_ms + 10 * HOUR_MS, HOUR_MS)
     count.run()
     assert count.buckets == []
     # Late settlements of what is gone change nothing and read nothing.
