@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 import grpc
 
@@ -25,7 +25,7 @@ from tickwheel.client.dead import DeadClient
 from tickwheel.client.errors import SequenceError
 from tickwheel.client.ids import parse_id, text_of
 from tickwheel.client.lanes import Doubt, Lanes
-from tickwheel.client.messages import KIND_DELAY, KIND_DUE, Receipt, meta_of, refused, row_of, when_of
+from tickwheel.client.messages import KIND_DELAY, KIND_DUE, MessageOptions, Receipt, refused, row_of, when_of
 from tickwheel.client.producer import (
     BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
@@ -170,24 +170,15 @@ class AsyncClient:
         topic: str,
         payload: bytes | str,
         *,
-        due_ms: int | None = None,
-        delay_ms: int | None = None,
-        delay: timedelta | None = None,
-        level: int | None = None,
-        key: str = "",
-        tags: Sequence[str] = (),
-        headers: Mapping[str, str] | None = None,
-        message_group: str = "",
-        jitter: timedelta | None = None,
         timeout_s: float | None = None,
+        **options: Unpack[MessageOptions],
     ) -> Receipt:
         """Schedule one message. Returns once it is on stable storage of a majority; repeats itself safely until then.
 
-        `level`: 0 is no delay. `jitter`: the master adds a random part of this; the receipt has the resulting time.
+        `options`: exactly one of due_ms, delay_ms, delay and level; key, tags, headers, message_group, jitter.
         Raises OutcomeUnknown if no answer came in time: the message may be scheduled.
         """
-        kind, when = when_of(due_ms, delay_ms, delay, level)
-        row = row_of(topic, payload, kind, when, meta_of(key, tags, headers, message_group), jitter)
+        row = row_of(topic, payload, **options)
         request = scheduler_pb2.ScheduleRequest(message=row.message(), client_name=self._client_name)
 
         async def invoke(channel: grpc.aio.Channel, try_s: float) -> scheduler_pb2.ScheduleReceipt:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,27 @@ def refused(field: str, value: object, limit: str) -> RequestRefused:
     return RequestRefused(
         f"{field}: {shown}: {limit}", "INVALID_FIELD", {"field": field, "value": shown, "limit": limit}
     )
+
+
+class Content(TypedDict, total=False):
+    """What a message carries beside its payload."""
+
+    key: str
+    tags: Sequence[str]
+    headers: Mapping[str, str] | None
+    message_group: str
+
+
+class MessageOptions(Content, total=False):
+    """When a message is due, by exactly one of the first four, and what it carries."""
+
+    due_ms: int | None
+    delay_ms: int | None
+    delay: timedelta | None
+    level: int | None
+    """A delay level of the cluster; 0 is no delay."""
+    jitter: timedelta | None
+    """The master adds a random part of this; the receipt has the resulting time."""
 
 
 def when_of(due_ms: int | None, delay_ms: int | None, delay: timedelta | None, level: int | None) -> tuple[int, int]:
@@ -87,12 +109,17 @@ class Row:
 def row_of(
     topic: str,
     payload: bytes | str,
-    kind: int,
-    when: int,
-    meta: common_pb2.MessageMeta | None,
+    *,
+    due_ms: int | None = None,
+    delay_ms: int | None = None,
+    delay: timedelta | None = None,
+    level: int | None = None,
     jitter: timedelta | None = None,
+    **content: Unpack[Content],
 ) -> Row:
-    """A message from checked parts; text becomes UTF-8."""
+    """A message of MessageOptions; text becomes UTF-8. Raises RequestRefused for a wrong argument."""
+    kind, when = when_of(due_ms, delay_ms, delay, level)
+    meta = meta_of(**content)
     if isinstance(payload, str):
         payload = payload.encode()
     serialized = meta.SerializeToString() if meta is not None else b""

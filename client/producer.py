@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,14 +22,13 @@ from tickwheel.client.errors import ClientClosed, TickwheelError
 from tickwheel.client.ids import id_text
 from tickwheel.client.messages import (
     BatchReceipt,
+    MessageOptions,
     Receipt,
     Row,
     batch_of,
     jitter_ms_of,
-    meta_of,
     refused,
     row_of,
-    when_of,
 )
 from tickwheel.proto import scheduler_pb2
 
@@ -107,20 +107,10 @@ class Producer:
         self,
         topic: str,
         payload: bytes | str,
-        *,
-        due_ms: int | None = None,
-        delay_ms: int | None = None,
-        delay: timedelta | None = None,
-        level: int | None = None,
-        key: str = "",
-        tags: Sequence[str] = (),
-        headers: Mapping[str, str] | None = None,
-        message_group: str = "",
-        jitter: timedelta | None = None,
+        **options: Unpack[MessageOptions],
     ) -> asyncio.Future[Receipt]:
         """Add a message to the next batch; waits only for room. The future gets the receipt or a TickwheelError."""
-        kind, when = when_of(due_ms, delay_ms, delay, level)
-        row = row_of(topic, payload, kind, when, meta_of(key, tags, headers, message_group), jitter)
+        row = row_of(topic, payload, **options)
         size = len(row.payload) + len(row.meta) + ROW_BYTES
         await self._take_room(size)
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
@@ -139,32 +129,10 @@ class Producer:
         self,
         topic: str,
         payload: bytes | str,
-        *,
-        due_ms: int | None = None,
-        delay_ms: int | None = None,
-        delay: timedelta | None = None,
-        level: int | None = None,
-        key: str = "",
-        tags: Sequence[str] = (),
-        headers: Mapping[str, str] | None = None,
-        message_group: str = "",
-        jitter: timedelta | None = None,
+        **options: Unpack[MessageOptions],
     ) -> Receipt:
         """Send a message and wait for its receipt."""
-        future = await self.send(
-            topic,
-            payload,
-            due_ms=due_ms,
-            delay_ms=delay_ms,
-            delay=delay,
-            level=level,
-            key=key,
-            tags=tags,
-            headers=headers,
-            message_group=message_group,
-            jitter=jitter,
-        )
-        return await future
+        return await (await self.send(topic, payload, **options))
 
     # -- many at once
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from tickwheel.client.errors import ClusterUnavailable, OutcomeUnknown, PermissionRefused, TickwheelError
-from tickwheel.node import cli_control  # noqa: F401  # its commands hang below those of cli_cluster
+from tickwheel.node import cli_control, cli_sweeps  # noqa: F401  # they hang below cli_cluster and cli_pending
 from tickwheel.node.cli_cluster import cluster_app
 from tickwheel.node.cli_dead import dead_app
 from tickwheel.node.cli_local import local_app
@@ -26,7 +26,6 @@ from tickwheel.node.cli_node import node_app
 from tickwheel.node.cli_output import fail
 from tickwheel.node.cli_pending import pending_app, plain_app
 from tickwheel.node.cli_recovery import recovery_app
-from tickwheel.node.cli_sweeps import add_sweeps
 from tickwheel.node.cli_top import top_app
 from tickwheel.node.cli_trace import trace_app
 from tickwheel.node.made_files import LocalClusterError
@@ -46,7 +45,6 @@ app = typer.Typer(
 )
 for part in (messages_app, trace_app, top_app, plain_app, local_app, cluster_app, recovery_app, dead_app, node_app):
     app.add_typer(part)
-add_sweeps(pending_app)
 app.add_typer(pending_app, name="pending")
 
 

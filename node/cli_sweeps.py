@@ -29,7 +29,7 @@ from tickwheel.node.cli_output import (
     time_text,
     use_json,
 )
-from tickwheel.node.cli_pending import From, Key, KeyPrefix, Tag, TopicName, Until, cold_text, selection
+from tickwheel.node.cli_pending import From, Key, KeyPrefix, Tag, TopicName, Until, cold_text, pending_app, selection
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Start the job, print its id, and do not wait.")]
@@ -102,6 +102,7 @@ def _report(sweep: Sweep, as_json: bool) -> None:
         out.print(sweep.job_id)
 
 
+@pending_app.command()
 def cancel(
     topic: TopicName = "",
     tag: Tag = "",
@@ -129,6 +130,7 @@ def cancel(
     _report(asyncio.run(go()), as_json)
 
 
+@pending_app.command()
 def reschedule(
     topic: TopicName = "",
     tag: Tag = "",
@@ -169,6 +171,7 @@ def reschedule(
     _report(asyncio.run(go()), as_json)
 
 
+@pending_app.command()
 def sweeps(address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """List bulk cancels and moves: the running ones and the last that ended."""
     use_json(as_json)
@@ -212,6 +215,7 @@ def _selected(chosen: Selection) -> str:
     return " ".join(f"{name.replace('_', '-')}={value}" for name, value in values.items())
 
 
+@pending_app.command()
 def stop(job_id: JobId, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = False) -> None:
     """Stop a bulk cancel or move where it stands. What it has done stays done."""
     use_json(as_json)
@@ -221,9 +225,3 @@ def stop(job_id: JobId, address: Addresses = ADDRESS_DEFAULT, as_json: AsJson = 
             return await client.sweeps.stop(job_id)
 
     _report(asyncio.run(go()), as_json)
-
-
-def add_sweeps(app: typer.Typer) -> None:
-    """Hang these commands below `tickwheel pending`."""
-    for command in (cancel, reschedule, sweeps, stop):
-        app.command()(command)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import version
 
 from tests.project.imports import FOLDERS, PACKAGE, ROOT, modules
 
 LINES_MAX = 500
 """Beyond this a module holds two nouns. Reported, not refused: cutting needs judgement."""
+ARGUMENTS_MAX = 10
+MANY_ARGUMENTS = {"tickwheel.client.async_client.AsyncClient.consumer": "the constructor of Consumer, for users"}
+"""Function -> why it takes more."""
 
 
 def test_every_package_folder_has_its_link() -> None:
@@ -120,6 +125,34 @@ def test_module_sizes_are_reported() -> None:
         if lines > LINES_MAX:
             print(f"{lines:5} lines, more than {LINES_MAX}: {name}")
     assert sum(lines for lines, _ in sizes) > 0
+
+
+def test_functions_take_few_arguments() -> None:
+    """At most ten; a constructor takes what its object is made of, and a command of typer its options."""
+
+    def functions(node: ast.AST, name: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+        for child in ast.iter_child_nodes(node):
+            inner = f"{name}.{child.name}" if hasattr(child, "name") else name
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield inner, child
+            yield from functions(child, inner)
+
+    def is_command(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        called = [item.func for item in function.decorator_list if isinstance(item, ast.Call)]
+        return any(isinstance(item, ast.Attribute) and item.attr in ("command", "callback") for item in called)
+
+    def arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+        names = [item.arg for item in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+        return len(names) - (names[:1] in (["self"], ["cls"]))
+
+    many = {
+        name
+        for folder in FOLDERS
+        for module, path in modules(folder)
+        for name, function in functions(ast.parse(path.read_text(encoding="utf-8")), module)
+        if arguments(function) > ARGUMENTS_MAX and function.name != "__init__" and not is_command(function)
+    }
+    assert many == set(MANY_ARGUMENTS)
 
 
 def test_generated_documents_are_fresh() -> None:
