@@ -9,7 +9,7 @@ A node that answers any try does not hang. So the nodes are asked for the master
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import TypeVar
 
 A = TypeVar("A")
@@ -48,8 +48,8 @@ class Tries:
         self,
         patience_s: float,
         master: Callable[[], str | None],
-        watch: Callable[[object, Callable[[str], None]], None],
-        unwatch: Callable[[object], None],
+        watch: Callable[[Hashable, Callable[[str], None]], None],
+        unwatch: Callable[[Hashable], None],
     ) -> None:
         """`patience_s`: tries that have waited for less are not abandoned. `master`: returns the known master.
 

@@ -230,7 +230,10 @@ class Carrier:
             if self._rng.random() < 0.95:  # else it is lost on its way
                 self._wires.back(heard, state)
 
-        self._wires.call(self._wires.machine(target), lambda face: face.bulk.take_over(request, answered))
+        def call(face: CoreFace) -> None:
+            face.serving.start(face.bulk.take_over(request), answered)
+
+        self._wires.call(self._wires.machine(target), call)
         self._world.after(4 * TIMEOUT_NS, timed_out)
 
     def _taken(self, load: Load, place: int, life: int) -> None:

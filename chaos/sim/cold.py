@@ -133,7 +133,7 @@ class Cold:
                 wait_ns = 0 if self._wires.winding_down else self._rng.randrange(LOAD_AFTER_NS_MOST)
                 self._world.after(wait_ns, self._load, part)
 
-        self._asking.command(lambda face, answer: face.cold.register(request, answer), told)
+        self._asking.command(lambda face, answer: face.serving.start(face.cold.register(request), answer), told)
 
     def _build(self) -> _Part:
         """A part of messages due within the current day, most of them soon."""
@@ -192,7 +192,8 @@ class Cold:
             known = tuple(part.number for part in page.parts)
             self._history.add(ColdListed(self._world.now_ns, asked_ns, known, waiting))
 
-        self._asking.command(lambda face, answer: face.cold.parts(cold_pb2.ListColdPartsRequest(), answer), told)
+        request = cold_pb2.ListColdPartsRequest()
+        self._asking.command(lambda face, answer: face.serving.start(face.cold.parts(request), answer), told)
 
     def _cancel(self, uid: int, number: int) -> None:
         if self._wires.winding_down:
@@ -253,4 +254,4 @@ class Cold:
             self._carrier.load(f"moved-{bundle.name[:16]}", [bundle], cold, again)
 
         request = cold_pb2.ListColdMovedRequest(due_below_ms=self._world.wall_ms + (DAY_MS if winding_down else 2_000))
-        self._asking.command(lambda face, answer: face.cold.moved(request, answer), listed)
+        self._asking.command(lambda face, answer: face.serving.start(face.cold.moved(request), answer), listed)

@@ -26,7 +26,7 @@ from tickwheel.node.core.leases import HeardLeases, LeaseFeed
 from tickwheel.node.core.listener import CoreListener
 from tickwheel.node.core.membership import MemberDesk
 from tickwheel.node.core.reign import Reign
-from tickwheel.node.core.requests import RequestDesk
+from tickwheel.node.core.requests import RequestDesk, everybody
 from tickwheel.node.core.returns import Returns
 from tickwheel.node.core.settlements import Settlements
 from tickwheel.node.core.sync import SyncState
@@ -154,14 +154,10 @@ def settled_before_commit(patches: Patches) -> None:
 @mutation("a cancel is answered before it is applied")
 def cancelled_before_apply(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def cancel(self: RequestDesk, number: int, done: Callable[[Any], None], *permitted: Any) -> None:
-            core = self._core
-            failure = core.refusal()
-            if failure is not None:
-                done(failure)
-                return
-            original(self, number, lambda outcome: None, *permitted)
-            done(scheduler_pb2.CANCELLED)
+        async def cancel(self: RequestDesk, number: int, *permitted: Any) -> Any:
+            self._core.require_master()
+            self._core.serving.start(original(self, number, *permitted), lambda outcome: None)
+            return scheduler_pb2.CANCELLED
 
         return cancel
 
@@ -458,21 +454,13 @@ def checksums_not_compared(patches: Patches) -> None:
 @mutation("a cancel is done by the master alone")
 def cancel_not_replicated(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def cancel(self: RequestDesk, number: int, done: Callable[[Any], None], *permitted: Any) -> None:
-            core = self._core
-            failure = core.refusal()
-            if failure is not None:
-                done(failure)
-                return
-
-            def found(unit: Any) -> None:
-                if getattr(unit, "units", None) is None:
-                    original(self, number, done)
-                    return
-                outcome = core.wheel.cancel(number, int(unit.units["due_ms"][0]))
-                done(scheduler_pb2.CancelOutcome.Value(outcome.name))
-
-            self._find(number, found)
+        async def cancel(self: RequestDesk, number: int, *permitted: Any) -> Any:
+            self._core.require_master()
+            units = (await self._find(number, everybody)).units
+            if units is None:
+                return await original(self, number)
+            outcome = self._core.wheel.cancel(number, int(units["due_ms"][0]))
+            return scheduler_pb2.CancelOutcome.Value(outcome.name)
 
         return cancel
 

@@ -21,12 +21,14 @@ import numpy as np
 from tickwheel.node.core.bundle_store import BundleStore, Held
 from tickwheel.node.core.cold import ColdDesk
 from tickwheel.node.core.disk_room import DiskRoom
-from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached, refuse
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.world import Now, SteadyMs
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.loads import IngestResult, problem_of
+from tickwheel.node.state.machine import CommandResult
 from tickwheel.proto import bulk_pb2, common_pb2
 from tickwheel.proto.log_pb2 import Command, Ingest
 from tickwheel.proto.peer_pb2 import BundleAsk, BundlePiece, PeerFrame
@@ -46,17 +48,15 @@ LOADED_UNITS_MAX = 1_000_000
 first."""
 CHECKED_MAX = 1_024
 
-LoadAnswer = Callable[[bulk_pb2.LoadState | Failure], None]
-
 
 @dataclass(slots=True, eq=False)
 class _TakeOver:
     """The takeover under way."""
 
     request: bulk_pb2.TakeOverRequest
-    done: LoadAnswer
     begun_ms: int
     """In steady time."""
+    answer: Promise[bulk_pb2.LoadState] = field(default_factory=Promise)
     holders: set[str] = field(default_factory=set)
     layout: Layout | None = None
     proposed: bool = False
@@ -137,49 +137,48 @@ class BulkDesk(Part):
         load = self._core.state.load(job_id)
         return bulk_pb2.LoadState(job_id=job_id) if load is None else load.message()
 
-    def take_over(self, request: bulk_pb2.TakeOverRequest, done: LoadAnswer) -> None:
+    async def take_over(self, request: bulk_pb2.TakeOverRequest) -> bulk_pb2.LoadState:
         """Take over a bundle of a load; for the master."""
-        core = self._core
-        done = core.serving.bound(self.counts.judging("take_over", done))
-        failure = core.refusal()
-        if failure is not None:
-            done(failure)
-            return
-        cold = request.HasField("cold")
-        known = None if cold else core.state.load(request.job_id)
-        if cold and not self._cold.wants(request, done):
-            return
+        with self.counts.counting("take_over"):
+            taken = self._taken(request)
+            if taken is not None:
+                return taken
+            self._check_room(request.name)
+            current = self._current = _TakeOver(request, self._core.steady_ms())
+            current.layout = self._checked.get(request.name)
+            if current.layout is None:
+                self._check(request.name)
+            for peer_id in self._voters():
+                self._core.log.send_beside(peer_id, PeerFrame(bundle_ask=BundleAsk(name=request.name)))
+            self._go_on()
+            return await current.answer
+
+    def _taken(self, request: bulk_pb2.TakeOverRequest) -> bulk_pb2.LoadState | None:
+        """The answer for a bundle that was taken over before, or is not wanted; None: it is wanted."""
+        self._core.require_master()
+        if request.HasField("cold"):
+            return self._cold.unwanted(request)
+        known = self._core.state.load(request.job_id)
         if (
             known is not None
             and (known.sha256, known.bundles) == (request.load_sha256, request.bundles)
             and 1 <= request.sequence <= known.taken
         ):
-            done(known.message())
-            return
-        if not bundles.is_name(request.name):
-            done(invalid("name", request.name, "64 digits of [0-9a-f]").failure)
-            return
-        failure = self._disk_room.refusal()
-        if failure is not None:
-            done(failure)
-            return
+            return known.message()
+        return None
+
+    def _check_room(self, name: str) -> None:
+        """Raise RequestError if a takeover of this bundle cannot begin now."""
+        if not bundles.is_name(name):
+            raise invalid("name", name, "64 digits of [0-9a-f]")
+        refuse(self._disk_room.refusal())
         if self._current is not None:
-            done(limit_reached("bundles_taken_over_at_once", 1, 50))
-            return
-        if core.wheel.window.loaded_units > LOADED_UNITS_MAX:
-            done(limit_reached("messages_nearly_due", LOADED_UNITS_MAX, 200))
-            return
-        if not self.store.held(request.name):
-            text = f"the master does not hold bundle {request.name}; send it to every node, then try again"
-            done(Failure(common_pb2.WRONG_STATE, text, {"field": "name", "retry_after_ms": "200"}))
-            return
-        current = self._current = _TakeOver(request, done, core.steady_ms())
-        current.layout = self._checked.get(request.name)
-        if current.layout is None:
-            self._check(request.name)
-        for peer_id in self._voters():
-            core.log.send_beside(peer_id, PeerFrame(bundle_ask=BundleAsk(name=request.name)))
-        self._go_on()
+            raise RequestError(limit_reached("bundles_taken_over_at_once", 1, 50))
+        if self._core.wheel.window.loaded_units > LOADED_UNITS_MAX:
+            raise RequestError(limit_reached("messages_nearly_due", LOADED_UNITS_MAX, 200))
+        if not self.store.held(name):
+            text = f"the master does not hold bundle {name}; send it to every node, then try again"
+            raise RequestError(Failure(common_pb2.WRONG_STATE, text, {"field": "name", "retry_after_ms": "200"}))
 
     def end(self, failure: Failure) -> None:
         """Answer the takeover under way with `failure`."""
@@ -192,7 +191,7 @@ class BulkDesk(Part):
             self._current = None
             if not isinstance(answer, Failure):
                 self.counts.takeover_ms += self._core.steady_ms() - current.begun_ms
-            current.done(answer)
+            current.answer.keep(answer)
 
     def _check(self, name: str) -> None:
         """Check the whole bundle in a worker, once."""
@@ -277,7 +276,7 @@ class BulkDesk(Part):
         )
         return problem_of(command, state.settings.slot_ms) or command
 
-    def _applied(self, current: _TakeOver, result: object) -> None:
+    def _applied(self, current: _TakeOver, result: CommandResult | Failure) -> None:
         if isinstance(result, IngestResult):
             self._end(current, result.load)
         elif isinstance(result, Failure):

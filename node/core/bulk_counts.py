@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.failure import Failure, RequestError
 
 A = TypeVar("A")
 
@@ -34,6 +35,15 @@ class BulkCounts:
         if isinstance(answer, Failure):
             self.refused[step] += 1
         return answer
+
+    @contextmanager
+    def counting(self, step: str) -> Iterator[None]:
+        """Count a RequestError that is raised in a `with`."""
+        try:
+            yield
+        except RequestError:
+            self.refused[step] += 1
+            raise
 
     def judging(self, step: str, done: Callable[[A], None]) -> Callable[[A], None]:
         """Wrap `done` so that a refusal is counted before it is passed on."""

@@ -7,18 +7,19 @@ through the log.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tickwheel.node.core.creations import TOPICS_PER_GROUP_MAX
 from tickwheel.node.core.delivery import Delivery
-from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
+from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached, refuse
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.sessions import CREDITS_MAX, Closed, Deliver, Session
 from tickwheel.node.core.world import Now
 from tickwheel.node.state.names import check_group_name, check_topic_name
-from tickwheel.node.state.results import AdminResult, SettleResult
+from tickwheel.node.state.results import SettleResult
 from tickwheel.proto import common_pb2, consumer_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest
 from tickwheel.proto.log_pb2 import AdminCommand
@@ -98,8 +99,8 @@ class ConsumerHandle:
 @dataclass(slots=True, eq=False)
 class _Pull:
     request: consumer_pb2.PullRequest
-    done: Callable[[consumer_pb2.DeliverBatch | Failure], None]
     until_ms: int
+    answer: Promise[consumer_pb2.DeliverBatch] = field(default_factory=Promise)
     session: Session | None = None
     answered: bool = False
 
@@ -111,53 +112,19 @@ class ConsumerDesk(Part):
         self._requests = requests
         self._pulls: list[_Pull] = []
 
-    def open(
-        self,
-        request: consumer_pb2.OpenConsumer,
-        deliver: Deliver,
-        closed: Closed,
-        opened: Callable[[ConsumerHandle | Failure], None],
-        actor: str = "",
-    ) -> None:
-        """Attach a consumer. `opened` gets the handle or a Failure, before anything is delivered. `actor`: owner of the
-        group and topics that have to be created."""
+    async def open(
+        self, request: consumer_pb2.OpenConsumer, deliver: Deliver, closed: Closed, actor: str = ""
+    ) -> ConsumerHandle:
+        """Attach a consumer. Nothing is delivered before the handle is returned. `actor`: owner of the group and topics
+        that have to be created."""
         serving = self.core.serving
         deliver, closed = serving.bound(deliver), serving.bound(closed)
-        try:
-            self._check_names(request.group, request.topics)
-            if len(request.consumer_name) > CONSUMER_NAME_LENGTH_MAX:
-                name = request.consumer_name
-                raise invalid("consumer_name", name, f"at most {CONSUMER_NAME_LENGTH_MAX} characters")
-            if request.credits > CREDITS_MAX:
-                raise invalid("credits", request.credits, f"at most {CREDITS_MAX} outstanding")
-        except RequestError as error:
-            opened(error.failure)
-            return
-
-        def ready(group_id: int | Failure) -> None:
-            if isinstance(group_id, Failure):
-                opened(group_id)
-                return
-            core = self.core
-            try:
-                session = self.delivery.sessions.open(
-                    request.group,
-                    group_id,
-                    lease_ms=request.lease_ms,
-                    batch_messages_max=request.batch_messages_max,
-                    credits=0,
-                    deliver=deliver,
-                    closed=closed,
-                    filter=request.filter,
-                )
-            except RequestError as error:
-                opened(error.failure)
-                return
-            session.name = request.consumer_name
-            # `opened` still comes before any delivery: `credit` itself never delivers.
-            self.delivery.sessions.credit(session, request.credits)
-            opened(ConsumerHandle(self, session, core.term))
-
+        self._check_names(request.group, request.topics)
+        if len(request.consumer_name) > CONSUMER_NAME_LENGTH_MAX:
+            name = request.consumer_name
+            raise invalid("consumer_name", name, f"at most {CONSUMER_NAME_LENGTH_MAX} characters")
+        if request.credits > CREDITS_MAX:
+            raise invalid("credits", request.credits, f"at most {CREDITS_MAX} outstanding")
         create = CreateGroupRequest(
             name=request.group,
             topics=request.topics,
@@ -165,56 +132,33 @@ class ConsumerDesk(Part):
             start_ms=request.start_ms,
             filter=request.filter,
         )
-        self._with_group(create, ready, actor)
+        group_id = await self._group(create, actor)
+        session = self.delivery.sessions.open(
+            request.group,
+            group_id,
+            lease_ms=request.lease_ms,
+            batch_messages_max=request.batch_messages_max,
+            credits=0,
+            deliver=deliver,
+            closed=closed,
+            filter=request.filter,
+        )
+        session.name = request.consumer_name
+        self.delivery.sessions.credit(session, request.credits)  # it never delivers itself
+        return ConsumerHandle(self, session, self.core.term)
 
-    def pull(
-        self,
-        request: consumer_pb2.PullRequest,
-        done: Callable[[consumer_pb2.DeliverBatch | Failure], None],
-        actor: str = "",
-    ) -> None:
+    async def pull(self, request: consumer_pb2.PullRequest, actor: str = "") -> consumer_pb2.DeliverBatch:
         """Get one batch; an empty one after `wait_ms` without messages. Not for broadcasting groups. `actor` as in
         `open`."""
-        try:
-            self._check_names(request.group, [*request.topics, *([request.topic] if request.topic else [])])
-            if not 1 <= request.messages_max <= PULL_MESSAGES_MAX:
-                raise invalid("messages_max", request.messages_max, f"1 to {PULL_MESSAGES_MAX}")
-            if request.wait_ms > PULL_WAIT_MS_MAX:
-                raise invalid("wait_ms", request.wait_ms, f"0 to {PULL_WAIT_MS_MAX}")
-            if len(self._pulls) >= PULLS_MAX:
-                raise RequestError(limit_reached("waiting_pulls", PULLS_MAX, 1_000))
-        except RequestError as error:
-            done(error.failure)
-            return
-        done = self.core.serving.bound(done)
-        pull = _Pull(request, done, self.core.steady_ms() + request.wait_ms)
         topics = list(request.topics) or ([request.topic] if request.topic else [])
-
-        def ready(group_id: int | Failure) -> None:
-            if isinstance(group_id, Failure):
-                done(group_id)
-                return
-            if self.core.state.group_broadcasting(group_id):
-                limit = "not a broadcasting group: those are consumed by a stream"
-                done(invalid("group", request.group, limit).failure)
-                return
-            try:
-                pull.session = self.delivery.sessions.open(
-                    request.group,
-                    group_id,
-                    lease_ms=request.lease_ms,
-                    batch_messages_max=request.messages_max,
-                    credits=0,
-                    deliver=lambda batch: self._finish(pull, batch),
-                    closed=lambda failure: self._finish(pull, failure),
-                    topic=request.topic,
-                    filter=request.filter,
-                )
-                self._pulls.append(pull)
-                self.delivery.sessions.credit(pull.session, request.messages_max)
-            except RequestError as error:
-                done(error.failure)
-
+        self._check_names(request.group, [*request.topics, *([request.topic] if request.topic else [])])
+        if not 1 <= request.messages_max <= PULL_MESSAGES_MAX:
+            raise invalid("messages_max", request.messages_max, f"1 to {PULL_MESSAGES_MAX}")
+        if request.wait_ms > PULL_WAIT_MS_MAX:
+            raise invalid("wait_ms", request.wait_ms, f"0 to {PULL_WAIT_MS_MAX}")
+        if len(self._pulls) >= PULLS_MAX:
+            raise RequestError(limit_reached("waiting_pulls", PULLS_MAX, 1_000))
+        pull = _Pull(request, self.core.steady_ms() + request.wait_ms)
         create = CreateGroupRequest(
             name=request.group,
             topics=topics,
@@ -222,7 +166,23 @@ class ConsumerDesk(Part):
             start_ms=request.start_ms,
             filter=request.filter,
         )
-        self._with_group(create, ready, actor)
+        group_id = await self._group(create, actor)
+        if self.core.state.group_broadcasting(group_id):
+            raise invalid("group", request.group, "not a broadcasting group: those are consumed by a stream")
+        pull.session = self.delivery.sessions.open(
+            request.group,
+            group_id,
+            lease_ms=request.lease_ms,
+            batch_messages_max=request.messages_max,
+            credits=0,
+            deliver=lambda batch: self._finish(pull, batch),
+            closed=lambda failure: self._finish(pull, failure),
+            topic=request.topic,
+            filter=request.filter,
+        )
+        self._pulls.append(pull)
+        self.delivery.sessions.credit(pull.session, request.messages_max)
+        return await pull.answer
 
     def _finish(self, pull: _Pull, outcome: consumer_pb2.DeliverBatch | Failure) -> None:
         if pull.answered:
@@ -233,7 +193,7 @@ class ConsumerDesk(Part):
         if pull.session is not None:
             pull.session.credits = 0
             self.delivery.close_session(pull.session, self.core.clock.now_ms(), give_back=False)
-        pull.done(outcome)
+        pull.answer.keep(outcome)
 
     def tick(self, now: Now) -> None:
         """Answer pulls whose time is over with an empty batch."""
@@ -302,15 +262,12 @@ class ConsumerDesk(Part):
             if problem:
                 raise invalid("topics", topic, problem)
 
-    def _with_group(self, request: CreateGroupRequest, ready: Callable[[int | Failure], None], actor: str) -> None:
-        """Call `ready` with the group's id once the group exists with these topics, and with the filter if one is
-        given; or with a Failure."""
+    async def _group(self, request: CreateGroupRequest, actor: str) -> int:
+        """The group's id, once the group exists with these topics. Raises RequestError: it cannot be created, or has
+        another filter than the given one."""
         core = self.core
+        core.require_master()
         group, topics = request.name, list(request.topics)
-        failure = core.refusal()
-        if failure is not None:
-            ready(failure)
-            return
         state = core.state
         group_id = state.group_id(group)
         ids = {topic: state.topic_id(topic) for topic in topics}
@@ -320,42 +277,24 @@ class ConsumerDesk(Part):
             if topic_id is None or group_id is None or state.subscription(group_id, topic_id) is None
         ]
         if group_id is not None:
-            differs = state.filter_refusal(group_id, request.filter)
-            if differs is not None or not missing:
-                ready(differs or group_id)
-                return
-        if group_id is None and not state.settings.groups_auto_create:
-            ready(Failure(common_pb2.UNKNOWN_NAME, f"group {group} does not exist", {"field": "group", "value": group}))
-            return
-        if group_id is None and not topics:
-            ready(invalid("topics", "none", "a new group needs at least one topic").failure)
-            return
+            refuse(state.filter_refusal(group_id, request.filter))
+            if not missing:
+                return group_id
+            request.broadcasting = state.group_broadcasting(group_id)
+        else:
+            if not state.settings.groups_auto_create:
+                raise _unknown("group", group, f"group {group} does not exist")
+            if not topics:
+                raise invalid("topics", "none", "a new group needs at least one topic")
         create = [topic for topic in missing if ids[topic] is None]
         if create and not state.settings.topics_auto_create:
-            ready(
-                Failure(
-                    common_pb2.UNKNOWN_NAME,
-                    f"topic {create[0]} does not exist",
-                    {"field": "topics", "value": create[0]},
-                )
-            )
-            return
+            raise _unknown("topics", create[0], f"topic {create[0]} does not exist")
+        await self._requests.admin(AdminCommand(create_group=request, actor=actor))
+        created_id = state.group_id(group)
+        if created_id is None:
+            raise _unknown("group", group, f"group {group} was deleted as soon as it was created")
+        return created_id
 
-        def group_created(result: object) -> None:
-            if isinstance(result, Failure):
-                ready(result)
-                return
-            assert isinstance(result, AdminResult)
-            if result.failure is not None:
-                ready(result.failure)
-                return
-            created_id = state.group_id(group)
-            if created_id is None:
-                text = f"group {group} was deleted as soon as it was created"
-                ready(Failure(common_pb2.UNKNOWN_NAME, text, {"field": "group", "value": group}))
-                return
-            ready(created_id)
 
-        if group_id is not None:
-            request.broadcasting = state.group_broadcasting(group_id)
-        self._requests.admin(AdminCommand(create_group=request, actor=actor), group_created)
+def _unknown(name: str, value: str, text: str) -> RequestError:
+    return RequestError(Failure(common_pb2.UNKNOWN_NAME, text, {"field": name, "value": value}))

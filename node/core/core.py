@@ -1,7 +1,7 @@
 """The core of a node: everything that decides, on one thread, without I/O of its own.
 
 Composes the replicated log, the state machine, the wheel, dispatcher and delivery. Input comes as
-calls (peer frames, client requests with callbacks, `tick`), output leaves through the ports. The
+calls (peer frames, client requests, `tick`), output leaves through the ports. The
 server process and the simulation drive the same class. The log reports to the core through listener.py.
 
 Every callback given to a method is called exactly once, on the thread that drives the core. The driver
@@ -36,7 +36,7 @@ from tickwheel.node.core.delivery import Delivery
 from tickwheel.node.core.disk_room import DiskRoom
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.events import Events
-from tickwheel.node.core.failure import Failure, not_master
+from tickwheel.node.core.failure import Failure, not_master, refuse
 from tickwheel.node.core.filter_sweep import FilterSweep
 from tickwheel.node.core.flow import FlowControl
 from tickwheel.node.core.founding import FoundingDesk
@@ -477,7 +477,7 @@ class NodeCore:
         self._leaving = True
         reason = f"met while serving: {self._damage}"
         if self.leading and not self.handing_over and len(self._member_ids()) > 1:
-            self.reign.transfer(None, lambda failure: self.fatal(reason))
+            self.transfer(None, lambda failure: self.fatal(reason))
         else:
             self.fatal(reason)
 
@@ -510,9 +510,13 @@ class NodeCore:
         address = next((m.client_address for m in self.log.members() if m.node_id == master_id), None)
         return not_master(master_id, address, status.term)
 
+    def require_master(self) -> None:
+        """Raise the refusal as RequestError, if there is one."""
+        refuse(self.refusal())
+
     def transfer(self, target_id: str | None, done: Callable[[Failure | None], None]) -> None:
-        """Hand over by plan: stop proposing, let the target catch up, then tell it to lead. See `Reign.transfer`."""
-        self.reign.transfer(target_id, done)
+        """Hand over by plan, as `Reign.transfer`; `done` gets None once another node leads, or why not."""
+        self.serving.start(self.reign.transfer(target_id), done)
 
     @property
     def phase(self) -> Phase:

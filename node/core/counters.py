@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.loads import IngestResult
+from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.results import CancelResult, DispatchResult, PublishResult, SettleResult, SweepResult
 from tickwheel.node.state.staging import StagingResult
 from tickwheel.node.state.sweeps import CANCELLING
@@ -52,7 +53,7 @@ class Totals:
     loaded_bundles: int = 0
     """and the number of these bundles."""
 
-    def note(self, result: object) -> None:
+    def note(self, result: AnyResult) -> None:
         """Count one result of apply."""
         if isinstance(result, PublishResult):
             self.scheduled += result.scheduled

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached
 from tickwheel.node.state.machine import StateMachine
 from tickwheel.proto.log_pb2 import AdminCommand
 
@@ -47,9 +47,9 @@ class Creations:
         """The refusal of `missing` topics beyond the allowance."""
         return self._refused(missing * TOPIC_COST)
 
-    def refusal(self, command: AdminCommand) -> Failure | None:
-        """Why a command must not create its topics or group now; None: it may, and the cost is taken off the
-        allowance."""
+    def admit(self, command: AdminCommand) -> None:
+        """Take the cost of a command that creates topics or a group off the allowance. Raises RequestError: it must not
+        create them now."""
         kind = command.WhichOneof("body")
         state = self._state
         if kind == "create_topic":
@@ -57,21 +57,20 @@ class Creations:
         elif kind == "create_group":
             group = command.create_group
             if len(group.topics) > TOPICS_PER_GROUP_MAX:
-                return invalid("topics", len(group.topics), f"at most {TOPICS_PER_GROUP_MAX} in one request").failure
+                raise invalid("topics", len(group.topics), f"at most {TOPICS_PER_GROUP_MAX} in one request")
             group_id = state.group_id(group.name)
             ids = [state.topic_id(name) for name in dict.fromkeys(group.topics)]
             known = [i for i in ids if i is not None and group_id is not None and state.subscription(group_id, i)]
             added = len(ids) - len(known)
             if added and state.subscription_count + added > SUBSCRIPTIONS_MAX:
-                return limit_reached("subscriptions", SUBSCRIPTIONS_MAX, 60_000)
+                raise RequestError(limit_reached("subscriptions", SUBSCRIPTIONS_MAX, 60_000))
             cost = added * SUBSCRIPTION_COST + ids.count(None) * TOPIC_COST + (GROUP_COST if group_id is None else 0)
         else:
-            return None
+            return
         self._renew()
         if cost and self._left <= 0:
-            return self._refused(0)
+            raise RequestError(self._refused(0))
         self._left -= cost
-        return None
 
     def _renew(self) -> None:
         now_ms = self._steady_ms()

@@ -6,7 +6,7 @@ bounded commands, several to a request. A request over many letters tells how fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,26 +31,18 @@ COMMANDS_MAX = 16
 """Commands of one request that is for all letters; then the caller is told how far it came."""
 QUEUE_PREFIX = "%DLQ%"
 
-Changed = Callable[[dead_pb2.ChangeDeadResponse | Failure], None]
-
 
 class DeadDesk:
     def __init__(self, core: Kernel) -> None:
         self._core = core
 
-    def list(
-        self, request: dead_pb2.ListDeadRequest, done: Callable[[dead_pb2.ListDeadResponse | Failure], None]
-    ) -> None:
+    async def list(self, request: dead_pb2.ListDeadRequest) -> dead_pb2.ListDeadResponse:
         """A page of dead letters, oldest first."""
-        try:
-            _, dead = self._letters(request.group)
-            if request.page_size > PAGE_MAX:
-                raise invalid("page_size", request.page_size, f"1 to {PAGE_MAX}")
-            if request.page_token and not (request.page_token.isdecimal() and len(request.page_token) < 20):
-                raise invalid("page_token", request.page_token, "the next_page_token of an earlier answer")
-        except RequestError as error:
-            done(error.failure)
-            return
+        _, dead = self._letters(request.group)
+        if request.page_size > PAGE_MAX:
+            raise invalid("page_size", request.page_size, f"1 to {PAGE_MAX}")
+        if request.page_token and not (request.page_token.isdecimal() and len(request.page_token) < 20):
+            raise invalid("page_token", request.page_token, "the next_page_token of an earlier answer")
         limit = request.page_size or PAGE_DEFAULT
         found = dead.page(int(request.page_token or 0), limit + 1)
         response = dead_pb2.ListDeadResponse(queue=QUEUE_PREFIX + request.group, total=dead.count)
@@ -61,61 +53,64 @@ class DeadDesk:
                 response.next_page_token = str(number)
                 break
             self._describe(response.letters.add(), dead, number, row)
-        done(response)
+        return response
 
-    def get(self, request: dead_pb2.GetDeadRequest, done: Callable[[dead_pb2.DeadLetter | Failure], None]) -> None:
+    async def get(self, request: dead_pb2.GetDeadRequest) -> dead_pb2.DeadLetter:
         """One dead letter with its payload."""
-        try:
-            _, dead = self._letters(request.group)
-        except RequestError as error:
-            done(error.failure)
-            return
+        _, dead = self._letters(request.group)
         if not dead.has(request.number):
             text = f"{QUEUE_PREFIX}{request.group} has no letter {request.number}"
             facts = {"field": "number", "value": str(request.number)}
-            done(Failure(common_pb2.UNKNOWN_NAME, text, facts))
-            return
+            raise RequestError(Failure(common_pb2.UNKNOWN_NAME, text, facts))
         row = dead.row(request.number)
         letter = dead_pb2.DeadLetter()
         self._describe(letter, dead, request.number, row)
         if not letter.payload_missing:
             letter.payload = dead.content(row)[1][int(row["meta_size"]) :]
-        done(letter)
+        return letter
 
-    def replay(self, request: dead_pb2.ReplayDeadRequest, done: Changed) -> None:
-        """Deliver dead letters again."""
-        try:
-            group_id, dead = self._letters(request.group)
-            self._check_numbers(request.numbers, dead)
-        except RequestError as error:
-            done(error.failure)
-            return
-        _Replay(self._core, group_id, dead, request, done).go_on()
+    async def replay(self, request: dead_pb2.ReplayDeadRequest) -> dead_pb2.ChangeDeadResponse:
+        """Deliver dead letters again: the named ones, or all in at most COMMANDS_MAX commands."""
+        core = self._core
+        group_id, dead = self._letters(request.group)
+        self._check_numbers(request.numbers, dead)
+        named = sorted(set(request.numbers))
+        below = min(request.below or dead.next_number, dead.next_number)
+        response = dead_pb2.ChangeDeadResponse()
+        first = request.first
+        commands = 0
+        while True:
+            if core.state.dead_letters(group_id) is not dead:
+                facts = {"field": "group", "value": str(group_id)}
+                raise RequestError(Failure(common_pb2.UNKNOWN_NAME, "the group was deleted meanwhile", facts))
+            numbers = named[:COPIES_MAX]
+            if not request.numbers:
+                numbers = [number for number, _ in dead.page(first, COPIES_MAX, below)]
+            if not numbers:
+                return response
+            if commands == COMMANDS_MAX:
+                response.more, response.next, response.below = True, numbers[0], below
+                return response
+            commands += not request.numbers
+            command = ReplayDead(group_id=group_id, numbers=_column(numbers), due_ms=core.clock.now_ms())
+            result = await core.proposer.propose(Command(replay_dead=command), DeadResult)
+            response.changed += result.changed
+            response.missing += result.missing
+            response.kept += result.kept
+            named = named[result.taken :]
+            first = numbers[result.taken - 1] + 1
 
-    def purge(self, request: dead_pb2.PurgeDeadRequest, done: Changed) -> None:
+    async def purge(self, request: dead_pb2.PurgeDeadRequest) -> dead_pb2.ChangeDeadResponse:
         """Remove dead letters for good."""
-        try:
-            group_id, dead = self._letters(request.group)
-            self._check_numbers(request.numbers, dead)
-        except RequestError as error:
-            done(error.failure)
-            return
+        group_id, dead = self._letters(request.group)
+        self._check_numbers(request.numbers, dead)
         below = 0 if request.numbers else dead.next_number
         command = PurgeDead(group_id=group_id, numbers=_column(request.numbers), below=below)
-
-        def purged(result: object) -> None:
-            if isinstance(result, Failure):
-                done(result)
-                return
-            assert isinstance(result, DeadResult)
-            done(dead_pb2.ChangeDeadResponse(changed=result.changed, missing=result.missing))
-
-        self._core.proposer.submit(Command(purge_dead=command), purged)
+        result = await self._core.proposer.propose(Command(purge_dead=command), DeadResult)
+        return dead_pb2.ChangeDeadResponse(changed=result.changed, missing=result.missing)
 
     def _letters(self, group: str) -> tuple[int, DeadLetters]:
-        failure = self._core.refusal()
-        if failure is not None:
-            raise RequestError(failure)
+        self._core.require_master()
         group_id = self._core.state.group_id(group)
         dead = None if group_id is None else self._core.state.dead_letters(group_id)
         if group_id is None or dead is None:
@@ -144,58 +139,6 @@ class DeadDesk:
         letter.payload_missing = letter.cause == PAYLOAD_LOST or dead.lacks(number)
         if not letter.payload_missing:
             letter.meta.CopyFrom(meta_of(dead.meta(row)))
-
-
-class _Replay:
-    """One request, carried out command by command."""
-
-    def __init__(
-        self, core: Kernel, group_id: int, dead: DeadLetters, request: dead_pb2.ReplayDeadRequest, done: Changed
-    ) -> None:
-        self._core = core
-        self._group_id = group_id
-        self._dead = dead
-        self._named = sorted(set(request.numbers))
-        self._all = not self._named
-        self._done = done
-        self._below = min(request.below or dead.next_number, dead.next_number)
-        self._next = request.first
-        self._commands = 0
-        self._sum = DeadResult()
-
-    def go_on(self) -> None:
-        """Propose the next command, or answer."""
-        if self._core.state.dead_letters(self._group_id) is not self._dead:
-            facts = {"field": "group", "value": str(self._group_id)}
-            self._done(Failure(common_pb2.UNKNOWN_NAME, "the group was deleted meanwhile", facts))
-            return
-        numbers = self._named[:COPIES_MAX]
-        if self._all:
-            numbers = [number for number, _ in self._dead.page(self._next, COPIES_MAX, self._below)]
-        if not numbers or self._commands >= COMMANDS_MAX:
-            total = self._sum
-            response = dead_pb2.ChangeDeadResponse(changed=total.changed, missing=total.missing, kept=total.kept)
-            if numbers:
-                response.more, response.next, response.below = True, numbers[0], self._below
-            self._done(response)
-            return
-        self._commands += self._all
-        command = ReplayDead(group_id=self._group_id, numbers=_column(numbers), due_ms=self._core.clock.now_ms())
-
-        def replayed(result: object) -> None:
-            if isinstance(result, Failure):
-                self._done(result)
-                return
-            assert isinstance(result, DeadResult)
-            total = self._sum
-            self._sum = DeadResult(
-                total.changed + result.changed, total.missing + result.missing, total.kept + result.kept
-            )
-            self._named = self._named[result.taken :]
-            self._next = numbers[result.taken - 1] + 1
-            self.go_on()
-
-        self._core.proposer.submit(Command(replay_dead=command), replayed)
 
 
 def _column(numbers: Sequence[int]) -> bytes:

@@ -13,13 +13,13 @@ began, whether the target still exists, is gone, or exists again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.failure import Failure, RequestError
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.pending import PendingDesk, deletion_query
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.sweeper import Sweeper
 from tickwheel.node.core.world import Now, SteadyMs
 from tickwheel.proto import common_pb2
@@ -29,8 +29,6 @@ from tickwheel.proto.scheduler_pb2 import SWEEP_FINISHED, SWEEP_RUNNING, Selecti
 ANSWER_MS_MAX = 5_000
 """A deletion that takes longer is answered with its state so far, and goes on."""
 
-Done = Callable[[Sweep | Failure], None]
-
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
@@ -38,7 +36,7 @@ class _Waiting:
 
     job_id: str
     until_ms: int
-    done: Done
+    answer: Promise[Sweep]
 
 
 class Deleter(Part):
@@ -48,23 +46,26 @@ class Deleter(Part):
         self._sweeper = sweeper
         self._waiting: list[_Waiting] = []
 
-    def topic(self, request: DeleteTopicRequest, done: Done) -> None:
-        """Delete a topic. If it holds anything, the request must confirm."""
+    async def topic(self, request: DeleteTopicRequest) -> Sweep:
+        """Delete a topic. If it holds anything, the request must confirm. Returns the deleting sweep, once it has ended
+        or takes long."""
         state = self._core.state
         topic_id = state.topic_id(request.name)
         owed = {} if topic_id is None else {"undelivered": state.topic_undelivered(topic_id)}
         wanted = Sweep(delete_topic=request.name, selection=Selection(topic=request.name))
-        self._delete("topic", request.name, topic_id, wanted, owed, request.cancel_pending, request.request_id, done)
+        return await self._delete(
+            "topic", request.name, topic_id, wanted, owed, request.cancel_pending, request.request_id
+        )
 
-    def group(self, request: DeleteGroupRequest, done: Done) -> None:
-        """Delete a group. If it holds anything, the request must confirm."""
+    async def group(self, request: DeleteGroupRequest) -> Sweep:
+        """Delete a group, with the same answer. If it holds anything, the request must confirm."""
         state = self._core.state
         group_id = state.group_id(request.name)
         owed = {} if group_id is None else state.group_owed(group_id)
         wanted = Sweep(delete_group=request.name)
-        self._delete("group", request.name, group_id, wanted, owed, request.discard, request.request_id, done)
+        return await self._delete("group", request.name, group_id, wanted, owed, request.discard, request.request_id)
 
-    def _delete(
+    async def _delete(
         self,
         what: str,
         name: str,
@@ -73,58 +74,38 @@ class Deleter(Part):
         owed: dict[str, int],
         confirmed: bool,
         request_id: int,
-        done: Done,
-    ) -> None:
+    ) -> Sweep:
         core = self._core
-        failure = core.refusal()
+        core.require_master()
         begun = next((job.job_id for job in core.state.sweeps if _is_of(job, wanted, request_id)), None)
-        if failure is None and begun is not None:
-            self._wait(begun, done)
-            return
-        if failure is None and target_id is None:
+        if begun is not None:
+            return await self._ended(begun)
+        if target_id is None:
             text = f"{what} {name} does not exist"
-            failure = Failure(common_pb2.UNKNOWN_NAME, text, {"field": what, "value": name[:127]})
-        if failure is not None or target_id is None:
-            done(failure or Failure(common_pb2.UNKNOWN_NAME, name))
-            return
+            raise RequestError(Failure(common_pb2.UNKNOWN_NAME, text, {"field": what, "value": name[:127]}))
         wanted.target_id = target_id
         running = next((job.job_id for job in core.state.sweeps if _deletes(job, wanted)), None)
         if running is not None:
-            self._wait(running, done)
-            return
+            return await self._ended(running)
         call = f"{request_id:x}" if request_id else str(core.applied_index)
         wanted.job_id = f"delete-{what}-{target_id}-{call}"
-        if confirmed:
-            self._begin(wanted, done)
-            return
-
-        def counted(pending: int | Failure) -> None:
-            if isinstance(pending, Failure):
-                done(pending)
-                return
+        if not confirmed:
+            pending = await self._pending.count_all(deletion_query(wanted))
             found = {"pending" if what == "topic" else "retries": pending, **owed}
-            if not any(found.values()):
-                self._begin(wanted, done)
-                return
-            words = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in found.items() if count)
-            text = f"{what} {name} still has {words}: confirm that they are to go with it"
-            facts = {word: str(count) for word, count in found.items()}
-            done(Failure(common_pb2.WRONG_STATE, text, {"field": what, "value": name, **facts}))
+            if any(found.values()):
+                words = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in found.items() if count)
+                text = f"{what} {name} still has {words}: confirm that they are to go with it"
+                facts = {word: str(count) for word, count in found.items()}
+                raise RequestError(Failure(common_pb2.WRONG_STATE, text, {"field": what, "value": name, **facts}))
+        job = await self._sweeper.begin_deletion(wanted)
+        return await self._ended(job.job_id)
 
-        self._pending.count_all(deletion_query(wanted), counted)
-
-    def _begin(self, wanted: Sweep, done: Done) -> None:
-        def begun(job: Sweep | Failure) -> None:
-            if isinstance(job, Failure):
-                done(job)
-            else:
-                self._wait(job.job_id, done)
-
-        self._sweeper.begin_deletion(wanted, begun)
-
-    def _wait(self, job_id: str, done: Done) -> None:
-        self._waiting.append(_Waiting(job_id, self._core.steady_ms() + ANSWER_MS_MAX, done))
+    async def _ended(self, job_id: str) -> Sweep:
+        """The job when it has ended, or as it is after ANSWER_MS_MAX."""
+        answer: Promise[Sweep] = Promise()
+        self._waiting.append(_Waiting(job_id, self._core.steady_ms() + ANSWER_MS_MAX, answer))
         self._answer(self._core.steady_ms())
+        return await answer
 
     def tick(self, now: Now) -> None:
         """Answer the callers whose job has ended or whose time is up."""
@@ -133,24 +114,24 @@ class Deleter(Part):
 
     def _answer(self, steady_ms: SteadyMs) -> None:
         left: list[_Waiting] = []
-        answers: list[tuple[Done, Sweep | Failure]] = []
+        answers: list[tuple[Promise[Sweep], Sweep | Failure]] = []
         for caller in self._waiting:
             job = self._core.state.sweeps.get(caller.job_id)
             if job is None:
-                answers.append((caller.done, Failure(common_pb2.UNKNOWN_NAME, f"sweep {caller.job_id} is forgotten")))
+                answers.append((caller.answer, Failure(common_pb2.UNKNOWN_NAME, f"sweep {caller.job_id} is forgotten")))
             elif job.state != SWEEP_RUNNING or steady_ms >= caller.until_ms:
-                answers.append((caller.done, job))
+                answers.append((caller.answer, job))
             else:
                 left.append(caller)
         self._waiting = left
-        for done, answer in answers:
-            done(answer)
+        for promise, answer in answers:
+            promise.keep(answer)
 
     def end(self, failure: Failure) -> None:
         """Answer the waiting callers with `failure`; the next master carries the deletions on."""
         waiting, self._waiting = self._waiting, []
         for caller in waiting:
-            caller.done(failure)
+            caller.answer.keep(failure)
 
 
 def _deletes(job: Sweep, wanted: Sweep) -> bool:

@@ -5,18 +5,16 @@ Files are measured and indexes read in a worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tickwheel.node.core.checkpoint import STATE_DIRECTORY, WHEEL_DIRECTORY
 from tickwheel.node.core.disk_room import DiskRoom
-from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, FIELD_BYTES
-from tickwheel.proto import admin_pb2, common_pb2
+from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.work import read
+from tickwheel.proto import admin_pb2
 from tickwheel.storage.disk import Disk, DiskError
 from tickwheel.wheel.usage import UsageJob
 
-Answer = Callable[[admin_pb2.DiskUse | Failure], None]
 HOURS = f"{WHEEL_DIRECTORY}/hours"
 
 
@@ -58,8 +56,8 @@ def describe(files: dict[str, int]) -> admin_pb2.DiskUse:
     return use
 
 
-def disk_use(core: Kernel, room: DiskRoom, request: admin_pb2.GetDiskUseRequest, done: Answer) -> None:
-    """Answer one request; calls `done` once."""
+async def disk_use(core: Kernel, room: DiskRoom, request: admin_pb2.GetDiskUseRequest) -> admin_pb2.DiskUse:
+    """Bytes of this node's data directory by part, and by hour and topic if the request asks for them."""
     disk = core.disk
     room.look()
     last = request.hour_max or (1 << 32) - 1
@@ -72,17 +70,14 @@ def disk_use(core: Kernel, room: DiskRoom, request: admin_pb2.GetDiskUseRequest,
         job.run()
         return use
 
-    def measured(use: admin_pb2.DiskUse | None, error: BaseException | None) -> None:
-        if use is None:
-            done(Failure(common_pb2.WRONG_STATE, f"the data directory cannot be read: {error}; try again"))
-            return
-        use.node_id = core.identity.node_id
-        use.bytes_total, use.bytes_free = room.total_bytes, room.free_bytes
-        use.high_water_percent, use.above_high_water = room.high_percent, room.above
-        add_topics(core, use, job)
-        done(use)
-
-    core.background.submit(work, measured)
+    measured: Promise[admin_pb2.DiskUse] = Promise()
+    core.background.submit(work, measured.answered)
+    use = await read(measured, "the data directory")
+    use.node_id = core.identity.node_id
+    use.bytes_total, use.bytes_free = room.total_bytes, room.free_bytes
+    use.high_water_percent, use.above_high_water = room.high_percent, room.above
+    add_topics(core, use, job)
+    return use
 
 
 def add_topics(core: Kernel, use: admin_pb2.DiskUse, job: UsageJob) -> None:

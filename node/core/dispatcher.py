@@ -28,6 +28,7 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
 from tickwheel.node.core.push import PushAhead
 from tickwheel.node.core.world import ClusterMs, Now
+from tickwheel.node.state.machine import CommandResult
 from tickwheel.proto.log_pb2 import Command, Dispatch
 from tickwheel.wheel.units import CursorKey
 
@@ -143,7 +144,7 @@ class Dispatcher(Part):
             )
         )
 
-        def answered(result: object) -> None:
+        def answered(result: CommandResult | Failure) -> None:
             if reign != self._reign:
                 return
             self._in_flight -= 1

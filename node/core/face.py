@@ -17,7 +17,7 @@ from tickwheel.node.core.disk_use import disk_use
 from tickwheel.node.core.failure import Failure, Permitted, RequestError
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, IncomingBatch, check_sender
 from tickwheel.node.core.listings import groups_after, topics_after
-from tickwheel.node.core.publisher import BatchOutcome, Rescheduled
+from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.requests import everybody, id_of, message_id_of
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.status import backup_origin, node_metrics, node_status, node_vitals
@@ -83,13 +83,11 @@ class CoreFace:
         permitted: Permitted = everybody,
     ) -> None:
         """Cancel by id."""
-        self.core.requests.cancel(
-            id64,
-            lambda outcome: done(
-                outcome if isinstance(outcome, Failure) else scheduler_pb2.CancelResponse(outcome=outcome)
-            ),
-            permitted,
-        )
+
+        async def cancelled() -> scheduler_pb2.CancelResponse:
+            return scheduler_pb2.CancelResponse(outcome=await self.core.requests.cancel(id64, permitted))
+
+        self.serving.start(cancelled(), done)
 
     def refused(self, producer_id: str, sequence: int, failure: Failure) -> Failure:
         """A refusal of a request that never reached the core, completed with what is certain of the producer's
@@ -121,20 +119,18 @@ class CoreFace:
         group = self.core.identity.wheel_group
         sender = Sender(request.producer_id, request.sequence, owner=owner)
 
-        def answered(result: Rescheduled | Failure) -> None:
-            if isinstance(result, Failure):
-                done(result)
-                return
+        async def rescheduled() -> scheduler_pb2.RescheduleResponse:
+            result = await self.core.requests.reschedule(
+                id_of(request.id), getattr(request, name), WHEN_KINDS[name], permitted, sender
+            )
             response = scheduler_pb2.RescheduleResponse(
                 outcome=result.outcome, due_ms=result.due_ms, remembered=result.remembered
             )
             if result.outcome == scheduler_pb2.RESCHEDULED:
                 response.id.CopyFrom(message_id_of(result.id, group))
-            done(response)
+            return response
 
-        self.core.requests.reschedule(
-            id_of(request.id), getattr(request, name), WHEN_KINDS[name], answered, permitted, sender
-        )
+        self.serving.start(rescheduled(), done)
 
     def get(
         self,
@@ -144,7 +140,7 @@ class CoreFace:
         permitted: Permitted = everybody,
     ) -> None:
         """State and content of one message."""
-        self.core.requests.get(id64, content, done, permitted)
+        self.serving.start(self.core.requests.get(id64, content, permitted), done)
 
     def list_pending(
         self,
@@ -152,7 +148,7 @@ class CoreFace:
         done: Callable[[scheduler_pb2.ListPendingResponse | Failure], None],
     ) -> None:
         """One page of pending messages."""
-        self.core.pending.page(request, done)
+        self.serving.start(self.core.pending.page(request), done)
 
     def count_pending(
         self,
@@ -160,7 +156,7 @@ class CoreFace:
         done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None],
     ) -> None:
         """Pending messages by bucket of time."""
-        self.core.pending.count(request, done)
+        self.serving.start(self.core.pending.count(request), done)
 
     def stage(
         self,
@@ -170,7 +166,7 @@ class CoreFace:
         owner: str = "",
     ) -> None:
         """Keep a checked block of rows until the commit of its job."""
-        self.core.staging.stage(request, batch, done, owner)
+        self.serving.start(self.core.staging.stage(request, batch, owner), done)
 
     def commit_staged(
         self,
@@ -179,7 +175,7 @@ class CoreFace:
         owner: str = "",
     ) -> None:
         """Decide which attempts of a job count."""
-        self.core.staging.commit(request, done, owner)
+        self.serving.start(self.core.staging.commit(request, owner), done)
 
     def abort_staged(
         self,
@@ -188,7 +184,7 @@ class CoreFace:
         owner: str = "",
     ) -> None:
         """Drop the rows that a run has staged."""
-        self.core.staging.abort(request, done, owner)
+        self.serving.start(self.core.staging.abort(request, owner), done)
 
     def staged_job(
         self,
@@ -197,47 +193,47 @@ class CoreFace:
         owner: str = "",
     ) -> None:
         """How far a job is."""
-        self.core.staging.job(request, done, owner)
+        self.serving.start(self.core.staging.job(request, owner), done)
 
     def delete_topic(
         self, request: admin_pb2.DeleteTopicRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
     ) -> None:
         """Delete a topic. The answer is the deleting sweep, once it has ended or takes long."""
-        self.core.deleter.topic(request, done)
+        self.serving.start(self.core.deleter.topic(request), done)
 
     def delete_group(
         self, request: admin_pb2.DeleteGroupRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
     ) -> None:
         """Delete a group, with the same answer."""
-        self.core.deleter.group(request, done)
+        self.serving.start(self.core.deleter.group(request), done)
 
     def begin_sweep(
         self, request: scheduler_pb2.BeginSweepRequest, done: Callable[[scheduler_pb2.Sweep | Failure], None]
     ) -> None:
         """Begin to cancel or move the messages of a selection."""
-        self.core.sweeper.begin_sweep(request, done)
+        self.serving.start(self.core.sweeper.begin_sweep(request), done)
 
     def get_sweep(self, job_id: str, done: Callable[[scheduler_pb2.Sweep | Failure], None]) -> None:
         """The state of a sweep."""
-        self.core.sweeper.get(job_id, done)
+        self.serving.start(self.core.sweeper.get(job_id), done)
 
     def list_sweeps(self, done: Callable[[scheduler_pb2.ListSweepsResponse | Failure], None]) -> None:
         """All sweeps that are remembered."""
-        self.core.sweeper.list(done)
+        self.serving.start(self.core.sweeper.list(), done)
 
     def stop_sweep(self, job_id: str, done: Callable[[scheduler_pb2.Sweep | Failure], None]) -> None:
         """Stop a sweep; its changes so far stay."""
-        self.core.sweeper.stop(job_id, done)
+        self.serving.start(self.core.sweeper.stop(job_id), done)
 
     def pin(self, request: snapshot_pb2.PinRequest, done: Callable[[snapshot_pb2.PinResponse | Failure], None]) -> None:
         """Pin the pending messages of this moment, for a slow reader."""
-        self.core.pins.pin(request, done)
+        self.serving.start(self.core.pins.pin(request), done)
 
     def read_pinned(
         self, request: snapshot_pb2.ReadPinnedRequest, done: Callable[[snapshot_pb2.PinnedPage | Failure], None]
     ) -> None:
         """A page of a pin's messages."""
-        self.core.pins.read(request, done)
+        self.serving.start(self.core.pins.read(request), done)
 
     def agree_pin(
         self,
@@ -245,7 +241,7 @@ class CoreFace:
         done: Callable[[snapshot_pb2.AgreePinResponse | Failure], None],
     ) -> None:
         """Agree on the pin that is read under a name."""
-        self.core.pins.agree(request, done)
+        self.serving.start(self.core.pins.agree(request), done)
 
     def unpin(self, pin_id: int) -> None:
         """Drop a pin. Idempotent."""
@@ -257,13 +253,13 @@ class CoreFace:
         done: Callable[[snapshot_pb2.PinSettledResponse | Failure], None],
     ) -> None:
         """Pin the messages that a group has settled by now."""
-        self.core.settled.pin(request, done)
+        self.serving.start(self.core.settled.pin(request), done)
 
     def read_settled(
         self, request: snapshot_pb2.ReadSettledRequest, done: Callable[[snapshot_pb2.SettledPage | Failure], None]
     ) -> None:
         """A page of such a pin's messages."""
-        self.core.settled.read(request, done)
+        self.serving.start(self.core.settled.read(request), done)
 
     def open_consumer(
         self,
@@ -274,13 +270,7 @@ class CoreFace:
         actor: str = "",
     ) -> None:
         """Open a consumer; `opened` is called before any delivery."""
-        self.core.consumers.open(
-            request,
-            deliver,
-            closed,
-            opened,
-            actor,
-        )
+        self.serving.start(self.core.consumers.open(request, deliver, closed, actor), opened)
 
     def pull(
         self,
@@ -289,7 +279,7 @@ class CoreFace:
         actor: str = "",
     ) -> None:
         """Get one batch, or an empty one after `wait_ms`."""
-        self.core.consumers.pull(request, done, actor)
+        self.serving.start(self.core.consumers.pull(request, actor), done)
 
     def settle(
         self, batch: consumer_pb2.SettleBatch, done: Callable[[consumer_pb2.SettleReceipt | Failure], None]
@@ -307,47 +297,42 @@ class CoreFace:
         self, request: dead_pb2.ListDeadRequest, done: Callable[[dead_pb2.ListDeadResponse | Failure], None]
     ) -> None:
         """A page of dead letters."""
-        self.core.dead.list(request, done)
+        self.serving.start(self.core.dead.list(request), done)
 
     def get_dead(self, request: dead_pb2.GetDeadRequest, done: Callable[[dead_pb2.DeadLetter | Failure], None]) -> None:
         """One dead letter."""
-        self.core.dead.get(request, done)
+        self.serving.start(self.core.dead.get(request), done)
 
     def replay_dead(
         self, request: dead_pb2.ReplayDeadRequest, done: Callable[[dead_pb2.ChangeDeadResponse | Failure], None]
     ) -> None:
         """Deliver dead letters again."""
-        self.core.dead.replay(request, done)
+        self.serving.start(self.core.dead.replay(request), done)
 
     def purge_dead(
         self, request: dead_pb2.PurgeDeadRequest, done: Callable[[dead_pb2.ChangeDeadResponse | Failure], None]
     ) -> None:
         """Remove dead letters for good."""
-        self.core.dead.purge(request, done)
+        self.serving.start(self.core.dead.purge(request), done)
 
     def admin(self, command: AdminCommand, done: Callable[[AdminResult | Failure], None]) -> None:
         """Put an administrative command into the log."""
-        self.core.requests.admin(command, done)
+        self.serving.start(self.core.requests.admin(command), done)
 
     def transfer(self, target_id: str, done: Callable[[admin_pb2.TransferMasterResponse | Failure], None]) -> None:
         """Hand over by plan; answered once another node leads."""
         core = self.core
         began_ns = core.monotonic_ns()
 
-        def transferred(failure: Failure | None) -> None:
-            if failure is not None:
-                done(failure)
-                return
+        async def transferred() -> admin_pb2.TransferMasterResponse:
+            await core.reign.transfer(target_id or None)
             status = core.log.status()
-            done(
-                admin_pb2.TransferMasterResponse(
-                    master_id=status.master_id or "",
-                    term=status.term,
-                    pause_ms=(core.monotonic_ns() - began_ns) // 1_000_000,
-                )
+            pause_ms = (core.monotonic_ns() - began_ns) // 1_000_000
+            return admin_pb2.TransferMasterResponse(
+                master_id=status.master_id or "", term=status.term, pause_ms=pause_ms
             )
 
-        core.transfer(target_id or None, transferred)
+        self.serving.start(transferred(), done)
 
     def topics(self, after_id: int = 0) -> Iterator[admin_pb2.Topic]:
         """As `topics_after`."""
@@ -371,7 +356,7 @@ class CoreFace:
 
     def trace(self, request: admin_pb2.TraceRequest, done: Callable[[admin_pb2.TraceResponse | Failure], None]) -> None:
         """Events that this node recorded about single messages."""
-        self.core.tracer.trace(request, done)
+        self.serving.start(self.core.tracer.trace(request), done)
 
     def digest(self) -> admin_pb2.StateDigest:
         """Digest of the logical state."""
@@ -381,7 +366,7 @@ class CoreFace:
         self, request: admin_pb2.GetDiskUseRequest, done: Callable[[admin_pb2.DiskUse | Failure], None]
     ) -> None:
         """Bytes of this node's data directory by part, hour and topic."""
-        disk_use(self.core, self.core.disk_room, request, done)
+        self.serving.start(disk_use(self.core, self.core.disk_room, request), done)
 
     def backup_files(self, done: Callable[[list[BackupFile] | Failure], None]) -> None:
         """Write a checkpoint and list the files of a copy. The checkpoint stays until `backup_copied`."""

@@ -60,6 +60,12 @@ class RequestError(Exception):
         self.failure = failure
 
 
+def refuse(failure: Failure | None) -> None:
+    """Raise a refusal as RequestError; None: do nothing."""
+    if failure is not None:
+        raise RequestError(failure)
+
+
 def invalid(name: str, value: object, limit: str) -> RequestError:
     """The refusal of a field's value: names the field, the value and what is allowed."""
     shown = str(value)

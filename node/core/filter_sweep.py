@@ -18,7 +18,7 @@ from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.work import Background, RemovedError
 from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.state.filtering import runs_of
-from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.state.machine import CommandResult, StateMachine
 from tickwheel.node.state.results import FilteredResult
 from tickwheel.proto.log_pb2 import Command, Filtered
 from tickwheel.storage.disk import DiskFullError
@@ -130,7 +130,7 @@ class FilterSweep(Part):
             )
             self._proposer.submit(Command(filtered=command), applied, may_gather=True)
 
-        def applied(result: object) -> None:
+        def applied(result: CommandResult | Failure) -> None:
             if reign != self._reign:
                 return
             self._stepping.discard(key)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +31,13 @@ from tickwheel.node.core.part import Part
 from tickwheel.node.core.quotas import Buckets
 from tickwheel.node.core.spread import fractions
 from tickwheel.node.core.topic_pending import TopicPending
+from tickwheel.node.core.work import UnreadableError
 from tickwheel.node.core.world import Now
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.rights import NO_QUOTAS, Quotas
 from tickwheel.proto.access_pb2 import RIGHT_SCHEDULE
-from tickwheel.wheel.queries import CountJob, Wanted
+from tickwheel.wheel.queries import Wanted
 
 TICKS_MAX = 100_000
 """Ticks counted at a time; beyond it, counts of the ticks counted longest ago are dropped."""
@@ -57,6 +59,7 @@ class FlowControl(Part):
         self._state = core.state
         self._wheel = core.wheel
         self._background = core.background
+        self._serving = core.serving
         self._random_bits = core.random_bits
         self._topic_pending = topic_pending
         self._under_way: dict[int, int] = {}
@@ -262,24 +265,23 @@ class FlowControl(Part):
             self._to_ask.append(tick)
         if len(self._asked) > TICKS_MAX:
             self._asked.clear()
-        self._ask_next()
+        if self._to_ask and not self._asking:
+            self._serving.start(self._ask_all(), lambda _: None)
 
-    def _ask_next(self) -> None:
-        if self._asking or not self._to_ask:
-            return
+    async def _ask_all(self) -> None:
+        reign, slot_ms = self._reign, self._state.settings.slot_ms
         self._asking = True
-        tick, reign = self._to_ask.popleft(), self._reign
-
-        def counted(job: CountJob | None, error: BaseException | None) -> None:
+        while self._to_ask:
+            tick = self._to_ask.popleft()
+            held = 0
+            with suppress(UnreadableError):
+                job = await self._background.count(tick * slot_ms, (tick + 1) * slot_ms, slot_ms, Wanted())
+                held = sum(count for _, count in job.buckets)
             if reign != self._reign:
                 return
-            self._asking = False
-            if job is not None and error is None and tick in self._ticks:
-                self._ticks[tick] = max(self._ticks[tick], sum(count for _, count in job.buckets))
-            self._ask_next()
-
-        slot_ms = self._state.settings.slot_ms
-        self._background.count(tick * slot_ms, (tick + 1) * slot_ms, slot_ms, Wanted(), counted)
+            if tick in self._ticks:
+                self._ticks[tick] = max(self._ticks[tick], held)
+        self._asking = False
 
     def metrics(self) -> Mapping[str, MetricValue]:
         return {"refused_messages": {(limit,): float(count) for limit, count in self.refused.items()}}

@@ -120,6 +120,10 @@ class Kernel(Protocol):
         """Why this node cannot serve a client's request now; None if it can."""
         ...
 
+    def require_master(self) -> None:
+        """Raise the refusal as RequestError, if there is one."""
+        ...
+
     # -- time beside the cluster's, and the end
 
     def steady_ms(self) -> SteadyMs:

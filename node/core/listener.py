@@ -29,6 +29,7 @@ from tickwheel.node.core.salvage import Salvage
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.topic_pending import TopicPending
 from tickwheel.node.core.topic_rates import TopicRates
+from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.schema import command_problem, read_entry
 from tickwheel.proto.log_pb2 import Command, LogEntry
@@ -133,7 +134,7 @@ class CoreListener:
                 self._administered(command_.admin.WhichOneof("body") or "", result)
         return results
 
-    def _observe(self, index: int, noted_ms: int | None, entry: LogEntry, command: Command, result: object) -> None:
+    def _observe(self, index: int, noted_ms: int | None, entry: LogEntry, command: Command, result: AnyResult) -> None:
         """Count and note one command. Nothing replicated depends on it: an error here is reported and the node goes on,
         or every node would end at this entry, and again at each start. `noted_ms`: None if its event is noted already.
         """

@@ -9,14 +9,20 @@ the caller is sent to its successor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
-from tickwheel.node.core.failure import Failure, invalid, limit_reached, not_master
+from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached, not_master, refuse
 from tickwheel.node.core.founding import FoundingDesk
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.serving import Fail
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.world import Now
+from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.log_pb2 import AdminCommand, Command, PromoteMember
@@ -30,9 +36,17 @@ REMOVED_MAX = 10_000
 """Members removed in a cluster's life. Their ids are remembered for ever: a member that lost its disk has forgotten its
 votes."""
 
-Done = Callable[[AdminResult | Failure], None]
-Transfer = Callable[[str | None, Callable[[Failure | None], None]], None]
-"""(target, or None for the furthest member; callback with None or why it failed)."""
+Transfer = Callable[[str | None], Coroutine[Promise[Any], None, None]]
+"""As `Reign.transfer`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Change:
+    """A change that waits for its turn."""
+
+    command: AdminCommand
+    caller: Fail | None
+    answer: Promise[AdminResult] = field(default_factory=Promise)
 
 
 class MemberDesk(Part):
@@ -44,33 +58,35 @@ class MemberDesk(Part):
         self._founding = founding
         self._sync = sync
         self._transfer = transfer
-        self._waiting: deque[tuple[AdminCommand, Done]] = deque()
+        self._waiting: deque[_Change] = deque()
         self._changing = False
         self._disks: dict[str, str] = {}
         """Member -> the disk that it came with."""
         self._goals: dict[str, int] = {}
         """Learner -> the index that it must reach by the next look to become a voter."""
 
-    def change(self, command: AdminCommand, done: Done) -> None:
-        """Make a change (`membership.KINDS`) after those that wait. `done` gets the result, or a Failure."""
+    async def change(self, command: AdminCommand) -> AdminResult:
+        """Make a change (`membership.KINDS`) after those that wait."""
         if len(self._waiting) >= WAITING_MAX:
-            done(limit_reached("member_changes_waiting", WAITING_MAX))
-            return
+            raise RequestError(limit_reached("member_changes_waiting", WAITING_MAX))
         for name in ("peer_address", "client_address", "disk_uuid"):
             value = getattr(command.add_member, name)
             if len(value) > ADDRESS_LENGTH_MAX:
-                done(invalid(f"member.{name}", value, f"at most {ADDRESS_LENGTH_MAX} characters").failure)
-                return
-        self._waiting.append((command, self._core.serving.bound(done)))
+                raise invalid(f"member.{name}", value, f"at most {ADDRESS_LENGTH_MAX} characters")
+        change = _Change(command, self._core.serving.caller)
+        self._waiting.append(change)
         self._next()
+        result = await change.answer
+        refuse(result.failure)
+        return result
 
     def end(self, failure: Failure) -> None:
         """Answer the waiting changes with `failure`."""
         self._changing = False
         self._goals.clear()
         waiting, self._waiting = self._waiting, deque()
-        for _, done in waiting:
-            done(failure)
+        for change in waiting:
+            change.answer.keep(failure)
 
     def upkeep(self, now: Now) -> None:
         """Go on with waiting changes, record disks, promote learners."""
@@ -157,50 +173,58 @@ class MemberDesk(Part):
         )
 
     def _next(self) -> None:
-        """Propose the next change, unless one is under way."""
-        core = self._core
+        """Make the next change, unless one is under way."""
         while self._waiting and not self._changing:
-            command, done = self._waiting.popleft()
-            if command.WhichOneof("body") == "remove_member" and self._is_last_task(command.remove_member.node_id):
-                self._hand_over(done)
-                return
-            if command.WhichOneof("body") == "remove_member" and core.state.removed_count >= REMOVED_MAX:
-                done(limit_reached("members_removed", REMOVED_MAX))
-                continue
-            made = core.state.members_after(command)
-            if isinstance(made, Failure):
-                done(made)
-                continue
-            self._changing = True
+            change = self._waiting.popleft()
+            self._core.serving.run(change.caller, partial(self._begin, change))
 
-            def answered(result: object, done: Done = done) -> None:
-                self._changing = False
-                assert isinstance(result, AdminResult | Failure)
-                done(result.failure if isinstance(result, AdminResult) and result.failure is not None else result)
-                if isinstance(result, AdminResult):
-                    self._next()
-                # After a Failure mastership may be lost: `end` answers the waiting changes, or `upkeep` goes on.
+    def _begin(self, change: _Change) -> None:
+        def answered(result: AdminResult | Failure) -> None:
+            change.answer.keep(result)
+            if isinstance(result, AdminResult):
+                self._next()
+            # After a Failure mastership may be lost: `end` answers the waiting changes, or `upkeep` goes on.
 
-            now = [member.node_id for member in core.state.members() if not member.learner]
-            if sorted(made.voters) == sorted(now):
-                core.proposer.submit(Command(admin=command), answered)
-            else:
-                core.proposer.submit_alone(Command(admin=command), answered, made.voters)
+        self._core.serving.start(self._make(change.command), answered)
+
+    async def _make(self, command: AdminCommand) -> AdminResult:
+        """Make one change. The result tells whether apply refused it."""
+        core = self._core
+        if command.WhichOneof("body") == "remove_member":
+            if self._is_last_task(command.remove_member.node_id):
+                await self._hand_over()
+                core.require_master()
+                raise RequestError(not_master(None, None))
+            if core.state.removed_count >= REMOVED_MAX:
+                raise RequestError(limit_reached("members_removed", REMOVED_MAX))
+        made = core.state.members_after(command)
+        if isinstance(made, Failure):
+            raise RequestError(made)
+        answer: Promise[CommandResult] = Promise()
+        self._changing = True
+        now = [member.node_id for member in core.state.members() if not member.learner]
+        if sorted(made.voters) == sorted(now):
+            core.proposer.submit(Command(admin=command), answer.keep)
+        else:
+            core.proposer.submit_alone(Command(admin=command), answer.keep, made.voters)
+        try:
+            result = await answer
+        finally:
+            self._changing = False
+        assert isinstance(result, AdminResult)
+        return result
 
     def _is_last_task(self, node_id: str) -> bool:
         """Whether this would remove the master itself while another member can follow it."""
         own_id = self._core.identity.node_id
         return node_id == own_id and any(m.node_id != own_id and not m.learner for m in self._core.state.members())
 
-    def _hand_over(self, done: Done) -> None:
-        core = self._core
+    async def _hand_over(self) -> None:
         self._changing = True
-
-        def handed(failure: Failure | None) -> None:
+        try:
+            await self._transfer(None)
+        finally:
             self._changing = False
-            done(failure or core.refusal() or not_master(None, None))
-
-        self._transfer(None, handed)
 
     def _promote(self) -> None:
         core = self._core
@@ -217,7 +241,7 @@ class MemberDesk(Part):
             if goal is None or progress is None or not progress.connected:
                 continue
             if min(progress.match_index, self._sync.applied_of(node_id)) >= goal:
-                self.change(AdminCommand(promote_member=PromoteMember(node_id=node_id)), _seen_in_the_list)
+                self._start(AdminCommand(promote_member=PromoteMember(node_id=node_id)))
                 return
 
     def _record_disk(self) -> None:
@@ -234,9 +258,9 @@ class MemberDesk(Part):
                 client_address=member.client_address,
                 disk_uuid=disk_uuid,
             )
-            self.change(AdminCommand(add_member=filled), _seen_in_the_list)
+            self._start(AdminCommand(add_member=filled))
             return
 
-
-def _seen_in_the_list(_: AdminResult | Failure) -> None:
-    """No caller waits: the next `upkeep` sees the outcome and tries again if needed."""
+    def _start(self, command: AdminCommand) -> None:
+        """Make a change that no caller waits for: the next `upkeep` sees the outcome and tries again if needed."""
+        self._core.serving.start(self.change(command), lambda _: None)

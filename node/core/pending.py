@@ -10,9 +10,10 @@ exactly once. A message scheduled or dispatched in between may appear or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
@@ -22,11 +23,9 @@ from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.metas import ANSWER_BYTES_MAX, meta_of
 from tickwheel.node.core.work import RemovedError
 from tickwheel.proto import common_pb2, scheduler_pb2
-from tickwheel.wheel.queries import CountJob, ScanJob, Wanted
+from tickwheel.wheel.queries import Wanted
 from tickwheel.wheel.tags import key_hash, tag_mask
 from tickwheel.wheel.units import UNIT, CursorKey, Units, ids_of, join_units
-
-A = TypeVar("A")
 
 PAGE_DEFAULT = 100
 PAGE_MAX = 1_000
@@ -132,53 +131,30 @@ class Finder:
     def __init__(self, core: Kernel) -> None:
         self._core = core
 
-    def step(self, query: Query, start: CursorKey | None, limit: int, done: Callable[[Found | Failure], None]) -> None:
+    async def step(self, query: Query, start: CursorKey | None, limit: int) -> Found:
         """Find at most `limit` units (and at most MATCHES_MAX) from `start` on. A step's work is bounded, so it may
-        find fewer although more follow."""
+        find fewer although more follow. Raises UnreadableError."""
         background = self._core.background
-
-        def scanned(job: ScanJob | None, error: BaseException | None) -> None:
-            if job is None:
-                done(_unreadable(error))
-            elif query.by_text and len(job.units):
-                self._compare(query, start, job, limit, done)
-            else:
-                done(Found(job.units, job.next_key, job.examined))
-
-        least = min(limit, MATCHES_MAX)
-        candidates = MATCHES_MAX if query.by_text else least
-        background.scan(query.due_min, query.due_max, start, candidates, query.wanted, scanned)
-
-    def _compare(
-        self,
-        query: Query,
-        start: CursorKey | None,
-        job: ScanJob,
-        limit: int,
-        done: Callable[[Found | Failure], None],
-    ) -> None:
-        units = job.units
-        metas = units.copy()
-        metas["size"] = metas["meta_size"]  # the payloads are not read
-
-        def read(records: list[bytes] | None, error: BaseException | None) -> None:
-            if isinstance(error, RemovedError):
+        candidates = MATCHES_MAX if query.by_text else min(limit, MATCHES_MAX)
+        while True:
+            job = await background.scan(query.due_min, query.due_max, start, candidates, query.wanted)
+            units = job.units
+            if not query.by_text or not len(units):
+                return Found(units, job.next_key, job.examined)
+            metas = units.copy()
+            metas["size"] = metas["meta_size"]  # the payloads are not read
+            try:
+                records = await background.records_of(metas)
+            except RemovedError:
                 # Some messages were settled meanwhile and removed with their hour; the others are found again.
-                self.step(query, start, limit, done)
-                return
-            if records is None:
-                done(_unreadable(error))
-                return
-            keep = [query.matches(meta_of(record)) for record in records]
-            rows = np.flatnonzero(keep)
+                continue
+            rows = np.flatnonzero([query.matches(meta_of(record)) for record in records])
             next_key = job.next_key
             if len(rows) > limit:
                 rows = rows[:limit]
                 last = units[rows[-1]]
                 next_key = CursorKey(int(last["due_ms"]), int(last["index"]) + 1)
-            done(Found(units[rows], next_key, job.examined))
-
-        self._core.background.read_records(metas, read)
+            return Found(units[rows], next_key, job.examined)
 
 
 class PendingDesk:
@@ -187,250 +163,145 @@ class PendingDesk:
         self._finder = Finder(core)
         self._calls = 0
 
-    def _begin(self) -> Failure | None:
-        failure = self._core.refusal()
-        if failure is None and self._calls >= CALLS_MAX:
-            failure = limit_reached("pending_calls", CALLS_MAX, 500)
-        if failure is None:
-            self._calls += 1
-        return failure
-
-    def _once(self, done: Callable[[A | Failure], None]) -> Callable[[A | Failure], None]:
-        """`done` for a call that `_begin` let in. It may be called twice after a failure; the call counts once."""
-        ended = False
-
-        def end(answer: A | Failure) -> None:
-            nonlocal ended
-            if not ended:
-                ended = True
-                self._calls -= 1
-                done(answer)
-
-        return end
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Hold one of the CALLS_MAX places."""
+        if self._calls >= CALLS_MAX:
+            raise RequestError(limit_reached("pending_calls", CALLS_MAX, 500))
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
 
     # -- pages
 
-    def page(
-        self,
-        request: scheduler_pb2.ListPendingRequest,
-        done: Callable[[scheduler_pb2.ListPendingResponse | Failure], None],
-    ) -> None:
+    async def page(self, request: scheduler_pb2.ListPendingRequest) -> scheduler_pb2.ListPendingResponse:
         """One page of pending messages in dispatch order."""
-        try:
-            query = make_query(self._core, _selection(request))
-            size = request.page_size or PAGE_DEFAULT
-            if size > PAGE_MAX:
-                raise invalid("page_size", size, f"1 to {PAGE_MAX}")
-            start = key_of_token(request.page_token)
-        except RequestError as error:
-            done(self._core.refusal() or error.failure)
-            return
-        failure = self._begin()
-        if failure is not None:
-            done(failure)
-            return
-        end = self._once(done)
-        parts: list[Units] = []
-        steps = 0
-
-        def go_on(found: Found | Failure) -> None:
-            nonlocal steps
-            if isinstance(found, Failure):
-                end(found)
-                return
-            steps += 1
-            if len(found.units):
+        self._core.require_master()
+        query = make_query(self._core, _selection(request))
+        size = request.page_size or PAGE_DEFAULT
+        if size > PAGE_MAX:
+            raise invalid("page_size", size, f"1 to {PAGE_MAX}")
+        next_key = key_of_token(request.page_token)
+        with self._call():
+            parts: list[Units] = []
+            count = 0
+            for _ in range(STEPS_MAX):
+                found = await self._finder.step(query, next_key, size - count)
+                next_key = found.next_key
                 parts.append(found.units)
-            count = sum(map(len, parts))
-            if found.next_key is not None and count < size and steps < STEPS_MAX:
-                self._finder.step(query, found.next_key, size - count, go_on)
-                return
-            units = join_units(parts) if parts else np.zeros(0, UNIT)
-            next_key = found.next_key
+                count += len(found.units)
+                if next_key is None or count >= size:
+                    break
+            units = join_units([part for part in parts if len(part)]) if count else np.zeros(0, UNIT)
             if request.content or request.meta:
                 sizes = units["size" if request.content else "meta_size"]
                 units, next_key = _within_bytes(units, sizes, next_key)
+            messages = await self.describe(units, request.content, request.content or request.meta)
             token = "" if next_key is None else token_of(next_key)
-            self.describe(
-                units,
-                request.content,
-                request.content or request.meta,
-                lambda messages: end(
-                    messages
-                    if isinstance(messages, Failure)
-                    else scheduler_pb2.ListPendingResponse(messages=messages, next_page_token=token)
-                ),
-            )
+            return scheduler_pb2.ListPendingResponse(messages=messages, next_page_token=token)
 
-        self._core.serving.run(end, lambda: self._finder.step(query, start, size, go_on))
-
-    def describe(
-        self,
-        units: Units,
-        content: bool,
-        meta: bool,
-        done: Callable[[list[scheduler_pb2.PendingMessage] | Failure], None],
-    ) -> None:
+    async def describe(self, units: Units, content: bool, meta: bool) -> list[scheduler_pb2.PendingMessage]:
         """Units as messages; with their metas and payloads if asked. Messages removed meanwhile are left out."""
         core = self._core
-        group = core.identity.wheel_group
-        messages = [
-            scheduler_pb2.PendingMessage(
-                id=common_pb2.MessageId(wheel_group=group, hour=number >> 32, index=number & 0xFFFF_FFFF),
-                topic=core.state.topic_name(int(unit["topic_id"])),
-                due_ms=int(unit["due_ms"]),
-                due_requested_ms=int(unit["due_requested_ms"]),
-                payload_bytes=int(unit["size"]) - int(unit["meta_size"]),
-                scheduled_ms=int(unit["scheduled_ms"]),
-                attempts=int(unit["attempts"]),
-                group=core.state.group_name(int(unit["target_group"])) if unit["target_group"] else "",
-            )
-            for unit, number in zip(units, ids_of(units).tolist(), strict=True)
-        ]
-        if not meta or not messages:
-            done(messages)
-            return
-        wanted = units
-        if not content:
-            wanted = units.copy()
-            wanted["size"] = wanted["meta_size"]
-
-        def read(records: list[bytes] | None, error: BaseException | None) -> None:
-            if isinstance(error, RemovedError):
+        while True:
+            messages = [self._message(unit, number) for unit, number in zip(units, ids_of(units).tolist(), strict=True)]
+            if not meta or not messages:
+                return messages
+            wanted = units
+            if not content:
+                wanted = units.copy()
+                wanted["size"] = wanted["meta_size"]
+            try:
+                records = await core.background.records_of(wanted)
+            except RemovedError:
                 # At least one is gone, so this ends.
-                self.describe(units[~core.wheel.holdings.removed(ids_of(units))], content, meta, done)
-                return
-            if records is None:
-                done(_unreadable(error))
-                return
+                units = units[~core.wheel.holdings.removed(ids_of(units))]
+                continue
             for message, unit, record in zip(messages, wanted, records, strict=True):
                 meta_size = int(unit["meta_size"])
                 message.meta.CopyFrom(meta_of(record[:meta_size]))
                 if content:
                     message.payload = record[meta_size:]
-            done(messages)
+            return messages
 
-        core.background.read_records(wanted, read)
+    def _message(self, unit: np.void, number: int) -> scheduler_pb2.PendingMessage:
+        state, group = self._core.state, self._core.identity.wheel_group
+        return scheduler_pb2.PendingMessage(
+            id=common_pb2.MessageId(wheel_group=group, hour=number >> 32, index=number & 0xFFFF_FFFF),
+            topic=state.topic_name(int(unit["topic_id"])),
+            due_ms=int(unit["due_ms"]),
+            due_requested_ms=int(unit["due_requested_ms"]),
+            payload_bytes=int(unit["size"]) - int(unit["meta_size"]),
+            scheduled_ms=int(unit["scheduled_ms"]),
+            attempts=int(unit["attempts"]),
+            group=state.group_name(int(unit["target_group"])) if unit["target_group"] else "",
+        )
 
     # -- counts
 
-    def count(
-        self,
-        request: scheduler_pb2.CountPendingRequest,
-        done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None],
-    ) -> None:
+    async def count(self, request: scheduler_pb2.CountPendingRequest) -> scheduler_pb2.CountPendingResponse:
         """Count pending messages by bucket of due time."""
-        try:
-            query = make_query(self._core, _selection(request))
-            bucket_ms = request.bucket_ms or BUCKET_WIDTHS_MS[-1]
-            if bucket_ms not in BUCKET_WIDTHS_MS:
-                raise invalid("bucket_ms", bucket_ms, "1000, 60000 or 3600000")
-            start = key_of_token(request.page_token)
-        except RequestError as error:
-            done(self._core.refusal() or error.failure)
-            return
-        failure = self._begin()
-        if failure is not None:
-            done(failure)
-            return
-        end = self._once(done)
-        count = _Count(self._core, self._finder, query, bucket_ms, request.partial, end)
-        self._core.serving.run(end, lambda: count.go(start))
+        self._core.require_master()
+        query = make_query(self._core, _selection(request))
+        bucket_ms = request.bucket_ms or BUCKET_WIDTHS_MS[-1]
+        if bucket_ms not in BUCKET_WIDTHS_MS:
+            raise invalid("bucket_ms", bucket_ms, "1000, 60000 or 3600000")
+        start = key_of_token(request.page_token)
+        with self._call():
+            return await self._count(query, start, bucket_ms, request.partial)
 
-    def count_all(self, query: Query, done: Callable[[int | Failure], None]) -> None:
+    async def count_all(self, query: Query) -> int:
         """Count all messages that a query selects."""
-        failure = self._begin()
-        if failure is not None:
-            done(failure)
-            return
-        end = self._once(done)
-        total = 0
+        self._core.require_master()
+        with self._call():
+            total, token = 0, None
+            while token != "":
+                answer = await self._count(query, key_of_token(token or ""), BUCKET_WIDTHS_MS[-1], True)
+                total += answer.total
+                token = answer.next_page_token
+            return total
 
-        def go_on(answer: scheduler_pb2.CountPendingResponse | Failure) -> None:
-            nonlocal total
-            if isinstance(answer, Failure):
-                end(answer)
-                return
-            total += answer.total
-            if answer.next_page_token:
-                count(key_of_token(answer.next_page_token))
-            else:
-                end(total)
-
-        def count(start: CursorKey | None) -> None:
-            _Count(self._core, self._finder, query, BUCKET_WIDTHS_MS[-1], True, go_on).go(start)
-
-        self._core.serving.run(end, lambda: count(None))
-
-
-class _Count:
-    """One call of `count`, carried on step by step."""
-
-    def __init__(
-        self,
-        core: Kernel,
-        finder: Finder,
-        query: Query,
-        bucket_ms: int,
-        partial: bool,
-        done: Callable[[scheduler_pb2.CountPendingResponse | Failure], None],
-    ) -> None:
-        self._core = core
-        self._finder = finder
-        self._query = query
-        self._bucket_ms = bucket_ms
-        self._partial = partial
-        self._done = done
-        self._counts: dict[int, int] = {}
-        self._steps = 0
-
-    def go(self, start: CursorKey | None) -> None:
-        failure = self._core.refusal()
-        if failure is not None:
-            self._done(failure)
-        elif self._query.by_text:
-            self._finder.step(self._query, start, MATCHES_MAX, self._found)
-        else:
-            due_min = max(self._query.due_min, start.due_ms if start is not None else 0)
-            self._core.background.count(
-                due_min, self._query.due_max, self._bucket_ms, self._query.wanted, self._counted
-            )
-
-    def _found(self, found: Found | Failure) -> None:
-        if isinstance(found, Failure):
-            self._done(found)
-            return
-        buckets, counts = np.unique(found.units["due_ms"] // self._bucket_ms, return_counts=True)
-        self._add(zip((buckets * self._bucket_ms).tolist(), counts.tolist(), strict=True), found.next_key)
-
-    def _counted(self, job: CountJob | None, error: BaseException | None) -> None:
-        if job is None:
-            self._done(_unreadable(error))
-            return
-        self._add(job.buckets, None if job.next_ms is None else CursorKey(job.next_ms, 0))
-
-    def _add(self, buckets: Iterable[tuple[int, int]], next_key: CursorKey | None) -> None:
-        counts = self._counts
-        for start_ms, count in buckets:
-            counts[start_ms] = counts.get(start_ms, 0) + count
-        self._steps += 1
-        if len(counts) > BUCKETS_MAX:
-            if not self._partial:
-                limit = f"at most {BUCKETS_MAX} buckets an answer; ask for partial ones"
-                self._done(invalid("bucket_ms", self._bucket_ms, limit).failure)
-                return
-            rising = sorted(counts)
-            next_key = CursorKey(rising[BUCKETS_MAX], 0)
-            self._counts = counts = {start_ms: counts[start_ms] for start_ms in rising[:BUCKETS_MAX]}
-        elif next_key is not None and not (self._partial and self._steps >= STEPS_MAX):
-            self.go(next_key)
-            return
+    async def _count(
+        self, query: Query, start: CursorKey | None, bucket_ms: int, partial: bool
+    ) -> scheduler_pb2.CountPendingResponse:
+        """Count from `start` on. `partial`: the answer may end early, after STEPS_MAX steps or BUCKETS_MAX buckets."""
+        counts: dict[int, int] = {}
+        next_key = start
+        for step in itertools.count(1):
+            self._core.require_master()
+            buckets, next_key = await self._count_step(query, next_key, bucket_ms)
+            for start_ms, count in buckets:
+                counts[start_ms] = counts.get(start_ms, 0) + count
+            if len(counts) > BUCKETS_MAX:
+                if not partial:
+                    limit = f"at most {BUCKETS_MAX} buckets an answer; ask for partial ones"
+                    raise invalid("bucket_ms", bucket_ms, limit)
+                rising = sorted(counts)
+                next_key = CursorKey(rising[BUCKETS_MAX], 0)
+                counts = {start_ms: counts[start_ms] for start_ms in rising[:BUCKETS_MAX]}
+                break
+            if next_key is None or (partial and step >= STEPS_MAX):
+                break
         response = scheduler_pb2.CountPendingResponse(
             total=sum(counts.values()), next_page_token="" if next_key is None else token_of(next_key)
         )
         for start_ms in sorted(counts):
             response.buckets.add(start_ms=start_ms, count=counts[start_ms])
-        self._done(response)
+        return response
+
+    async def _count_step(
+        self, query: Query, start: CursorKey | None, bucket_ms: int
+    ) -> tuple[Iterable[tuple[int, int]], CursorKey | None]:
+        """(bucket, messages) of one step, and where the next step begins."""
+        if query.by_text:
+            found = await self._finder.step(query, start, MATCHES_MAX)
+            places, counts = np.unique(found.units["due_ms"] // bucket_ms, return_counts=True)
+            return zip((places * bucket_ms).tolist(), counts.tolist(), strict=True), found.next_key
+        due_min = max(query.due_min, start.due_ms if start is not None else 0)
+        job = await self._core.background.count(due_min, query.due_max, bucket_ms, query.wanted)
+        return job.buckets, None if job.next_ms is None else CursorKey(job.next_ms, 0)
 
 
 def _selection(
@@ -455,10 +326,6 @@ def _within_bytes(units: Units, sizes: np.ndarray, next_key: CursorKey | None) -
         return units, next_key
     first = units[fitting]
     return units[:fitting], CursorKey(int(first["due_ms"]), int(first["index"]))
-
-
-def _unreadable(error: BaseException | None) -> Failure:
-    return Failure(common_pb2.WRONG_STATE, f"the schedule cannot be read: {error}")
 
 
 def token_of(key: CursorKey) -> str:

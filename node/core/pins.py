@@ -7,15 +7,16 @@ units and bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.core.failure import Failure, RequestError, invalid, refuse
 from tickwheel.node.core.intake import DUE_MS_LIMIT
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.work import RemovedError
+from tickwheel.node.core.promise import Promise
+from tickwheel.node.core.work import RemovedError, UnreadableError
+from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.names import check_producer_id
 from tickwheel.node.state.staging import StagingResult
 from tickwheel.proto import common_pb2
@@ -30,7 +31,6 @@ from tickwheel.proto.snapshot_pb2 import (
 )
 from tickwheel.proto.staging_pb2 import CommitStagedRequest, StagingCommand
 from tickwheel.wheel.pinned import Pinned
-from tickwheel.wheel.queries import ScanJob
 from tickwheel.wheel.units import CursorKey, Units, ids_of
 
 PINS_MAX = 256
@@ -66,19 +66,12 @@ class PinDesk:
         """Pins held now."""
         return len(self._pins)
 
-    def pin(self, request: PinRequest, done: Callable[[PinResponse | Failure], None]) -> None:
+    async def pin(self, request: PinRequest) -> PinResponse:
         """Pin the pending messages of this moment."""
         core = self._core
         if request.pin_id:
-            known = self._pins.get(request.pin_id)
-            if known is not None:
-                known.used_ms = core.steady_ms()
-            done(_unknown(request.pin_id) if known is None else known.told)
-            return
-        failure = self._refusal(request)
-        if failure is not None:
-            done(failure)
-            return
+            return self._pin(request.pin_id).told
+        self._check(request)
         state = core.state
         names = dict(state.named_topics())
         topic_ids = None
@@ -103,46 +96,48 @@ class PinDesk:
             topics=names if topic_ids is None else {number: names[number] for number in topic_ids},
         )
         self._pins[pin_id] = _Pin(pinned, told, topic_ids, due_min, due_max, now_ms)
-        done(told)
+        return told
 
-    def agree(self, request: AgreePinRequest, done: Callable[[AgreePinResponse | Failure], None]) -> None:
+    async def agree(self, request: AgreePinRequest) -> AgreePinResponse:
         """Agree on the pin to read under a name: the first one that was proposed.
 
         A name is a job that happens once (node/state/staging.py), without rows; its fingerprint is the pin.
         """
         core, job_id = self._core, f"{NAMED}{request.name}"
+        core.require_master()
         problem = check_producer_id(job_id) if request.name else "must not be empty"
-        failure = core.refusal() or (invalid("name", request.name, problem).failure if problem else None)
-        if failure is not None:
-            done(failure)
-            return
+        if problem:
+            raise invalid("name", request.name, problem)
+        if request.pin_id and core.state.staging.job(job_id) is None:
+            commit = CommitStagedRequest(job_id=job_id, run_id=NAMED, fingerprint=request.pin_id)
+            command = Command(staging=StagingCommand(commit=commit))
+            answer: Promise[CommandResult] = Promise()
+            core.proposer.submit(command, answer.keep)
+            result = await answer
+            if core.state.staging.job(job_id) is None and isinstance(result, StagingResult):
+                refuse(result.failure)
+        job = core.state.staging.job(job_id)
+        return AgreePinResponse(pin_id=job.fingerprint if job is not None else 0)
 
-        def answer(result: object) -> None:
-            job = core.state.staging.job(job_id)
-            if job is None and isinstance(result, StagingResult) and result.failure is not None:
-                done(result.failure)
-            elif isinstance(result, Failure):
-                done(result)
-            else:
-                done(AgreePinResponse(pin_id=job.fingerprint if job is not None else 0))
-
-        if not request.pin_id or core.state.staging.job(job_id) is not None:
-            answer(None)
-            return
-        commit = CommitStagedRequest(job_id=job_id, run_id=NAMED, fingerprint=request.pin_id)
-        core.proposer.submit(Command(staging=StagingCommand(commit=commit)), answer)
-
-    def _refusal(self, request: PinRequest) -> Failure | None:
+    def _check(self, request: PinRequest) -> None:
         core = self._core
         if core.recovering or core.applied_index < request.applied_index_min:
             text = f"applied {core.applied_index} of {max(core.recover_to, request.applied_index_min)}"
-            return Failure(common_pb2.RECOVERING, text, {"retry_after_ms": str(RETRY_HINT_MS)})
+            raise RequestError(Failure(common_pb2.RECOVERING, text, {"retry_after_ms": str(RETRY_HINT_MS)}))
         if len(request.topics) > TOPICS_MAX:
-            return invalid("topics", len(request.topics), f"at most {TOPICS_MAX}").failure
+            raise invalid("topics", len(request.topics), f"at most {TOPICS_MAX}")
         for name, value in (("due_ms_min", request.due_ms_min), ("due_ms_max", request.due_ms_max)):
             if not 0 <= value <= DUE_MS_LIMIT:
-                return invalid(name, value, "a time in milliseconds since 1970, or 0").failure
-        return None
+                raise invalid(name, value, "a time in milliseconds since 1970, or 0")
+
+    def _pin(self, pin_id: int) -> _Pin:
+        """A pin, which is used now. Raises RequestError: it is not known."""
+        pin = self._pins.get(pin_id)
+        if pin is None:
+            text = f"pin {pin_id} is not known: it was not read for long, or the node was restarted; pin anew"
+            raise RequestError(Failure(common_pb2.WRONG_STATE, text, {"field": "pin_id", "value": str(pin_id)}))
+        pin.used_ms = self._core.steady_ms()
+        return pin
 
     def _forget_unused(self, now_ms: int) -> None:
         for pin_id in [n for n, pin in self._pins.items() if now_ms - pin.used_ms > PIN_HOLD_MS]:
@@ -152,38 +147,22 @@ class PinDesk:
         """Drop a pin. Idempotent."""
         self._pins.pop(pin_id, None)
 
-    def read(self, request: ReadPinnedRequest, done: Callable[[PinnedPage | Failure], None]) -> None:
+    async def read(self, request: ReadPinnedRequest) -> PinnedPage:
         """Read a page of one hour."""
-        core = self._core
-        pin = self._pins.get(request.pin_id)
-        if pin is None:
-            done(_unknown(request.pin_id))
-            return
+        core, hour = self._core, request.hour
+        pin = self._pin(request.pin_id)
         if not 0 <= request.start_due_ms <= DUE_MS_LIMIT:
-            done(invalid("start_due_ms", request.start_due_ms, "next_due_ms of the page before, or 0").failure)
-            return
-        pin.used_ms = core.steady_ms()
-        hour = request.hour
-        if hour < core.wheel.holdings.removed_below:
-            done(_overtaken(hour))
-            return
+            raise invalid("start_due_ms", request.start_due_ms, "next_due_ms of the page before, or 0")
+        self._require_hour(hour)
         start = CursorKey(request.start_due_ms, request.start_index) if request.start_due_ms else None
-
-        def scanned(job: ScanJob | None, error: BaseException | None) -> None:
-            if error is not None or job is None:
-                removed = hour < core.wheel.holdings.removed_below
-                done(_overtaken(hour) if removed else _unreadable(error))
-                return
-            units, next_key = _page(pin.pinned.known(hour, job.units), job.next_key)
-            if pin.topic_ids is not None:
-                units = units[np.isin(units["topic_id"], list(pin.topic_ids))]
-            self._describe(units, next_key, request.content, done)
-
-        core.background.scan_pinned(pin.pinned, hour, start, pin.due_min, pin.due_max, PAGE_UNITS_MAX, scanned)
-
-    def _describe(
-        self, units: Units, next_key: CursorKey | None, content: bool, done: Callable[[PinnedPage | Failure], None]
-    ) -> None:
+        try:
+            job = await core.background.scan_pinned(pin.pinned, hour, start, pin.due_min, pin.due_max, PAGE_UNITS_MAX)
+        except UnreadableError:
+            self._require_hour(hour)
+            raise
+        units, next_key = _page(pin.pinned.known(hour, job.units), job.next_key)
+        if pin.topic_ids is not None:
+            units = units[np.isin(units["topic_id"], list(pin.topic_ids))]
         page = PinnedPage(
             ids=ids_of(units).astype("<u8").tobytes(),
             topic_ids=units["topic_id"].tobytes(),
@@ -196,20 +175,17 @@ class PinDesk:
         )
         if next_key is not None:
             page.next_due_ms, page.next_index = next_key
-        if not content or not len(units):
-            done(page)
-            return
+        if request.content and len(units):
+            try:
+                page.records = b"".join(await core.background.records_of(units))
+            except RemovedError:
+                raise RequestError(_overtaken(hour)) from None
+        return page
 
-        def read(records: list[bytes] | None, error: BaseException | None) -> None:
-            if isinstance(error, RemovedError):
-                done(_overtaken(int(units["due_ms"][0]) // 3_600_000))
-            elif error is not None or records is None:
-                done(_unreadable(error))
-            else:
-                page.records = b"".join(records)
-                done(page)
-
-        self._core.background.read_records(units, read)
+    def _require_hour(self, hour: int) -> None:
+        """Raise RequestError if the hour was removed."""
+        if hour < self._core.wheel.holdings.removed_below:
+            raise RequestError(_overtaken(hour))
 
 
 def _page(units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
@@ -222,17 +198,8 @@ def _page(units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | 
     return units[:fit], CursorKey(int(following["due_ms"]), int(following["index"]))
 
 
-def _unknown(pin_id: int) -> Failure:
-    text = f"pin {pin_id} is not known: it was not read for long, or the node was restarted; pin anew"
-    return Failure(common_pb2.WRONG_STATE, text, {"field": "pin_id", "value": str(pin_id)})
-
-
 def _overtaken(hour: int) -> Failure:
     text = (
         f"hour {hour} was removed while it was being read: all of it was delivered and settled, or retention was over"
     )
     return Failure(common_pb2.WRONG_STATE, text, {"field": "hour", "value": str(hour)})
-
-
-def _unreadable(error: BaseException | None) -> Failure:
-    return Failure(common_pb2.WRONG_STATE, f"the schedule cannot be read: {error}")

@@ -4,6 +4,10 @@ simulation steps them like everything else.
 A coroutine of the core awaits only promises. It is resumed inside the call that keeps the promise, not in a later
 tick, so it sees exactly the state that its callback would have seen. A refusal is raised as RequestError.
 `Serving.start` runs a coroutine.
+
+Every promise is kept exactly once. A part that holds one back keeps it with a failure when mastership ends
+(`Part.end`); the proposer, the log and the background answer every call. If a mistake prevents that, `Serving` closes
+the coroutine, so its `finally` blocks run. Only a stopped node leaves promises: the workers' answers come no more.
 """
 
 from __future__ import annotations
@@ -19,11 +23,12 @@ T = TypeVar("T")
 class Promise(Generic[T]):
     """A value that will come, or the failure instead of it. At most one coroutine awaits it."""
 
-    __slots__ = ("_kept", "_resume", "_value")
+    __slots__ = ("_error", "_kept", "_resume", "_value")
 
     def __init__(self) -> None:
         self._kept = False
         self._value: T | Failure | None = None
+        self._error: BaseException | None = None
         self._resume: Callable[[], None] | None = None
 
     def keep(self, value: T | Failure) -> None:
@@ -37,6 +42,18 @@ class Promise(Generic[T]):
         if self._resume is not None:
             self._resume()
 
+    def fail(self, error: BaseException) -> None:
+        """Raise an error in the awaiting coroutine, instead of a value. Called once, and not beside `keep`."""
+        self._error = error
+        self.keep(cast(T, None))
+
+    def answered(self, value: T | None, error: BaseException | None) -> None:
+        """Keep the promise by a worker's answer: a callback for `Executor.submit`."""
+        if error is None:
+            self.keep(cast(T, value))
+        else:
+            self.fail(error)
+
     def when_kept(self, resume: Callable[[], None]) -> None:
         """Call `resume` once the promise is kept."""
         self._resume = resume
@@ -44,6 +61,8 @@ class Promise(Generic[T]):
     def __await__(self) -> Generator[Promise[T], None, T]:
         if not self._kept:
             yield self
+        if self._error is not None:
+            raise self._error
         if isinstance(self._value, Failure):
             raise RequestError(self._value)
         return cast(T, self._value)

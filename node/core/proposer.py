@@ -13,15 +13,17 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.failure import Failure, invalid, limit_reached, outcome_unknown
+from tickwheel.node.core.failure import Failure, invalid, limit_reached, outcome_unknown, refuse
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.world import Now
+from tickwheel.node.state.machine import AnyResult, CommandResult
 from tickwheel.node.state.results import Ignored, Refused
 from tickwheel.node.state.schema import ENTRY_SCHEMA, read_entry, unknown_in
 from tickwheel.proto.log_pb2 import Command, LogEntry
@@ -36,8 +38,9 @@ _FROM_MESSAGES = frozenset({"access", "admin", "sweep", "staging"})
 """Commands that contain protobuf messages from outside; the others contain only numbers and columns."""
 _FIRST_DUE = struct.Struct("<q")
 
-Done = Callable[[object], None]
-"""Called with the typed result of apply, or a Failure."""
+Done = Callable[[CommandResult | Failure], None]
+"""Called with the result of apply, or with a Failure if the command was not carried out."""
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -136,6 +139,16 @@ class Proposer(Part):
         self._waiting.append(_Waiting(command, done, size, _changes_from_ms(command)))
         self._waiting_bytes += size
         self._urgent = self._urgent or not may_gather
+
+    async def propose(self, command: Command, kind: type[R], *, may_gather: bool = False) -> R:
+        """The result of a command, which is of this kind. Raises RequestError: apply refused it, or it may not have
+        been applied. `may_gather` as in `submit`."""
+        answer: Promise[CommandResult] = Promise()
+        self.submit(command, answer.keep, may_gather=may_gather)
+        result = await answer
+        assert isinstance(result, kind), f"{command.WhichOneof('body')} was answered by {result!r}"
+        refuse(getattr(result, "failure", None))
+        return result
 
     def submit_alone(self, command: Command, done: Done, voters: Sequence[str] | None = None) -> None:
         """Queue a command for an entry of its own. `voters`: ids of the voters from that entry on, if it changes them.
@@ -376,7 +389,7 @@ def _changes_from_ms(command: Command) -> int:
     return NO_CHANGE if kind in ("dispatch", "lead", "cold") else 0
 
 
-def _answer_of(value: object) -> object:
+def _answer_of(value: AnyResult) -> CommandResult | Failure:
     """The result of apply in the caller's terms: its value, or a Failure."""
     if isinstance(value, Ignored):
         # A later master led before the command was applied, so it had no effect; but no caller may rely on that.

@@ -27,6 +27,7 @@ from tickwheel.node.core.serving import Fail
 from tickwheel.node.core.spread import spread
 from tickwheel.node.core.world import Now
 from tickwheel.node.metrics import MetricValue
+from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.results import AdminResult, PublishResult
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto.admin_pb2 import CreateTopicRequest
@@ -227,7 +228,7 @@ class Publisher(Part):
             creation = AdminCommand(create_topic=CreateTopicRequest(name=name), actor=batch.actor)
             command = Command(admin=creation)
 
-            def created(result: object, name: str = name) -> None:
+            def created(result: CommandResult | Failure, name: str = name) -> None:
                 self._creating.discard(name)
                 if isinstance(result, AdminResult) and result.failure is not None:
                     self._refuse_topic(name, result.failure)
@@ -314,7 +315,7 @@ class Publisher(Part):
         return (column if order is None else column[order]).tobytes()
 
     def _answers(self, taken: list[_Request]) -> Done:
-        def answer(result: object) -> None:
+        def answer(result: CommandResult | Failure) -> None:
             for request in taken:
                 self._flow.answered(request.batch)
             if isinstance(result, Failure):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from tickwheel.node.core.failure import Failure, not_master
+from tickwheel.node.core.failure import Failure, RequestError, not_master
 from tickwheel.node.core.kernel import Kernel
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.sync import SyncState
 from tickwheel.node.core.world import SteadyMs
+from tickwheel.node.state.machine import CommandResult
 from tickwheel.proto import common_pb2
 from tickwheel.proto.log_pb2 import Command, Lead
 from tickwheel.replication.log import LogStatus, Role
@@ -80,7 +82,7 @@ class Reign:
         lead = Lead(term=self.term, node_id=self._core.identity.node_id)
         self._core.proposer.submit(Command(lead=lead), self._lead_answered)
 
-    def _lead_answered(self, result: object) -> None:
+    def _lead_answered(self, result: CommandResult | Failure) -> None:
         # `tick` tries again. At once, a log that has just found its disk full or lost its role would refuse for ever.
         self._lead_refused = isinstance(result, Failure)
 
@@ -103,32 +105,28 @@ class Reign:
         self._lead_applied = False
         self._end(self._core.refusal() or not_master(None, None))
 
-    def transfer(self, target_id: str | None, done: Callable[[Failure | None], None]) -> None:
-        """Hand over by plan: stop proposing, let the target catch up, then tell it to lead. `done` gets None or why it
-        failed. Without a target the member furthest in applying is chosen: a member that holds the whole log may still
-        wait for a bundle and be unable to serve."""
+    async def transfer(self, target_id: str | None) -> None:
+        """Hand over by plan: stop proposing, let the target catch up, then tell it to lead. Raises RequestError: this
+        node leads still. Without a target the member furthest in applying is chosen: a member that holds the whole log
+        may still wait for a bundle and be unable to serve."""
         core = self._core
-        failure = core.refusal()
-        if failure is not None:
-            done(failure)
-            return
-        done = core.serving.bound(done)
+        core.require_master()
         self.handing_over = True
         self.handed_over_index = core.applied_index
-
-        def transferred(problem: str | None) -> None:
-            self.handing_over = False
-            if problem is None:
-                done(None)
-            else:
-                done(Failure(common_pb2.WRONG_STATE, problem, {"retry_after_ms": "1000"}))
+        ended: Promise[str | None] = Promise()
 
         def hand_over() -> None:
             # A settlement left behind would be delivered again by the next master.
             core.proposer.flush_all()
-            core.log.transfer(target_id or self._furthest(), transferred)
+            core.log.transfer(target_id or self._furthest(), ended.keep)
 
         core.serving.own(hand_over)
+        try:
+            problem = await ended
+        finally:
+            self.handing_over = False
+        if problem is not None:
+            raise RequestError(Failure(common_pb2.WRONG_STATE, problem, {"retry_after_ms": "1000"}))
 
     def seek_room(self, steady_ms: SteadyMs) -> None:
         """Hand over to a member whose disk has room, if there is one. Called while this node's disk is nearly full."""
@@ -138,7 +136,8 @@ class Reign:
         target = self._furthest(self._sync.roomy_peers([member.node_id for member in core.log.members()]))
         if target is not None:
             self._next_seek_ms = steady_ms + SEEK_ROOM_MS
-            self.transfer(target, lambda failure: None)  # a failure is tried again after SEEK_ROOM_MS
+            # A failure is tried again after SEEK_ROOM_MS.
+            core.serving.start(self.transfer(target), lambda _: None)
 
     def _furthest(self, among: Collection[str] | None = None) -> str | None:
         """The connected voting member that has applied most of the log; None: there is none. Equal members, for example

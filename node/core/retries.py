@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tickwheel.node.core.failure import Failure, limit_reached, outcome_unknown
 from tickwheel.node.core.leases import Attempts, ChannelKey
 from tickwheel.node.core.proposer import Proposer
+from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.retrying import COPIES_MAX
 from tickwheel.proto.log_pb2 import Command, DeadCause, Settle, SettleColumns, SettleKind
@@ -122,7 +123,7 @@ class RetryQueue:
         for leaving in [leaving for leaving in self._waiting if leaving not in self._proposed]:
             self._end(leaving, failure)
 
-    def _answered(self, result: object, reign: int) -> None:
+    def _answered(self, result: CommandResult | Failure, reign: int) -> None:
         # `_proposed` is kept until all are answered: a callback that adds more must not propose these rows again.
         proposed = self._proposed
         if isinstance(result, Failure):

@@ -8,11 +8,12 @@ other request of that producer under way: then no entry still to be applied can 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.failure import Failure, RequestError
 from tickwheel.node.state.producers import Batch, Sender
 from tickwheel.node.state.view import StateView
 from tickwheel.proto import common_pb2 as pb
@@ -52,15 +53,39 @@ class Senders:
         name = sender.producer_id
         if not name:
             return done
-        self._under_way[name] = self._under_way.get(name, 0) + 1
+        self._begin(name)
 
         def answered(outcome: A | Failure) -> None:
-            left = self._under_way.pop(name) - 1
-            if left:
-                self._under_way[name] = left
+            self._end(name)
             done(self.told(sender, outcome) if isinstance(outcome, Failure) else outcome)
 
         return answered
+
+    @contextmanager
+    def following(self, sender: Sender) -> Iterator[None]:
+        """Note a request under way during a `with`. A RequestError leaves it completed as by `told`."""
+        name = sender.producer_id
+        if not name:
+            yield
+            return
+        refusal = None
+        self._begin(name)
+        try:
+            yield
+        except RequestError as error:
+            refusal = error
+        finally:
+            self._end(name)
+        if refusal is not None:
+            raise RequestError(self.told(sender, refusal.failure)) from refusal
+
+    def _begin(self, name: str) -> None:
+        self._under_way[name] = self._under_way.get(name, 0) + 1
+
+    def _end(self, name: str) -> None:
+        left = self._under_way.pop(name) - 1
+        if left:
+            self._under_way[name] = left
 
     def told(self, sender: Sender, failure: Failure) -> Failure:
         """The refusal, with the last accepted sequence if that is certain."""

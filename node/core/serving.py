@@ -97,9 +97,25 @@ class Serving:
 
     def start(self, coroutine: Coroutine[Promise[Any], None, T], done: Callable[[T | Failure], None]) -> None:
         """Run a coroutine of the core to its end, each step as a piece of the request whose piece runs now. `done` gets
-        what it returns, or the failure of the RequestError that it raises. Other errors propagate from its steps."""
+        what it returns, or the failure of the RequestError that it raises. After any other error, in a step or in a
+        piece that a step has bound, the coroutine is closed and the request fails."""
+        fail = self._current
+        running = False
+        over = False
+
+        def failed(failure: Failure) -> None:
+            nonlocal over
+            over = True
+            if not running:
+                coroutine.close()
+            assert fail is not None, "only a request's steps are guarded"
+            fail(failure)
 
         def step() -> None:
+            nonlocal running, over
+            if over:
+                return
+            running = True
             try:
                 awaited = coroutine.send(None)
             except StopIteration as end:
@@ -107,12 +123,20 @@ class Serving:
             except RequestError as error:
                 result = error.failure
             else:
-                awaited.when_kept(resume)
+                if over:
+                    coroutine.close()  # a piece of it failed while it ran
+                else:
+                    awaited.when_kept(resume)
                 return
-            done(result)
+            finally:
+                running = False
+            if not over:
+                over = True
+                done(result)
 
-        resume = self.bound(step)
-        step()
+        guard = None if fail is None else failed
+        resume = self.of(guard, step)
+        self.run(guard, step)
 
     def own(self, work: Callable[[], None]) -> None:
         """Do the node's own work. Errors end the node; in a piece of a request they raise as OwnWorkError."""

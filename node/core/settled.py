@@ -10,16 +10,16 @@ and counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tickwheel.node.core.failure import Failure, invalid
+from tickwheel.node.core.failure import Failure, RequestError, invalid
 from tickwheel.node.core.intake import DUE_MS_LIMIT
 from tickwheel.node.core.kernel import Kernel
-from tickwheel.node.core.work import RemovedError
+from tickwheel.node.core.work import RemovedError, UnreadableError
+from tickwheel.node.state.ready import ReadyLog
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.targets import origins_of
 from tickwheel.proto import common_pb2
@@ -30,7 +30,7 @@ from tickwheel.proto.snapshot_pb2 import (
     SettledPage,
     SettledTopic,
 )
-from tickwheel.wheel.units import Ids, Units, ids_of
+from tickwheel.wheel.units import Ids, ids_of
 
 PINS_MAX = 16
 """Each pin has a bit for each message of the group's open windows. Beyond this number the least recently read pin
@@ -42,8 +42,6 @@ PAGE_RETRIES = 65_536
 PAGE_BYTES_MAX = 4 << 20
 """Bytes of records in a page; a larger record makes a page of its own."""
 RETRY_HINT_MS = 20
-
-Done = Callable[[SettledPage | Failure], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +86,18 @@ class SettledDesk:
         self._core = core
         self._pins: dict[int, _Pin] = {}
 
-    def pin(self, request: PinSettledRequest, done: Callable[[PinSettledResponse | Failure], None]) -> None:
+    async def pin(self, request: PinSettledRequest) -> PinSettledResponse:
         """Pin the settled messages of this moment."""
         core, state = self._core, self._core.state
         if core.recovering or core.applied_index < request.applied_index_min:
             text = f"applied {core.applied_index} of {max(core.recover_to, request.applied_index_min)}"
-            done(Failure(common_pb2.RECOVERING, text, {"retry_after_ms": str(RETRY_HINT_MS)}))
-            return
+            raise RequestError(Failure(common_pb2.RECOVERING, text, {"retry_after_ms": str(RETRY_HINT_MS)}))
         if not 0 <= request.due_ms_min <= DUE_MS_LIMIT:
-            done(invalid("due_ms_min", request.due_ms_min, "a time in milliseconds since 1970, or 0").failure)
-            return
+            raise invalid("due_ms_min", request.due_ms_min, "a time in milliseconds since 1970, or 0")
         group_id = state.group_id(request.group)
         if group_id is None:
             facts = {"field": "group", "value": request.group}
-            done(Failure(common_pb2.UNKNOWN_NAME, f"group {request.group} does not exist", facts))
-            return
+            raise RequestError(Failure(common_pb2.UNKNOWN_NAME, f"group {request.group} does not exist", facts))
         now_ms = core.steady_ms()
         pins = {number: pin for number, pin in self._pins.items() if now_ms - pin.used_ms <= PIN_HOLD_MS}
         if len(pins) >= PINS_MAX:
@@ -144,22 +139,36 @@ class SettledDesk:
                     open=subscription.backlog,
                 )
             )
-        done(response)
+        return response
 
-    def read(self, request: ReadSettledRequest, done: Done) -> None:
-        """Read a page of one topic."""
+    async def read(self, request: ReadSettledRequest) -> SettledPage:
+        """Read a page of one topic. Hours that are removed meanwhile are skipped."""
+        while True:
+            pin, ready, first, stop = self._range(request)
+            try:
+                return await self._page(request, pin, ready, first, stop)
+            except RemovedError as error:
+                again = self._core.state.ready_log(request.topic_id)
+                if again is not None and again.first_retained <= first:
+                    raise UnreadableError(error) from error
+
+    def _range(self, request: ReadSettledRequest) -> tuple[_Pin, ReadyLog, int, int]:
+        """The pin, the topic's ready log, and the positions from where to where the page may go."""
         pin = self._pins.get(request.pin_id)
         if pin is None:
             text = f"pin {request.pin_id} is not known: it was not read for long, or the node was restarted; pin anew"
-            done(Failure(common_pb2.WRONG_STATE, text, {"field": "pin_id", "value": str(request.pin_id)}))
-            return
+            facts = {"field": "pin_id", "value": str(request.pin_id)}
+            raise RequestError(Failure(common_pb2.WRONG_STATE, text, facts))
         pin.used_ms = self._core.steady_ms()
-        window, ready = pin.windows.get(request.topic_id), self._core.state.ready_log(request.topic_id)
-        if window is None or ready is None:
-            done(invalid("topic_id", request.topic_id, "a topic of the pin").failure)
-            return
+        ready = self._core.state.ready_log(request.topic_id)
+        if request.topic_id not in pin.windows or ready is None:
+            raise invalid("topic_id", request.topic_id, "a topic of the pin")
         stop = min(request.end, pin.ends[request.topic_id])
-        first = min(max(request.first, ready.first_retained), stop)
+        return pin, ready, min(max(request.first, ready.first_retained), stop), stop
+
+    async def _page(
+        self, request: ReadSettledRequest, pin: _Pin, ready: ReadyLog, first: int, stop: int
+    ) -> SettledPage:
         page = SettledPage(removed=max(0, first - request.first))
         if request.retries:
             end = min(first + PAGE_RETRIES, stop)
@@ -168,43 +177,17 @@ class SettledDesk:
             page.ids, page.positions = rows["origin"].tobytes(), rows["position"].tobytes()
             if end < stop:
                 page.next = end
-            done(page)
-            return
+            return page
         end = min(first + PAGE_POSITIONS, stop)
         if end < stop:
             page.next = end
-        settled = window.settled(first, end)
+        settled = pin.windows[request.topic_id].settled(first, end)
         settled[ready.foreign(pin.group_id, first, end) - first] = False
         positions = first + np.flatnonzero(settled)
         if not len(positions):
-            done(page)
-            return
-
-        def found(units: Units | None, error: BaseException | None) -> None:
-            if units is None:
-                self._failed(request, error, first, done)
-            else:
-                self._describe(request, pin, page, positions, units, done)
-
-        self._core.background.read_units(ready.gather(positions), found)
-
-    def _failed(self, request: ReadSettledRequest, error: BaseException | None, first: int, done: Done) -> None:
-        """Answer a failed read of a page from `first` on. Hours that were removed meanwhile are skipped."""
-        ready = self._core.state.ready_log(request.topic_id)
-        if isinstance(error, RemovedError) and (ready is None or ready.first_retained > first):
-            self.read(request, done)
-        else:
-            done(Failure(common_pb2.WRONG_STATE, f"what is settled cannot be read: {error}"))
-
-    def _describe(
-        self,
-        request: ReadSettledRequest,
-        pin: _Pin,
-        page: SettledPage,
-        positions: NDArray[np.int64],
-        units: Units,
-        done: Done,
-    ) -> None:
+            return page
+        background = self._core.background
+        units = await background.units_of(ready.gather(positions))
         ends = np.cumsum(units["size"], dtype=np.int64)
         fit = max(1, int(np.searchsorted(ends, PAGE_BYTES_MAX, side="right"))) if request.content else len(units)
         if fit < len(units):
@@ -221,16 +204,6 @@ class SettledDesk:
         page.last_due_ms = units["due_ms"].tobytes()
         page.scheduled_ms = np.where(retried, 0, units["scheduled_ms"]).astype("<i8").tobytes()
         page.sizes, page.meta_sizes = units["size"].tobytes(), units["meta_size"].astype("<u4").tobytes()
-        if not request.content or not len(units):
-            done(page)
-            return
-        first = int(positions[0])
-
-        def read(records: list[bytes] | None, error: BaseException | None) -> None:
-            if records is None:
-                self._failed(request, error, first, done)
-            else:
-                page.records = b"".join(records)
-                done(page)
-
-        self._core.background.read_records(units, read)
+        if request.content and len(units):
+            page.records = b"".join(await background.records_of(units))
+        return page

@@ -17,7 +17,7 @@ from tickwheel.node.core.failure import Failure, invalid, limit_reached
 from tickwheel.node.core.leases import Attempts, ChannelKey, Lease, LeaseFeed, LeaseTable, Positions
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.retries import Leaving, RetryQueue
-from tickwheel.node.state.machine import StateMachine
+from tickwheel.node.state.machine import CommandResult, StateMachine
 from tickwheel.node.state.results import SettleResult
 from tickwheel.node.state.subscription import Subscription
 from tickwheel.node.state.window import CAPACITY_LEAST
@@ -192,7 +192,7 @@ class Settlements:
         """Put settlement columns into the log; `done` is called once they are applied, or with a Failure."""
         key = (columns.group_id, columns.topic_id)
 
-        def answered(result: object) -> None:
+        def answered(result: CommandResult | Failure) -> None:
             if isinstance(result, SettleResult):
                 if columns.kind == SETTLE_RETURN:
                     self._came_back(key, columns)

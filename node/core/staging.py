@@ -8,22 +8,23 @@ the next master finds in the state what is left to publish.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from tickwheel.node.core.disk_room import DiskRoom
-from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.failure import Failure, RequestError, invalid, limit_reached, refuse
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.pace import Paces
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.publisher import Publisher
 from tickwheel.node.core.requests import RequestDesk
 from tickwheel.node.core.world import ClusterMs, Now
 from tickwheel.node.metrics import MetricValue
+from tickwheel.node.state.machine import CommandResult
 from tickwheel.node.state.names import check_producer_id
-from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.staging import Job, StagingResult
 from tickwheel.proto import common_pb2, staging_pb2
 from tickwheel.proto.admin_pb2 import CreateTopicRequest
@@ -57,14 +58,11 @@ MEMORY_MS_MAX = 3_650 * 86_400_000
 """Ten years, the same limit as for the setting `staging_memory_ms`."""
 BATCH_LIMIT = 1 << 62
 
-Answer = Callable[[StagedJob | Failure], None]
-
 
 @dataclass(slots=True)
 class _Waiting:
     command: Command
-    answer: Callable[[object], None]
-    """Called with the result of apply, or a Failure."""
+    answer: Promise[CommandResult]
     bytes: int
 
 
@@ -97,61 +95,44 @@ class StagingDesk(Part):
 
     # -- requests
 
-    def stage(self, request: StageRequest, batch: IncomingBatch, done: Answer, owner: str = "") -> None:
-        """Keep a checked block; `done` when it is on stable storage of a majority.
+    async def stage(self, request: StageRequest, batch: IncomingBatch, owner: str = "") -> StagedJob:
+        """Keep a checked block; returns when it is on stable storage of a majority.
 
         `owner`: the user who stages, while rights are on.
         """
-        failure = (
-            self._core.refusal() or _names(request.job_id, request.run_id, request.batch) or _block(request, batch)
-        )
-        if failure is None:
-            failure = self._too_far(batch) or self._core.state.staging.owner_refusal(request.job_id, owner)
-        if failure is not None:
-            done(failure)
-            return
+        self._core.require_master()
+        _check_names(request.job_id, request.run_id, request.batch)
+        _check_block(request, batch)
+        self._check_times(batch)
         state = self._core.state
-        known = None
+        refuse(state.staging.owner_refusal(request.job_id, owner))
         if not state.staging.holds(request.job_id, request.attempt, request.sequence):
             known = state.staging.judge(request.job_id, request.batch, request.run_id, batch.bytes, state.settings)
-        if known is not None:
-            self._answer(request.job_id, request.batch, known, done)
-            return
-        refusal = self._disk_room.refusal()
-        if refusal is not None:
-            done(refusal)
-            return
+            if known is not None:
+                refuse(known.failure)
+                return self._describe(request.job_id, request.batch)
+        refuse(self._disk_room.refusal())
         if self._queue_bytes + batch.bytes > QUEUE_BYTES_MAX:
-            done(limit_reached("staged blocks waiting", QUEUE_BYTES_MAX))
-            return
+            raise RequestError(limit_reached("staged blocks waiting", QUEUE_BYTES_MAX))
         name = batch.topics[0]
-        if state.topic_id(name) is not None:
-            self._queue_block(request, batch, done, owner)
-            return
-        if not state.settings.topics_auto_create:
-            text = f"topic {name} does not exist"
-            done(Failure(common_pb2.UNKNOWN_NAME, text, {"field": "topic", "value": name}))
-            return
+        if state.topic_id(name) is None:
+            if not state.settings.topics_auto_create:
+                text = f"topic {name} does not exist"
+                raise RequestError(Failure(common_pb2.UNKNOWN_NAME, text, {"field": "topic", "value": name}))
+            await self._requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=name), actor=owner))
+        result = await self._queue_block(request, batch, owner)
+        assert isinstance(result, StagingResult)
+        refuse(result.failure)
+        return self._describe(request.job_id, request.batch)
 
-        def created(result: object) -> None:
-            if isinstance(result, AdminResult) and result.failure is None:
-                self._queue_block(request, batch, done, owner)
-                return
-            problem = result.failure if isinstance(result, AdminResult) else result
-            assert isinstance(problem, Failure)
-            done(problem)
-
-        self._requests.admin(AdminCommand(create_topic=CreateTopicRequest(name=name), actor=owner), created)
-
-    def _too_far(self, batch: IncomingBatch) -> Failure | None:
+    def _check_times(self, batch: IncomingBatch) -> None:
         now_ms, limit_ms = self._core.clock.now_ms(), self._core.state.settings.delay_ms_max
         latest = int(batch.when.max())
         if latest > now_ms + limit_ms:
             row = int(batch.when.argmax())
-            return invalid(f"due_ms[{row}]", latest, f"at most {limit_ms} ms ahead of now ({now_ms})").failure
-        return None
+            raise invalid(f"due_ms[{row}]", latest, f"at most {limit_ms} ms ahead of now ({now_ms})")
 
-    def _queue_block(self, request: StageRequest, batch: IncomingBatch, done: Answer, owner: str) -> None:
+    def _queue_block(self, request: StageRequest, batch: IncomingBatch, owner: str) -> Promise[CommandResult]:
         publish = self._publisher.publish_of([batch], [batch.when])
         del publish.requests[:]
         # No caller is told ids, so the row of each unit need not be kept.
@@ -167,11 +148,11 @@ class StagingDesk(Part):
             block=publish.SerializeToString(),
         )
         command = Command(staging=StagingCommand(stage=block, owner=owner))
-        serving = self._core.serving
-        answer = serving.bound(lambda result: self._answer(request.job_id, request.batch, result, done))
-        self._queue.append(_Waiting(command, answer, len(block.block)))
-        self._queue_bytes += len(block.block)
-        serving.own(self._pump)
+        item = _Waiting(command, Promise(), len(block.block))
+        self._queue.append(item)
+        self._queue_bytes += item.bytes
+        self._core.serving.own(self._pump)
+        return item.answer
 
     def _pump(self) -> None:
         """Propose waiting blocks, as far as the limit on blocks in flight allows."""
@@ -188,54 +169,41 @@ class StagingDesk(Part):
             self._pumping = False
 
     def _submit_block(self, item: _Waiting) -> None:
-        def applied(result: object) -> None:
+        def applied(result: CommandResult | Failure) -> None:
             self._in_flight_bytes -= item.bytes
-            item.answer(result)
+            item.answer.keep(result)
             self._pump()
 
         self._core.proposer.submit(item.command, applied, may_gather=True)
 
-    def commit(self, request: CommitStagedRequest, done: Answer, owner: str = "") -> None:
-        """Decide which attempts count. `done` is called once the decision is certain, not when the rows are
-        published."""
-        failure = _names(request.job_id, request.run_id, request.batch)
-        if failure is None and len(request.attempts) > ATTEMPTS_MAX:
-            failure = invalid("attempts", len(request.attempts), f"at most {ATTEMPTS_MAX}").failure
-        if failure is None and not 0 <= request.memory_ms <= MEMORY_MS_MAX:
-            failure = invalid("memory_ms", request.memory_ms, f"0 to {MEMORY_MS_MAX}").failure
-        self._decide(StagingCommand(commit=request, owner=owner), request.job_id, request.batch, failure, done)
+    async def commit(self, request: CommitStagedRequest, owner: str = "") -> StagedJob:
+        """Decide which attempts count. Returns once the decision is certain, not when the rows are published."""
+        self._core.require_master()
+        _check_names(request.job_id, request.run_id, request.batch)
+        if len(request.attempts) > ATTEMPTS_MAX:
+            raise invalid("attempts", len(request.attempts), f"at most {ATTEMPTS_MAX}")
+        if not 0 <= request.memory_ms <= MEMORY_MS_MAX:
+            raise invalid("memory_ms", request.memory_ms, f"0 to {MEMORY_MS_MAX}")
+        await self._core.proposer.propose(Command(staging=StagingCommand(commit=request, owner=owner)), StagingResult)
+        return self._describe(request.job_id, request.batch)
 
-    def abort(self, request: AbortStagedRequest, done: Answer, owner: str = "") -> None:
+    async def abort(self, request: AbortStagedRequest, owner: str = "") -> StagedJob:
         """Drop the rows that a run has staged, and fence the run off."""
-        failure = _names(request.job_id, request.run_id, request.batch)
-        self._decide(StagingCommand(abort=request, owner=owner), request.job_id, request.batch, failure, done)
+        self._core.require_master()
+        _check_names(request.job_id, request.run_id, request.batch)
+        await self._core.proposer.propose(Command(staging=StagingCommand(abort=request, owner=owner)), StagingResult)
+        return self._describe(request.job_id, request.batch)
 
-    def _decide(self, command: StagingCommand, job_id: str, batch: int, failure: Failure | None, done: Answer) -> None:
-        failure = self._core.refusal() or failure
-        if failure is not None:
-            done(failure)
-            return
-        self._core.proposer.submit(Command(staging=command), lambda result: self._answer(job_id, batch, result, done))
-
-    def job(self, request: GetStagedJobRequest, done: Answer, owner: str = "") -> None:
+    async def job(self, request: GetStagedJobRequest, owner: str = "") -> StagedJob:
         """The state of a job, as applied here."""
-        failure = self._core.refusal() or _names(request.job_id, "any", request.batch)
-        failure = failure or self._core.state.staging.owner_refusal(request.job_id, owner)
-        if failure is not None:
-            done(failure)
-            return
+        self._core.require_master()
+        _check_names(request.job_id, "any", request.batch)
+        refuse(self._core.state.staging.owner_refusal(request.job_id, owner))
         answer = self._describe(request.job_id, request.batch)
         if request.reserve_rows and request.rows_per_s:
             steady_ms = self._core.steady_ms()
             answer.wait_ms = self._paces.reserve(request.job_id, request.reserve_rows, request.rows_per_s, steady_ms)
-        done(answer)
-
-    def _answer(self, job_id: str, batch: int, result: object, done: Answer) -> None:
-        if isinstance(result, StagingResult):
-            done(result.failure or self._describe(job_id, batch))
-            return
-        assert isinstance(result, Failure)
-        done(result)
+        return answer
 
     def _describe(self, job_id: str, batch: int) -> StagedJob:
         state = self._core.state
@@ -311,7 +279,7 @@ class StagingDesk(Part):
             self._submit_publish(job.job_id, drive, Command(staging=StagingCommand(publish=command)))
 
     def _submit_publish(self, job_id: str, drive: _Drive, command: Command) -> None:
-        def applied(result: object) -> None:
+        def applied(result: CommandResult | Failure) -> None:
             drive.in_flight -= 1
             if isinstance(result, Failure):
                 drive.not_before_ms = self._core.clock.now_ms() + PAUSE_MS
@@ -328,24 +296,22 @@ class StagingDesk(Part):
         self._queue_bytes = 0
         self._drives.clear()
         for item in queue:
-            item.answer(failure)
+            item.answer.keep(failure)
 
 
-def _names(job_id: str, run_id: str, batch: int) -> Failure | None:
+def _check_names(job_id: str, run_id: str, batch: int) -> None:
     for name, value in (("job_id", job_id), ("run_id", run_id)):
         problem = check_producer_id(value)
         if problem:
-            return invalid(name, value, problem).failure
+            raise invalid(name, value, problem)
     if not 0 <= batch < BATCH_LIMIT:
-        return invalid("batch", batch, "0 or more").failure
-    return None
+        raise invalid("batch", batch, "0 or more")
 
 
-def _block(request: StageRequest, batch: IncomingBatch) -> Failure | None:
+def _check_block(request: StageRequest, batch: IncomingBatch) -> None:
     if not request.attempt:
-        return invalid("attempt", 0, "a number drawn by chance").failure
+        raise invalid("attempt", 0, "a number drawn by chance")
     if not (isinstance(batch.kinds, int) and batch.kinds == KIND_DUE):
-        return invalid("columns", "delays", "absolute times: due_ms").failure
+        raise invalid("columns", "delays", "absolute times: due_ms")
     if batch.bytes > BLOCK_BYTES_MAX:
-        return invalid("columns", f"{batch.bytes} bytes", f"at most {BLOCK_BYTES_MAX} bytes a block").failure
-    return None
+        raise invalid("columns", f"{batch.bytes} bytes", f"at most {BLOCK_BYTES_MAX} bytes a block")

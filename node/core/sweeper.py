@@ -7,7 +7,7 @@ next master finds its messages again. The only thing kept here about a job is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -32,8 +32,6 @@ STEP_BYTES_MAX = 512 << 10
 RETRY_MS = 500
 """Pause after a step that failed."""
 
-Done = Callable[[Sweep | Failure], None]
-
 
 class Sweeper(Part):
     def __init__(self, core: Kernel) -> None:
@@ -46,19 +44,10 @@ class Sweeper(Part):
 
     # -- requests
 
-    def begin_sweep(self, request: BeginSweepRequest, done: Done) -> None:
+    async def begin_sweep(self, request: BeginSweepRequest) -> Sweep:
         """Begin a job; a repeated request gets the state of the job that has begun."""
-        core = self._core
-        failure = core.refusal()
-        if failure is not None:
-            done(failure)
-            return
-        try:
-            sweep = self._checked(request)
-        except RequestError as error:
-            done(error.failure)
-            return
-        self._propose(SweepCommand(begin=sweep), done)
+        self._core.require_master()
+        return await self._propose(SweepCommand(begin=self._checked(request)))
 
     def _checked(self, request: BeginSweepRequest) -> Sweep:
         core = self._core
@@ -90,46 +79,33 @@ class Sweeper(Part):
             sweep.due_ms = due_ms
         return sweep
 
-    def get(self, job_id: str, done: Done) -> None:
+    async def get(self, job_id: str) -> Sweep:
         """The state of a job."""
-        failure = self._core.refusal()
+        self._core.require_master()
         job = self._core.state.sweeps.get(job_id)
-        if failure is not None:
-            done(failure)
-        elif job is None:
-            done(unknown_sweep(job_id))
-        else:
-            done(job)
+        if job is None:
+            raise RequestError(unknown_sweep(job_id))
+        return job
 
-    def list(self, done: Callable[[ListSweepsResponse | Failure], None]) -> None:
+    async def list(self) -> ListSweepsResponse:
         """All remembered jobs."""
-        failure = self._core.refusal()
-        done(failure if failure is not None else ListSweepsResponse(sweeps=self._core.state.sweeps))
+        self._core.require_master()
+        return ListSweepsResponse(sweeps=self._core.state.sweeps)
 
-    def stop(self, job_id: str, done: Done) -> None:
+    async def stop(self, job_id: str) -> Sweep:
         """Stop a job; its changes so far stay."""
-        failure = self._core.refusal()
-        if failure is not None:
-            done(failure)
-            return
-        self._propose(SweepCommand(stop=job_id), done)
+        self._core.require_master()
+        return await self._propose(SweepCommand(stop=job_id))
 
-    def begin_deletion(self, sweep: Sweep, done: Done) -> None:
+    async def begin_deletion(self, sweep: Sweep) -> Sweep:
         """Begin to delete a topic or group; see deleting.py."""
-        self._propose(SweepCommand(begin=sweep), done)
+        return await self._propose(SweepCommand(begin=sweep))
 
-    def _propose(self, command: SweepCommand, done: Done) -> None:
-        def applied(result: object) -> None:
-            if isinstance(result, Failure):
-                done(result)
-                return
-            assert isinstance(result, SweepResult)
-            if result.failure is not None or result.sweep is None:
-                done(result.failure or unknown_sweep(""))
-            else:
-                done(result.sweep)
-
-        self._core.proposer.submit(Command(sweep=command), applied)
+    async def _propose(self, command: SweepCommand) -> Sweep:
+        result = await self._core.proposer.propose(Command(sweep=command), SweepResult)
+        if result.sweep is None:
+            raise RequestError(unknown_sweep(""))
+        return result.sweep
 
     # -- carrying them on
 
@@ -147,68 +123,72 @@ class Sweeper(Part):
             if now.steady_ms < self._wait_until_ms.get(job.job_id, 0):
                 continue
             self._under_way.add(job.job_id)
-            step = _Step(self, core, self._finder, job)
-            core.serving.run(step.failed, step.go)
+            self._begin_step(job)
+
+    def _begin_step(self, job: Sweep) -> None:
+        job_id = job.job_id
+        step = _Step(self._core, self._finder, job)
+
+        def ended(answer: Failure | None) -> None:
+            self._under_way.discard(job_id)
+            if answer is None:
+                self._wait_until_ms.pop(job_id, None)
+            else:
+                # Its messages are found again after a pause.
+                self.failures += 1
+                self._wait_until_ms[job_id] = self._core.steady_ms() + RETRY_MS
+
+        serving = self._core.serving
+        serving.run(ended, lambda: serving.start(step.run(), ended))
 
     def end(self, failure: Failure) -> None:
         """Forget the steps under way; they notice by themselves."""
         self._wait_until_ms.clear()
 
-    def ended(self, job_id: str, failed: bool) -> None:
-        """A step has ended; a failed one is repeated after a pause."""
-        self._under_way.discard(job_id)
-        if failed:
-            self.failures += 1
-            self._wait_until_ms[job_id] = self._core.steady_ms() + RETRY_MS
-        else:
-            self._wait_until_ms.pop(job_id, None)
-
 
 class _Step:
     """One step of one job."""
 
-    def __init__(self, sweeper: Sweeper, core: Kernel, finder: Finder, job: Sweep) -> None:
-        self._sweeper = sweeper
+    def __init__(self, core: Kernel, finder: Finder, job: Sweep) -> None:
         self._core = core
         self._finder = finder
-        self._job_id = job.job_id
         self._term = core.term
         self._selection = job.selection
         self._action = job.WhichOneof("action")
+        self._moves = self._action in ("due_ms", "shift_ms")
         self._target_ms: int = job.shift_ms if self._action == "shift_ms" else job.due_ms
         self._stamped_ms_max = job.stamped_ms_max
         self._step = SweepStep(job_id=job.job_id, number=job.steps)
         self._start = CursorKey(job.next_due_ms, job.next_index) if job.steps else None
         self._deletion = deletion_query(job) if self._action in DELETIONS else None
 
-    def go(self) -> None:
-        """Find the step's messages."""
+    async def run(self) -> None:
+        """Find the step's messages and change them. Raises RequestError: the step failed."""
+        core = self._core
         try:
-            query: Query = self._deletion or make_query(
-                self._core, self._selection, self._stamped_ms_max, retries=False
-            )
+            query: Query = self._deletion or make_query(core, self._selection, self._stamped_ms_max, retries=False)
         except RequestError:
             # The topic was deleted: nothing of it will be delivered any more.
             self._step.last = True
-            self._propose()
-            return
-        self._finder.step(query, self._start, self._core.config.sweep_step_messages, self._found)
+        else:
+            found = await self._finder.step(query, self._start, core.config.sweep_step_messages)
+            units = self._take(found)
+            if self._moves and len(units):
+                try:
+                    self._move(units, await core.background.records_of(units))
+                except RemovedError:
+                    return  # dispatched and settled meanwhile; the next look will not see them
+        if core.leading and core.term == self._term:
+            await core.proposer.propose(Command(sweep=SweepCommand(step=self._step)), SweepResult, may_gather=True)
 
-    def failed(self, failure: Failure) -> None:
-        """End the step as failed: its messages are found again after a pause."""
-        self._sweeper.ended(self._job_id, failed=True)
-
-    def _found(self, found: Found | Failure) -> None:
-        if isinstance(found, Failure):
-            self._sweeper.ended(self._job_id, failed=True)
-            return
+    def _take(self, found: Found) -> Units:
+        """Note what the step examines and changes, and where the next one begins. Returns the messages to change."""
         units, next_key = found.units, found.next_key
         self._step.examined = found.examined
         hours = np.flatnonzero(np.diff(units["due_ms"] // HOUR_MS)) + 1
         if len(hours) >= STEP_HOURS_MAX:
             units, next_key = self._cut(units, int(hours[STEP_HOURS_MAX - 1]))
-        moves = self._action in ("due_ms", "shift_ms")
-        if moves and len(units):
+        if self._moves and len(units):
             units, next_key = self._movable(units, next_key)
         if next_key is None:
             self._step.last = True
@@ -216,10 +196,7 @@ class _Step:
             self._step.next_due_ms, self._step.next_index = next_key
         self._step.ids = ids_of(units).astype("<u8").tobytes()
         self._step.due_ms = units["due_ms"].astype("<i8").tobytes()
-        if moves and len(units):
-            self._read(units)
-        else:
-            self._propose()
+        return units
 
     def _movable(self, units: Units, next_key: CursorKey | None) -> tuple[Units, CursorKey | None]:
         """The units that one step carries, without those that would move too far ahead."""
@@ -240,44 +217,25 @@ class _Step:
         first = units[count]
         return units[:count], CursorKey(int(first["due_ms"]), int(first["index"]))
 
-    def _read(self, units: Units) -> None:
-        def read(records: list[bytes] | None, error: BaseException | None) -> None:
-            if records is None:
-                # Removed meanwhile: dispatched and settled; the next look will not see it.
-                self._sweeper.ended(self._job_id, failed=not isinstance(error, RemovedError))
-                return
-            due_ms = (
-                units["due_ms"] + self._target_ms
-                if self._action == "shift_ms"
-                else np.full(len(units), self._target_ms, np.int64)
+    def _move(self, units: Units, records: list[bytes]) -> None:
+        """Put the messages at their new times into the step."""
+        due_ms = (
+            units["due_ms"] + self._target_ms
+            if self._action == "shift_ms"
+            else np.full(len(units), self._target_ms, np.int64)
+        )
+        one_tag = (units["flags"] & ONE_TAG) != 0
+        self._step.moved.CopyFrom(
+            Publish(
+                requests=[PublishRequest(count=len(units))],
+                due_ms=np.maximum(due_ms, 0).astype("<i8").tobytes(),
+                topic_ids=units["topic_id"].astype("<u4").tobytes(),
+                sizes=units["size"].astype("<u4").tobytes(),
+                meta_sizes=units["meta_size"].astype("<u4").tobytes(),
+                tag_hashes=np.where(one_tag, units["tag_hash"], 0).astype("<u4").tobytes(),
+                tag_masks=units["tag_mask"].astype("<u8").tobytes(),
+                key_hashes=units["key_hash"].astype("<u8").tobytes(),
+                records=b"".join(records),
+                one_tag_hashes=True,
             )
-            one_tag = (units["flags"] & ONE_TAG) != 0
-            self._step.moved.CopyFrom(
-                Publish(
-                    requests=[PublishRequest(count=len(units))],
-                    due_ms=np.maximum(due_ms, 0).astype("<i8").tobytes(),
-                    topic_ids=units["topic_id"].astype("<u4").tobytes(),
-                    sizes=units["size"].astype("<u4").tobytes(),
-                    meta_sizes=units["meta_size"].astype("<u4").tobytes(),
-                    tag_hashes=np.where(one_tag, units["tag_hash"], 0).astype("<u4").tobytes(),
-                    tag_masks=units["tag_mask"].astype("<u8").tobytes(),
-                    key_hashes=units["key_hash"].astype("<u8").tobytes(),
-                    records=b"".join(records),
-                    one_tag_hashes=True,
-                )
-            )
-            self._propose()
-
-        self._core.background.read_records(units, read)
-
-    def _propose(self) -> None:
-        core = self._core
-        if not core.leading or core.term != self._term:
-            self._sweeper.ended(self._job_id, failed=False)
-            return
-
-        def applied(result: object) -> None:
-            failed = isinstance(result, Failure) or (isinstance(result, SweepResult) and result.failure is not None)
-            self._sweeper.ended(self._job_id, failed=failed)
-
-        core.proposer.submit(Command(sweep=SweepCommand(step=self._step)), applied, may_gather=True)
+        )

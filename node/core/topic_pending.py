@@ -13,6 +13,7 @@ limit may be exceeded by messages that the new master has not counted yet.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 
@@ -20,13 +21,14 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import DUE_MS_LIMIT
 from tickwheel.node.core.kernel import Kernel
 from tickwheel.node.core.part import Part
+from tickwheel.node.core.work import UnreadableError
 from tickwheel.node.core.world import Now
 from tickwheel.node.metrics import MetricValue
+from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.quotas import OTHERS, parse_quotas
 from tickwheel.node.state.results import PublishResult, SettleResult
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, Command
 from tickwheel.wheel.pinned import Pinned
-from tickwheel.wheel.queries import ScanJob
 from tickwheel.wheel.units import CursorKey
 
 PAGE_UNITS_MAX = 65_536
@@ -108,7 +110,7 @@ class TopicPending(Part):
 
     # -- applied commands
 
-    def applied(self, command: Command, result: object) -> None:
+    def applied(self, command: Command, result: AnyResult) -> None:
         """Count an applied command."""
         if self._known is None and self._count is None:
             return
@@ -181,33 +183,31 @@ class TopicPending(Part):
         ):
             return
         self._count = _Count(self._core.wheel.reads.pin(0, DUE_MS_LIMIT), steady_ms)
-        self._next_page(self._count)
+        self._core.serving.start(self._read(self._count), lambda _: None)
 
-    def _next_page(self, count: _Count) -> None:
+    async def _read(self, count: _Count) -> None:
+        """Count what a pin holds, page by page."""
         reign, core = self._reign, self._core
-        if not count.hours:
-            self._ended(count)
-            return
-
-        def scanned(job: ScanJob | None, error: BaseException | None) -> None:
+        while count.hours:
+            hour, job = count.hours[-1], None
+            with suppress(UnreadableError):
+                job = await core.background.scan_pinned(
+                    count.pinned, hour, count.start, 0, DUE_MS_LIMIT, PAGE_UNITS_MAX
+                )
             if reign != self._reign or self._count is not count:
                 return
-            if job is None or error is not None:
+            if job is None:
                 # Removed under the reader, or not readable now: again from the beginning, later.
                 self._count = None
                 self._not_before_ms = core.steady_ms() + PAUSES * COUNT_PERIOD_MS
                 return
-            units = count.pinned.known(count.hours[-1], job.units)
+            units = count.pinned.known(hour, job.units)
             for topic_id, number in zip(*np.unique(units["topic_id"], return_counts=True), strict=True):
                 count.found[int(topic_id)] = count.found.get(int(topic_id), 0) + int(number)
             count.start = job.next_key
             if job.next_key is None:
                 count.hours.pop()
-            self._next_page(count)
-
-        core.background.scan_pinned(
-            count.pinned, count.hours[-1], count.start, 0, DUE_MS_LIMIT, PAGE_UNITS_MAX, scanned
-        )
+        self._ended(count)
 
     def _ended(self, count: _Count) -> None:
         known = count.found

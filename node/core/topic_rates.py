@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tickwheel.node.core.counters import LATE_BOUNDS_MS, Counters, Totals
 from tickwheel.node.core.world import SteadyMs
 from tickwheel.node.state.backlog import Backlog
+from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.results import PublishResult, SettleResult
 from tickwheel.proto.log_pb2 import Command
 
@@ -54,7 +55,7 @@ class TopicRates:
             found = self.counts[topic_id] = [0, 0, 0, 0]
         found[what] += count
 
-    def applied(self, command: Command, result: object) -> None:
+    def applied(self, command: Command, result: AnyResult) -> None:
         """Count the effect of an applied command."""
         if isinstance(result, PublishResult):
             if not result.scheduled:

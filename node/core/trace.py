@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tickwheel.node.core.events import Events, FindJob
-from tickwheel.node.core.failure import Failure, invalid, limit_reached
+from tickwheel.node.core.failure import RequestError, invalid, limit_reached
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.serving import Serving
+from tickwheel.node.core.work import read
 from tickwheel.proto import admin_pb2, common_pb2
 from tickwheel.proto.log_pb2 import SettleKind
 from tickwheel.storage.events import EventKind, EventRecord
@@ -35,35 +37,29 @@ class Tracer:
         self._identity = identity
         self._under_way = 0
 
-    def trace(self, request: admin_pb2.TraceRequest, done: Callable[[admin_pb2.TraceResponse | Failure], None]) -> None:
+    async def trace(self, request: admin_pb2.TraceRequest) -> admin_pb2.TraceResponse:
         """Read the event files for some ids."""
         if not 1 <= len(request.ids) <= IDS_MAX:
-            done(invalid("ids", len(request.ids), f"1 to {IDS_MAX}").failure)
-            return
+            raise invalid("ids", len(request.ids), f"1 to {IDS_MAX}")
         if self._under_way >= TRACES_MAX:
-            done(limit_reached("traces", TRACES_MAX, 500))
-            return
-        self._under_way += 1
+            raise RequestError(limit_reached("traces", TRACES_MAX, 500))
         ids = np.array([number.hour << 32 | number.index for number in request.ids], np.uint64)
-
-        def found(job: FindJob | None, error: BaseException | None) -> None:
+        found: Promise[FindJob] = Promise()
+        self._under_way += 1
+        try:
+            self._events.find(ids, self._serving.bound(found.answered))
+            job = await read(found, "the event files")
+        finally:
             self._under_way -= 1
-            if job is None:
-                done(Failure(common_pb2.WRONG_STATE, f"the event files cannot be read: {error}"))
-                return
-            messages = job.message_of
-            done(
-                admin_pb2.TraceResponse(
-                    node_id=self._identity.node_id,
-                    events=[self._event(record, row, messages) for record, row in job.found],
-                    oldest_ms=job.oldest_ms,
-                    lost=job.lost,
-                    complete=job.complete,
-                    enabled=self._events.enabled,
-                )
-            )
-
-        self._events.find(ids, self._serving.bound(found))
+        messages = job.message_of
+        return admin_pb2.TraceResponse(
+            node_id=self._identity.node_id,
+            events=[self._event(record, row, messages) for record, row in job.found],
+            oldest_ms=job.oldest_ms,
+            lost=job.lost,
+            complete=job.complete,
+            enabled=self._events.enabled,
+        )
 
     def _event(self, record: EventRecord, row: int, messages: Mapping[int, int]) -> admin_pb2.TraceEvent:
         columns = {name: int(values[row]) for name, values in record.columns.items()}

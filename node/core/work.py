@@ -1,7 +1,8 @@
 """Background work of the core: reads and writes of files beside the core's thread, through the executor port.
 
 Owns which of the wheel's jobs are under way, so that none runs twice. Answers always come on the core's thread,
-possibly before the call returns if nothing had to be read. A failed read is reported to its caller. A failed merge is
+possibly before the call returns if nothing had to be read. A failed read is reported to its caller: raised by the reads
+that are awaited, passed to the callback of those that delivery uses. A failed merge is
 tried again, for its data is also in the journal. A failed fdatasync or a corrupt file stops the node.
 """
 
@@ -9,10 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
+import numpy as np
+
+from tickwheel.node.core.failure import Failure, RequestError
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.world import Now
+from tickwheel.proto import common_pb2
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
 from tickwheel.storage.segment import CorruptSegmentError
@@ -20,6 +27,7 @@ from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.jobs import Job
 from tickwheel.wheel.pinned import Pinned
 from tickwheel.wheel.queries import CountJob, ScanJob, Wanted
+from tickwheel.wheel.reading import LookupJob
 from tickwheel.wheel.units import CursorKey, Ids, Units, ids_of
 
 MERGE_RETRY_MS = 1_000
@@ -48,8 +56,26 @@ class Found:
     cancelled: bool = False
 
 
+REMOVED = "a message was removed with its hour"
+
+
 class RemovedError(Exception):
     """A message was removed with its hour: settled by all groups, or past its retention."""
+
+
+class UnreadableError(RequestError):
+    """A read failed. A request that does not expect it is refused with it."""
+
+    def __init__(self, cause: BaseException, what: str = "the schedule") -> None:
+        super().__init__(Failure(common_pb2.WRONG_STATE, f"{what} cannot be read: {cause}"))
+
+
+async def read(answer: Promise[T], what: str) -> T:
+    """The answer of a worker that reads. Raises UnreadableError, which says `what` it was."""
+    try:
+        return await answer
+    except Exception as error:
+        raise UnreadableError(error, what) from error
 
 
 class Background:
@@ -142,119 +168,130 @@ class Background:
         """Run other work that only reads."""
         self._executor.submit(work, self._serving.bound(answer))
 
-    def _read(self, job: Read, answer: Answer[T], value: Callable[[], T]) -> None:
-        def answered(error: BaseException | None) -> None:
-            if error is None:
-                answer(value(), None)
-            else:
-                answer(None, error)
-
+    def _run(self, job: Read, ended: Callable[[BaseException | None], None]) -> None:
+        """Run a reading job in a worker, or call `ended` at once if nothing has to be read."""
         if job.done:
-            answered(None)
+            ended(None)
             return
-        answered = self._serving.bound(answered)
+        ended = self._serving.bound(ended)
 
-        def ended(_: object, error: BaseException | None) -> None:
+        def answered(_: object, error: BaseException | None) -> None:
             if error is not None:
                 self._damaged(error)
-            answered(error)
+            ended(error)
 
-        self._executor.submit(job.run, ended)
+        self._executor.submit(job.run, answered)
 
-    def read_records(self, units: Units, answer: Answer[list[bytes]]) -> None:
-        """Read the records (meta and payload) of units, in their order. RemovedError: one of them is gone."""
-        job = self._wheel.reads.records(units)
-        if job.missing:
-            answer(None, RemovedError("a message was removed with its hour"))
-            return
-
-        def ended(_: object, error: BaseException | None) -> None:
-            if error is None:
-                answer(job.records, None)
-            else:
-                answer(None, self._explained(ids_of(units), error))
-
-        self._read(job, ended, lambda: None)
+    async def _read(self, job: Read, ids: Callable[[], Ids] | None = None) -> None:
+        """Run a reading job. `ids` returns those that it looks for: with it, RemovedError says that files were removed
+        under the reader. UnreadableError: any other error."""
+        promise: Promise[None] = Promise()
+        self._run(job, partial(promise.answered, None))
+        try:
+            await promise
+        except Exception as error:
+            explained = error if ids is None else self._explained(ids(), error)
+            if isinstance(explained, RemovedError):
+                raise explained from error
+            raise UnreadableError(error) from error
 
     def _explained(self, ids: Ids, error: BaseException) -> BaseException:
         """The error to report: RemovedError if files were removed under the reader, for that is no failure of the
         disk."""
         if isinstance(error, DiskError) and self._wheel.holdings.removed(ids).any():
-            return RemovedError("a message was removed with its hour")
+            return RemovedError(REMOVED)
         return error
+
+    def _all_units(self, job: LookupJob, ids: Ids) -> Units:
+        """The units that the job found. RemovedError, or LookupError if the wheel lacks one that it must have."""
+        if not job.found.all():
+            missing = ids[~job.found]
+            if self._wheel.holdings.removed(missing).any():
+                raise RemovedError(REMOVED)
+            raise LookupError(f"messages {missing[:3].tolist()} are in a ready queue but not in the wheel")
+        return job.units
+
+    # -- reads with a callback: delivery
+
+    def read_records(self, units: Units, answer: Answer[list[bytes]]) -> None:
+        """Read the records (meta and payload) of units, in their order. RemovedError: one of them is gone."""
+        job = self._wheel.reads.records(units)
+        if job.missing:
+            answer(None, RemovedError(REMOVED))
+            return
+
+        def ended(error: BaseException | None) -> None:
+            if error is None:
+                answer(job.records, None)
+            else:
+                answer(None, self._explained(ids_of(units), error))
+
+        self._run(job, ended)
 
     def read_units(self, ids: Ids, answer: Answer[Units], *, following: bool = True) -> None:
         """Read the units of existing ids, in their order. RemovedError: one of them is gone."""
         job = self._wheel.reads.lookup(ids, following=following)
 
-        def value() -> Units:
-            if not job.found.all():
-                missing = ids[~job.found]
-                if self._wheel.holdings.removed(missing).any():
-                    raise RemovedError("a message was removed with its hour")
-                raise LookupError(f"messages {missing[:3].tolist()} are in a ready queue but not in the wheel")
-            return job.units
-
-        def checked(_: object, error: BaseException | None) -> None:
+        def ended(error: BaseException | None) -> None:
             if error is not None:
                 answer(None, self._explained(job.resolved, error))
                 return
             try:
-                units = value()
+                units = self._all_units(job, ids)
             except (LookupError, RemovedError) as problem:
                 answer(None, problem)
                 return
             answer(units, None)
 
-        self._read(job, checked, lambda: None)
+        self._run(job, ended)
 
-    def look_up(self, ids: Ids, answer: Answer[Found]) -> None:
-        """Find the message that one id names now."""
+    # -- reads that are awaited; each may raise UnreadableError
+
+    async def records_of(self, units: Units) -> list[bytes]:
+        """The records (meta and payload) of units, in their order. RemovedError: one of them is gone."""
+        job = self._wheel.reads.records(units)
+        if job.missing:
+            raise RemovedError(REMOVED)
+        await self._read(job, lambda: ids_of(units))
+        return job.records
+
+    async def units_of(self, ids: Ids) -> Units:
+        """The units of existing ids, in their order. RemovedError: one of them is gone."""
         job = self._wheel.reads.lookup(ids)
+        await self._read(job, lambda: job.resolved)
+        try:
+            return self._all_units(job, ids)
+        except LookupError as error:
+            raise UnreadableError(error) from error
 
-        def value() -> Found:
-            if not bool(job.found[0]):
-                return Found(None, ids)
-            return Found(job.units[:1], job.resolved[:1], bool(job.cancelled[0]))
+    async def look_up(self, number: int) -> Found:
+        """The message that an id names now."""
+        ids = np.array([number], np.uint64)
+        job = self._wheel.reads.lookup(ids)
+        try:
+            await self._read(job, lambda: job.resolved)
+        except RemovedError:
+            return Found(None, ids)
+        if not bool(job.found[0]):
+            return Found(None, ids)
+        return Found(job.units[:1], job.resolved[:1], bool(job.cancelled[0]))
 
-        def ended(_: object, error: BaseException | None) -> None:
-            if error is None:
-                answer(value(), None)
-            elif isinstance(self._explained(job.resolved, error), RemovedError):
-                answer(Found(None, ids), None)
-            else:
-                answer(None, error)
-
-        self._read(job, ended, lambda: None)
-
-    def scan(
-        self,
-        due_min: int,
-        due_max: int,
-        start: CursorKey | None,
-        limit: int,
-        wanted: Wanted,
-        answer: Answer[ScanJob],
-    ) -> None:
+    async def scan(self, due_min: int, due_max: int, start: CursorKey | None, limit: int, wanted: Wanted) -> ScanJob:
         """Find pending units of a time range in dispatch order, as far as one job goes."""
         job = self._wheel.reads.scan(due_min, due_max, start, limit, wanted)
-        self._read(job, answer, lambda: job)
+        await self._read(job)
+        return job
 
-    def scan_pinned(
-        self,
-        pinned: Pinned,
-        hour: int,
-        start: CursorKey | None,
-        due_min: int,
-        due_max: int,
-        limit: int,
-        answer: Answer[ScanJob],
-    ) -> None:
+    async def scan_pinned(
+        self, pinned: Pinned, hour: int, start: CursorKey | None, due_min: int, due_max: int, limit: int
+    ) -> ScanJob:
         """Find units of one hour as of a pin, as far as one job goes."""
         job = self._wheel.reads.scan_pinned(pinned, hour, start, due_min, due_max, limit)
-        self._read(job, answer, lambda: job)
+        await self._read(job)
+        return job
 
-    def count(self, due_min: int, due_max: int, bucket_ms: int, wanted: Wanted, answer: Answer[CountJob]) -> None:
+    async def count(self, due_min: int, due_max: int, bucket_ms: int, wanted: Wanted) -> CountJob:
         """Count pending units of a time range by bucket, as far as one job goes."""
         job = self._wheel.reads.count(due_min, due_max, bucket_ms, wanted)
-        self._read(job, answer, lambda: job)
+        await self._read(job)
+        return job

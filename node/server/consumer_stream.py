@@ -75,7 +75,8 @@ class ConsumerStream:
                 self.fail(failure)
 
         core, actor = self._calls.core, self._who.actor
-        self._calls.serve(failed, lambda: core.consumers.open(first, self._deliver, self._closed, opened, actor))
+        opening = core.consumers.open(first, self._deliver, self._closed, actor)
+        self._calls.serve(failed, lambda: core.serving.start(opening, opened))
         self._calls.wake()
         failure = await outcome
         if failure is not None:

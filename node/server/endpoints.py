@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.disk_use import disk_use
-from tickwheel.node.core.promise import Promise, answer_of
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.server import handlers
 from tickwheel.node.server.access import Permission
 from tickwheel.node.server.callers import Caller
@@ -158,25 +158,25 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             scheduler_pb2.ListPendingRequest,
             scheduler_pb2.ListPendingResponse,
             PENDING,
-            lambda core, request, caller: answer_of(lambda done: core.pending.page(request, done)),
+            lambda core, request, caller: core.pending.page(request),
         ),
         "CountPending": by_core(
             scheduler_pb2.CountPendingRequest,
             scheduler_pb2.CountPendingResponse,
             PENDING,
-            lambda core, request, caller: answer_of(lambda done: core.pending.count(request, done)),
+            lambda core, request, caller: core.pending.count(request),
         ),
         "BeginSweep": by_core(
             scheduler_pb2.BeginSweepRequest,
             scheduler_pb2.Sweep,
             Right(topic(RIGHT_CANCEL, lambda request: request.selection.topic), audited=True),
-            lambda core, request, caller: answer_of(lambda done: core.sweeper.begin_sweep(request, done)),
+            lambda core, request, caller: core.sweeper.begin_sweep(request),
         ),
         "GetSweep": by_core(
             scheduler_pb2.GetSweepRequest,
             scheduler_pb2.Sweep,
             Right(sweeping),
-            lambda core, request, caller: answer_of(lambda done: core.sweeper.get(request.job_id, done)),
+            lambda core, request, caller: core.sweeper.get(request.job_id),
         ),
         "ListSweeps": by_core(
             scheduler_pb2.ListSweepsRequest, scheduler_pb2.ListSweepsResponse, CANCELS, handlers.list_sweeps
@@ -185,7 +185,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             scheduler_pb2.StopSweepRequest,
             scheduler_pb2.Sweep,
             Right(sweeping, audited=True),
-            lambda core, request, caller: answer_of(lambda done: core.sweeper.stop(request.job_id, done)),
+            lambda core, request, caller: core.sweeper.stop(request.job_id),
         ),
     },
     "tickwheel.v1.Consumer": {
@@ -195,13 +195,11 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             Right(somewhere(RIGHT_CONSUME)),
             lambda node, requests, caller, context: node.consumers.serve(requests, caller, context),
         ),
-        "Pull": by_loop(
+        "Pull": by_core(
             consumer_pb2.PullRequest,
             consumer_pb2.DeliverBatch,
             Right(consuming),
-            lambda node, request, caller: node.calls.ask(
-                lambda core, done: core.consumers.pull(request, done, caller.actor)
-            ),
+            lambda core, request, caller: core.consumers.pull(request, caller.actor),
         ),
         "Settle": by_loop(
             consumer_pb2.SettleBatch,
@@ -316,7 +314,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             admin_pb2.GetDiskUseRequest,
             admin_pb2.DiskUse,
             Right(cluster),
-            lambda core, request, caller: answer_of(lambda done: disk_use(core, core.disk_room, request, done)),
+            lambda core, request, caller: disk_use(core, core.disk_room, request),
         ),
         "Backup": by_stream(
             admin_pb2.BackupRequest,
@@ -343,19 +341,19 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             staging_pb2.CommitStagedRequest,
             staging_pb2.StagedJob,
             STAGES,
-            lambda core, request, caller: answer_of(lambda done: core.staging.commit(request, done, caller.actor)),
+            lambda core, request, caller: core.staging.commit(request, caller.actor),
         ),
         "Abort": by_core(
             staging_pb2.AbortStagedRequest,
             staging_pb2.StagedJob,
             STAGES,
-            lambda core, request, caller: answer_of(lambda done: core.staging.abort(request, done, caller.actor)),
+            lambda core, request, caller: core.staging.abort(request, caller.actor),
         ),
         "GetStagedJob": by_core(
             staging_pb2.GetStagedJobRequest,
             staging_pb2.StagedJob,
             STAGES,
-            lambda core, request, caller: answer_of(lambda done: core.staging.job(request, done, caller.actor)),
+            lambda core, request, caller: core.staging.job(request, caller.actor),
         ),
     },
     "tickwheel.v1.Bulk": {
@@ -375,7 +373,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             bulk_pb2.TakeOverRequest,
             bulk_pb2.LoadState,
             CHANGES,
-            lambda core, request, caller: answer_of(lambda done: core.bulk.take_over(request, done)),
+            lambda core, request, caller: core.bulk.take_over(request),
         ),
         "GetLoad": shown(
             bulk_pb2.GetLoadRequest,
@@ -389,19 +387,19 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             cold_pb2.RegisterColdRequest,
             cold_pb2.ColdJob,
             CHANGES,
-            lambda core, request, caller: answer_of(lambda done: core.cold.register(request, done)),
+            lambda core, request, caller: core.cold.register(request),
         ),
         "ListColdParts": by_core(
             cold_pb2.ListColdPartsRequest,
             cold_pb2.ColdParts,
             LOOKS,
-            lambda core, request, caller: answer_of(lambda done: core.cold.parts(request, done)),
+            lambda core, request, caller: core.cold.parts(request),
         ),
         "ListColdMoved": by_core(
             cold_pb2.ListColdMovedRequest,
             cold_pb2.ColdMoved,
             LOOKS,
-            lambda core, request, caller: answer_of(lambda done: core.cold.moved(request, done)),
+            lambda core, request, caller: core.cold.moved(request),
         ),
     },
     "tickwheel.v1.DeadLetters": {
@@ -409,25 +407,25 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             dead_pb2.ListDeadRequest,
             dead_pb2.ListDeadResponse,
             DEAD,
-            lambda core, request, caller: answer_of(lambda done: core.dead.list(request, done)),
+            lambda core, request, caller: core.dead.list(request),
         ),
         "GetDead": by_core(
             dead_pb2.GetDeadRequest,
             dead_pb2.DeadLetter,
             DEAD,
-            lambda core, request, caller: answer_of(lambda done: core.dead.get(request, done)),
+            lambda core, request, caller: core.dead.get(request),
         ),
         "ReplayDead": by_core(
             dead_pb2.ReplayDeadRequest,
             dead_pb2.ChangeDeadResponse,
             CHANGES_DEAD,
-            lambda core, request, caller: answer_of(lambda done: core.dead.replay(request, done)),
+            lambda core, request, caller: core.dead.replay(request),
         ),
         "PurgeDead": by_core(
             dead_pb2.PurgeDeadRequest,
             dead_pb2.ChangeDeadResponse,
             CHANGES_DEAD,
-            lambda core, request, caller: answer_of(lambda done: core.dead.purge(request, done)),
+            lambda core, request, caller: core.dead.purge(request),
         ),
     },
     "tickwheel.v1.Snapshot": {
@@ -438,7 +436,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             snapshot_pb2.AgreePinRequest,
             snapshot_pb2.AgreePinResponse,
             READS,
-            lambda core, request, caller: answer_of(lambda done: core.pins.agree(request, done)),
+            lambda core, request, caller: core.pins.agree(request),
         ),
         "PinSettled": by_loop(
             snapshot_pb2.PinSettledRequest,

@@ -22,7 +22,7 @@ from tickwheel.node.core.failure import Failure, Permitted, RequestError, invali
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, KIND_LEVEL, check_sender, from_batch, from_message
 from tickwheel.node.core.listings import groups_after, members_of, named_group, named_topic, topics_after
 from tickwheel.node.core.promise import answer_of
-from tickwheel.node.core.publisher import BatchOutcome, Rescheduled
+from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.requests import id_of, message_id_of
 from tickwheel.node.server.audit import AuditLog
 from tickwheel.node.server.backup import Backups
@@ -122,10 +122,7 @@ async def schedule(node: Node, request: scheduler_pb2.ScheduleRequest, caller: C
 
 
 async def cancel(core: NodeCore, request: scheduler_pb2.CancelRequest, caller: Caller) -> scheduler_pb2.CancelResponse:
-    number, may = id_of(request.id), permitted(caller, RIGHT_CANCEL)
-    outcome: scheduler_pb2.CancelOutcome.ValueType = await answer_of(
-        lambda done: core.requests.cancel(number, done, may)
-    )
+    outcome = await core.requests.cancel(id_of(request.id), permitted(caller, RIGHT_CANCEL))
     return scheduler_pb2.CancelResponse(outcome=outcome)
 
 
@@ -139,9 +136,7 @@ async def reschedule(
     owner = owner_of(caller.name, request.producer_owner)
     sender = Sender(request.producer_id, request.sequence, owner=owner)
     when, kind, may = getattr(request, name), WHEN_KINDS[name], permitted(caller, RIGHT_CANCEL)
-    result: Rescheduled = await answer_of(
-        lambda done: core.requests.reschedule(id_of(request.id), when, kind, done, may, sender)
-    )
+    result = await core.requests.reschedule(id_of(request.id), when, kind, may, sender)
     response = scheduler_pb2.RescheduleResponse(
         outcome=result.outcome, due_ms=result.due_ms, remembered=result.remembered
     )
@@ -151,15 +146,14 @@ async def reschedule(
 
 
 async def get(core: NodeCore, request: scheduler_pb2.GetRequest, caller: Caller) -> scheduler_pb2.GetResponse:
-    number, may = id_of(request.id), permitted(caller, RIGHT_READ)
-    return await answer_of(lambda done: core.requests.get(number, request.content, done, may))
+    return await core.requests.get(id_of(request.id), request.content, permitted(caller, RIGHT_READ))
 
 
 async def list_sweeps(
     core: NodeCore, request: scheduler_pb2.ListSweepsRequest, caller: Caller
 ) -> scheduler_pb2.ListSweepsResponse:
     """The sweeps that the caller may see."""
-    answer: scheduler_pb2.ListSweepsResponse = await answer_of(core.sweeper.list)
+    answer = await core.sweeper.list()
     return scheduler_pb2.ListSweepsResponse(
         sweeps=[sweep for sweep in answer.sweeps if caller.topic(RIGHT_CANCEL, sweep.selection.topic) is None]
     )
@@ -167,7 +161,7 @@ async def list_sweeps(
 
 async def stage(core: NodeCore, request: staging_pb2.StageRequest, caller: Caller) -> staging_pb2.StagedJob:
     batch = from_batch(scheduler_pb2.ScheduleBatch(columns=request.columns), core.state.settings)
-    return await answer_of(lambda done: core.staging.stage(request, batch, done, caller.actor))
+    return await core.staging.stage(request, batch, caller.actor)
 
 
 # -- looks
@@ -195,7 +189,7 @@ async def list_groups(node: Node, request: admin_pb2.ListGroupsRequest, caller: 
 
 async def trace(core: NodeCore, request: admin_pb2.TraceRequest, caller: Caller) -> admin_pb2.TraceResponse:
     """The events of messages in topics that the caller may read. Messages whose topic no event names are left out."""
-    answer: admin_pb2.TraceResponse = await answer_of(lambda done: core.tracer.trace(request, done))
+    answer = await core.tracer.trace(request)
     if caller.free:
         return answer
 
@@ -215,7 +209,7 @@ async def trace(core: NodeCore, request: admin_pb2.TraceRequest, caller: Caller)
 async def change(core: NodeCore, command: AdminCommand, caller: Caller) -> AdminResult:
     """Put a command into the log. Raises RequestError for a refusal, also one of apply."""
     command.actor = caller.actor
-    return await answer_of(lambda done: core.requests.admin(command, done))
+    return await core.requests.admin(command)
 
 
 async def change_topic(core: NodeCore, command: AdminCommand, name: str, caller: Caller) -> admin_pb2.Topic:
@@ -258,7 +252,7 @@ async def transfer_master(
 ) -> admin_pb2.TransferMasterResponse:
     """Hand over by plan; returns once another node leads."""
     began_ns = core.monotonic_ns()
-    await answer_of(partial(core.transfer, request.target_id or None))
+    await core.reign.transfer(request.target_id or None)
     status = core.log.status()
     pause_ms = (core.monotonic_ns() - began_ns) // 1_000_000
     return admin_pb2.TransferMasterResponse(master_id=status.master_id or "", term=status.term, pause_ms=pause_ms)
@@ -267,7 +261,7 @@ async def transfer_master(
 async def delete_topic(
     core: NodeCore, request: admin_pb2.DeleteTopicRequest, caller: Caller
 ) -> admin_pb2.DeleteTopicResponse:
-    job: scheduler_pb2.Sweep = await answer_of(lambda done: core.deleter.topic(request, done))
+    job = await core.deleter.topic(request)
     return admin_pb2.DeleteTopicResponse(
         job_id=job.job_id, finished=finished(job), cancelled=job.done, undelivered=job.undelivered
     )
@@ -276,7 +270,7 @@ async def delete_topic(
 async def delete_group(
     core: NodeCore, request: admin_pb2.DeleteGroupRequest, caller: Caller
 ) -> admin_pb2.DeleteGroupResponse:
-    job: scheduler_pb2.Sweep = await answer_of(lambda done: core.deleter.group(request, done))
+    job = await core.deleter.group(request)
     return admin_pb2.DeleteGroupResponse(
         job_id=job.job_id, finished=finished(job), cancelled=job.done, undelivered=job.undelivered, dead=job.dead
     )
@@ -317,9 +311,7 @@ async def _take_piece(piece: bulk_pb2.BundleData, core: NodeCore) -> Held:
 async def pin(node: Node, request: snapshot_pb2.PinRequest, caller: Caller) -> snapshot_pb2.PinResponse:
     if request.pin_id:
         node.pins.check(request.pin_id, caller)
-    pinned: snapshot_pb2.PinResponse = await node.calls.answer(
-        lambda core: answer_of(lambda done: core.pins.pin(request, done))
-    )
+    pinned = await node.calls.answer(lambda core: core.pins.pin(request))
     if not request.pin_id:
         node.pins.take(pinned.pin_id, caller)
     return pinned
@@ -327,7 +319,7 @@ async def pin(node: Node, request: snapshot_pb2.PinRequest, caller: Caller) -> s
 
 async def read_pinned(node: Node, request: snapshot_pb2.ReadPinnedRequest, caller: Caller) -> snapshot_pb2.PinnedPage:
     node.pins.check(request.pin_id, caller)
-    return await node.calls.answer(lambda core: answer_of(lambda done: core.pins.read(request, done)))
+    return await node.calls.answer(lambda core: core.pins.read(request))
 
 
 async def unpin(node: Node, request: snapshot_pb2.UnpinRequest, caller: Caller) -> snapshot_pb2.UnpinResponse:
@@ -339,9 +331,7 @@ async def unpin(node: Node, request: snapshot_pb2.UnpinRequest, caller: Caller) 
 async def pin_settled(
     node: Node, request: snapshot_pb2.PinSettledRequest, caller: Caller
 ) -> snapshot_pb2.PinSettledResponse:
-    pinned: snapshot_pb2.PinSettledResponse = await node.calls.answer(
-        lambda core: answer_of(lambda done: core.settled.pin(request, done))
-    )
+    pinned = await node.calls.answer(lambda core: core.settled.pin(request))
     node.settled_pins.take(pinned.pin_id, caller)
     return pinned
 
@@ -350,7 +340,7 @@ async def read_settled(
     node: Node, request: snapshot_pb2.ReadSettledRequest, caller: Caller
 ) -> snapshot_pb2.SettledPage:
     node.settled_pins.check(request.pin_id, caller)
-    return await node.calls.answer(lambda core: answer_of(lambda done: core.settled.read(request, done)))
+    return await node.calls.answer(lambda core: core.settled.read(request))
 
 
 # -- users

@@ -25,18 +25,22 @@ from tickwheel.node.state import filtering, snapshot
 from tickwheel.node.state.administration import Administration
 from tickwheel.node.state.burial import Burial
 from tickwheel.node.state.cluster import ClusterState
+from tickwheel.node.state.cold import ColdResult
 from tickwheel.node.state.left import count_left
 from tickwheel.node.state.loads import Ingesting, IngestResult
 from tickwheel.node.state.ports import WheelPort
 from tickwheel.node.state.producers import make_batch
 from tickwheel.node.state.publishing import DUE_MS_MAX, META_BYTES_MAX, Publishing, judge, sender_of
 from tickwheel.node.state.results import (
+    AdminResult,
     CancelResult,
+    DeadResult,
     DispatchResult,
     FilteredResult,
     Ignored,
     ImpossibleStateError,
     LeadResult,
+    PublishResult,
     Refused,
     RescheduleResult,
     SettleResult,
@@ -45,9 +49,11 @@ from tickwheel.node.state.results import (
 from tickwheel.node.state.retrying import Budget, Retrying
 from tickwheel.node.state.schema import entry_problem
 from tickwheel.node.state.snapshot import StateCheckpoint
+from tickwheel.node.state.staging import StagingResult
 from tickwheel.node.state.subscription import RETURNING, SETTLING
 from tickwheel.node.state.sweeps import DELETIONS
 from tickwheel.node.state.view import StateView
+from tickwheel.proto import cold_pb2
 from tickwheel.proto import common_pb2 as pb
 from tickwheel.proto import scheduler_pb2 as scheduler
 from tickwheel.proto.log_pb2 import (
@@ -69,10 +75,30 @@ from tickwheel.replication.log import Member
 from tickwheel.storage.disk import Disk
 from tickwheel.wheel.units import ONE_TAG, UNIT, CursorKey, Units
 
-__all__ = ["StateCheckpoint", "StateConfig", "StateMachine"]
+__all__ = ["AnyResult", "CommandResult", "StateCheckpoint", "StateConfig", "StateMachine"]
 
 FORMAT_VERSION = 1
 """Version of log entries. A newer one stops the node: guessing would make it differ from the others."""
+
+CommandResult = (
+    AdminResult
+    | CancelResult
+    | cold_pb2.ColdJob
+    | ColdResult
+    | DeadResult
+    | DispatchResult
+    | FilteredResult
+    | IngestResult
+    | LeadResult
+    | PublishResult
+    | RescheduleResult
+    | SettleResult
+    | StagingResult
+    | SweepResult
+)
+"""What `apply` returns for a command that it carried out. Some have a `failure`: the command was refused then."""
+
+AnyResult = CommandResult | Ignored | Refused
 
 OnDispatched = Callable[[int, int, Units], None]
 """Called with (topic id, first position, units in order)."""
@@ -122,7 +148,7 @@ class StateMachine(StateView):
 
     # -- the log
 
-    def apply(self, index: int, term: int, entry: LogEntry) -> list[object]:
+    def apply(self, index: int, term: int, entry: LogEntry) -> list[AnyResult]:
         """Apply one entry; one result per command, in order."""
         state = self._state
         if entry.format_version > FORMAT_VERSION:
@@ -149,7 +175,7 @@ class StateMachine(StateView):
         """Note the index of an entry without a command."""
         self._state.applied_index, self._state.applied_term = index, term
 
-    def _apply_command(self, command: Command, entry: LogEntry) -> object:
+    def _apply_command(self, command: Command, entry: LogEntry) -> AnyResult:
         state = self._state
         if entry.term < state.lead_term:
             return Ignored(entry.term, state.lead_term)

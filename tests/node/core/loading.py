@@ -87,7 +87,8 @@ class Loader:
         answers: list[bulk_pb2.LoadState | Failure] = []
         master = self.world.elect()
         assert master.host is not None
-        master.host.face.bulk.take_over(self.request(place), answers.append)
+        face = master.host.face
+        face.serving.start(face.bulk.take_over(self.request(place)), answers.append)
         master.wake()
         return answers
 

@@ -135,7 +135,7 @@ def test_what_is_no_bundle_is_refused(world: World) -> None:
             request.ClearField(name)  # type: ignore[arg-type]
         request.MergeFrom(bulk_pb2.TakeOverRequest(**changes))
         refusal = []
-        bulk.take_over(request, refusal.append)
+        node.host.face.serving.start(bulk.take_over(request), refusal.append)
         world.run_until(lambda refusal=refusal: bool(refusal))  # type: ignore[misc]
         assert isinstance(refusal[0], Failure) and refusal[0].reason == reason, refusal
     assert loader.take_over(0).taken == 1

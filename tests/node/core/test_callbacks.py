@@ -14,6 +14,7 @@ from tickwheel.node.core.consumers import ConsumerHandle
 from tickwheel.node.core.failure import Failure, not_master
 from tickwheel.node.core.proposer import Proposer
 from tickwheel.node.core.retries import Leaving, RetryQueue
+from tickwheel.node.state.results import SettleResult
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
 from tickwheel.proto.log_pb2 import LEASE_EXPIRED, SETTLE_RETRY, AdminCommand, Command, Dispatch, LogEntry
 from tickwheel.replication.log import ProposalResult, ReplicatedLog, Verdict
@@ -82,7 +83,7 @@ def test_a_consumer_of_a_deleted_group_goes_on_asking() -> None:
     assert [isinstance(answer, Failure) for answer in answers] == [True, True]
 
 
-def leaving(rows: int, done: Callable[[object], None]) -> Leaving:
+def leaving(rows: int, done: Callable[[SettleResult | Failure], None]) -> Leaving:
     """So many expired deliveries."""
     return Leaving(
         (1, 1),

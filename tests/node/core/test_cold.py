@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -18,8 +18,8 @@ from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import KIND_DUE
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.publisher import Rescheduled
-from tickwheel.node.core.requests import everybody
 from tickwheel.node.state import cold
 from tickwheel.node.state.cold_parts import cold_id
 from tickwheel.proto import admin_pb2, bulk_pb2, cold_pb2, common_pb2, scheduler_pb2
@@ -45,18 +45,22 @@ def ready(world: World) -> None:
     admin(world, AdminCommand(settings=admin_pb2.Settings(cold_lead_ms=0)))
 
 
-def ask(world: World, call: Callable[[NodeCore, Callable[[Any], None]], None]) -> Any:
+Call = Callable[[NodeCore], Coroutine[Promise[Any], None, Any]]
+"""Makes a request of a core."""
+
+
+def ask(world: World, call: Call) -> Any:
     """The master's answer."""
     answers: list[Any] = []
     master = world.elect()
     assert master.host is not None
-    call(master.host.core, answers.append)
+    master.host.core.serving.start(call(master.host.core), answers.append)
     master.wake()
     world.run_until(lambda: bool(answers))
     return answers[0]
 
 
-def insist(world: World, call: Callable[[NodeCore, Callable[[Any], None]], None]) -> Any:
+def insist(world: World, call: Call) -> Any:
     """As a client does: repeated while the answer is that it should be."""
     for _ in range(400):
         answer = ask(world, call)
@@ -94,7 +98,7 @@ def registration(parts: list[Part], job_id: str = "freeze") -> cold_pb2.Register
 
 def register(world: World, parts: list[Part], job_id: str = "freeze") -> None:
     """Make parts known; they get their numbers."""
-    job: cold_pb2.ColdJob = insist(world, lambda core, done: core.cold.register(registration(parts, job_id), done))
+    job: cold_pb2.ColdJob = insist(world, lambda core: core.cold.register(registration(parts, job_id)))
     for place, part in enumerate(parts):
         part.number = job.first_part + place
 
@@ -119,7 +123,7 @@ def load_part(world: World, part: Part, late: int | None = None) -> bulk_pb2.Loa
 def load_moved(world: World, parts: list[Part]) -> bulk_pb2.LoadState | None:
     """All that was moved and waits, as one bundle."""
     page: cold_pb2.ColdMoved = insist(
-        world, lambda core, done: core.cold.moved(cold_pb2.ListColdMovedRequest(due_below_ms=1 << 60), done)
+        world, lambda core: core.cold.moved(cold_pb2.ListColdMovedRequest(due_below_ms=1 << 60))
     )
     ids, due = np.frombuffer(page.ids, "<u8"), np.frombuffer(page.due_ms, "<i8")
     if not len(ids):
@@ -139,14 +143,12 @@ def moved_bundle(records: list[bytes], due_ms: list[int]) -> bytes:
 
 
 def cancel(world: World, number: int) -> int:
-    outcome: int = insist(world, lambda core, done: core.requests.cancel(number, done, everybody))
+    outcome: int = insist(world, lambda core: core.requests.cancel(number))
     return outcome
 
 
 def move(world: World, number: int, due_ms: int) -> Rescheduled:
-    moved: Rescheduled = insist(
-        world, lambda core, done: core.requests.reschedule(number, due_ms, KIND_DUE, done, everybody)
-    )
+    moved: Rescheduled = insist(world, lambda core: core.requests.reschedule(number, due_ms, KIND_DUE))
     return moved
 
 
@@ -188,9 +190,7 @@ def test_after_the_load_a_cold_id_means_the_loaded_message(world: World) -> None
     register(world, [part, far])
 
     def state_of(number: int) -> int:
-        response: scheduler_pb2.GetResponse = insist(
-            world, lambda core, done: core.requests.get(number, True, done, everybody)
-        )
+        response: scheduler_pb2.GetResponse = insist(world, lambda core: core.requests.get(number, True))
         return response.state
 
     assert state_of(part.id(0)) == scheduler_pb2.COLD
@@ -209,18 +209,13 @@ def test_after_the_load_a_cold_id_means_the_loaded_message(world: World) -> None
         asked.append(topic)
         return None if topic == "t" else refusal
 
-    assert ask(world, lambda core, done: core.requests.cancel(far.id(0), done, only_ours)) is refusal
-    assert (
-        ask(world, lambda core, done: core.requests.reschedule(far.id(0), now_ms + DAY_MS, KIND_DUE, done, only_ours))
-        is refusal
-    )
-    assert ask(world, lambda core, done: core.requests.get(far.id(0), True, done, only_ours)) is refusal
+    assert ask(world, lambda core: core.requests.cancel(far.id(0), only_ours)) is refusal
+    assert ask(world, lambda core: core.requests.reschedule(far.id(0), now_ms + DAY_MS, KIND_DUE, only_ours)) is refusal
+    assert ask(world, lambda core: core.requests.get(far.id(0), True, only_ours)) is refusal
     assert asked == [""] * 3, "no topic before the load: the right to every one"
-    assert (
-        insist(world, lambda core, done: core.requests.cancel(part.id(4), done, only_ours)) == scheduler_pb2.CANCELLED
-    )
+    assert insist(world, lambda core: core.requests.cancel(part.id(4), only_ours)) == scheduler_pb2.CANCELLED
     assert asked[3:] == ["t"]
-    failure = ask(world, lambda core, done: core.requests.get(cold_id(77, 0), True, done, everybody))
+    failure = ask(world, lambda core: core.requests.get(cold_id(77, 0), True))
     assert isinstance(failure, Failure) and failure.reason == common_pb2.UNKNOWN_NAME
     client.consume()
     world.run(8_000)
@@ -261,7 +256,7 @@ def test_what_is_loaded_late_comes_at_once_in_order_and_is_counted(world: World)
     assert late.state == admin_pb2.COLD_LATE and late.late_ms >= 4 * HOUR_MS
     failure = ask(
         world,
-        lambda core, done: core.requests.reschedule(part.id(0), world.now_ms + HOUR_MS, KIND_DUE, done, everybody),
+        lambda core: core.requests.reschedule(part.id(0), world.now_ms + HOUR_MS, KIND_DUE),
     )
     assert isinstance(failure, Failure) and failure.metadata["field"] == "due_ms"
     cancel(world, part.id(7))
@@ -286,15 +281,15 @@ def test_a_job_is_registered_once_and_nonsense_never(world: World) -> None:
     """The same job answers the same numbers, other content under its name is refused; wrong columns name the field."""
     part = Part([world.now_ms + DAY_MS], "p")
     register(world, [part])
-    again: cold_pb2.ColdJob = insist(world, lambda core, done: core.cold.register(registration([part]), done))
+    again: cold_pb2.ColdJob = insist(world, lambda core: core.cold.register(registration([part])))
     assert again.repeated and again.first_part == part.number
     other = registration([Part([world.now_ms + DAY_MS + 1], "q")])
-    failure = ask(world, lambda core, done: core.cold.register(other, done))
+    failure = ask(world, lambda core: core.cold.register(other))
     assert isinstance(failure, Failure) and failure.reason == common_pb2.NAME_TAKEN
     for name, value in (("rows", b"123"), ("sha256", b""), ("days", bytes(4)), ("rows", bytes(4))):
         wrong = registration([part], "wrong")
         setattr(wrong.parts, name, value)
-        failure = ask(world, lambda core, done, wrong=wrong: core.cold.register(wrong, done))  # type: ignore[misc]
+        failure = ask(world, lambda core, wrong=wrong: core.cold.register(wrong))  # type: ignore[misc]
         assert isinstance(failure, Failure) and failure.reason == common_pb2.INVALID_FIELD, (name, failure)
     for load in (
         cold_pb2.ColdLoad(part=9),
@@ -319,7 +314,7 @@ def test_marks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     register(world, [part])
     for row in range(3):
         move(world, part.id(row), world.now_ms + 9_000)
-    failure = ask(world, lambda core, done: core.requests.cancel(part.id(5), done, everybody))
+    failure = ask(world, lambda core: core.requests.cancel(part.id(5)))
     assert isinstance(failure, Failure) and failure.reason == common_pb2.LIMIT_REACHED
     assert cancel(world, part.id(0)) == scheduler_pb2.CANCELLED
     load_part(world, part)
@@ -430,12 +425,11 @@ def test_no_answer_is_overtaken_by_a_load(seed: int) -> None:
             return
         core, log = master.host.core, answers.setdefault(record, [])
         if rng.random() < 0.5:
-            core.requests.cancel(part.id(row), lambda result: log.append(("cancel", result)), everybody)
+            core.serving.start(core.requests.cancel(part.id(row)), lambda result: log.append(("cancel", result)))
         else:
             due_ms = now_ms + 24_000 + rng.randrange(3_000)
-            core.requests.reschedule(
-                part.id(row), due_ms, KIND_DUE, lambda result: log.append(("move", result)), everybody
-            )
+            moving = core.requests.reschedule(part.id(row), due_ms, KIND_DUE)
+            core.serving.start(moving, lambda result: log.append(("move", result)))
         master.wake()
 
     def harm() -> None:

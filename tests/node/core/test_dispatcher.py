@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
@@ -15,7 +14,9 @@ from tickwheel.node.core.announcements import Announcements
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.dispatcher import Dispatcher, Phase
 from tickwheel.node.core.failure import limit_reached, not_master
+from tickwheel.node.core.proposer import Done
 from tickwheel.node.core.world import ClusterMs, Now, SteadyMs
+from tickwheel.node.state.results import DispatchResult
 from tickwheel.proto.log_pb2 import Command
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.engine import Wheel, WheelConfig
@@ -35,11 +36,11 @@ class Log:
 
     def __init__(self, wheel: Wheel) -> None:
         self._wheel = wheel
-        self.waiting: list[tuple[Command, Callable[[object], None]]] = []
+        self.waiting: list[tuple[Command, Done]] = []
         self.dispatched: list[int] = []
         self.commands = 0
 
-    def submit(self, command: Command, done: Callable[[object], None], *, may_gather: bool = False) -> None:
+    def submit(self, command: Command, done: Done, *, may_gather: bool = False) -> None:
         self.commands += 1
         self.waiting.append((command, done))
 
@@ -48,7 +49,7 @@ class Log:
         command, done = self.waiting.pop(0)
         moved = self._wheel.dispatch(CursorKey(command.dispatch.due_ms, command.dispatch.index))
         self.dispatched += moved.units["index"].tolist()
-        done(object())
+        done(DispatchResult(self._wheel.cursor, len(moved.units)))
 
     def fail(self) -> None:
         """The oldest that waits does not enter the log."""

@@ -96,7 +96,7 @@ def test_an_hour_that_goes_takes_no_other_with_it() -> None:
     core = master.host.core
     query = pending.make_query(core, scheduler_pb2.Selection(key="k"))
     answers: list[pending.Found | Failure] = []
-    pending.Finder(core).step(query, None, 100, answers.append)
+    core.serving.start(pending.Finder(core).step(query, None, 100), answers.append)
     hour = (ids[0] >> 32) + 3
     core.wheel.dispatch(CursorKey(hour * HOUR_MS, 0))
     core.wheel.remove_hours(hour)
@@ -124,7 +124,7 @@ def test_a_page_keeps_what_did_not_go() -> None:
     core.wheel.dispatch(CursorKey(hour * HOUR_MS, 0))
     core.wheel.remove_hours(hour)
     for content in (False, True):
-        core.pending.describe(units.units, content, True, answers.append)
+        core.serving.start(core.pending.describe(units.units, content, True), answers.append)
         trio.run_until(lambda: len(answers) == 1)
         messages = answers.pop()
         assert [(message.id.hour << 32 | message.id.index, message.meta.key) for message in messages] == [

@@ -149,13 +149,13 @@ def test_recover_and_rebuild_pass_over_poison_and_say_so() -> None:
 
 def test_recover_leaves_out_the_entries_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry that apply cannot carry out is named with the option that leaves it out; then all others are there."""
-    from tickwheel.node.state.machine import StateMachine
+    from tickwheel.node.state.machine import AnyResult, StateMachine
 
     node, index, applied = poisoned_disk()
     apply = StateMachine.apply
     bad = index + 1
 
-    def fails(self: StateMachine, at: int, term: int, entry: LogEntry) -> list[object]:
+    def fails(self: StateMachine, at: int, term: int, entry: LogEntry) -> list[AnyResult]:
         if at == bad:
             raise AssertionError("what apply never foresaw")
         return apply(self, at, term, entry)

@@ -3,7 +3,10 @@ callbacks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from tickwheel.node.core.failure import Failure, RequestError, invalid
 from tickwheel.node.core.promise import Promise, answer_of
@@ -79,3 +82,53 @@ def test_an_error_in_a_later_step_fails_the_request_alone() -> None:
     promise.keep(0)
     assert [type(error) for error in reported] == [ZeroDivisionError]
     assert [answer.reason for answer in answers] == [common_pb2.NODE_FAULT]
+
+
+def test_a_worker_s_error_is_raised_where_it_is_awaited() -> None:
+    """The coroutine decides what it means."""
+    promise, answers = Promise[int](), list[Any]()
+
+    async def request() -> str:
+        try:
+            await promise
+        except OSError as error:
+            return str(error)
+        return "read"
+
+    Serving(lambda bits: 0).start(request(), answers.append)
+    promise.answered(None, OSError("no such file"))
+    assert answers == ["no such file"]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_coroutine_whose_promise_cannot_be_kept_is_closed(at_once: bool) -> None:
+    """A mistake before the promise is kept: what the request holds is given back, and its caller is told once."""
+    serving = Serving(lambda bits: 7)
+    serving.contain(lambda error_id, error: None)
+    answers: list[Any] = []
+    held: list[str] = []
+    kept: list[Callable[[int], None]] = []
+
+    def mistaken(promise: Promise[int]) -> None:
+        def piece(divisor: int) -> None:
+            promise.keep(1 // divisor)
+
+        kept.append(serving.bound(piece))
+        if at_once:
+            kept[0](0)
+
+    async def request() -> int:
+        held.append("place")
+        try:
+            promise = Promise[int]()
+            mistaken(promise)
+            return await promise
+        finally:
+            held.remove("place")
+
+    serving.run(answers.append, lambda: serving.start(request(), answers.append))
+    kept[0](0)
+    assert not held
+    assert {answer.reason for answer in answers} == {common_pb2.NODE_FAULT}
+    kept[0](1)
+    assert not held and answers[-1].reason == common_pb2.NODE_FAULT, "a late answer resumes nothing"

@@ -83,7 +83,7 @@ def test_what_a_group_has_not_settled_stays() -> None:
     settings = state.settings.message()
     settings.retention_ms = 2 * HOUR_MS
     answers: list[object] = []
-    master.host.core.requests.admin(AdminCommand(settings=settings), answers.append)
+    master.host.face.admin(AdminCommand(settings=settings), answers.append)
     master.wake()
     world.run(3_000)
     assert state.hour_min_kept <= hour - 6

@@ -320,7 +320,7 @@ def test_delay_levels_beyond_any_delay_lose_nothing() -> None:
     core = master.host.core
     answers: list[object] = []
     too_long = admin_pb2.Settings(delay_levels="999999999d 999999999d 999999999d")
-    core.requests.admin(AdminCommand(settings=too_long), answers.append)
+    master.host.face.admin(AdminCommand(settings=too_long), answers.append)
     assert isinstance(answers[0], Failure) and answers[0].metadata["field"] == "delay_levels"
     assert core.state.settings.delay_levels != too_long.delay_levels
     admin(world, settings=admin_pb2.Settings(delay_ms_max=2_000))

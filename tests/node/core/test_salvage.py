@@ -81,7 +81,7 @@ def letters(world: World) -> list[dead_pb2.DeadLetter]:
     master = world.elect()
     assert master.host is not None
     answers: list[object] = []
-    master.host.core.dead.list(dead_pb2.ListDeadRequest(group="g"), answers.append)
+    master.host.face.list_dead(dead_pb2.ListDeadRequest(group="g"), answers.append)
     (answer,) = answers
     assert isinstance(answer, dead_pb2.ListDeadResponse)
     return list(answer.letters)
@@ -160,7 +160,7 @@ def test_what_nobody_can_read_is_set_aside_and_told() -> None:
     subscription = core.state.subscription(1, 1)
     assert subscription is not None and subscription.floor == COUNT and core.salvage.waiting == 0
     replayed: list[object] = []
-    core.dead.replay(dead_pb2.ReplayDeadRequest(group="g"), replayed.append)
+    core.serving.start(core.dead.replay(dead_pb2.ReplayDeadRequest(group="g")), replayed.append)
     master.wake()
     world.run(1_000)
     assert replayed == [dead_pb2.ChangeDeadResponse(kept=1)]
@@ -226,7 +226,7 @@ def test_a_dead_letter_of_what_some_cannot_read() -> None:
     assert lacking.host is not None
     (letter,) = letters(world)
     assert letter.cause == DECLARED_DEAD and letter.payload_missing
-    lacking.host.core.dead.replay(dead_pb2.ReplayDeadRequest(group="g"), lambda answer: None)
+    lacking.host.face.replay_dead(dead_pb2.ReplayDeadRequest(group="g"), lambda answer: None)
     lacking.wake()
     world.run(2_000)
     assert len(client.got[record_of(6)]) == 2

@@ -123,7 +123,9 @@ THROUGH_LOG: dict[str, Start] = {
     ),
     "stop sweep": lambda node, done: face(node).stop_sweep("s", done),
     "purge dead": lambda node, done: face(node).purge_dead(dead_pb2.PurgeDeadRequest(group="g"), done),
-    "register cold": lambda node, done: face(node).cold.register(cold_pb2.RegisterColdRequest(), done),
+    "register cold": lambda node, done: face(node).serving.start(
+        face(node).cold.register(cold_pb2.RegisterColdRequest()), done
+    ),
     "cancel": lambda node, done: face(node).cancel(FIRST, done),
     "reschedule": lambda node, done: face(node).reschedule(
         scheduler_pb2.RescheduleRequest(id=ID, delay_ms=90_000), done
@@ -204,7 +206,7 @@ def test_a_mistake_in_the_answer_to_what_was_applied(kind: str, monkeypatch: pyt
         monkeypatch.setattr(master.host.core.delivery.settlements.retries, "add", broken)
     elif kind == "stage":
         desk = master.host.core.staging
-        monkeypatch.setattr(desk, "_answer", raising(desk._answer, at))
+        monkeypatch.setattr(desk, "_describe", raising(desk._describe, at))
     else:
         submit = proposer.submit
 

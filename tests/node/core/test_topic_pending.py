@@ -107,7 +107,8 @@ def test_whatever_changes_it_the_count_is_right(monkeypatch: pytest.MonkeyPatch)
         for id in outcome.ids.tolist()[:5]:
             master.host.face.cancel(id, lambda answer: None)
         moved: list[object] = []
-        master.host.core.requests.move(outcome.ids.tolist()[6], due_ms + 3_600_000, moved.append)
+        moving = master.host.core.requests.move(outcome.ids.tolist()[6], due_ms + 3_600_000)
+        master.host.core.serving.start(moving, moved.append)
         master.wake()
         world.run_until(lambda moved=moved: bool(moved))  # type: ignore[misc]
     assert isinstance(schedule(master, batch(3, world.now_ms + 200)), BatchOutcome)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from tickwheel.node.core.failure import Failure, not_master
+from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.serving import Serving
 from tickwheel.node.server.callers import Caller
 from tickwheel.node.server.calls import Calls
@@ -40,13 +40,13 @@ class Core:
     """Answers when the test says so."""
 
     def __init__(self) -> None:
-        self.opened: Callable[[Session | Failure], None] | None = None
+        self.opened: Promise[Session] = Promise()
         self.serving = Serving(lambda bits: 0)
         self.consumers = self
 
-    def open(self, request: object, deliver: object, closed: object, opened: Callable[..., None], actor: str) -> None:
+    async def open(self, request: object, deliver: object, closed: object, actor: str) -> Session:
         """See ConsumerDesk."""
-        self.opened = opened
+        return await self.opened
 
 
 @pytest.mark.parametrize("answer", [Session(), not_master(None, None)])
@@ -61,9 +61,9 @@ async def test_a_caller_that_goes_while_its_group_is_created(answer: Session | F
     stream = ConsumerStream(calls, 1 << 20, anybody, consumer_pb2.OpenConsumer(group="g"))
     opening = asyncio.ensure_future(stream.open())
     await asyncio.sleep(0)
-    assert core.opened is not None
+    assert not opening.done()
     opening.cancel()
-    core.opened(answer)
+    core.opened.keep(answer)
     with pytest.raises(asyncio.CancelledError):
         await opening
     stream.close()

@@ -15,8 +15,8 @@ import numpy as np
 from tests.node.state.driver import admin, dispatch_command, publish_command, settle_command
 from tickwheel.node.core.checkpoint import restore
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.state.machine import StateMachine
-from tickwheel.node.state.results import AdminResult, SettleResult
+from tickwheel.node.state.machine import AnyResult, StateMachine
+from tickwheel.node.state.results import AdminResult, PublishResult, SettleResult
 from tickwheel.node.state.subscription import Attempts, Positions
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.consumer_pb2 import EARLIEST
@@ -90,7 +90,7 @@ class Solo:
 
     # -- the log
 
-    def apply(self, *commands: Command) -> list[object]:
+    def apply(self, *commands: Command) -> list[AnyResult]:
         """One entry."""
         self.index += 1
         self.log[self.index] = LogEntry(format_version=1, term=1, stamped_ms=self.now_ms, commands=commands)
@@ -99,7 +99,8 @@ class Solo:
     def publish(self, due_ms: list[int], payload: bytes) -> list[int]:
         """Schedule; ids in the order of `due_ms`, which must rise."""
         result = self.apply(publish_command([("", 0, due_ms)], 1, payload))[0]
-        ids = [int(number) for number in result.requests[0].ids]  # type: ignore[attr-defined]
+        assert isinstance(result, PublishResult)
+        ids = [int(number) for number in result.requests[0].ids]
         self.expected.update(dict.fromkeys(ids, payload))
         self.records.update(dict.fromkeys(ids, payload))
         return ids

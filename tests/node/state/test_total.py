@@ -16,6 +16,7 @@ from tickwheel.chaos.fuzz.messages import Maker
 from tickwheel.node.core.counters import Totals
 from tickwheel.node.core.events import Events
 from tickwheel.node.core.topic_rates import TopicRates
+from tickwheel.node.state.machine import AnyResult
 from tickwheel.node.state.results import Ignored, PublishResult
 from tickwheel.node.state.schema import EARLIER_SCHEMAS, ENTRY_SCHEMA, read_entry
 from tickwheel.node.state.settings import BOUNDS
@@ -118,7 +119,7 @@ class Masterful:
         except EncodeError:
             return None
 
-    def observe(self, entry: LogEntry, results: list[object]) -> None:
+    def observe(self, entry: LogEntry, results: list[AnyResult]) -> None:
         """Count and note, as a node does of what it has applied."""
         now_ms = self.solo.now_ms
         for command, result in zip(entry.commands, results, strict=True):
@@ -127,7 +128,7 @@ class Masterful:
             self.events.applied(self.solo.index, now_ms, entry, command, command.WhichOneof("body") or "", result)
         self.events.flush()
 
-    def apply(self, entry: LogEntry) -> list[object]:
+    def apply(self, entry: LogEntry) -> list[AnyResult]:
         """To the state; a restart applies it again."""
         solo = self.solo
         solo.index += 1
