@@ -66,6 +66,21 @@ class AdminClient:
         """The status of each known node, by address; a Fault for a node without an answer."""
         return await self._cluster.statuses(timeout_s)
 
+    async def server_infos(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, admin_pb2.ServerInfo | Fault]:
+        """What each known node is and serves, by address; a Fault for a node without an answer, or of an older version.
+
+        Needs a right to read."""
+
+        async def one(address: str) -> admin_pb2.ServerInfo | Fault:
+            request = admin_pb2.GetServerInfoRequest()
+            try:
+                return await AdminStub(self._cluster.channel(address)).GetServerInfo(request, timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                return fault_of_call(error)
+
+        addresses = self._cluster.addresses
+        return dict(zip(addresses, await asyncio.gather(*map(one, addresses)), strict=True))
+
     async def master_status(self, timeout_s: float | None = None) -> admin_pb2.NodeStatus:
         """Status of the master."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -31,6 +32,7 @@ def _short(name: str, prefix: str = "NODE_") -> str:
     return name.removeprefix(prefix).lower()
 
 
+SERVER_ROWS = ("version", "up", "set up")
 ROWS = (
     *("node", "role", "state", "why", "term", "cursor (UTC)", "tick", "local index", "sync age", "applied lag"),
     *(
@@ -47,25 +49,28 @@ ROWS = (
         "bulk load",
         "cold tier",
     ),
+    *SERVER_ROWS,
 )
+Seen = tuple[admin_pb2.NodeStatus | Fault, admin_pb2.ServerInfo | Fault]
+"""What a node answered: its status and what it is."""
 
 
-def _by_node(answer: tuple[str, admin_pb2.NodeStatus | Fault]) -> tuple[bool, str]:
+def _by_node(answer: tuple[str, Seen]) -> tuple[bool, str]:
     """Sort key: by node id; nodes without an answer come last, by address."""
-    address, status = answer
+    address, (status, _) = answer
     return (isinstance(status, Fault), address if isinstance(status, Fault) else status.node_id)
 
 
-def status_table(answers: dict[str, admin_pb2.NodeStatus | Fault]) -> Table:
+def status_table(answers: dict[str, Seen]) -> Table:
     """A table with one column a node: role, term, cursor, lag and rates."""
     peers = {
         peer.node_id: peer
-        for status in answers.values()
+        for status, _ in answers.values()
         if isinstance(status, admin_pb2.NodeStatus) and status.role == admin_pb2.MASTER
         for peer in status.peers
     }
     answers = dict(sorted(answers.items(), key=_by_node))
-    columns = [_column_of(status, peers) for status in answers.values()]
+    columns = [[*_column_of(status, peers), *_server(info)] for status, info in answers.values()]
     rows = [(name, *cells) for name, cells in zip(ROWS, zip(*columns, strict=True), strict=True) if any(cells)]
     return table("", ("", *answers), rows, right=range(1, len(answers) + 1))
 
@@ -91,7 +96,7 @@ def _cold(cold: admin_pb2.ColdStatus) -> str:
 
 def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.PeerStatus]) -> list[str]:
     if isinstance(status, Fault):
-        return ["", "[red]no answer[/]", *[""] * (len(ROWS) - 2)]
+        return ["", "[red]no answer[/]", *[""] * (len(ROWS) - len(SERVER_ROWS) - 2)]
     master = status.role == admin_pb2.MASTER
     peer = peers.get(status.node_id)
     role = _short(admin_pb2.Role.Name(status.role))
@@ -121,12 +126,29 @@ def _column_of(status: admin_pb2.NodeStatus | Fault, peers: dict[str, admin_pb2.
     ]
 
 
+def _server(info: admin_pb2.ServerInfo | Fault) -> list[str]:
+    """The cells of SERVER_ROWS; empty for an older node, or without a right to read."""
+    if isinstance(info, Fault):
+        return [""] * len(SERVER_ROWS)
+    names = [info.delivery_order, *(name for name in ("tls", "rights") if getattr(info, name))]
+    return [info.version, str(timedelta(seconds=int(info.uptime_s))), ", ".join(names)]
+
+
 def _bulk(bulk: admin_pb2.BulkStatus) -> str:
     """Bulk loads since the node's start; empty without any."""
     if not (bulk.received_bytes or bulk.bundles_taken_over or bulk.refused):
         return ""
     text = f"{bulk.messages_taken_over:,} in {bulk.bundles_taken_over:,}, {bulk.received_bytes / 1e6:,.0f} MB in"
     return f"{text}, {bulk.refused:,} refused" if bulk.refused else text
+
+
+def _as_json(
+    address: str, status: admin_pb2.NodeStatus | Fault, info: admin_pb2.ServerInfo | Fault
+) -> dict[str, object]:
+    if isinstance(status, Fault):
+        return {"address": address, "error": status.message}
+    server = {} if isinstance(info, Fault) else {"server": as_dict(info)}
+    return {"address": address, **as_dict(status), **server}
 
 
 @status_app.command()
@@ -142,17 +164,19 @@ def status(
     async def go() -> bool:
         async with open_client(address) as client:
 
-            async def look() -> dict[str, admin_pb2.NodeStatus | Fault]:
-                answers = await client.admin.statuses()
-                for answer in list(answers.values()):
+            async def look() -> dict[str, Seen]:
+                statuses = await client.admin.statuses()
+                for answer in list(statuses.values()):
                     if isinstance(answer, admin_pb2.NodeStatus):
                         client.cluster.learn(answer.master_address, answer.term)
-                new = [known for known in client.cluster.addresses if known not in answers]
-                return await client.admin.statuses() if new else answers
+                if any(known not in statuses for known in client.cluster.addresses):
+                    statuses = await client.admin.statuses()
+                infos = await client.admin.server_infos()
+                return {address: (status, infos[address]) for address, status in statuses.items()}
 
             async def members() -> None:
                 """Learn the other nodes from the answers: one address is enough to see all."""
-                for answer in (await look()).values():
+                for answer, _ in (await look()).values():
                     if isinstance(answer, admin_pb2.NodeStatus):
                         for peer in answer.peers:
                             if peer.client_address:
@@ -168,14 +192,7 @@ def status(
                         live.update(status_table(answers), refresh=True)
             while True:
                 if as_json:
-                    print_json(
-                        [
-                            {"address": where, "error": answer.message}
-                            if isinstance(answer, Fault)
-                            else {"address": where, **as_dict(answer)}
-                            for where, answer in answers.items()
-                        ]
-                    )
+                    print_json([_as_json(where, *answer) for where, answer in answers.items()])
                 else:
                     out.print(status_table(answers))
                 if not watch:
@@ -184,7 +201,7 @@ def status(
                 answers = dict(sorted((await look()).items(), key=_by_node))
             return any(
                 isinstance(answer, admin_pb2.NodeStatus) and answer.role == admin_pb2.MASTER
-                for answer in answers.values()
+                for answer, _ in answers.values()
             )
 
     if not asyncio.run(go()):

@@ -357,6 +357,70 @@ class WatchStatusRequest(_message.Message):
 Global___WatchStatusRequest: _TypeAlias = WatchStatusRequest  # noqa: Y015
 
 @_typing.final
+class GetServerInfoRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetServerInfoRequest: _TypeAlias = GetServerInfoRequest  # noqa: Y015
+
+@_typing.final
+class ServerInfo(_message.Message):
+    """Unlike NodeStatus it does not change while the node runs, but for uptime_s and rights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    UPTIME_S_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    RIGHTS_FIELD_NUMBER: _builtins.int
+    TLS_FIELD_NUMBER: _builtins.int
+    DELIVERY_ORDER_FIELD_NUMBER: _builtins.int
+    SERVICES_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    uptime_s: _builtins.float
+    """Since the node's process began, or installed a checkpoint of another node."""
+    cluster_id: _builtins.str
+    node_id: _builtins.str
+    rights: _builtins.bool
+    """Calls need a user with the right to make them."""
+    tls: _builtins.bool
+    """The port for clients speaks TLS."""
+    delivery_order: _builtins.str
+    """When messages leave: commit-first or push-first."""
+    @_builtins.property
+    def services(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Full names of the services of this API that this node serves: an older one lacks the newest."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        uptime_s: _builtins.float = ...,
+        cluster_id: _builtins.str = ...,
+        node_id: _builtins.str = ...,
+        rights: _builtins.bool = ...,
+        tls: _builtins.bool = ...,
+        delivery_order: _builtins.str = ...,
+        services: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "delivery_order", b"delivery_order", "node_id", b"node_id", "rights", b"rights", "services", b"services", "tls", b"tls", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServerInfo: _TypeAlias = ServerInfo  # noqa: Y015
+
+@_typing.final
 class NodeStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -44,6 +44,11 @@ class AdminStub:
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.WatchStatusRequest.SerializeToString,
                 response_deserializer=tickwheel_dot_proto_dot_admin__pb2.NodeStatus.FromString,
                 _registered_method=True)
+        self.GetServerInfo = channel.unary_unary(
+                '/tickwheel.v1.Admin/GetServerInfo',
+                request_serializer=tickwheel_dot_proto_dot_admin__pb2.GetServerInfoRequest.SerializeToString,
+                response_deserializer=tickwheel_dot_proto_dot_admin__pb2.ServerInfo.FromString,
+                _registered_method=True)
         self.TransferMaster = channel.unary_unary(
                 '/tickwheel.v1.Admin/TransferMaster',
                 request_serializer=tickwheel_dot_proto_dot_admin__pb2.TransferMasterRequest.SerializeToString,
@@ -158,6 +163,13 @@ class AdminServicer:
 
     def WatchStatus(self, request, context):
         """Status now and then every interval_ms.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetServerInfo(self, request, context):
+        """What this node is, how it is set up and what it serves; any node answers, for itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -306,6 +318,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.WatchStatus,
                     request_deserializer=tickwheel_dot_proto_dot_admin__pb2.WatchStatusRequest.FromString,
                     response_serializer=tickwheel_dot_proto_dot_admin__pb2.NodeStatus.SerializeToString,
+            ),
+            'GetServerInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServerInfo,
+                    request_deserializer=tickwheel_dot_proto_dot_admin__pb2.GetServerInfoRequest.FromString,
+                    response_serializer=tickwheel_dot_proto_dot_admin__pb2.ServerInfo.SerializeToString,
             ),
             'TransferMaster': grpc.unary_unary_rpc_method_handler(
                     servicer.TransferMaster,
@@ -462,6 +479,33 @@ class Admin:
             '/tickwheel.v1.Admin/WatchStatus',
             tickwheel_dot_proto_dot_admin__pb2.WatchStatusRequest.SerializeToString,
             tickwheel_dot_proto_dot_admin__pb2.NodeStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServerInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tickwheel.v1.Admin/GetServerInfo',
+            tickwheel_dot_proto_dot_admin__pb2.GetServerInfoRequest.SerializeToString,
+            tickwheel_dot_proto_dot_admin__pb2.ServerInfo.FromString,
             options,
             channel_credentials,
             insecure,

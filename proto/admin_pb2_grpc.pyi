@@ -35,6 +35,8 @@ class AdminStub:
     """What this node knows; any node answers."""
     WatchStatus: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.NodeStatus]
     """Status now and then every interval_ms."""
+    GetServerInfo: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.ServerInfo]
+    """What this node is, how it is set up and what it serves; any node answers, for itself."""
     TransferMaster: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TransferMasterRequest, _admin_pb2.TransferMasterResponse]
     """Planned handover of the master role."""
     AddMember: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AddMemberRequest, _admin_pb2.MemberList]
@@ -75,6 +77,8 @@ class AdminAsyncStub(AdminStub):
     """What this node knows; any node answers."""
     WatchStatus: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchStatusRequest, _admin_pb2.NodeStatus]  # type: ignore[assignment]
     """Status now and then every interval_ms."""
+    GetServerInfo: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetServerInfoRequest, _admin_pb2.ServerInfo]  # type: ignore[assignment]
+    """What this node is, how it is set up and what it serves; any node answers, for itself."""
     TransferMaster: _aio.UnaryUnaryMultiCallable[_admin_pb2.TransferMasterRequest, _admin_pb2.TransferMasterResponse]  # type: ignore[assignment]
     """Planned handover of the master role."""
     AddMember: _aio.UnaryUnaryMultiCallable[_admin_pb2.AddMemberRequest, _admin_pb2.MemberList]  # type: ignore[assignment]
@@ -124,6 +128,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.NodeStatus], _abc.AsyncIterator[_admin_pb2.NodeStatus]]:
         """Status now and then every interval_ms."""
+
+    @_abc_1.abstractmethod
+    def GetServerInfo(
+        self,
+        request: _admin_pb2.GetServerInfoRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ServerInfo, _abc.Awaitable[_admin_pb2.ServerInfo]]:
+        """What this node is, how it is set up and what it serves; any node answers, for itself."""
 
     @_abc_1.abstractmethod
     def TransferMaster(

@@ -114,11 +114,11 @@ def by_stream(
     return Endpoint(request, response, right, handler)
 
 
-def shown(request: type[Q], response: type[A], right: Right, look: Callable[[NodeCore, Q, Caller], A]) -> Endpoint:
+def shown(request: type[Q], response: type[A], right: Right, look: Callable[[Node, Q, Caller], A]) -> Endpoint:
     """A row of a read that any node answers at once."""
 
     async def handler(node: Node, asked: Q, caller: Caller) -> A:
-        return look(node.core, asked, caller)
+        return look(node, asked, caller)
 
     return by_loop(request, response, right, handler)
 
@@ -222,6 +222,12 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             KNOWN,
             lambda node, request, caller, context: node.status.serve(request, context),
         ),
+        "GetServerInfo": shown(
+            admin_pb2.GetServerInfoRequest,
+            admin_pb2.ServerInfo,
+            READS,
+            lambda node, request, caller: handlers.server_info(node, SERVICES),
+        ),
         "TransferMaster": by_core(
             admin_pb2.TransferMasterRequest, admin_pb2.TransferMasterResponse, CHANGES, handlers.transfer_master
         ),
@@ -307,7 +313,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             admin_pb2.GetSettingsRequest,
             admin_pb2.Settings,
             KNOWN,
-            lambda core, request, caller: core.state.settings.message(),
+            lambda node, request, caller: node.core.state.settings.message(),
         ),
         "UpdateSettings": by_core(admin_pb2.Settings, admin_pb2.Settings, CHANGES, handlers.update_settings),
         "GetDiskUse": by_core(
@@ -327,7 +333,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             admin_pb2.GetDigestRequest,
             admin_pb2.StateDigest,
             Right(cluster),
-            lambda core, request, caller: core.state.digest(),
+            lambda node, request, caller: node.core.state.digest(),
         ),
     },
     "tickwheel.v1.Staging": {
@@ -361,7 +367,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             bulk_pb2.BundleOffer,
             bulk_pb2.BundleState,
             LOOKS,
-            lambda core, request, caller: handlers.bundle_state(core.bulk.offer(request.name, request.bytes)),
+            lambda node, request, caller: handlers.bundle_state(node.core.bulk.offer(request.name, request.bytes)),
         ),
         "SendBundle": by_stream(
             bulk_pb2.BundleData,
@@ -379,7 +385,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
             bulk_pb2.GetLoadRequest,
             bulk_pb2.LoadState,
             LOOKS,
-            lambda core, request, caller: core.bulk.load(request.job_id),
+            lambda node, request, caller: node.core.bulk.load(request.job_id),
         ),
     },
     "tickwheel.v1.Cold": {
@@ -448,7 +454,7 @@ SERVICES: dict[str, dict[str, Endpoint]] = {
     },
     "tickwheel.v1.Access": {
         "WhoAmI": shown(
-            access_pb2.WhoAmIRequest, access_pb2.Caller, KNOWN, lambda core, request, caller: caller.message()
+            access_pb2.WhoAmIRequest, access_pb2.Caller, KNOWN, lambda node, request, caller: caller.message()
         ),
         "SetUser": by_core(access_pb2.SetUserRequest, access_pb2.User, CHANGES, handlers.set_user),
         "DeleteUser": by_core(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,6 +24,7 @@ from tickwheel.node.core.listings import groups_after, members_of, named_group, 
 from tickwheel.node.core.promise import answer_of
 from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.requests import id_of, message_id_of
+from tickwheel.node.core.status import VERSION
 from tickwheel.node.server.audit import AuditLog
 from tickwheel.node.server.backup import Backups
 from tickwheel.node.server.callers import Caller
@@ -86,6 +87,8 @@ class Node:
     consumers: ConsumerStreams
     status: StatusStreams
     backups: Backups
+    tls: bool
+    """Whether the client port speaks TLS."""
     pins: PinOwners = field(default_factory=PinOwners)
     settled_pins: PinOwners = field(default_factory=PinOwners)
 
@@ -169,6 +172,21 @@ async def stage(core: NodeCore, request: staging_pb2.StageRequest, caller: Calle
 
 async def get_status(node: Node, request: admin_pb2.GetStatusRequest, caller: Caller) -> admin_pb2.NodeStatus:
     return node.status.status()
+
+
+def server_info(node: Node, services: Iterable[str]) -> admin_pb2.ServerInfo:
+    """What this node is, how it is set up and what it serves."""
+    core = node.core
+    return admin_pb2.ServerInfo(
+        version=VERSION,
+        uptime_s=core.uptime_s(),
+        cluster_id=core.identity.cluster_id,
+        node_id=core.identity.node_id,
+        rights=core.state.settings.rights,
+        tls=node.tls,
+        delivery_order=core.config.delivery_order.value,
+        services=services,
+    )
 
 
 async def list_topics(node: Node, request: admin_pb2.ListTopicsRequest, caller: Caller) -> admin_pb2.ListTopicsResponse:

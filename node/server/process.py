@@ -203,6 +203,7 @@ class NodeProcess:
             ConsumerStreams(calls, config.core.batch_bytes_max * 4),
             StatusStreams(calls, config.limits.status_streams_max, tls.reason),
             Backups(calls, disk, reads),
+            tls=tls.current.client is not None,
         )
         gate = Gate(callers, lambda: host.core.state, node.audit, guard.admit)
         health = HealthReporter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import signal
 import subprocess
@@ -15,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from tickwheel.client import Client
+from tickwheel.client import AsyncClient, Client
+from tickwheel.client.errors import Fault
 from tickwheel.node import cli
+from tickwheel.node.cli_status import Seen, status_table
 from tickwheel.node.local_cluster import LocalCluster
+from tickwheel.proto import admin_pb2
 
 Run = Callable[..., "Result"]
 
@@ -154,6 +159,43 @@ def test_status_as_table_and_json(run: Run, address: str) -> None:
     assert "applied lag" in table.out
     (node,) = run("status", "--json").json
     assert (node["address"], node["role"], node["state"]) == (address, "MASTER", "NODE_SERVING")
+    server = node["server"]
+    assert (server["version"], server["node_id"], server["delivery_order"]) == (
+        version("tickwheel"),
+        "n1",
+        "commit-first",
+    )
+    assert server["version"] in table.out and "commit-first" in table.out
+    assert not server["tls"] and server["uptime_s"] > 0 and "tickwheel.v1.Admin" in server["services"]
+
+
+def test_status_of_an_older_node_lacks_what_it_is() -> None:
+    """It has no GetServerInfo: its status is shown nevertheless. So is that of a node without an answer."""
+    older, gone = Fault("UNIMPLEMENTED", "Method not found!"), Fault("UNAVAILABLE", "gone")
+    info = admin_pb2.ServerInfo(version="9.9", uptime_s=90_061, tls=True, rights=True, delivery_order="push-first")
+    seen: dict[str, Seen] = {
+        "a:1": (admin_pb2.NodeStatus(node_id="a"), older),
+        "b:1": (admin_pb2.NodeStatus(node_id="b"), info),
+        "c:1": (gone, gone),
+    }
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(status_table(seen))
+    shown = console.export_text()
+    assert "1 day, 1:01:01" in shown and "push-first, tls, rights" in shown and "no answer" in shown
+
+
+async def test_both_clients_ask_what_a_node_is(address: str) -> None:
+    """By address of each known node; a synchronous user gets the same."""
+    async with AsyncClient(address) as client:
+        (info,) = (await client.admin.server_infos()).values()
+    assert isinstance(info, admin_pb2.ServerInfo) and info.cluster_id
+
+    def ask() -> dict[str, admin_pb2.ServerInfo | Fault]:
+        with Client(address) as blocking:
+            return blocking.admin.server_infos()
+
+    (again,) = (await asyncio.to_thread(ask)).values()
+    assert isinstance(again, admin_pb2.ServerInfo) and again.services == info.services
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

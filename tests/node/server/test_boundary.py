@@ -193,6 +193,7 @@ async def test_a_bug_in_any_method_of_the_core_ends_its_call() -> None:
         ConsumerStreams(calls, 1 << 20),
         StatusStreams(calls, limits.status_streams_max, lambda: ""),
         Backups(calls, cast(Any, None), cast(Any, None)),
+        tls=False,
     )
     gate = Gate(callers, lambda: cast(Any, node.state), audit, cast(Any, None))
     server = client_server(limits, served, gate, HealthReporter(), Counter())
