@@ -1,15 +1,12 @@
 """Limits and timings of the replicated log, with the relations that must hold between them.
 
-Owned by the node's configuration, read once; `RaftConfig` refuses values that break a relation.
+Owned by the node's configuration, read once; for values that break a relation `RaftConfig` raises a ValueError that
+names them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-
-class ConfigError(ValueError):
-    """A value is outside what the other values allow; the message names field, value and bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,7 @@ class RaftConfig:
     def __post_init__(self) -> None:
         def need(held: bool, text: str) -> None:
             if not held:
-                raise ConfigError(text)
+                raise ValueError(text)
 
         need(
             self.append_period_ms * 3 < self.election_timeout_ms_min,

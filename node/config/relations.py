@@ -76,6 +76,12 @@ def _times(config: NodeConfig) -> Iterator[Problem]:
         yield Problem(
             "raft.sync_period_ms", raft.sync_period_ms, f"must be at most half of raft.lease_ms ({raft.lease_ms})"
         )
+    elif raft.sync_period_ms * 3 >= raft.election_timeout_min_ms:
+        yield Problem(
+            "raft.sync_period_ms",
+            raft.sync_period_ms,
+            f"must be below a third of raft.election_timeout_min_ms ({raft.election_timeout_min_ms})",
+        )
 
 
 def _clock(config: NodeConfig) -> Iterator[Problem]:
@@ -201,7 +207,4 @@ def _seed(config: NodeConfig) -> Iterator[Problem]:
 def problems_of(config: NodeConfig) -> list[Problem]:
     """All relations that do not hold, in the order of the sections."""
     checks = (_required, _members, _addresses, _times, _clock, _sizes, _tls, _seed)
-    found = [problem for check in checks for problem in check(config)]
-    if not found:
-        found += [Problem("core", "", words) for words in config.core.check()]
-    return found
+    return [problem for check in checks for problem in check(config)]

@@ -14,6 +14,7 @@ from typing import Any
 from tickwheel.node.config import fields
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.proto.admin_pb2 import Settings
+from tickwheel.replication.cluster_clock_state import FRESH_MS
 from tickwheel.replication.log import Member
 
 KIB = 1 << 10
@@ -221,7 +222,7 @@ class ClockSection:
         "millionths. Once a master goes by the time, it is never set.",
     )
     sample_period_ms: int = fields.core_number(
-        "clock_sample_period_ms", 50, 750, "Pause between two questions to another node for its clock."
+        "clock_sample_period_ms", 50, FRESH_MS // 4, "Pause between two questions to another node for its clock."
     )
     own_until_agreed: bool = fields.core_flag(
         "clock_own_until_agreed",

@@ -1,19 +1,15 @@
 """Configuration of a node's core: each field with its default and the reason.
 
 Times and sizes carry their unit in the name. Values on which replicas must agree are not here but in the
-replicated settings (`node/state/settings.py`). `check` verifies the relations between fields.
+replicated settings (`node/state/settings.py`). Bounds and relations are those of the configuration: node/config.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from tickwheel.replication.cluster_clock import ClockSettings
-from tickwheel.replication.cluster_clock_state import FRESH_MS
-
-ELECTION_TIMEOUT_MS_LEAST = 100
-SLEW_PPM_MOST = 500_000
 
 
 class DeliveryOrder(enum.Enum):
@@ -25,7 +21,7 @@ class DeliveryOrder(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """Read once at start. `check` verifies the relations between fields."""
+    """Read once at start; made by `NodeConfig.core`, which has checked the values."""
 
     sync_period_ms: int = 50
     """How often the master sends tick, local index and new leases to the slaves."""
@@ -168,69 +164,3 @@ class CoreConfig:
             skew_warn_ms=self.clock_skew_warn_ms,
             own_until_agreed=self.clock_own_until_agreed,
         )
-
-    def check(self) -> list[str]:
-        """All violated relations, in words; empty if the config is sound."""
-        problems: list[str] = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name in _MAY_BE_ZERO else 1
-            if isinstance(value, int) and not isinstance(value, bool) and value < least:
-                problems.append(f"{field.name}: {value}: at least {least}")
-        relations = [
-            (
-                self.election_timeout_min_ms >= ELECTION_TIMEOUT_MS_LEAST,
-                f"election_timeout_min_ms: {self.election_timeout_min_ms}: at least {ELECTION_TIMEOUT_MS_LEAST}",
-            ),
-            (
-                self.election_timeout_max_ms > self.election_timeout_min_ms,
-                f"election_timeout_max_ms: {self.election_timeout_max_ms}: "
-                f"above election_timeout_min_ms ({self.election_timeout_min_ms})",
-            ),
-            (
-                self.lease_ms < self.election_timeout_min_ms,
-                f"lease_ms: {self.lease_ms}: below election_timeout_min_ms ({self.election_timeout_min_ms})",
-            ),
-            (
-                self.lease_ms >= 2 * self.sync_period_ms,
-                f"lease_ms: {self.lease_ms}: at least twice sync_period_ms ({self.sync_period_ms})",
-            ),
-            (self.push_behind_ms < 50, f"push_behind_ms: {self.push_behind_ms}: below 50"),
-            (
-                self.lease_min_ms <= self.lease_default_ms <= self.lease_max_ms,
-                f"lease_default_ms: {self.lease_default_ms}: "
-                f"between lease_min_ms ({self.lease_min_ms}) and lease_max_ms ({self.lease_max_ms})",
-            ),
-            (
-                self.clock_skew_warn_ms <= self.clock_tolerance_ms,
-                f"clock_skew_warn_ms: {self.clock_skew_warn_ms}: "
-                f"at most clock_tolerance_ms ({self.clock_tolerance_ms}), so that the warning comes first",
-            ),
-            (
-                self.clock_sample_period_ms * 4 <= FRESH_MS,
-                f"clock_sample_period_ms: {self.clock_sample_period_ms}: at most {FRESH_MS // 4}",
-            ),
-            (
-                self.clock_holdover_ms_max >= FRESH_MS,
-                f"clock_holdover_ms_max: {self.clock_holdover_ms_max}: at least {FRESH_MS}",
-            ),
-            (
-                self.clock_slew_ppm_max <= SLEW_PPM_MOST,
-                f"clock_slew_ppm_max: {self.clock_slew_ppm_max}: at most {SLEW_PPM_MOST}, or time could stand still",
-            ),
-        ]
-        return problems + [message for holds, message in relations if not holds]
-
-
-_MAY_BE_ZERO = frozenset(
-    {
-        "disk_high_percent",
-        "events_bytes_max",
-        "hours_kept",
-        "dispatch_ahead_ms",
-        "dispatch_period_ms",
-        "gather_ms",
-        "gather_busy_ms",
-        "delivery_period_ms",
-    }
-)

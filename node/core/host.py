@@ -49,7 +49,7 @@ class CheckpointSource(Protocol):
 
 
 def raft_config(config: CoreConfig) -> RaftConfig:
-    """The log's timings as they follow from the node's configuration. Raises ConfigError if their relations are bad."""
+    """The log's timings as they follow from the node's configuration."""
     return RaftConfig(
         election_timeout_ms_min=config.election_timeout_min_ms,
         election_timeout_ms_max=config.election_timeout_max_ms,

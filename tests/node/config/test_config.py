@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tickwheel.node.config import ConfigError, read_config, to_toml
 from tickwheel.node.config.read import CLIENT_VARIABLES, environment_name, specs
 from tickwheel.node.config.reference import reference
+from tickwheel.node.core.host import raft_config
 
 BASE: dict[str, object] = {"cluster.id": "c", "node.id": "n1", "node.data_dir": "/tmp/n1"}
 
@@ -53,6 +54,29 @@ def test_relations_are_checked() -> None:
     assert "1000, 500" in problems(seed__slot_ms=300)["seed.slot_ms"]
     assert "one of cluster.members" in problems(cluster__members="n2=h:1/h:2")["node.id"]
     assert "must be equal" in problems(cluster__members="n1=h:1/h:2")["listen.peer_advertised"]
+
+
+@settings(max_examples=500)
+@given(st.integers(100, 600), st.integers(0, 300), st.integers(1, 110), st.integers(1, 60))
+def test_accepted_times_make_a_log(election_min: int, wider: int, lease_percent: int, sync_percent: int) -> None:
+    """Whatever `config check` accepts starts: a sync period of 140 ms passed it once, and then the log refused it."""
+    flags = {
+        **BASE,
+        "raft.election_timeout_min_ms": election_min,
+        "raft.election_timeout_max_ms": election_min + wider,
+        "raft.lease_ms": election_min * lease_percent // 100,
+        "raft.sync_period_ms": election_min * lease_percent * sync_percent // 10_000,
+    }
+    try:
+        config = read_config(None, {}, flags)
+    except ConfigError:
+        return
+    raft_config(config.core)
+
+
+def test_a_sync_period_is_short_beside_the_election_timeout() -> None:
+    """At 140 ms three of them are longer than 400 ms."""
+    assert "below a third" in problems(raft__sync_period_ms=140)["raft.sync_period_ms"]
 
 
 def test_without_tls_only_loopback_unless_insecure() -> None:
