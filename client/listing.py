@@ -7,15 +7,16 @@ from typing import Protocol, TypeVar
 
 from tickwheel.client.errors import TickwheelError
 
-A = TypeVar("A")
-Q = TypeVar("Q", bound="Page", covariant=True)
-
 
 class Page(Protocol):
     """One answer; `more`: further items follow its last one."""
 
     @property
     def more(self) -> bool: ...
+
+
+A = TypeVar("A")
+Q = TypeVar("Q", bound=Page, covariant=True)
 
 
 async def listed(fetch: Callable[[A | None], Awaitable[Q]], items: Callable[[Q], Sequence[A]]) -> tuple[list[A], Q]:

@@ -155,6 +155,19 @@ def test_functions_take_few_arguments() -> None:
     assert many == set(MANY_ARGUMENTS)
 
 
+def test_callbacks_say_what_they_take() -> None:
+    """A callback that takes any object leaves it to its reader to find out what comes."""
+    anything = re.compile(r"Callable\[\[(object|Any)\], None\]")
+    loose = [
+        name
+        for folder in FOLDERS
+        if folder != "chaos"  # mutations and simulated clients stand for callers of any kind
+        for name, path in modules(folder)
+        if anything.search(path.read_text(encoding="utf-8"))
+    ]
+    assert not loose
+
+
 def test_generated_documents_are_fresh() -> None:
     """Pages that come from the code are what the code gives now."""
     done = subprocess.run(
