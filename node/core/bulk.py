@@ -28,7 +28,6 @@ from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.world import Now, SteadyMs
 from tickwheel.node.metrics import MetricValue
 from tickwheel.node.state.loads import IngestResult, problem_of
-from tickwheel.node.state.machine import CommandResult
 from tickwheel.proto import bulk_pb2, common_pb2
 from tickwheel.proto.log_pb2 import Command, Ingest
 from tickwheel.proto.peer_pb2 import BundleAsk, BundlePiece, PeerFrame
@@ -56,10 +55,18 @@ class _TakeOver:
     request: bulk_pb2.TakeOverRequest
     begun_ms: int
     """In steady time."""
-    answer: Promise[bulk_pb2.LoadState] = field(default_factory=Promise)
+    ready: Promise[Layout] = field(default_factory=Promise)
+    """Kept when the bundle is checked and a majority holds it."""
     holders: set[str] = field(default_factory=set)
     layout: Layout | None = None
-    proposed: bool = False
+    decided: bool = False
+    """`ready` is kept, also by a failure."""
+
+    def decide(self, answer: Layout | Failure) -> None:
+        """Keep `ready`, unless it is kept."""
+        if not self.decided:
+            self.decided = True
+            self.ready.keep(answer)
 
     @property
     def until_ms(self) -> int:
@@ -145,13 +152,24 @@ class BulkDesk(Part):
                 return taken
             self._check_room(request.name)
             current = self._current = _TakeOver(request, self._core.steady_ms())
-            current.layout = self._checked.get(request.name)
-            if current.layout is None:
-                self._check(request.name)
-            for peer_id in self._voters():
-                self._core.log.send_beside(peer_id, PeerFrame(bundle_ask=BundleAsk(name=request.name)))
-            self._go_on()
-            return await current.answer
+            try:
+                self._begin(current)
+                command = self._command(request, await current.ready)
+                result = await self._core.proposer.propose_alone(Command(ingest=command), IngestResult)
+            finally:
+                self._current = None
+            self.counts.takeover_ms += self._core.steady_ms() - current.begun_ms
+            return result.load
+
+    def _begin(self, current: _TakeOver) -> None:
+        """Check the bundle and ask who holds it."""
+        name = current.request.name
+        current.layout = self._checked.get(name)
+        if current.layout is None:
+            self._check(name)
+        for peer_id in self._voters():
+            self._core.log.send_beside(peer_id, PeerFrame(bundle_ask=BundleAsk(name=name)))
+        self._go_on()
 
     def _taken(self, request: bulk_pb2.TakeOverRequest) -> bulk_pb2.LoadState | None:
         """The answer for a bundle that was taken over before, or is not wanted; None: it is wanted."""
@@ -182,16 +200,8 @@ class BulkDesk(Part):
 
     def end(self, failure: Failure) -> None:
         """Answer the takeover under way with `failure`."""
-        current = self._current
-        if current is not None and not current.proposed:
-            self._end(current, failure)
-
-    def _end(self, current: _TakeOver, answer: bulk_pb2.LoadState | Failure) -> None:
-        if self._current is current:
-            self._current = None
-            if not isinstance(answer, Failure):
-                self.counts.takeover_ms += self._core.steady_ms() - current.begun_ms
-            current.answer.keep(answer)
+        if self._current is not None:
+            self._current.decide(failure)
 
     def _check(self, name: str) -> None:
         """Check the whole bundle in a worker, once."""
@@ -211,7 +221,7 @@ class BulkDesk(Part):
                     self._go_on()
             elif isinstance(error, BadBundleError | DiskError):
                 if current is not None:
-                    self._end(current, invalid("name", name, f"a whole bundle ({error})").failure)
+                    current.decide(invalid("name", name, f"a whole bundle ({error})").failure)
             elif error is not None:
                 self._core.fatal(f"bundle {name} could not be checked: {error}")
 
@@ -229,36 +239,24 @@ class BulkDesk(Part):
         return list(dict.fromkeys([*self._voters(), *shown]))
 
     def _go_on(self) -> None:
-        """Propose the takeover if the bundle is checked and a majority holds it."""
+        """Let the takeover be proposed if the bundle is checked and a majority holds it."""
         current = self._current
-        if current is None or current.proposed or current.layout is None:
+        if current is None or current.layout is None:
             return
         voters = self._voters()
-        if 2 * (1 + len(current.holders & set(voters))) <= 1 + len(voters):
-            return
-        layout = current.layout
+        if 2 * (1 + len(current.holders & set(voters))) > 1 + len(voters):
+            current.decide(current.layout)
 
-        def propose() -> None:
-            command = self._command(current.request, layout)
-            if isinstance(command, Failure):
-                self._end(current, command)
-                return
-            current.proposed = True
-            self._core.proposer.submit_alone(Command(ingest=command), lambda result: self._applied(current, result))
-
-        # A peer's frame may trigger this: errors still belong to the request.
-        self._core.serving.run(lambda failure: self._end(current, failure), propose)
-
-    def _command(self, request: bulk_pb2.TakeOverRequest, layout: Layout) -> Ingest | Failure:
+    def _command(self, request: bulk_pb2.TakeOverRequest, layout: Layout) -> Ingest:
         state = self._core.state
         if len(request.topics) != layout.topics:
-            return invalid("topics", len(request.topics), f"{layout.topics}, as the bundle has").failure
+            raise invalid("topics", len(request.topics), f"{layout.topics}, as the bundle has")
         topic_ids: list[int] = []
         for name in request.topics:
             topic_id = state.topic_id(name)
             if topic_id is None:
                 text = f"topics: {name}: there is no such topic; create it first"
-                return Failure(common_pb2.UNKNOWN_NAME, text, {"field": "topics", "value": name})
+                raise RequestError(Failure(common_pb2.UNKNOWN_NAME, text, {"field": "topics", "value": name}))
             topic_ids.append(topic_id)
         command = Ingest(
             job_id=request.job_id,
@@ -274,15 +272,8 @@ class BulkDesk(Part):
             chunks=layout.table.tobytes(),
             cold=request.cold if request.HasField("cold") else None,
         )
-        return problem_of(command, state.settings.slot_ms) or command
-
-    def _applied(self, current: _TakeOver, result: CommandResult | Failure) -> None:
-        if isinstance(result, IngestResult):
-            self._end(current, result.load)
-        elif isinstance(result, Failure):
-            self._end(current, result)
-        else:
-            raise AssertionError(f"an ingest was answered by {result!r}")
+        refuse(problem_of(command, state.settings.slot_ms))
+        return command
 
     # -- peers
 
@@ -371,11 +362,11 @@ class BulkDesk(Part):
         """Give up old questions, fetch missing bundles, remove unclaimed ones."""
         core, steady_ms = self._core, now.steady_ms
         current = self._current
-        if current is not None and not current.proposed and steady_ms >= current.until_ms:
+        if current is not None and not current.decided and steady_ms >= current.until_ms:
             count, voters = 1 + len(current.holders), 1 + len(self._voters())
             text = f"{count} of {voters} members hold bundle {current.request.name}, a majority must; send it to them"
             facts = {"field": "name", "value": str(count), "retry_after_ms": "500"}
-            self._end(current, Failure(common_pb2.WRONG_STATE, text, facts))
+            current.decide(Failure(common_pb2.WRONG_STATE, text, facts))
         self._fetch_lacking(steady_ms)
         self.store.tick(steady_ms, self._claimed, lambda: core.applied_index >= core.log.status().last_index)
 
@@ -424,7 +415,7 @@ class BulkDesk(Part):
         if self._fetch is None and self._current is None:
             return None
         times = [fetch.asked_until_ms for fetch in (self._fetch,) if fetch is not None]
-        if self._current is not None and not self._current.proposed:
+        if self._current is not None and not self._current.decided:
             times.append(self._current.until_ms)
         return min(times) - now.steady_ms if times else None
 

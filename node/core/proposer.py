@@ -145,10 +145,13 @@ class Proposer(Part):
         been applied. `may_gather` as in `submit`."""
         answer: Promise[CommandResult] = Promise()
         self.submit(command, answer.keep, may_gather=may_gather)
-        result = await answer
-        assert isinstance(result, kind), f"{command.WhichOneof('body')} was answered by {result!r}"
-        refuse(getattr(result, "failure", None))
-        return result
+        return _accepted(command, kind, await answer)
+
+    async def propose_alone(self, command: Command, kind: type[R]) -> R:
+        """As `propose`, in an entry of its own (`submit_alone`)."""
+        answer: Promise[CommandResult] = Promise()
+        self.submit_alone(command, answer.keep)
+        return _accepted(command, kind, await answer)
 
     def submit_alone(self, command: Command, done: Done, voters: Sequence[str] | None = None) -> None:
         """Queue a command for an entry of its own. `voters`: ids of the voters from that entry on, if it changes them.
@@ -372,6 +375,13 @@ class Proposer(Part):
             self._refuse(dones, failure)
 
         log.propose(entry, settled, voters)
+
+
+def _accepted(command: Command, kind: type[R], result: CommandResult) -> R:
+    """The result as this kind. Raises RequestError if apply refused the command."""
+    assert isinstance(result, kind), f"{command.WhichOneof('body')} was answered by {result!r}"
+    refuse(getattr(result, "failure", None))
+    return result
 
 
 def _changes_from_ms(command: Command) -> int:
