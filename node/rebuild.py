@@ -61,7 +61,7 @@ def rebuild(disk: Disk, segment_bytes: int) -> Rebuilt:
     finally:
         journal.close()
     disk.remove(MANIFEST_PATH)
-    disk.sync_dir("")
+    disk.fsync_dir("")
     return found
 
 

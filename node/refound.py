@@ -94,7 +94,7 @@ def refound(disk: Disk, config: NodeConfig, skip: Collection[int] = ()) -> Found
         disk.remove(LEASES_PATH)  # its positions may belong to other messages in the new cluster
     if disk.exists(FOUNDING_PATH):
         disk.remove(FOUNDING_PATH)  # it lists the old cluster's founders and their disks
-    disk.sync_dir("")
+    disk.fsync_dir("")
     begun = Journal.open(disk, JOURNAL_DIRECTORY, segment_bytes=config.core.segment_bytes)
     begun.reset_to(state.applied_index, state.applied_term)
     begun.set_hard_state(term, "")

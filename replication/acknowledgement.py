@@ -47,7 +47,7 @@ class Acknowledgement:
         self._owed = _Owed(leader_id, term, connection_id, next_index, echo_sent_ns, silent_since_ns)
         return not overdue
 
-    def synced(self, durable_index: int, now_ns: int) -> Answer | None:
+    def entries_durable(self, durable_index: int, now_ns: int) -> Answer | None:
         """Entries up to `durable_index` are durable: the success that may be sent now, if one is owed."""
         owed = self._owed
         if owed is None:

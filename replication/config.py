@@ -48,7 +48,7 @@ class RaftConfig:
     journal_tail_bytes_max: int = 64 << 20
     """Bytes of log kept below a checkpoint for slaves that are only a little behind."""
     disk_retry_ms: int = 1000
-    sync_hang_ms: int = 1500
+    fsync_hang_ms: int = 1500
     """A master whose fdatasync takes longer stands down. It is no candidate until that fdatasync ends."""
     handover_wait_ms: int = 2000
     handover_answer_ms: int = 1000

@@ -60,7 +60,7 @@ class Peer:
     last_heard_ns: int = 0
     rewound_ns: int = 0
     checkpoint_told_ns: int = 0
-    synced_ns: int = 0
+    sync_answered_ns: int = 0
 
 
 class Conversation:
@@ -187,12 +187,12 @@ class Conversation:
 
     # -- acknowledgements
 
-    def synced(self) -> None:
-        """A sync of the journal has ended: send the acknowledgement that waited for it."""
+    def entries_durable(self) -> None:
+        """An fsync of the journal has ended: send the acknowledgement that waited for it."""
         self._owed.keep(self.engine.term)
-        self._say(self._owed.synced(self._journal.durable_index, self._clock.monotonic_ns()))
+        self._say(self._owed.entries_durable(self._journal.durable_index, self._clock.monotonic_ns()))
 
-    def answer_unsynced(self, now_ns: int) -> None:
+    def answer_overdue(self, now_ns: int) -> None:
         """Answer a master that waits for a slow disk, so that it does not take this node for dead."""
         self._owed.keep(self.engine.term)
         self._say(self._owed.overdue(self._journal.durable_index, now_ns))
@@ -250,7 +250,7 @@ class Conversation:
         connection_id = answering[2] if answering is not None else 0
         durable = self._journal.durable_index
         if success and self._guards.durable_before_acknowledged and next_index > durable + 1:
-            # The sync begins at once and is usually quick. Only if it is slow does the master get a sign of life first.
+            # The fsync begins at once and is usually quick. Only if it is slow is a sign of life sent first.
             now_ns = self._clock.monotonic_ns()
             if self._owed.owe(peer_id, self.engine.term, connection_id, next_index, echo_ns, now_ns):
                 return True
@@ -293,7 +293,7 @@ class Conversation:
             self._on_pong(peer_id, frame)
         obeyed = peer_id in self._voters.ids or self._joining
         if frame.term > engine.term and self._guards.higher_term_obeyed and obeyed:
-            # A vote request with an empty log: the engine takes over the term and grants no vote.
+            # A vote request with an empty log: the engine adopts the term and grants no vote.
             engine.deliver(
                 peer_id, {"type": "request_vote", "term": frame.term, "last_log_index": -1, "last_log_term": -1}
             )
@@ -355,7 +355,7 @@ class Conversation:
                 self._answer(peer_id, engine.commit_index + 1, success=False, reset=True)
         finally:
             self._answering = None
-        self._storage.sync()
+        self._storage.fsync()
 
     def _on_append_result(self, peer_id: str, frame: PeerFrame) -> None:
         engine = self.engine
@@ -492,7 +492,7 @@ class Conversation:
             return
         now_ns = self._clock.monotonic_ns()
         check_echo(frame.sync_reply.echo_sent_ns, now_ns)
-        peer.synced_ns = now_ns
+        peer.sync_answered_ns = now_ns
         self._listener.sync_reply_in(peer_id, frame)
         if self._handover.parks_proposals:
             self.sync_now()

@@ -4,7 +4,7 @@ idle      -> parking   a transfer was requested: proposals are refused from now 
 parking   -> asked     the target has all entries and all are applied here: the lease is given up, TimeoutNow is sent
 asked     -> idle      another node leads: done
 parking   -> idle      the target did not catch up in time: this node keeps leading
-asked     -> idle      nobody took over in time: stand down, since TimeoutNow may still arrive
+asked     -> idle      nobody became master in time: stand down, since TimeoutNow may still arrive
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Handover:
             if not leading and leader_id is not None and term > self._term:
                 self._end(None)
             elif now_ns >= self._until_ns:
-                self._end(f"{self.target} did not take over in time")
+                self._end(f"{self.target} did not become master in time")
         return False
 
     def wanted_ns(self) -> int:

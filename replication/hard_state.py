@@ -40,7 +40,7 @@ class HardState:
         self.voted_for = content[_HEAD.size : _HEAD.size + name_bytes].decode()
 
     def store(self, term: int, voted_for: str) -> None:
-        """Durable on return. Raises SyncFailedError (fatal) and DiskFullError (then the old state holds)."""
+        """Durable on return. Raises FsyncFailedError (fatal) and DiskFullError (then the old state holds)."""
         if (term, voted_for) == (self.term, self.voted_for):
             return
         assert term >= self.term, f"term would go back from {self.term} to {term}"

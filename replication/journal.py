@@ -4,15 +4,15 @@ Owns a directory of segments (`journal_segment.py`) and the hard state (`hard_st
 
 Invariants:
 - Entries have indexes without gaps: base_index < first_index .. last_index. Terms never fall.
-- Entries at or below `durable_index` survive a power loss, unchanged. It rises only by a sync that
+- Entries at or below `durable_index` survive a power loss, unchanged. It rises only by an fsync that
   began after they were written, and falls when entries are truncated.
-- Segments are only ever appended to. A truncation is a record too. So a sync of new entries also covers the
+- Segments are only ever appended to. A truncation is a record too. So an fsync of new entries also covers the
   truncation before them, and replaced entries never count as durable without it.
 - A hard state counts when `set_hard_state` has returned, and never goes back.
-- After a failed sync every call raises JournalFailedError.
+- After a failed fsync every call raises JournalFailedError.
 - The space of the next segment is reserved ahead (`reserve_ready`), so a disk that fills up leaves room to stop.
 
-Called by the replicated log on the node's one thread; only `SyncWork.run` runs in a worker, one at
+Called by the replicated log on the node's one thread; only `FsyncWork.run` runs in a worker, one at
 a time, while appends go on.
 """
 
@@ -24,6 +24,7 @@ import google_crc32c
 
 from tickwheel.replication.hard_state import HardState
 from tickwheel.replication.journal_entries import JournalEntries
+from tickwheel.replication.journal_fsync import FsyncWork, reserved_file
 from tickwheel.replication.journal_replay import replay
 from tickwheel.replication.journal_segment import (
     FLAG_RESET,
@@ -41,10 +42,9 @@ from tickwheel.replication.journal_segment import (
     segment_path,
     unpack_record,
 )
-from tickwheel.replication.journal_sync import SyncWork, reserved_file
-from tickwheel.storage.disk import Disk, DiskFullError, File, SyncFailedError
+from tickwheel.storage.disk import Disk, DiskFullError, File, FsyncFailedError
 
-__all__ = ["CorruptJournalError", "Journal", "JournalFailedError", "SyncWork"]
+__all__ = ["CorruptJournalError", "FsyncWork", "Journal", "JournalFailedError"]
 
 SEGMENT_BYTES = 64 << 20
 CACHE_BYTES_MAX = 64 << 20
@@ -66,18 +66,18 @@ class Journal:
         self._based = False
         self.durable_index = 0
         self.commit_hint = 0
-        """The highest index given to `note_commit`, at most last_index; a start finds the one before the last sync."""
+        """The highest index given to `note_commit`, at most last_index; a start finds the one before the last fsync."""
         self._commit_written = 0
-        # Segments written to since the last sync began.
+        # Segments written to since the last fsync began.
         self._dirty: list[Segment] = []
         self._dir_dirty = False
         self._reserve: File | None = None
         self._doomed: list[str] = []
-        self._work: SyncWork | None = None
-        # The sync under way makes no entry above this durable: later ones have been truncated since it began.
-        self._sync_index_max = 0
+        self._work: FsyncWork | None = None
+        # The fsync under way makes no entry above this durable: later ones have been truncated since it began.
+        self._fsync_index_max = 0
         self._retired: list[File] = []
-        self._synced_position = 0
+        self._fsynced_position = 0
         self._failure = ""
         self._closed = False
 
@@ -90,7 +90,7 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
         cache_bytes_max: int = CACHE_BYTES_MAX,
     ) -> Journal:
-        """Read the journal in `directory`, or begin a new one. Cuts a torn end and syncs the rest.
+        """Read the journal in `directory`, or begin a new one. Cuts a torn end and fsyncs the rest.
 
         Raises CorruptJournalError, CorruptFileError (hard state), UnknownVersionError.
         """
@@ -99,11 +99,11 @@ class Journal:
         journal._segments = replay(disk, directory, journal._replay_segment, journal._replay_record)
         if journal._segments:
             active = journal._segments[-1]
-            journal._synced_position = active.end_position
+            journal._fsynced_position = active.end_position
             journal._reserve_rest(active.file)
         else:
             journal._begin_segment(journal._new_segment_file(1), 1)
-            journal._sync_now()
+            journal._fsync_now()
         journal.durable_index = journal.last_index
         journal.commit_hint = journal._commit_written = min(journal.commit_hint, journal.last_index)
         journal.restore_reserve()
@@ -141,12 +141,12 @@ class Journal:
 
     @property
     def reserve_ready(self) -> bool:
-        """Whether the space of the next segment is reserved. False while no sync is under way: the disk is full."""
+        """Whether the space of the next segment is reserved. False while no fsync is under way: the disk is full."""
         return self._reserve is not None
 
     @property
-    def needs_sync(self) -> bool:
-        """Whether anything was written or let go since the last sync began."""
+    def needs_fsync(self) -> bool:
+        """Whether anything was written or let go since the last fsync began."""
         return bool(self._dirty) or self._dir_dirty or bool(self._doomed)
 
     # Writing.
@@ -168,30 +168,30 @@ class Journal:
         self._drop_from(index)
 
     def note_commit(self, index: int) -> None:
-        """Note a commit index, as a hint for the next start; the next sync writes it."""
+        """Note a commit index, as a hint for the next start; the next fsync writes it."""
         self.commit_hint = max(self.commit_hint, min(index, self.last_index))
 
     def set_hard_state(self, term: int, voted_for: str) -> None:
-        """Durable on return. Raises SyncFailedError (fatal), DiskFullError (nothing has changed)."""
+        """Durable on return. Raises FsyncFailedError (fatal), DiskFullError (nothing has changed)."""
         self._check_usable()
         try:
             self._hard_state.store(term, voted_for)
-        except SyncFailedError as error:
+        except FsyncFailedError as error:
             self._failure = str(error)
             raise
 
-    # Syncing.
+    # Fsyncing.
 
-    def begin_sync(self) -> SyncWork:
-        """A sync of all that was written so far, to run in an executor. One at a time; end it with `finish_sync`."""
+    def begin_fsync(self) -> FsyncWork:
+        """An fsync of all that was written so far, to run in an executor. One at a time; end it with `finish_fsync`."""
         self._check_usable()
-        assert self._work is None, "a sync is in flight already"
+        assert self._work is None, "an fsync is in flight already"
         self._write_mark()
-        work = SyncWork(
+        work = FsyncWork(
             self._disk,
             self._directory,
             [segment.file for segment in self._dirty],
-            sync_dir=self._dir_dirty,
+            fsync_dir=self._dir_dirty,
             last_index=self.last_index,
             position=self._segments[-1].end_position,
             doomed=self._doomed,
@@ -202,22 +202,22 @@ class Journal:
         self._doomed = []
         self._dirty = []
         self._dir_dirty = False
-        self._sync_index_max = self.last_index
+        self._fsync_index_max = self.last_index
         self._work = work
         return work
 
-    def finish_sync(self, work: SyncWork) -> None:
-        """Called on the loop once `work.run()` has ended: moves durable_index up. Raises SyncFailedError."""
-        assert work is self._work, "not the sync in flight"
+    def finish_fsync(self, work: FsyncWork) -> None:
+        """Called on the loop once `work.run()` has ended: moves durable_index up. Raises FsyncFailedError."""
+        assert work is self._work, "not the fsync in flight"
         if not work.done:
-            self._failure = str(work.error or "the sync was not run to its end")
-            raise SyncFailedError(self._failure)
+            self._failure = str(work.error or "the fsync was not run to its end")
+            raise FsyncFailedError(self._failure)
         self._work = None
         for file in self._retired:
             file.close()
         self._retired.clear()
-        self.durable_index = max(self.durable_index, min(work.last_index, self._sync_index_max))
-        self._synced_position = max(self._synced_position, work.position)
+        self.durable_index = max(self.durable_index, min(work.last_index, self._fsync_index_max))
+        self._fsynced_position = max(self._fsynced_position, work.position)
         if work.reserve is not None:
             if work.reserve_path == self._next_path():
                 self._reserve = work.reserve
@@ -295,7 +295,7 @@ class Journal:
         return low
 
     def compact(self, index: int, term: int) -> None:
-        """Move the base to `index`, which a durable checkpoint covers. The next sync removes segments below it."""
+        """Move the base to `index`, which a durable checkpoint covers. The next fsync removes segments below it."""
         self._check_usable()
         if index <= self.base_index:
             return
@@ -305,8 +305,8 @@ class Journal:
         keep_from = self._entries.position(index + 1) if index < self.last_index else end
         while len(self._segments) > 1:
             start = self._segments[1].header.start_position
-            # The next start must find the segment's successor, so the successor must have been synced.
-            if start > keep_from or self._synced_position < start + SEGMENT_HEADER_BYTES:
+            # The next start must find the segment's successor, so the successor must have been fsynced.
+            if start > keep_from or self._fsynced_position < start + SEGMENT_HEADER_BYTES:
                 break
             self._retire(self._segments.pop(0))
 
@@ -314,7 +314,7 @@ class Journal:
         """Fit the journal to an installed checkpoint up to (index, term).
 
         Keeps the entries after it if the journal holds that entry, else drops all entries and starts there, which
-        blocks for two syncs. Durable on return. On DiskFullError nothing has changed.
+        blocks for two fsyncs. Durable on return. On DiskFullError nothing has changed.
         """
         self._check_usable()
         assert index >= self.base_index, f"checkpoint {index} is older than the base {self.base_index}"
@@ -325,12 +325,12 @@ class Journal:
         if self._reserve is not None:
             file, self._reserve = self._reserve, None
         else:
-            # A sync under way may be creating the file of the next number.
+            # An fsync under way may be creating the file of the next number.
             sequence += self._work is not None
             file = self._new_segment_file(sequence)
         position = self._segments[-1].end_position
-        self._open_segment(file, SegmentHeader(sequence, index, term, position, self._synced_position, FLAG_RESET))
-        self._sync_now()
+        self._open_segment(file, SegmentHeader(sequence, index, term, position, self._fsynced_position, FLAG_RESET))
+        self._fsync_now()
         self._drop_from(self.base_index + 1)
         self._entries.begin_at(index, term)
         self.durable_index = index
@@ -338,7 +338,7 @@ class Journal:
             self._retire(self._segments.pop(0))
 
     def close(self) -> None:
-        """Close the files. Idempotent. Syncs nothing: unsynced writes may be lost."""
+        """Close the files. Idempotent. Fsyncs nothing: writes since the last fsync may be lost."""
         if self._closed:
             return
         self._closed = True
@@ -378,7 +378,7 @@ class Journal:
     def _check_usable(self) -> None:
         error = self._work.error if self._work is not None else None
         if self._failure or error is not None:
-            raise JournalFailedError(f"the journal stopped after a failed sync: {self._failure or error}")
+            raise JournalFailedError(f"the journal stopped after a failed fsync: {self._failure or error}")
         if self._closed:
             raise JournalFailedError("the journal is closed")
 
@@ -386,7 +386,7 @@ class Journal:
         """Append a record; returns its position."""
         segment = self._segment_for(RECORD_HEADER_BYTES + len(command))
         offset = segment.end
-        record = pack_record(segment.header.sequence, offset, kind, index, term, command, self._synced_position)
+        record = pack_record(segment.header.sequence, offset, kind, index, term, command, self._fsynced_position)
         start = segment.file.append_many((record, command))
         assert start == offset, f"append to {segment.file.path} at {start} instead of {offset}"
         segment.end = offset + len(record) + len(command)
@@ -400,7 +400,7 @@ class Journal:
         try:
             self._write_record(KIND_MARK, self.commit_hint, 0, b"")
         except DiskFullError:
-            # The mark is only a hint: a full disk must not keep written entries from being synced.
+            # The mark is only a hint: a full disk must not keep written entries from being fsynced.
             return
         self._commit_written = self.commit_hint
 
@@ -410,7 +410,7 @@ class Journal:
         if active.end + size <= self._segment_bytes or active.end == SEGMENT_HEADER_BYTES:
             return active
         if self._reserve is None and self._work is not None:
-            # The sync under way is creating the next segment. Until then this one may exceed its size a little.
+            # The fsync under way is creating the next segment. Until then this one may exceed its size a little.
             return active
         sequence = active.header.sequence + 1
         file, self._reserve = self._reserve or self._new_segment_file(sequence), None
@@ -419,7 +419,7 @@ class Journal:
 
     def _begin_segment(self, file: File, sequence: int) -> None:
         position = self._segments[-1].end_position if self._segments else 0
-        header = SegmentHeader(sequence, self.last_index, self.last_term, position, self._synced_position)
+        header = SegmentHeader(sequence, self.last_index, self.last_term, position, self._fsynced_position)
         self._open_segment(file, header)
 
     def _open_segment(self, file: File, header: SegmentHeader) -> None:
@@ -447,24 +447,24 @@ class Journal:
             # Appends will raise the error; there may still be room for a few.
             return
 
-    def _sync_now(self) -> None:
-        """Sync the last segment and its directory entry at once, when a journal begins."""
+    def _fsync_now(self) -> None:
+        """Fsync the last segment and its directory entry at once, when a journal begins."""
         segment = self._segments[-1]
         try:
-            segment.file.sync()
-            self._disk.sync_dir(self._directory)
-        except SyncFailedError as error:
+            segment.file.fsync()
+            self._disk.fsync_dir(self._directory)
+        except FsyncFailedError as error:
             self._failure = str(error)
             raise
         self._dirty = []
         self._dir_dirty = False
-        self._synced_position = segment.end_position
+        self._fsynced_position = segment.end_position
 
     def _drop_from(self, index: int) -> None:
         self._entries.drop_from(index)
         last = index - 1
         self.durable_index = min(self.durable_index, last)
-        self._sync_index_max = min(self._sync_index_max, last)
+        self._fsync_index_max = min(self._fsync_index_max, last)
         self.commit_hint = min(self.commit_hint, last)
         self._commit_written = min(self._commit_written, last)
 
@@ -472,7 +472,7 @@ class Journal:
         return segment_path(self._directory, self._segments[-1].header.sequence + 1)
 
     def _retire(self, segment: Segment) -> None:
-        """Remove a segment's file with the next sync, since a sync under way may still use it."""
+        """Remove a segment's file with the next fsync, since an fsync under way may still use it."""
         self._doomed.append(segment.file.path)
         if self._work is not None:
             self._retired.append(segment.file)

@@ -1,10 +1,10 @@
 """Reads the journal at a start: decides which records count, and repairs a torn end.
 
 Invariants:
-- Every record that a sync had covered is read, or CorruptJournalError is raised: no synced record is cut away.
+- Every record that an fsync had covered is read, or CorruptJournalError is raised: no fsynced record is cut away.
 - On return the end is cut durably: only zeros follow it, on stable storage too. So new records can never mix with
   the remains of old ones.
-- On return all records read are on stable storage, even those that a killed process had not synced.
+- On return all records read are on stable storage, even those that a killed process had not fsynced.
 - At most PIECE_BYTES of a segment, or one record, is in memory at once, besides the commands that the caller keeps.
 
 Called by `journal.py`. The restore of a checkpoint calls `entries_cut`.
@@ -26,12 +26,12 @@ from tickwheel.replication.journal_segment import (
     Segment,
     SegmentHeader,
     SegmentReader,
+    fsynced_beyond,
     may_be_torn,
     record_may_be_torn,
     scan,
     segment_path,
     segment_sequences,
-    synced_beyond,
 )
 from tickwheel.storage.disk import Disk
 from tickwheel.storage.errors import UnknownVersionError
@@ -48,7 +48,7 @@ def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecor
     found = segment_sequences(disk.list(directory))
     void, found = _split_at_reset(disk, directory, found)
     segments: list[Segment] = []
-    synced_position = 0
+    fsynced_position = 0
     unusable: list[int] = []
     with ExitStack() as opened:
         for place, sequence in enumerate(found):
@@ -67,14 +67,14 @@ def replay(disk: Disk, directory: str, on_segment: OnSegment, on_record: OnRecor
                 break
             on_segment(header, path)
             end = SEGMENT_HEADER_BYTES
-            synced_position = max(synced_position, header.synced_position)
+            fsynced_position = max(fsynced_position, header.fsynced_position)
             for offset, record, command in scan(reader, sequence):
                 on_record(header, path, offset, record, command)
-                synced_position = max(synced_position, record.synced_position)
+                fsynced_position = max(fsynced_position, record.fsynced_position)
                 end = offset + RECORD_HEADER_BYTES + record.length
             segments.append(Segment(header, file, end))
         _judge_end(disk, directory, segments, unusable)
-        _repair(disk, directory, segments, void, unusable, synced_position)
+        _repair(disk, directory, segments, void, unusable, fsynced_position)
         opened.pop_all()
     return segments
 
@@ -119,17 +119,17 @@ def _judge_end(disk: Disk, directory: str, segments: Sequence[Segment], unusable
         reader = SegmentReader(last.file)
         if not record_may_be_torn(reader, sequence, offset):
             raise CorruptJournalError(path, offset, "the record fails its check, and no crash leaves it like this")
-        if synced_beyond(reader, sequence, offset, position):
-            raise CorruptJournalError(path, offset, "the record fails its check, and it had been synced")
+        if fsynced_beyond(reader, sequence, offset, position):
+            raise CorruptJournalError(path, offset, "the record fails its check, and it had been fsynced")
     for sequence in unusable:
         file = disk.open(segment_path(directory, sequence))
         try:
-            beyond = synced_beyond(SegmentReader(file), sequence, 0, position)
+            beyond = fsynced_beyond(SegmentReader(file), sequence, 0, position)
         finally:
             file.close()
         if beyond:
             raise CorruptJournalError(
-                path, offset, "what follows here is missing or fails its check, and it had been synced"
+                path, offset, "what follows here is missing or fails its check, and it had been fsynced"
             )
 
 
@@ -139,11 +139,11 @@ def _repair(
     segments: Sequence[Segment],
     void: Sequence[int],
     unusable: Sequence[int],
-    synced_position: int,
+    fsynced_position: int,
 ) -> None:
-    """Cut the torn end, remove the segments that do not count, and sync the rest.
+    """Cut the torn end, remove the segments that do not count, and fsync the rest.
 
-    Bytes above `synced_position` are written again before the sync. After a failed fdatasync the kernel may hold such
+    Bytes above `fsynced_position` are written again before the fsync. After a failed fdatasync the kernel may hold such
     pages as clean though they never reached the disk, and then no later fdatasync would write them.
     """
     # The last one first: a crash in between again leaves a journal with a torn end.
@@ -154,11 +154,11 @@ def _repair(
     if segments:
         segments[-1].file.truncate(segments[-1].end)
     for segment in segments:
-        if segment.end_position > synced_position:
-            start = max(0, synced_position - segment.header.start_position)
+        if segment.end_position > fsynced_position:
+            start = max(0, fsynced_position - segment.header.start_position)
             for offset in range(start, segment.end, PIECE_BYTES):
                 piece = segment.file.read_at(offset, min(PIECE_BYTES, segment.end - offset))
                 segment.file.write_at(offset, piece)
     for segment in segments:
-        segment.file.sync()
-    disk.sync_dir(directory)
+        segment.file.fsync()
+    disk.fsync_dir(directory)

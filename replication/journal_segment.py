@@ -5,9 +5,9 @@ bytes since the beginning of the journal, through all segments that ever were. O
 `start_position`.
 
 Every header and record states up to which position the journal was on stable storage when it was written
-(`synced_position`). That tells a crash from damage: after the last sync any page may be missing, even with intact
-pages behind it, but nothing below a synced position may be missing. So a record that fails its check is
-- damage, if a later header or record states that this place had been synced;
+(`fsynced_position`). That tells a crash from damage: after the last fsync any page may be missing, even with intact
+pages behind it, but nothing below an fsynced position may be missing. So a record that fails its check is
+- damage, if a later header or record states that this place had been fsynced;
 - damage, if each of its sectors holds data: a crash leaves zeros where it loses data, since the space was reserved as
   zeros and is never used twice;
 - the torn end otherwise.
@@ -60,7 +60,7 @@ class CorruptJournalError(CorruptFileError):
 
 
 class JournalFailedError(DiskError):
-    """A sync has failed before, or the journal is closed: it takes no more work."""
+    """An fsync has failed before, or the journal is closed: it takes no more work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class SegmentHeader:
     base_index: int
     base_term: int
     start_position: int
-    synced_position: int
+    fsynced_position: int
     flags: int = 0
     version: int = FORMAT_VERSION
 
@@ -84,7 +84,7 @@ class SegmentHeader:
             self.base_index,
             self.base_term,
             self.start_position,
-            self.synced_position,
+            self.fsynced_position,
             0,
             0,
         )[:-4]
@@ -106,7 +106,7 @@ class SegmentHeader:
             base_index=fields[4],
             base_term=fields[5],
             start_position=fields[6],
-            synced_position=fields[7],
+            fsynced_position=fields[7],
             flags=fields[2],
             version=fields[1],
         )
@@ -121,7 +121,7 @@ class RecordHeader:
     crc32c: int
     index: int
     term: int
-    synced_position: int
+    fsynced_position: int
 
 
 @dataclass(slots=True)
@@ -147,10 +147,10 @@ def segment_sequences(names: list[str]) -> list[int]:
 
 
 def pack_record(
-    sequence: int, offset: int, kind: int, index: int, term: int, command: bytes, synced_position: int
+    sequence: int, offset: int, kind: int, index: int, term: int, command: bytes, fsynced_position: int
 ) -> bytes:
     """The header for `command` in a record at `offset` of segment `sequence`."""
-    checked = _CHECKED.pack(kind, len(command), google_crc32c.value(command), 0, index, term, synced_position)
+    checked = _CHECKED.pack(kind, len(command), google_crc32c.value(command), 0, index, term, fsynced_position)
     crc32c: int = google_crc32c.value(_PLACE.pack(sequence, offset) + checked)
     return _RECORD_MAGIC + crc32c.to_bytes(4, "little") + checked
 
@@ -163,10 +163,10 @@ def unpack_record(data: bytes, at: int, sequence: int, offset: int) -> RecordHea
     crc32c = google_crc32c.value(_PLACE.pack(sequence, offset) + checked)
     if crc32c != int.from_bytes(data[at + 4 : at + 8], "little"):
         return None
-    kind, length, command_crc32c, _, index, term, synced_position = _CHECKED.unpack(checked)
+    kind, length, command_crc32c, _, index, term, fsynced_position = _CHECKED.unpack(checked)
     if kind not in _KINDS:
         return None
-    return RecordHeader(kind, length, command_crc32c, index, term, synced_position)
+    return RecordHeader(kind, length, command_crc32c, index, term, fsynced_position)
 
 
 class SegmentReader:
@@ -230,11 +230,11 @@ def may_be_torn(reader: SegmentReader, start: int, end: int) -> bool:
     return False
 
 
-def synced_beyond(reader: SegmentReader, sequence: int, start: int, position: int) -> bool:
-    """Whether an intact header at or after offset `start` states a synced position above `position`."""
+def fsynced_beyond(reader: SegmentReader, sequence: int, start: int, position: int) -> bool:
+    """Whether an intact header at or after offset `start` states an fsynced position above `position`."""
     if start < SEGMENT_HEADER_BYTES:
         segment_header = SegmentHeader.unpack(reader.read(0, SEGMENT_HEADER_BYTES), sequence)
-        if segment_header is not None and segment_header.synced_position > position:
+        if segment_header is not None and segment_header.fsynced_position > position:
             return True
     # The pieces overlap, so that each header lies wholly within one of them.
     overlap = RECORD_HEADER_BYTES - 1
@@ -243,7 +243,7 @@ def synced_beyond(reader: SegmentReader, sequence: int, start: int, position: in
         at = piece.find(_RECORD_MAGIC)
         while at >= 0:
             header = unpack_record(piece, at, sequence, start + at)
-            if header is not None and header.synced_position > position:
+            if header is not None and header.fsynced_position > position:
                 return True
             at = piece.find(_RECORD_MAGIC, at + 1)
         start += PIECE_BYTES - overlap

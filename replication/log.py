@@ -260,8 +260,8 @@ class ReplicatedLog(Protocol):
         ...
 
     @property
-    def syncing(self) -> bool:
-        """Whether a worker is syncing the journal's files. May stay true after `stop`, until that sync has ended."""
+    def fsyncing(self) -> bool:
+        """Whether a worker runs an fsync of the journal's files. May stay true after `stop`, until it has ended."""
         ...
 
     def checkpointed(self, index: int, term: int) -> None:

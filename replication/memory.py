@@ -212,7 +212,7 @@ class MemoryLog:
         return NO_INTRODUCTION
 
     @property
-    def syncing(self) -> bool:
+    def fsyncing(self) -> bool:
         """Always false: there are no files."""
         return False
 

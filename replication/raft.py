@@ -43,7 +43,7 @@ from tickwheel.replication.pysyncobj_seam import CANDIDATE, LEADER, NS_PER_MS, E
 from tickwheel.replication.roster import Roster
 from tickwheel.replication.stable_storage import StableStorage
 from tickwheel.replication.voters import Voters
-from tickwheel.storage.disk import DiskError, DiskFullError, NoDescriptorError, SyncFailedError
+from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError, NoDescriptorError
 
 IDLE_NS_MAX = 1_000 * NS_PER_MS
 TICK_NS_MIN = 100_000
@@ -92,7 +92,7 @@ class RaftLog:
             executor,
             guarded=self.guarded,
             fatal=self._fatal,
-            synced=self._synced,
+            fsynced=self._fsynced,
             on_halt=self._halted,
         )
         self._peers = Conversation(
@@ -156,7 +156,7 @@ class RaftLog:
             work()
         except DiskFullError as error:
             self._storage.halt(str(error), no_descriptor=isinstance(error, NoDescriptorError))
-        except (ImpossibleMessageError, SyncFailedError, DiskError, AssertionError, PickleRefusedError) as error:
+        except (ImpossibleMessageError, FsyncFailedError, DiskError, AssertionError, PickleRefusedError) as error:
             self._fatal(str(error) or repr(error))
 
     # -- the loop
@@ -181,13 +181,13 @@ class RaftLog:
                 self._engine.postpone_election(now_ns + self._config.election_timeout_ms_min * NS_PER_MS)
             self._engine.run_due()
             self._drive_handover(now_ns)
-            self._peers.answer_unsynced(now_ns)
+            self._peers.answer_overdue(now_ns)
             if self._engine.state == LEADER and self._voters.others and self._storage.hangs(now_ns):
                 self._engine.step_down()
             if self._engine.state == LEADER:
                 self._peers.send_sync(now_ns)
                 notice_ns = self._engine.send_new(self._config.commit_notice_ms * NS_PER_MS)
-            self._storage.sync()
+            self._storage.fsync()
 
         self.guarded(work)
         self._tell_role()
@@ -232,9 +232,9 @@ class RaftLog:
 
     # -- stable storage
 
-    def _synced(self) -> None:
+    def _fsynced(self) -> None:
         self._stirred = True
-        self._peers.synced()
+        self._peers.entries_durable()
 
     def _halted(self) -> None:
         self._stirred = True
@@ -389,7 +389,7 @@ class RaftLog:
             now_ns, leading=engine.state == LEADER, term=engine.term, leader_id=engine.leader_id, caught_up=caught_up
         )
         if self._lease.given_up and not self._handover.lease_given_up and engine.state == LEADER:
-            # Nobody took over in time, but the request to take over may still arrive. To keep leading in this term
+            # Nobody became master in time, but TimeoutNow may still arrive. To keep leading in this term
             # could make two masters. Stand down, and let an election decide.
             engine.step_down()
             return
@@ -464,8 +464,8 @@ class RaftLog:
     # -- checkpoints, status
 
     @property
-    def syncing(self) -> bool:
-        return self._storage.syncing
+    def fsyncing(self) -> bool:
+        return self._storage.fsyncing
 
     def entries_after(self, index: int) -> int:
         return self._journal.bytes_after(max(index, self._journal.base_index))
@@ -491,7 +491,7 @@ class RaftLog:
             peer_id: PeerProgress(
                 connected=peer.connected,
                 match_index=engine.match_index(peer_id) if role is Role.MASTER else 0,
-                sync_age_ms=(now_ns - peer.synced_ns) // NS_PER_MS if peer.synced_ns else 0,
+                sync_age_ms=(now_ns - peer.sync_answered_ns) // NS_PER_MS if peer.sync_answered_ns else 0,
             )
             for peer_id, peer in sorted(self._peers.peers.items())
             if peer_id in known or peer.connected

@@ -1,7 +1,7 @@
-"""The disk under the log: its syncs, and the reaction to a full, failing or hanging disk.
+"""The disk under the log: its fsyncs, and the reaction to a full, failing or hanging disk.
 
-Owns: at most one sync at a time in a worker, the halt of a node whose disk is full, and when it may take part again.
-A failed sync stops the node, since the kernel may have dropped the pages. A full disk halts it until there is room:
+Owns: at most one fsync at a time in a worker, the halt of a node whose disk is full, and when it may take part again.
+A failed fsync stops the node, since the kernel may have dropped the pages. A full disk halts it until there is room:
 a halted node neither votes nor acknowledges entries.
 """
 
@@ -17,7 +17,7 @@ NS_PER_MS = 1_000_000
 
 
 class StableStorage:
-    """`synced` is called after each sync, inside `guarded`; `on_halt` at a full disk; `fatal` after a failed sync."""
+    """Calls `fsynced` after each fsync, inside `guarded`; `on_halt` at a full disk; `fatal` after a failed fsync."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class StableStorage:
         *,
         guarded: Callable[[Callable[[], None]], None],
         fatal: Callable[[str], None],
-        synced: Callable[[], None],
+        fsynced: Callable[[], None],
         on_halt: Callable[[], None],
     ) -> None:
         self._config = config
@@ -37,9 +37,9 @@ class StableStorage:
         self._executor = executor
         self._guarded = guarded
         self._fatal = fatal
-        self._synced = synced
+        self._fsynced = fsynced
         self._on_halt = on_halt
-        self._syncing = False
+        self._fsyncing = False
         self._began_ns = 0
         self._halted_ns = 0
         self._stopped = False
@@ -47,24 +47,24 @@ class StableStorage:
         """Why this node is halted, for its operator; empty while it is not."""
 
     @property
-    def syncing(self) -> bool:
-        """Whether a worker is running a sync; may be true after `stop`."""
-        return self._syncing
+    def fsyncing(self) -> bool:
+        """Whether a worker is running an fsync; may be true after `stop`."""
+        return self._fsyncing
 
     def stop(self) -> None:
-        """Ignore the result of a sync under way."""
+        """Ignore the result of an fsync under way."""
         self._stopped = True
 
-    def sync(self) -> None:
-        """Begin a sync of what was written, unless one is under way; that one then begins the next when it ends."""
-        if self._syncing or not self._journal.needs_sync:
+    def fsync(self) -> None:
+        """Begin an fsync of what was written, unless one is under way; that one then begins the next when it ends."""
+        if self._fsyncing or not self._journal.needs_fsync:
             return
-        self._syncing = True
+        self._fsyncing = True
         self._began_ns = self._clock.monotonic_ns()
-        work = self._journal.begin_sync()
+        work = self._journal.begin_fsync()
 
         def finished(_: object, error: BaseException | None) -> None:
-            self._syncing = False
+            self._fsyncing = False
             if self._stopped:
                 return
             if error is not None:
@@ -72,23 +72,23 @@ class StableStorage:
                 return
 
             def finish() -> None:
-                self._journal.finish_sync(work)
-                self._synced()
+                self._journal.finish_fsync(work)
+                self._fsynced()
 
             self._guarded(finish)
             if not self._stopped:
-                # Entries written during the sync do not wait for the next tick.
-                self._guarded(self.sync)
+                # Entries written during the fsync do not wait for the next tick.
+                self._guarded(self.fsync)
 
         self._executor.submit(work.run, finished)
 
     def hangs(self, now_ns: int) -> bool:
-        """Whether a sync has run for over `sync_hang_ms`: a master would hold its lease and commit nothing."""
-        return self._syncing and now_ns - self._began_ns > self._config.sync_hang_ms * NS_PER_MS
+        """Whether an fsync has run for over `fsync_hang_ms`: a master would hold its lease and commit nothing."""
+        return self._fsyncing and now_ns - self._began_ns > self._config.fsync_hang_ms * NS_PER_MS
 
     def hangs_from_ns(self) -> int:
-        """When the sync under way begins to count as hanging; 0 for no sync."""
-        return self._began_ns + (self._config.sync_hang_ms + 1) * NS_PER_MS if self._syncing else 0
+        """When the fsync under way begins to count as hanging; 0 for no fsync."""
+        return self._began_ns + (self._config.fsync_hang_ms + 1) * NS_PER_MS if self._fsyncing else 0
 
     def halt(self, reason: str, *, no_descriptor: bool = False) -> None:
         """Halt the node: the disk is full, or no file descriptor is left (`no_descriptor`)."""
@@ -103,9 +103,9 @@ class StableStorage:
     def look_for_room(self, now_ns: int) -> bool:
         """Halt if the journal's next file has no room; retry every `disk_retry_ms`. True: the halt has just ended."""
         journal = self._journal
-        if not (journal.reserve_ready or journal.needs_sync or self._syncing or self.halted):
+        if not (journal.reserve_ready or journal.needs_fsync or self._fsyncing or self.halted):
             self.halt("no room for the next file of the journal")
-        if not self.halted or now_ns - self._halted_ns < self._config.disk_retry_ms * NS_PER_MS or self._syncing:
+        if not self.halted or now_ns - self._halted_ns < self._config.disk_retry_ms * NS_PER_MS or self._fsyncing:
             return False
         self._halted_ns = now_ns
         if not journal.restore_reserve():

@@ -1,8 +1,8 @@
-"""Bundles: finished chunks of several hours in one file, built outside a cluster and taken over by it as they are.
+"""Bundles: finished chunks of several hours in one file, built outside a cluster, which ingests it as it is.
 
 Owns the layout (docs/FORMATS.md): a header, a table with a row for each chunk, then the log, the index and the heads of
-all chunks. Values that only the takeover decides count from 0 in each chunk (global index, log offset), or are rows of
-a list that the takeover brings (topics). The index holds packed units (packed_units.py); the heads list the ticks of a
+all chunks. Values that only the ingest decides count from 0 in each chunk (global index, log offset), or are rows of
+a list that the ingest brings (topics). The index holds packed units (packed_units.py); the heads list the ticks of a
 chunk. That takes four bytes a message instead of a hundred, since every byte goes to every node. Bundles of version 1
 are still read; their index and heads are exactly as a merge writes them to the files of a segment.
 

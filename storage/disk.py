@@ -1,7 +1,7 @@
 """The disk port: all operations of a file system that tickwheel uses.
 
 Everything that is written to disk goes through these two protocols, so that a simulation can give a
-node a disk that forgets unsynced bytes. `local.py` is the real one, `simulated.py` its twin; both pass
+node a disk that forgets bytes that were not fsynced. `local.py` is the real one, `simulated.py` its twin; both pass
 `tests/storage/test_disk_conformance.py`.
 
 Paths are relative to the disk's root, with `/` between the parts. Nothing here is asynchronous: a
@@ -28,7 +28,7 @@ class NoDescriptorError(DiskFullError):
     """No file descriptor is left in the process or the machine; nothing was done. Like a full disk this may pass."""
 
 
-class SyncFailedError(DiskError):
+class FsyncFailedError(DiskError):
     """An fdatasync failed. What it covered may be lost even if a later one succeeds: stop the process."""
 
 
@@ -71,8 +71,8 @@ class File(Protocol):
         """Read-only view of the file at its present length. Valid until `close`."""
         ...
 
-    def sync(self) -> None:
-        """fdatasync: after return everything written before is on stable storage. Raises SyncFailedError."""
+    def fsync(self) -> None:
+        """fdatasync: after return everything written before is on stable storage. Raises FsyncFailedError."""
         ...
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Disk(Protocol):
     def open(self, path: str, *, create: bool = False) -> File:
         """Open for reading and writing; `create` makes the file and missing parents.
 
-        A created file survives a crash only after `sync_dir` of its directory.
+        A created file survives a crash only after `fsync_dir` of its directory.
         """
         ...
 
@@ -111,11 +111,11 @@ class Disk(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Atomically replace `target`. Durable after `sync_dir`."""
+        """Atomically replace `target`. Durable after `fsync_dir`."""
         ...
 
-    def sync_dir(self, path: str) -> None:
-        """Make creations, removals and renames in a directory durable. Raises SyncFailedError."""
+    def fsync_dir(self, path: str) -> None:
+        """Make creations, removals and renames in a directory durable. Raises FsyncFailedError."""
         ...
 
     def space_left(self) -> int:

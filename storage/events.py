@@ -1,4 +1,4 @@
-"""Event files: events of messages on one node, as columns by batch; bounded, and not synced.
+"""Event files: events of messages on one node, as columns by batch; bounded, and not fsynced.
 
 Owns the bytes of `<directory>/<seq>.events` (docs/FORMATS.md), their writer and their reader. A node writes them for
 `tickwheel trace`; audits read them without knowing node/. They are a record for people, not a source of truth: after a
@@ -63,7 +63,7 @@ class EventKind(enum.IntEnum):
     LOST = 8
     """No columns; `count` records of this node were left out, because they came faster than they could be written."""
     LOADED = 9
-    """hour, first_index, units, clamp_ms of each chunk of a bundle that was taken over, in the order of its rows.
+    """hour, first_index, units, clamp_ms of each chunk of an ingested bundle, in the order of its rows.
     Texts: the bundle's name, its topics. loaded_events.py makes SCHEDULED records of it."""
     GROUP = 10
     """due_ms, one row a topic: `detail` is the GroupChange. Texts: group, its filter, topics. What was dispatched

@@ -1,5 +1,4 @@
-"""LOADED records of event files: one record for each bundle taken over, and its expansion into one row for each
-message.
+"""LOADED records of event files: one for each ingested bundle, and its expansion into one row for each message.
 
 A LOADED record lists the ranges of ids that a bundle's chunks got, so ten million messages need a few dozen records.
 Facts of single messages (due time, topic) are in the bundle, which is kept beside the event files as long as one of its

@@ -3,11 +3,11 @@
 Owns: one directory below which every path lies, the lock on it, and open files' descriptors.
 Invariants:
 - A short write is continued until all is written; a write that fails half way is cut off again.
-- Once `sync_dir` of a directory has returned, the directory itself survives a crash too: its ancestors
-  below the root are synced with it the first time.
+- Once `fsync_dir` of a directory has returned, the directory itself survives a crash too: its ancestors
+  below the root are fsynced with it the first time.
 - An error of the system reaches the caller as a DiskError that names the path and the cause.
 
-Any thread may read and sync a handle; appends to one handle come from one thread at a time.
+Any thread may read and fsync a handle; appends to one handle come from one thread at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 
 from tickwheel.storage.descriptors import DescriptorReserve
-from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, NoDescriptorError, SyncFailedError
+from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, FsyncFailedError, NoDescriptorError
 from tickwheel.storage.paths import LOCK_NAME, parent_of, path_parts
 
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -146,11 +146,11 @@ class LocalFile:
         self._views.append((view, mapped))
         return view
 
-    def sync(self) -> None:
+    def fsync(self) -> None:
         try:
             os.fdatasync(self._open_descriptor())
         except OSError as error:
-            raise SyncFailedError(f"fdatasync of {self._path!r} failed: {error.strerror}") from error
+            raise FsyncFailedError(f"fdatasync of {self._path!r} failed: {error.strerror}") from error
 
     def close(self) -> None:
         if self._descriptor < 0:
@@ -294,12 +294,12 @@ class LocalDisk:
         except OSError as error:
             raise _translated(error, f"rename to {target!r}", source) from error
 
-    def sync_dir(self, path: str) -> None:
-        self._sync_one_dir(path)
-        # A killed process may have left directories whose parents are not synced yet.
+    def fsync_dir(self, path: str) -> None:
+        self._fsync_one_dir(path)
+        # A killed process may have left directories whose parents are not fsynced yet.
         while path and path not in self._anchored:
             parent = parent_of(path)
-            self._sync_one_dir(parent)
+            self._fsync_one_dir(parent)
             self._anchored.add(path)
             path = parent
 
@@ -342,19 +342,19 @@ class LocalDisk:
     def _below_root(self, path: str) -> Path:
         return self._root.joinpath(*path_parts(path))
 
-    def _sync_one_dir(self, path: str) -> None:
+    def _fsync_one_dir(self, path: str) -> None:
         target = self._below_root(path)
 
-        def sync() -> None:
+        def fsync() -> None:
             descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
             except OSError as error:
-                raise SyncFailedError(f"fsync of directory {path!r} failed: {error.strerror}") from error
+                raise FsyncFailedError(f"fsync of directory {path!r} failed: {error.strerror}") from error
             finally:
                 os.close(descriptor)
 
         try:
-            self._descriptors.run_briefly(sync)
+            self._descriptors.run_briefly(fsync)
         except OSError as error:
             raise _translated(error, "open the directory", path) from error

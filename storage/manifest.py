@@ -1,7 +1,7 @@
 """The manifest: the applied index of a node's files, the files that count, and their lengths.
 
 Owns the file `manifest`, written whole (`whole_file.py`): after any crash it is the old one or the new one. The order
-of a checkpoint is: files synced, manifest written, journal cut. The manifest never names bytes that are not on stable
+of a checkpoint is: files fsynced, manifest written, journal cut. The manifest never names bytes that are not on stable
 storage. Called by the node's checkpoint and start.
 """
 

@@ -196,9 +196,9 @@ class Segment:
     def paths(self) -> list[str]:
         return [f"{self._stem}.{suffix}" for suffix in ("log", "index", "heads")]
 
-    def sync(self) -> None:
+    def fsync(self) -> None:
         for suffix in ("log", "index", "heads"):
-            self._file(suffix).sync()
+            self._file(suffix).fsync()
 
     def append_chunk(
         self,
@@ -333,7 +333,7 @@ class Segment:
         """Write lost rows again, the same bytes as before; they are on stable storage on return."""
         file = self._file("index")
         file.write_at(first_row * ROW_BYTES, np.ascontiguousarray(rows).tobytes())
-        file.sync()
+        file.fsync()
 
     def units_of(self, chunk: Chunk, first: int, count: int) -> NDArray[np.void]:
         """Checked units of a chunk from its row `first` on."""

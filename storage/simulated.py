@@ -1,11 +1,11 @@
-"""The disk port in memory, with a power switch: unsynced changes may be lost.
+"""The disk port in memory, with a power switch: changes that were not fsynced may be lost.
 
 Owns: a tree of directories and files as a process sees it, and the part of it that is on stable storage.
 Invariants:
-- `File.sync` covers that file's bytes only, `sync_dir` that directory's entries (and those that
+- `File.fsync` covers that file's bytes only, `fsync_dir` that directory's entries (and those that
   lead to it) only.
-- After `crash` a file holds at least what was synced; of the rest any page may have reached the
-  disk. Of the directory operations that were not synced a prefix is kept, in order (or, if the crash is to be
+- After `crash` a file holds at least what was fsynced; of the rest any page may have reached the
+  disk. Of the directory operations that were not fsynced a prefix is kept, in order (or, if the crash is to be
   `scattered`, any of them).
 - The same calls with the same `rng` have the same results.
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, SyncFailedError
+from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, FsyncFailedError
 from tickwheel.storage.paths import path_parts
 from tickwheel.storage.simulated_file import PagedContent
 
@@ -55,9 +55,9 @@ class DiskCounters:
     bytes_written: int = 0
     writes: int = 0
     reads: int = 0
-    syncs: int = 0
-    syncs_failed: int = 0
-    syncs_ignored: int = 0
+    fsyncs: int = 0
+    fsyncs_failed: int = 0
+    fsyncs_ignored: int = 0
     reads_failed: int = 0
     writes_refused: int = 0
     pages_lost: int = 0
@@ -121,9 +121,9 @@ class SimulatedFile:
         """A copy: the port does not promise that later writes show in a view."""
         return memoryview(self._content.read(0, self.size()))
 
-    def sync(self) -> None:
+    def fsync(self) -> None:
         self._check_open()
-        self._disk.sync_content(self._path, self._content)
+        self._disk.fsync_content(self._path, self._content)
 
     def close(self) -> None:
         self._closed = True
@@ -160,10 +160,10 @@ class SimulatedDisk:
         self._used_bytes = 0
         self._locked = False
         self._counters = DiskCounters()
-        self._sync_failures_left = 0
-        self._sync_fails_for: PathTest = lambda _path: True
-        self._sync_ignored_for: PathTest | None = None
-        self._dir_sync_ignored_for: PathTest | None = None
+        self._fsync_failures_left = 0
+        self._fsync_fails_for: PathTest = lambda _path: True
+        self._fsync_ignored_for: PathTest | None = None
+        self._dir_fsync_ignored_for: PathTest | None = None
         self._unreadable: set[str] = set()
         self._steps_left = -1
         self.life = 0
@@ -248,15 +248,15 @@ class SimulatedDisk:
             self._used_bytes -= replaced.size_bytes
         self._change([(origin, source_parts[-1], None), (destination, target_parts[-1], node)])
 
-    def sync_dir(self, path: str) -> None:
+    def fsync_dir(self, path: str) -> None:
         parts = path_parts(path)
         directory = self._find(parts)
         if not isinstance(directory, _Directory):
             raise DiskError(f"cannot open the directory {path!r}: No such file or directory")
         self._take_step()
-        self._fail_sync_if_told(path, None)
-        if self._dir_sync_ignored_for is not None and self._dir_sync_ignored_for(path):
-            self._counters.syncs_ignored += 1
+        self._fail_fsync_if_told(path, None)
+        if self._dir_fsync_ignored_for is not None and self._dir_fsync_ignored_for(path):
+            self._counters.fsyncs_ignored += 1
             return
         above = self._root
         for part in parts:
@@ -278,7 +278,7 @@ class SimulatedDisk:
     # Faults.
 
     def crash(self, rng: Random | None = None, *, scattered: bool = False) -> None:
-        """Lose power. Each unsynced page, and each unsynced directory change from some point on, may be lost.
+        """Lose power. Each page that was not fsynced, and each such directory change from some point on, may be lost.
 
         `scattered`: any choice of directory changes is kept instead of a prefix; only changes of one entry keep their
         order. Journalling file systems do better; nothing should depend on it.
@@ -294,7 +294,7 @@ class SimulatedDisk:
             _apply_durably(changes)
         self._pending.clear()
         self._pending_in.clear()
-        self._lose_unsynced(self._root, rng)
+        self._lose_volatile(self._root, rng)
         self._used_bytes = _bytes_of(self._root)
         self._steps_left = -1
         self.kill()
@@ -310,7 +310,7 @@ class SimulatedDisk:
         self.kill()
 
     def lose_power_after(self, steps: int) -> None:
-        """After the next `steps` changes and syncs raise PowerLost instead of each further one, until `crash`."""
+        """After the next `steps` changes and fsyncs raise PowerLost instead of each further one, until `crash`."""
         self._steps_left = steps
 
     def kill(self) -> None:
@@ -318,19 +318,19 @@ class SimulatedDisk:
         self.life += 1
         self._locked = False
 
-    def fail_sync(self, times: int = 1, matches: PathTest = lambda _path: True) -> None:
-        """Let the next `times` syncs of matching files or directories fail; the bytes they covered are lost for
+    def fail_fsync(self, times: int = 1, matches: PathTest = lambda _path: True) -> None:
+        """Let the next `times` fsyncs of matching files or directories fail; the bytes they covered are lost for
         good."""
-        self._sync_failures_left = times
-        self._sync_fails_for = matches
+        self._fsync_failures_left = times
+        self._fsync_fails_for = matches
 
-    def ignore_sync(self, matches: PathTest | None) -> None:
-        """Let syncs of matching files do nothing and report success: a test that needs the syncs must then fail."""
-        self._sync_ignored_for = matches
+    def ignore_fsync(self, matches: PathTest | None) -> None:
+        """Let fsyncs of matching files do nothing and report success: a test that needs the fsyncs must then fail."""
+        self._fsync_ignored_for = matches
 
-    def ignore_sync_dir(self, matches: PathTest | None) -> None:
-        """As `ignore_sync`, for directories."""
-        self._dir_sync_ignored_for = matches
+    def ignore_fsync_dir(self, matches: PathTest | None) -> None:
+        """As `ignore_fsync`, for directories."""
+        self._dir_fsync_ignored_for = matches
 
     def fill(self, bytes_left: int) -> None:
         """Leave room for `bytes_left` bytes, as if others had used the rest."""
@@ -387,14 +387,14 @@ class SimulatedDisk:
             raise DiskFullError(f"cannot write to {path!r}: No space left on device")
         self._used_bytes += growth
 
-    def sync_content(self, path: str, content: PagedContent) -> None:
+    def fsync_content(self, path: str, content: PagedContent) -> None:
         self._take_step()
-        self._counters.syncs += 1
-        self._fail_sync_if_told(path, content)
-        if self._sync_ignored_for is not None and self._sync_ignored_for(path):
-            self._counters.syncs_ignored += 1
+        self._counters.fsyncs += 1
+        self._fail_fsync_if_told(path, content)
+        if self._fsync_ignored_for is not None and self._fsync_ignored_for(path):
+            self._counters.fsyncs_ignored += 1
             return
-        content.sync()
+        content.fsync()
 
     # The tree.
 
@@ -457,24 +457,24 @@ class SimulatedDisk:
             for at, _, _ in changes:
                 self._pending_in[id(at)].discard(number)
 
-    def _lose_unsynced(self, directory: _Directory, rng: Random) -> None:
+    def _lose_volatile(self, directory: _Directory, rng: Random) -> None:
         directory.entries = dict(directory.durable)
         for name in sorted(directory.entries):
             node = directory.entries[name]
             if isinstance(node, _Directory):
-                self._lose_unsynced(node, rng)
+                self._lose_volatile(node, rng)
             else:
                 lost, kept = node.crash(rng)
                 self._counters.pages_lost += lost
                 self._counters.pages_written_back += kept
 
-    def _fail_sync_if_told(self, path: str, content: PagedContent | None) -> None:
-        if self._sync_failures_left > 0 and self._sync_fails_for(path):
-            self._sync_failures_left -= 1
-            self._counters.syncs_failed += 1
+    def _fail_fsync_if_told(self, path: str, content: PagedContent | None) -> None:
+        if self._fsync_failures_left > 0 and self._fsync_fails_for(path):
+            self._fsync_failures_left -= 1
+            self._counters.fsyncs_failed += 1
             if content is not None:
-                content.fail_sync()
-            raise SyncFailedError(f"fdatasync of {path!r} failed: Input/output error")
+                content.fail_fsync()
+            raise FsyncFailedError(f"fdatasync of {path!r} failed: Input/output error")
 
 
 def _scattered(pending: list[_Changes], rng: Random) -> list[_Changes]:

@@ -1,9 +1,9 @@
 """The content of a simulated file: its bytes as written, and those that a power loss would leave.
 
-Owns: one file's content and the old content of every page changed since the last sync.
+Owns: one file's content and the old content of every page changed since the last fsync.
 Invariants:
 - `old_pages` has, for each page that begins below `durable_bytes` and was changed since the last
-  sync, what is on stable storage; a page that is not there is on stable storage as it is now.
+  fsync, what is on stable storage; a page that is not there is on stable storage as it is now.
 - Whatever lies beyond `durable_bytes` is not on stable storage.
 - A write costs time for the pages it touches, never for the file.
 
@@ -33,7 +33,7 @@ class PagedContent:
         self.size_bytes = 0
         self.durable_bytes = 0
         self.old_pages: dict[int, bytes] = {}
-        # Pages of a failed sync: the kernel calls them clean, yet they never reached the disk.
+        # Pages of a failed fsync: the kernel calls them clean, yet they never reached the disk.
         self.lost_pages: dict[int, bytes] = {}
 
     def write(self, offset: int, parts: Sequence[Buffer], size: int) -> None:
@@ -67,15 +67,15 @@ class PagedContent:
     def reserve(self, size: int) -> None:
         self.size_bytes = max(self.size_bytes, size)
 
-    def sync(self) -> None:
-        """Bring everything to stable storage, except pages that a failed sync has given up."""
+    def fsync(self) -> None:
+        """Bring everything to stable storage, except pages that a failed fsync has given up."""
         self.old_pages.clear()
         self.durable_bytes = self.size_bytes
 
-    def fail_sync(self) -> None:
-        """Fail an fdatasync: the bytes it covered are lost, and a later sync will not write them."""
+    def fail_fsync(self) -> None:
+        """Fail an fdatasync: the bytes it covered are lost, and a later fsync will not write them."""
         self.lost_pages.update(self._changed_pages())
-        self.sync()
+        self.fsync()
 
     def flip(self, offset: int, mask: int) -> None:
         """Change a byte like a decaying medium: in memory and on stable storage."""

@@ -1,7 +1,7 @@
 """Small files that are written and read whole: after any crash each is the old one or the new one.
 
 Layout: magic `TWWHOLE1`, u32 format version, u32 CRC32C of the content, u64 its length, content.
-A write has four steps, and none may be left out: write aside, sync, rename into place, sync the directory.
+A write has four steps, and none may be left out: write aside, fsync, rename into place, fsync the directory.
 So a file with a wrong checksum is always damage, never the trace of a crash.
 """
 
@@ -44,11 +44,11 @@ def write_pieces(disk: Disk, path: str, pieces: Iterable[Buffer]) -> None:
             file.append(data)
             crc32c, length = google_crc32c.extend(crc32c, data), length + len(data)
         file.write_at(0, _HEADER.pack(_MAGIC, FORMAT_VERSION, crc32c, length))
-        file.sync()
+        file.fsync()
     finally:
         file.close()
     disk.rename(aside, path)
-    disk.sync_dir(parent_of(path))
+    disk.fsync_dir(parent_of(path))
 
 
 def file_crc(disk: Disk, path: str) -> int:

@@ -1,6 +1,6 @@
-"""Chunks of bundles that were taken over: which exist, and how their units are read.
+"""Chunks of bundles that were ingested: which exist, and how their units are read.
 
-Owns, per hour, the chunks that lie in bundles (storage/bundle.py), and per bundle the decisions of the takeover. Both
+Owns, per hour, the chunks that lie in bundles (storage/bundle.py), and per bundle the decisions of its ingest. Both
 are logical state. A bundle is never rewritten: first global index, first log offset, clamped due times, the stamp and
 the topics are laid over its units whenever they are read (`Overlay`).
 
@@ -33,14 +33,14 @@ TAKEN = np.dtype(
         ("heads_at", "<u4"),  # in the bundle's heads
     ]
 )
-"""One chunk that was taken over."""
+"""One ingested chunk."""
 
 TakenChunks = NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ingested:
-    """Result of a takeover for the bundle's units."""
+    """Result of an ingest for the bundle's units."""
 
     chunks: TakenChunks
     clamp_ms: int
@@ -54,13 +54,13 @@ _NONE: TakenChunks = np.zeros(0, TAKEN)
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """Decisions of the takeover of one bundle."""
+    """Decisions of the ingest of one bundle."""
 
     number: int
     name: str
     slot_ms: int
     clamp_ms: int
-    """The cursor's due time at the takeover: earlier due times became it."""
+    """The cursor's due time at the ingest: earlier due times became it."""
     stamped_ms: int
     topic_ids: tuple[int, ...]
     log_at: int
@@ -111,7 +111,7 @@ class Overlay:
         return ticks, starts
 
     def units(self, units: Units, chunk: Chunk) -> Units:
-        """Checked units of a chunk, with the takeover's decisions laid over them."""
+        """Checked units of a chunk, with the decisions of the ingest laid over them."""
         units = units if units.flags.writeable else units.copy()
         np.maximum(units["due_requested_ms"], self.clamp_ms, out=units["due_ms"])
         units["index"] += np.uint32(chunk.first_index)
@@ -186,7 +186,7 @@ class Bundles:
         return {number: self._overlays[number] for number in np.unique(taken["bundle"]).tolist()}
 
     def overlays(self) -> list[Overlay]:
-        """Overlays of all bundles, in the order of their takeover."""
+        """Overlays of all bundles, in the order of their ingest."""
         return list(self._overlays.values())
 
     def inside(self, hour: int, index: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:

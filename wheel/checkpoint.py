@@ -1,7 +1,7 @@
-"""Checkpoints of the wheel: one sequential run file, and the sync of what was merged since the last one.
+"""Checkpoints of the wheel: one sequential run file, and the fsync of what was merged since the last one.
 
 Owns the run file (docs/FORMATS.md): the hour table, the marks, the arrival buffer with its units in
-(hour, index) order and its records behind them, and which bundles were taken over. It is written once under a new
+(hour, index) order and its records behind them, and which bundles were ingested. It is written once under a new
 number, never changed, and removed when a later checkpoint is durable. The wheel's part of the manifest
 (`WheelState`) names it.
 """
@@ -28,7 +28,7 @@ from tickwheel.wheel.units import UNIT_BYTES, CursorKey, Ids, Units, ids_of, joi
 
 _MAGIC = b"TWRF"
 FORMAT_VERSION = 2
-"""Version of run files. Version 2 has a list of bundles at its end; a wheel that never took one over writes version
+"""Version of run files. Version 2 has a list of bundles at its end; a wheel that never ingested one writes version
 1."""
 STATE_VERSION = 1
 _HEADER = struct.Struct("<4sHHQQQQQQ")  # magic version reserved hours marks moves units extents record_bytes
@@ -134,11 +134,11 @@ class CheckpointJob:
                 size += len(part)
             trailer = crc.to_bytes(4, "little")
             file.append(trailer)
-            file.sync()
+            file.fsync()
         finally:
             file.close()
-        self._disk.sync_dir(f"{self._directory}/runs")
-        self._sync_segments()
+        self._disk.fsync_dir(f"{self._directory}/runs")
+        self._fsync_segments()
         self.files.append(ManifestFile(path=path, bytes=size + 4, crc32c=google_crc32c.extend(crc, trailer)))
 
     def remove_old(self) -> None:
@@ -152,17 +152,17 @@ class CheckpointJob:
         for hour in self.doomed:
             self._disk.remove(hour_directory(self._directory, hour))
 
-    def _sync_segments(self) -> None:
+    def _fsync_segments(self) -> None:
         for hour, rows, log_bytes, heads_bytes in self._hours[:, [0, 3, 4, 5]].tolist():
             if not rows:
                 continue
             segment = Segment(self._disk, hour_directory(self._directory, hour), 0)
             if hour in self.dirty:
                 try:
-                    segment.sync()
+                    segment.fsync()
                 finally:
                     segment.close()
-                self._disk.sync_dir(hour_directory(self._directory, hour))
+                self._disk.fsync_dir(hour_directory(self._directory, hour))
             lengths = (log_bytes, rows * UNIT_BYTES, heads_bytes)
             self.files += [
                 ManifestFile(path=path, bytes=length) for path, length in zip(segment.paths(), lengths, strict=True)

@@ -101,7 +101,7 @@ class Holdings:
         self.active.add(due, units, ids, bytes(records), start, start)
         return ids
 
-    def take_over(
+    def ingest(
         self, name: str, layout: Layout, *, clamp_ms: int, stamped_ms: int, topic_ids: tuple[int, ...]
     ) -> TakenChunks:
         """Give a bundle's units the next indexes and offsets of their hours. Units of hours before that of `clamp_ms`

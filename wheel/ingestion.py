@@ -33,7 +33,7 @@ class Ingestion:
         """Give the bundle's units their indexes. Units due before `clamp_ms` become due then. Touches no file."""
         assert self._fresh is None, "an ingested bundle is still being read"
         table = layout.table
-        taken = self._holdings.take_over(name, layout, clamp_ms=clamp_ms, stamped_ms=stamped_ms, topic_ids=topic_ids)
+        taken = self._holdings.ingest(name, layout, clamp_ms=clamp_ms, stamped_ms=stamped_ms, topic_ids=topic_ids)
         self._fresh = (self._holdings.bundles.overlays()[-1], taken)
         late = table["hour"].astype(np.int64) < clamp_ms // HOUR_MS
         return Ingested(taken, clamp_ms, int(table["units"][late].astype(np.int64).sum()))

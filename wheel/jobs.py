@@ -134,7 +134,7 @@ class MergeJob:
         """First id of each contiguous range of ids of an hour; and where the range's extents begin, with the end of the
         last.
 
-        An hour has several ranges only if a bundle was taken over in between, which owns the indexes between them.
+        An hour has several ranges only if a bundle was ingested in between, which owns the indexes between them.
         """
         ids = self._extents["id"].astype(np.int64)
         ends = ids + self._extents["count"]
@@ -193,7 +193,7 @@ class MergeJob:
 
 
 class HourChunks:
-    """The chunks of one hour, merged and taken over, at the moment of capture; read from disk if they are not known."""
+    """The chunks of one hour, merged and ingested, at the moment of capture; read from disk if they are not known."""
 
     def __init__(
         self,
@@ -330,7 +330,7 @@ class LoadJob:
 
 
 class AbsorbJob:
-    """Reads the units of a taken-over bundle for the ticks that are loaded or being loaded."""
+    """Reads the units of an ingested bundle for the ticks that are loaded or being loaded."""
 
     kind = "absorb"
 

@@ -14,25 +14,25 @@ STEPS_MOST = 40
 
 def slow_disk(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
     factor = rng.choice((5.0, 20.0, 60.0))
-    before = machine.disk.counters().syncs
+    before = machine.disk.counters().fsyncs
     machine.work_faults.slowness *= factor
 
     def end() -> None:
         machine.work_faults.slowness /= factor
 
-    return Active(end, lambda: machine.disk.counters().syncs - before)
+    return Active(end, lambda: machine.disk.counters().fsyncs - before)
 
 
 def failed_sync(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:
-    before = machine.disk.counters().syncs_failed
+    before = machine.disk.counters().fsyncs_failed
     machine.excuses += 1
-    machine.disk.fail_sync(1)
+    machine.disk.fail_fsync(1)
 
     def end() -> None:
-        machine.disk.fail_sync(0)
+        machine.disk.fail_fsync(0)
         scene.world.after(EXCUSE_ECHO_NS, excuse_over, machine)
 
-    return Active(end, lambda: machine.disk.counters().syncs_failed - before)
+    return Active(end, lambda: machine.disk.counters().fsyncs_failed - before)
 
 
 def disk_full(scene: Scene, machine: Machine, planned: PlannedFault, rng: random.Random) -> Active:

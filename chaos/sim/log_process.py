@@ -216,10 +216,10 @@ class LogProcess:
         aside = disk.open("checkpoint.aside", create=True)
         aside.truncate(0)
         aside.append(data)
-        aside.sync()
+        aside.fsync()
         aside.close()
         disk.rename("checkpoint.aside", CHECKPOINT_PATH)
-        disk.sync_dir("")
+        disk.fsync_dir("")
 
     def _read_checkpoint(self) -> tuple[int, int]:
         disk = self.machine.disk

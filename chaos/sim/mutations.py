@@ -42,7 +42,7 @@ from tickwheel.replication.cluster_clock import ClusterClock
 from tickwheel.replication.conversation import Conversation
 from tickwheel.replication.frames import Envelope
 from tickwheel.replication.hard_state import HardState
-from tickwheel.replication.journal_sync import SyncWork
+from tickwheel.replication.journal_fsync import FsyncWork
 from tickwheel.replication.log import NO_INTRODUCTION, ProposalResult, Verdict
 from tickwheel.replication.pysyncobj_seam import LEADER, Engine
 from tickwheel.replication.raft import RaftLog
@@ -101,13 +101,13 @@ def mutated(name: str) -> Iterator[None]:
 @mutation("the journal is not synced before entries are acknowledged", "log")
 def journal_not_synced(patches: Patches) -> None:
     def make(original: Any) -> Any:
-        def run(self: SyncWork) -> None:
+        def run(self: FsyncWork) -> None:
             self._files = []
             original(self)
 
         return run
 
-    patches.replace(SyncWork, "run", make)
+    patches.replace(FsyncWork, "run", make)
 
 
 @mutation("a proposal is acknowledged when it is appended", "log")
@@ -506,8 +506,8 @@ def manifest_before_files(patches: Patches) -> None:
         return sync
 
     patches.replace(StateCheckpoint, "run", make_run)
-    patches.replace(SimulatedDisk, "sync_content", make_sync)
-    patches.replace(SimulatedDisk, "sync_dir", make_sync)
+    patches.replace(SimulatedDisk, "fsync_content", make_sync)
+    patches.replace(SimulatedDisk, "fsync_dir", make_sync)
 
 
 @mutation(

@@ -21,7 +21,7 @@ from tickwheel.node.core.world import SteadyMs
 from tickwheel.proto import common_pb2
 from tickwheel.replication.ports import Executor
 from tickwheel.storage.bundle import DIRECTORY, FILE_BYTES_MAX, SUFFIX, bundle_path, is_name
-from tickwheel.storage.disk import Disk, DiskFullError, File, SyncFailedError
+from tickwheel.storage.disk import Disk, DiskFullError, File, FsyncFailedError
 
 PARTS_MAX = 32
 """Bundles that may be incoming at once."""
@@ -179,12 +179,12 @@ class BundleStore:
             return
         if part.sha.hexdigest() != part.name:
             raise _DamagedError("its bytes do not have the checksum that is its name")
-        part.file.sync()
+        part.file.fsync()
         part.file.close()
         part.file = None
         self._disk.rename(path, bundle_path(part.name))
-        self._disk.sync_dir(DIRECTORY)
-        self._disk.sync_dir("")
+        self._disk.fsync_dir(DIRECTORY)
+        self._disk.fsync_dir("")
 
     def _failed(self, part: _Part, error: BaseException, done: Answer) -> None:
         self._drop(part)
@@ -193,7 +193,7 @@ class BundleStore:
         elif isinstance(error, DiskFullError):
             done(Failure(common_pb2.DISK_FULL, f"bundle {part.name}: {error}", {"retry_after_ms": "5000"}))
         else:
-            what = "could not be synced" if isinstance(error, SyncFailedError) else "could not be written"
+            what = "could not be synced" if isinstance(error, FsyncFailedError) else "could not be written"
             self._fatal(f"bundle {part.name} {what}: {error}")
             done(Failure(common_pb2.WRONG_STATE, str(error)))
 

@@ -313,7 +313,7 @@ class NodeCore:
     @property
     def writing(self) -> bool:
         """Another thread is writing to files of a checkpoint or the journal. This can outlast `stop`."""
-        return self.checkpointer.running or self.background.jobs_running > 0 or self.log.syncing
+        return self.checkpointer.running or self.background.jobs_running > 0 or self.log.fsyncing
 
     @property
     def leading(self) -> bool:

@@ -135,11 +135,11 @@ class CheckpointCopy:
         for path in self._paths:
             file = self._disk.open(path)
             try:
-                file.sync()
+                file.fsync()
             finally:
                 file.close()
         for directory in sorted(self._directories):
-            self._disk.sync_dir(directory)
+            self._disk.fsync_dir(directory)
         manifest = read_manifest(self._disk, _STAGED_MANIFEST)
         assert manifest is not None, "it was received"
         parts(self._disk, manifest.state, below=f"{STAGING}/")
@@ -158,7 +158,7 @@ def discard(disk: Disk) -> None:
     if disk.exists(COMPLETE):
         # First: what the removal of the rest leaves behind must not be put in place.
         disk.remove(COMPLETE)
-        disk.sync_dir(STAGING)
+        disk.fsync_dir(STAGING)
     disk.remove(STAGING)
 
 
@@ -186,10 +186,10 @@ def install_if_complete(disk: Disk) -> bool:
         disk.make_dir(DIRECTORY)
         disk.rename(f"{STAGING}/{DIRECTORY}/{name}", f"{DIRECTORY}/{name}")
     if disk.exists(DIRECTORY):
-        disk.sync_dir(DIRECTORY)
+        disk.fsync_dir(DIRECTORY)
     if disk.exists(staged):
         disk.rename(staged, MANIFEST_PATH)
-    disk.sync_dir("")
+    disk.fsync_dir("")
     if read_manifest(disk) is None:
         raise DiskError(f"{MANIFEST_PATH}: missing after a checkpoint was installed; fetch it again")
     disk.remove(STAGING)

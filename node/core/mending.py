@@ -28,7 +28,7 @@ from tickwheel.node.core.world import Now
 from tickwheel.node.metrics import MetricValue
 from tickwheel.proto.log_pb2 import SETTLE_DEAD, SETTLE_RETRY, LogEntry
 from tickwheel.proto.peer_pb2 import PeerFrame, RecordAnswer, RecordAsk, RecordFound
-from tickwheel.storage.disk import DiskFullError, SyncFailedError
+from tickwheel.storage.disk import DiskFullError, FsyncFailedError
 from tickwheel.storage.segment import CorruptSegmentError
 from tickwheel.wheel.mending import MendJob, SurveyJob, UnlikeUnitError
 from tickwheel.wheel.units import UNIT, UNIT_BYTES, ids_of
@@ -197,7 +197,7 @@ class Mending(Part):
         """A survey or a write failed."""
         if not self._mendable(case.hour):
             self._over(case)
-        elif isinstance(error, SyncFailedError):
+        elif isinstance(error, FsyncFailedError):
             self._core.fatal(f"the index of hour {case.hour} cannot be mended: {error}")
         elif isinstance(error, DiskFullError):
             self._later(case, RETRY_MS)

@@ -24,7 +24,7 @@ from tickwheel.node.core.failure import Failure, RequestError, node_fault
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.replication.guard import ImpossibleMessageError
-from tickwheel.storage.disk import SyncFailedError
+from tickwheel.storage.disk import FsyncFailedError
 from tickwheel.storage.errors import CorruptFileError
 
 
@@ -32,7 +32,7 @@ class OwnWorkError(Exception):
     """The node's own work failed while it was done in passing for a request; its state may be half changed."""
 
 
-FATAL = (OwnWorkError, SyncFailedError, ImpossibleStateError, ImpossibleMessageError)
+FATAL = (OwnWorkError, FsyncFailedError, ImpossibleStateError, ImpossibleMessageError)
 """The disk lost what was written, or the log or the state cannot be as it is: the node must not go on."""
 
 P = ParamSpec("P")

@@ -21,7 +21,7 @@ from tickwheel.node.core.serving import Serving
 from tickwheel.node.core.world import Now
 from tickwheel.proto import common_pb2
 from tickwheel.replication.ports import Executor
-from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
+from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
 from tickwheel.storage.segment import CorruptSegmentError
 from tickwheel.wheel.engine import Wheel
 from tickwheel.wheel.jobs import Job
@@ -138,7 +138,7 @@ class Background:
             if self._damaged(error):
                 self._paused_until_ms = self._now_ms + MERGE_RETRY_MS
                 return
-            if isinstance(error, SyncFailedError | CorruptSegmentError) or not isinstance(
+            if isinstance(error, FsyncFailedError | CorruptSegmentError) or not isinstance(
                 error, OSError | DiskFullError
             ):
                 self._fatal(f"{job.kind} failed: {error}")

@@ -126,11 +126,11 @@ class AuditLog:
         file = disk.open(CURRENT, create=True)
         try:
             file.append(data)
-            file.sync()
+            file.fsync()
         finally:
             file.close()
         if created:
-            disk.sync_dir(DIRECTORY)
+            disk.fsync_dir(DIRECTORY)
 
     async def newest(self, limit: int, before_ms: int) -> list[access_pb2.AuditRecord]:
         """At most `limit` records from before `before_ms` (0: now), newest first. Raises DiskError."""

@@ -75,7 +75,7 @@ class Flush:
         for path in self.paths:
             file = self._disk.open(path)
             try:
-                file.sync()
+                file.fsync()
             finally:
                 file.close()
 

@@ -130,11 +130,11 @@ class StateCheckpoint:
             flush.run()
         for name in ("ready", "dead"):
             if any(sequence.path.startswith(f"{self.directory}/{name}/") for sequence, _ in self.flushes):
-                self.disk.sync_dir(f"{self.directory}/{name}")
+                self.disk.fsync_dir(f"{self.directory}/{name}")
         for _, sync in self.staged_syncs:
             sync.run()
         if self.staged_syncs:
-            self.disk.sync_dir(f"{self.directory}/staging")
+            self.disk.fsync_dir(f"{self.directory}/staging")
         if not self._files:
             for group, subscribed in zip(self.snapshot.groups, self.subscriptions, strict=True):
                 for facts in subscribed:
@@ -321,7 +321,7 @@ def capture(state: ClusterState, wheel: WheelCheckpoint) -> Generator[None, None
         doomed=doomed,
         staging=state.staging.snapshot(),
         staged=[file.manifest_file() for file in state.staging.files()],
-        staged_syncs=[(file, file.begin_sync()) for file in state.staging.files() if file.needs_sync()],
+        staged_syncs=[(file, file.begin_fsync()) for file in state.staging.files() if file.needs_fsync()],
         cold=state.cold.capture(),
         access=state.access.message(),
     )
@@ -352,7 +352,7 @@ def finish(state: ClusterState, checkpoint: StateCheckpoint) -> None:
     for sequence, paths in checkpoint.dropped:
         sequence.forget_dropped(len(paths))
     for file, sync in checkpoint.staged_syncs:
-        file.finish_sync(sync)
+        file.finish_fsync(sync)
 
 
 def abandon(state: ClusterState, checkpoint: StateCheckpoint) -> None:

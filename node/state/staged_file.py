@@ -20,7 +20,7 @@ PIECE_BYTES = 1 << 20
 
 
 class StagedSync:
-    """Brings the bytes written so far to stable storage; made by `begin_sync`."""
+    """Brings the bytes written so far to stable storage; made by `begin_fsync`."""
 
     def __init__(self, disk: Disk, path: str, bytes_wanted: int, bytes_written: int) -> None:
         self._disk = disk
@@ -34,7 +34,7 @@ class StagedSync:
             raise DiskFullError(f"{self.path}: {self.bytes - self._written} bytes of it found no room")
         file = self._disk.open(self.path)
         try:
-            file.sync()
+            file.fsync()
         finally:
             file.close()
 
@@ -104,15 +104,15 @@ class StagedFile:
         """The file as it will be after a sync."""
         return ManifestFile(path=self.path, bytes=self.bytes)
 
-    def needs_sync(self) -> bool:
+    def needs_fsync(self) -> bool:
         """Whether some bytes are not known to be on stable storage."""
         return self._synced < self.bytes
 
-    def begin_sync(self) -> StagedSync:
+    def begin_fsync(self) -> StagedSync:
         """Write the bytes in memory; returns the sync that a worker must run."""
         self._write()
         return StagedSync(self._disk, self.path, self.bytes, self._written)
 
-    def finish_sync(self, sync: StagedSync) -> None:
+    def finish_fsync(self, sync: StagedSync) -> None:
         """The sync ran without an error."""
         self._synced = max(self._synced, sync.bytes)

@@ -18,7 +18,7 @@ from tickwheel.replication.stable_storage import StableStorage
 
 HANGS_AT_S, HANGS_FOR_S = 2, 6
 COARSE = (("loop_gap_us", 10_000), ("sync_period_ms", 50), ("log_pause_ms", 40))
-CHANGED_S = HANGS_AT_S + RaftConfig().sync_hang_ms / 1_000 + 2.0
+CHANGED_S = HANGS_AT_S + RaftConfig().fsync_hang_ms / 1_000 + 2.0
 """By then somebody else leads: P10's second or two after the disk counts as hanging."""
 
 

@@ -187,8 +187,8 @@ def test_a_crash_forgets_what_was_not_synced() -> None:
         file = machine.disk.open("f", create=True)
         file.append(b"x" * 100_000)
         if synced:
-            file.sync()
-            machine.disk.sync_dir("")
+            file.fsync()
+            machine.disk.fsync_dir("")
 
     write(synced=True)
     write(synced=False)

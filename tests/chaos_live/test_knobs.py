@@ -16,7 +16,7 @@ from tickwheel.chaos.live.knobs import Knobs, read_effects, write_knobs
 from tickwheel.chaos.live.node_start import Panel, SpoiltClock
 from tickwheel.chaos.live.spoilt_disk import SpoiltSystem
 from tickwheel.storage import local
-from tickwheel.storage.disk import SyncFailedError
+from tickwheel.storage.disk import FsyncFailedError
 from tickwheel.storage.local import LocalDisk
 
 SOON_S = 20.0
@@ -105,14 +105,14 @@ def test_a_failed_sync_is_told_at_once_and_takes_along_what_it_would_have_covere
     log = LocalDisk(tmp_path).open("log", create=True)
     try:
         log.append(b"kept")
-        log.sync()
+        log.fsync()
         log.append(b"lost")
         log.append(b"cut")
         log.truncate(9)
         write_knobs(file, Knobs(1, sync_fails=True))
         panel.look(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 1_000_000_000)
-        with pytest.raises(SyncFailedError, match="'log'"):
-            log.sync()
+        with pytest.raises(FsyncFailedError, match="'log'"):
+            log.fsync()
         assert log.read_at(0, 100) == b"kept" + bytes(5)
         effects = read_effects(file)
         assert (effects.failed_syncs, effects.pid) == (1, os.getpid())
@@ -131,7 +131,7 @@ def test_a_slow_disk_makes_syncs_wait(tmp_path: Path, monkeypatch: pytest.Monkey
     try:
         began_s = time.monotonic()
         log.append(b"x")
-        log.sync()
+        log.fsync()
         assert time.monotonic() - began_s >= 0.03
         panel.look(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 2_000_000_000)
         assert read_effects(file).slow_syncs == 1

@@ -22,7 +22,7 @@ def test_a_master_whose_disk_hangs_stands_down() -> None:
     lone = Lone()
     term = lone.lead()
     outcome = lone.propose(b"never durable")
-    keep_answering(lone, term, lone.config.sync_hang_ms - 200, disk=False)
+    keep_answering(lone, term, lone.config.fsync_hang_ms - 200, disk=False)
     assert lone.log.status().role is Role.MASTER
     keep_answering(lone, term, 500, disk=False)
     assert lone.log.status().role is not Role.MASTER
@@ -59,7 +59,7 @@ def test_a_handover_that_nobody_takes_up_stands_down() -> None:
     lone.run(2 * STEP_MS)
     assert lone.sent_of("timeout_now", "b")
     keep_answering(lone, term, lone.config.handover_answer_ms + 200, disk=True)
-    assert ended == ["b did not take over in time"]
+    assert ended == ["b did not become master in time"]
     assert lone.log.status().role is not Role.MASTER
 
 
@@ -112,7 +112,7 @@ def test_a_failed_fdatasync_ends_the_node() -> None:
     lone = Lone()
     lone.lead()
     outcome = lone.propose(b"lost?")
-    lone.disk.fail_sync()
+    lone.disk.fail_fsync()
     work, done = lone.executor.waiting.pop(0)
     try:
         work()

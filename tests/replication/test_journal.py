@@ -9,7 +9,7 @@ import pytest
 
 from tickwheel.replication.journal import CorruptJournalError, Journal, JournalFailedError
 from tickwheel.replication.journal_segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES
-from tickwheel.storage.disk import Disk, DiskFullError, SyncFailedError
+from tickwheel.storage.disk import Disk, DiskFullError, FsyncFailedError
 from tickwheel.storage.errors import CorruptFileError, UnknownVersionError
 from tickwheel.storage.local import LocalDisk
 from tickwheel.storage.simulated import SimulatedDisk, SimulatedFile
@@ -31,9 +31,9 @@ def fill(journal: Journal, count: int, term: int, size: int = 300) -> None:
 
 def sync(journal: Journal) -> None:
     """One whole group commit."""
-    work = journal.begin_sync()
+    work = journal.begin_fsync()
     work.run()
-    journal.finish_sync(work)
+    journal.finish_fsync(work)
 
 
 def content(journal: Journal) -> list[tuple[int, int, bytes]]:
@@ -110,29 +110,29 @@ def test_durable_index_rises_with_the_sync_only(disk: SimulatedDisk) -> None:
     journal = opened(disk, segment_bytes=1 << 20)
     fill(journal, 10, 1)
     assert journal.durable_index == 0
-    before = disk.counters().syncs
-    work = journal.begin_sync()
+    before = disk.counters().fsyncs
+    work = journal.begin_fsync()
     fill(journal, 5, 1)
     work.run()
     assert journal.durable_index == 0
-    journal.finish_sync(work)
+    journal.finish_fsync(work)
     assert journal.durable_index == 10
-    assert disk.counters().syncs == before + 1
-    assert journal.needs_sync
+    assert disk.counters().fsyncs == before + 1
+    assert journal.needs_fsync
     sync(journal)
     assert journal.durable_index == 15
-    assert not journal.needs_sync
+    assert not journal.needs_fsync
 
 
 def test_truncation_during_a_sync(disk: SimulatedDisk) -> None:
     """Entries that replace truncated ones are not covered by a sync that began before."""
     journal = opened(disk)
     fill(journal, 10, 1)
-    work = journal.begin_sync()
+    work = journal.begin_fsync()
     work.run()
     journal.truncate_from(6)
     fill(journal, 10, 2)
-    journal.finish_sync(work)
+    journal.finish_fsync(work)
     assert (journal.durable_index, journal.last_index) == (5, 15)
     sync(journal)
     assert journal.durable_index == 15
@@ -170,7 +170,7 @@ def test_compaction_removes_whole_segments(disk: SimulatedDisk) -> None:
     assert journal.term_at(80) == 3
     assert 0 < journal.bytes_after(80) < replayed
     before = content(journal)
-    assert journal.needs_sync
+    assert journal.needs_fsync
     sync(journal)
     assert len(disk.list("g0/journal")) < files / 2
     disk.kill()
@@ -242,11 +242,11 @@ def test_reset_during_a_sync(disk: SimulatedDisk) -> None:
     """The sync in flight ends well, covers nothing of the new log, and its reserve is not left behind."""
     journal = opened(disk)
     fill(journal, 30, 1)
-    work = journal.begin_sync()
+    work = journal.begin_fsync()
     journal.reset_to(15, 9)
     fill(journal, 5, 9)
     work.run()
-    journal.finish_sync(work)
+    journal.finish_fsync(work)
     assert (journal.durable_index, journal.last_index) == (15, 20)
     sync(journal)
     sync(journal)
@@ -290,9 +290,9 @@ def test_hard_state(disk: SimulatedDisk) -> None:
     journal = opened(disk)
     journal.set_hard_state(3, "")
     journal.set_hard_state(3, "node-b")
-    syncs = disk.counters().syncs
+    syncs = disk.counters().fsyncs
     journal.set_hard_state(3, "node-b")
-    assert disk.counters().syncs == syncs
+    assert disk.counters().fsyncs == syncs
     with pytest.raises(AssertionError, match="second vote"):
         journal.set_hard_state(3, "node-c")
     with pytest.raises(AssertionError, match="back"):
@@ -315,31 +315,31 @@ def test_failed_sync_ends_the_journal(disk: SimulatedDisk) -> None:
     """After it nothing is accepted, whether or not the caller has told the journal yet."""
     journal = opened(disk)
     fill(journal, 3, 1)
-    work = journal.begin_sync()
-    disk.fail_sync()
-    with pytest.raises(SyncFailedError):
+    work = journal.begin_fsync()
+    disk.fail_fsync()
+    with pytest.raises(FsyncFailedError):
         work.run()
     with pytest.raises(JournalFailedError):
         fill(journal, 1, 1)
-    with pytest.raises(SyncFailedError):
-        journal.finish_sync(work)
+    with pytest.raises(FsyncFailedError):
+        journal.finish_fsync(work)
     assert journal.durable_index == 0
     for use in (
-        journal.begin_sync,
+        journal.begin_fsync,
         lambda: journal.set_hard_state(9, ""),
         lambda: journal.truncate_from(2),
         lambda: journal.compact(1, 1),
         lambda: journal.reset_to(9, 9),
     ):
-        with pytest.raises(JournalFailedError, match="failed sync"):
+        with pytest.raises(JournalFailedError, match="failed fsync"):
             use()
 
 
 def test_failed_sync_of_the_hard_state_ends_the_journal(disk: SimulatedDisk) -> None:
     """The vote did not happen, and the process must stop."""
     journal = opened(disk)
-    disk.fail_sync()
-    with pytest.raises(SyncFailedError):
+    disk.fail_fsync()
+    with pytest.raises(FsyncFailedError):
         journal.set_hard_state(4, "node-a")
     assert journal.term == 0
     with pytest.raises(JournalFailedError):
@@ -424,11 +424,11 @@ def test_appends_go_on_while_a_sync_makes_the_reserve(disk: SimulatedDisk) -> No
     """The loop never takes the file that the worker is making."""
     journal = opened(disk)
     fill(journal, 12, 1)
-    work = journal.begin_sync()
+    work = journal.begin_fsync()
     fill(journal, 40, 1)
     work.run()
     fill(journal, 10, 1)
-    journal.finish_sync(work)
+    journal.finish_fsync(work)
     fill(journal, 20, 1)
     sync(journal)
     before = content(journal)
@@ -468,5 +468,5 @@ def test_missing_segment_is_damage(disk: SimulatedDisk) -> None:
     sync(journal)
     disk.remove("g0/journal/" + disk.list("g0/journal")[1])
     disk.kill()
-    with pytest.raises(CorruptJournalError, match="had been synced"):
+    with pytest.raises(CorruptJournalError, match="had been fsynced"):
         opened(disk)

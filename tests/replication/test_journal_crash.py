@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tickwheel.replication.journal import CorruptJournalError, Journal
-from tickwheel.storage.disk import DiskFullError, SyncFailedError
+from tickwheel.storage.disk import DiskFullError, FsyncFailedError
 from tickwheel.storage.simulated import PowerLost, SimulatedDisk
 
 SEGMENT_BYTES = 20_000
@@ -104,7 +104,7 @@ class Life:
             self.journal.compact(index, self.journal.term_at(index))
 
     def sync(self, between: tuple[str, ...] | list[str]) -> None:
-        work = self.journal.begin_sync()
+        work = self.journal.begin_fsync()
         ran_at = self.rng.randint(0, len(between))
         for number, kind in enumerate(between):
             if number == ran_at:
@@ -112,7 +112,7 @@ class Life:
             {"append": self.append, "truncate": self.truncate, "compact": self.compact}[kind]()
         if ran_at == len(between):
             work.run()
-        self.journal.finish_sync(work)
+        self.journal.finish_fsync(work)
         self.note_durable()
 
     def note_durable(self) -> None:
@@ -188,8 +188,8 @@ def test_failed_syncs_and_full_disks(seed: int) -> None:
     for _ in range(4):
         life.run(life.rng.randint(0, 20))
         if life.rng.random() < 0.5:
-            life.disk.fail_sync()
-            with pytest.raises(SyncFailedError):
+            life.disk.fail_fsync()
+            with pytest.raises(FsyncFailedError):
                 life.run(1000)
         else:
             life.disk.fill(life.rng.randint(0, 30_000))
@@ -203,7 +203,7 @@ def test_failed_syncs_and_full_disks(seed: int) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 40))
 def test_flipped_byte_refuses_to_start(seed: int) -> None:
-    """Any byte of what had been synced before the last sync: the error names file, place and what to do."""
+    """Any byte of what had been fsynced before the last sync: the error names file, place and what to do."""
     rng = Random(seed)
     disk = SimulatedDisk(Random(seed + 1))
     journal = Journal.open(disk, DIRECTORY, segment_bytes=SEGMENT_BYTES)
@@ -216,9 +216,9 @@ def test_flipped_byte_refuses_to_start(seed: int) -> None:
         ]
         for _ in range(rng.randint(1, 4)):
             journal.append(journal.last_index + 1, batch + 1, rng.randbytes(rng.choice((0, 5, 600, 9000))))
-        work = journal.begin_sync()
+        work = journal.begin_fsync()
         work.run()
-        journal.finish_sync(work)
+        journal.finish_fsync(work)
     path, offset = rng.choice(places)
     disk.flip(path, offset, rng.randint(1, 255))
     disk.kill()
@@ -238,9 +238,9 @@ def test_flipped_byte_in_the_last_record_is_no_torn_tail() -> None:
         disk = SimulatedDisk(Random(1))
         journal = Journal.open(disk, DIRECTORY, segment_bytes=SEGMENT_BYTES)
         journal.append(1, 1, Random(2).randbytes(2000))
-        work = journal.begin_sync()
+        work = journal.begin_fsync()
         work.run()
-        journal.finish_sync(work)
+        journal.finish_fsync(work)
         disk.flip(journal._segments[-1].file.path, offset)
         disk.kill()
         with pytest.raises(CorruptJournalError, match="no crash leaves it like this"):

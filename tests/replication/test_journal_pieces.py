@@ -16,8 +16,8 @@ from tickwheel.replication.journal_segment import (
     KIND_MARK,
     SEGMENT_HEADER_BYTES,
     SegmentReader,
+    fsynced_beyond,
     pack_record,
-    synced_beyond,
 )
 from tickwheel.storage.local import LocalDisk, LocalFile
 from tickwheel.storage.simulated import SimulatedDisk
@@ -44,9 +44,9 @@ def test_a_start_holds_a_piece_at_once(synced: bool, tmp_path: Path, monkeypatch
     for index in range(1, 60):
         journal.append(index, 1, random.randbytes(1_000 if index % 3 else command_bytes))
     if synced:
-        work = journal.begin_sync()
+        work = journal.begin_fsync()
         work.run()
-        journal.finish_sync(work)
+        journal.finish_fsync(work)
     journal.close()
     read: list[int] = []
     read_at = LocalFile.read_at
@@ -80,9 +80,9 @@ def outcome(seed: int, damage: int, piece_bytes: int) -> tuple[object, ...]:
         journal.append(index, 1, random.choice((b"\xc3TWr", b"\0", b"x")) * random.choice((0, 10, 99, 600)))
         journal.note_commit(index - 1)
         if random.random() < 0.3:
-            work = journal.begin_sync()
+            work = journal.begin_fsync()
             work.run()
-            journal.finish_sync(work)
+            journal.finish_fsync(work)
     if random.random() < 0.5:
         disk.crash()
     else:
@@ -111,7 +111,7 @@ def test_pieces_of_any_size_give_the_same(seed: int, damage: int, piece_bytes: i
 
 @pytest.mark.parametrize("piece_bytes", [48, 64, 100])
 def test_a_header_at_the_edge_of_a_piece_is_seen(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever says behind a torn place that it had been synced counts, wherever the pieces meet: else durable entries
+    """Whatever says behind a torn place that it had been fsynced counts, wherever the pieces meet: else durable entries
     would be cut away."""
     with_pieces(monkeypatch, piece_bytes)
     disk = SimulatedDisk(Random(1))
@@ -119,5 +119,5 @@ def test_a_header_at_the_edge_of_a_piece_is_seen(piece_bytes: int, monkeypatch: 
         file = disk.open("segment", create=True)
         file.truncate(0)
         file.append(bytes(offset) + pack_record(1, offset, KIND_MARK, 1, 0, b"", 700) + bytes(offset % 3))
-        assert synced_beyond(SegmentReader(file), 1, SEGMENT_HEADER_BYTES, 699), offset
-        assert not synced_beyond(SegmentReader(file), 1, SEGMENT_HEADER_BYTES, 700), offset
+        assert fsynced_beyond(SegmentReader(file), 1, SEGMENT_HEADER_BYTES, 699), offset
+        assert not fsynced_beyond(SegmentReader(file), 1, SEGMENT_HEADER_BYTES, 700), offset

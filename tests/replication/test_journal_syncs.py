@@ -30,14 +30,14 @@ def fill(journal: Journal, count: int, term: int) -> None:
 
 
 def sync(journal: Journal) -> None:
-    work = journal.begin_sync()
+    work = journal.begin_fsync()
     work.run()
-    journal.finish_sync(work)
+    journal.finish_fsync(work)
 
 
 def heal(disk: SimulatedDisk) -> None:
-    disk.ignore_sync(None)
-    disk.ignore_sync_dir(None)
+    disk.ignore_fsync(None)
+    disk.ignore_fsync_dir(None)
 
 
 def group_commit(disk: SimulatedDisk, sabotage: Sabotage) -> bool:
@@ -128,15 +128,15 @@ def nothing(_disk: SimulatedDisk) -> None:
 
 
 def no_segment_sync(disk: SimulatedDisk) -> None:
-    disk.ignore_sync(lambda path: path.endswith(".segment"))
+    disk.ignore_fsync(lambda path: path.endswith(".segment"))
 
 
 def no_hard_state_sync(disk: SimulatedDisk) -> None:
-    disk.ignore_sync(lambda path: "hard_state" in path)
+    disk.ignore_fsync(lambda path: "hard_state" in path)
 
 
 def no_dir_sync(disk: SimulatedDisk) -> None:
-    disk.ignore_sync_dir(lambda path: path == DIRECTORY)
+    disk.ignore_fsync_dir(lambda path: path == DIRECTORY)
 
 
 def losses(scenario: Callable[[SimulatedDisk, Sabotage], bool], sabotage: Sabotage) -> int:

@@ -43,15 +43,15 @@ sockets = greedy()
 files = []
 assert opened(plain, files) == 0
 try:
-    plain.sync_dir("journal")
+    plain.fsync_dir("journal")
     raise SystemExit("a directory was synced without a descriptor")
 except NoDescriptorError:
     pass
 assert 30 <= opened(disk, files) <= 40, len(files)
 assert reserve.uses >= 30
 # Even with the reserve used up, what is closed again at once can be done.
-disk.sync_dir("journal")
-disk.sync_dir("")
+disk.fsync_dir("journal")
+disk.fsync_dir("")
 assert len(disk.list("journal")) >= len(files)
 disk.remove("journal/0")
 for file in files:

@@ -127,7 +127,7 @@ def test_closed_file_refuses(disk: Disk) -> None:
     file = disk.open("f", create=True)
     file.close()
     file.close()
-    for use in (file.size, file.sync, lambda: file.append(b"x"), lambda: file.read_at(0, 1)):
+    for use in (file.size, file.fsync, lambda: file.append(b"x"), lambda: file.read_at(0, 1)):
         with pytest.raises(DiskError, match="'f'"):
             use()
 
@@ -211,7 +211,7 @@ def test_rename_replaces(disk: Disk) -> None:
     file = disk.open("d/source", create=True)
     file.append(b"new")
     disk.rename("d/source", "d/target")
-    disk.sync_dir("d")
+    disk.fsync_dir("d")
     assert disk.list("d") == ["target"]
     assert disk.open("d/target").read_at(0, 9) == b"new"
     file.append(b"er")
@@ -224,7 +224,7 @@ def test_rename_directory(disk: Disk) -> None:
     """A directory takes its files along."""
     disk.open("new/deep/f", create=True).append(b"abc")
     disk.rename("new", "old")
-    disk.sync_dir("")
+    disk.fsync_dir("")
     assert disk.open("old/deep/f").read_at(0, 9) == b"abc"
     assert not disk.exists("new")
 
@@ -246,7 +246,7 @@ def test_paths_that_could_leave_the_root_are_refused(disk: Disk, path: str) -> N
 
 def test_root_is_no_file(disk: Disk) -> None:
     """The root can be listed and synced, not opened, removed or renamed."""
-    disk.sync_dir("")
+    disk.fsync_dir("")
     for use in (lambda: disk.open("", create=True), lambda: disk.remove(""), lambda: disk.rename("", "a")):
         with pytest.raises(DiskError, match="root"):
             use()
@@ -256,9 +256,9 @@ def test_sync_and_space(disk: Disk) -> None:
     """Syncing works on files and directories, and a missing directory cannot be synced."""
     file = disk.open("d/f", create=True)
     file.append(b"abc")
-    file.sync()
-    disk.sync_dir("d")
-    disk.sync_dir("d")
+    file.fsync()
+    disk.fsync_dir("d")
+    disk.fsync_dir("d")
     assert 0 < disk.space_left() <= disk.space_total()
     with pytest.raises(DiskError, match="nowhere"):
-        disk.sync_dir("nowhere")
+        disk.fsync_dir("nowhere")

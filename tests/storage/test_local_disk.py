@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, SyncFailedError
+from tickwheel.storage.disk import Buffer, DiskError, DiskFullError, FsyncFailedError
 from tickwheel.storage.local import LocalDisk
 from tickwheel.storage.paths import LOCK_NAME
 
@@ -62,22 +62,22 @@ def test_failed_fdatasync_has_its_own_error(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "fdatasync", failing)
     monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(SyncFailedError, match="'f'"):
-        file.sync()
-    with pytest.raises(SyncFailedError):
-        disk.sync_dir("")
+    with pytest.raises(FsyncFailedError, match="'f'"):
+        file.fsync()
+    with pytest.raises(FsyncFailedError):
+        disk.fsync_dir("")
 
 
 def test_sync_dir_syncs_what_leads_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new directory is in no synced parent yet: its first sync_dir goes up to the root, later ones do not."""
+    """A new directory is in no synced parent yet: its first fsync_dir goes up to the root, later ones do not."""
     disk = LocalDisk(tmp_path)
     disk.make_dir("a/b")
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(str(Path(f"/proc/self/fd/{number}").readlink())))
-    disk.sync_dir("a/b")
+    disk.fsync_dir("a/b")
     assert synced == [str(tmp_path / "a/b"), str(tmp_path / "a"), str(tmp_path)]
     synced.clear()
-    disk.sync_dir("a/b")
+    disk.fsync_dir("a/b")
     assert synced == [str(tmp_path / "a/b")]
 
 

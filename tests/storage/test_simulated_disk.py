@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
+from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
 from tickwheel.storage.simulated import SimulatedDisk
 
 SEEDS = range(40)
@@ -18,9 +18,9 @@ def crashed_contents(seed: int, page_count: int) -> bytes:
     """What a crash leaves of a synced page and `page_count` pages that were not."""
     disk = SimulatedDisk(Random(seed))
     file = disk.open("f", create=True)
-    disk.sync_dir("")
+    disk.fsync_dir("")
     file.append(b"s" * 5000)
-    file.sync()
+    file.fsync()
     file.append(b"u" * 4096 * page_count)
     disk.crash()
     again = disk.open("f")
@@ -44,13 +44,13 @@ def test_same_seed_same_crash() -> None:
 
 
 def test_file_sync_does_not_cover_its_directory_entry() -> None:
-    """A created file survives for certain only after sync_dir."""
+    """A created file survives for certain only after fsync_dir."""
     outcomes = set()
     for seed in SEEDS:
         disk = SimulatedDisk(Random(seed))
         file = disk.open("d/f", create=True)
         file.append(b"abc")
-        file.sync()
+        file.fsync()
         disk.crash()
         outcomes.add(disk.exists("d/f"))
         if disk.exists("d/f"):
@@ -59,12 +59,12 @@ def test_file_sync_does_not_cover_its_directory_entry() -> None:
 
 
 def test_sync_dir_does_not_cover_bytes() -> None:
-    """After sync_dir alone the file is there, but perhaps without content."""
+    """After fsync_dir alone the file is there, but perhaps without content."""
     lengths = set()
     for seed in SEEDS:
         disk = SimulatedDisk(Random(seed))
         disk.open("d/f", create=True).append(b"abc")
-        disk.sync_dir("d")
+        disk.fsync_dir("d")
         disk.crash()
         lengths.add(disk.size("d/f"))
     assert {0, 3} <= lengths
@@ -76,7 +76,7 @@ def test_directory_changes_are_lost_from_the_end() -> None:
     for seed in range(80):
         disk = SimulatedDisk(Random(seed))
         disk.make_dir("d")
-        disk.sync_dir("d")
+        disk.fsync_dir("d")
         for name in "abc":
             disk.open(f"d/{name}", create=True)
         disk.crash()
@@ -92,8 +92,8 @@ def test_rename_is_whole_or_not_at_all() -> None:
         for path, content in (("d/f", b"old"), ("d/f.new", b"new")):
             file = disk.open(path, create=True)
             file.append(content)
-            file.sync()
-        disk.sync_dir("d")
+            file.fsync()
+        disk.fsync_dir("d")
         disk.rename("d/f.new", "d/f")
         disk.crash()
         content = disk.open("d/f").read_at(0, 9)
@@ -110,7 +110,7 @@ def test_rename_between_directories_never_loses_or_doubles_the_file() -> None:
             disk.make_dir("b")
             disk.open("a/f", create=True)
             disk.rename("a/f", "b/f")
-            disk.sync_dir(synced)
+            disk.fsync_dir(synced)
             disk.crash()
             assert disk.list("a") == []
             if synced == "b" or disk.exists("b"):
@@ -123,7 +123,7 @@ def test_removed_and_synced_stays_removed() -> None:
         disk = SimulatedDisk(Random(seed))
         disk.open("d/f", create=True)
         disk.remove("d/f")
-        disk.sync_dir("d")
+        disk.fsync_dir("d")
         disk.crash()
         assert not disk.exists("d/f")
 
@@ -135,8 +135,8 @@ def test_truncation_is_lost_or_kept() -> None:
         disk = SimulatedDisk(Random(seed))
         file = disk.open("f", create=True)
         file.append(bytes(range(256)) * 64)
-        file.sync()
-        disk.sync_dir("")
+        file.fsync()
+        disk.fsync_dir("")
         file.truncate(8192)
         disk.crash()
         again = disk.open("f")
@@ -150,19 +150,19 @@ def test_failed_sync_loses_for_good() -> None:
     for seed in SEEDS:
         disk = SimulatedDisk(Random(seed))
         file = disk.open("f", create=True)
-        disk.sync_dir("")
+        disk.fsync_dir("")
         file.append(b"a" * 4096)
-        file.sync()
+        file.fsync()
         file.append(b"b" * 4096)
-        disk.fail_sync()
-        with pytest.raises(SyncFailedError, match="'f'"):
-            file.sync()
+        disk.fail_fsync()
+        with pytest.raises(FsyncFailedError, match="'f'"):
+            file.fsync()
         file.append(b"c" * 4096)
-        file.sync()
+        file.fsync()
         assert file.read_at(4096, 1) == b"b"
         disk.crash()
         assert disk.open("f").read_at(0, 99999) == b"a" * 4096 + bytes(4096) + b"c" * 4096
-    assert disk.counters().syncs_failed == 1
+    assert disk.counters().fsyncs_failed == 1
 
 
 def test_ignored_sync_covers_nothing() -> None:
@@ -171,14 +171,14 @@ def test_ignored_sync_covers_nothing() -> None:
     for seed in SEEDS:
         disk = SimulatedDisk(Random(seed))
         file = disk.open("f", create=True)
-        disk.sync_dir("")
-        disk.ignore_sync(lambda path: path == "f")
+        disk.fsync_dir("")
+        disk.ignore_fsync(lambda path: path == "f")
         file.append(b"abc")
-        file.sync()
+        file.fsync()
         disk.crash()
         left.add(disk.size("f"))
     assert 0 in left
-    assert disk.counters().syncs_ignored == 1
+    assert disk.counters().fsyncs_ignored == 1
 
 
 def test_kill_keeps_what_was_written() -> None:
@@ -223,9 +223,9 @@ def test_read_error_and_flip() -> None:
     """Reads fail while told to; a flipped byte is flipped on stable storage too."""
     disk = SimulatedDisk(Random(1))
     file = disk.open("f", create=True)
-    disk.sync_dir("")
+    disk.fsync_dir("")
     file.append(b"abc")
-    file.sync()
+    file.fsync()
     disk.read_error("f")
     with pytest.raises(DiskError, match="Input/output"):
         file.read_at(0, 1)
@@ -254,7 +254,7 @@ def test_a_crash_right_after_a_sync_changes_nothing(steps: list[tuple[str, int]]
     """Whatever was done before: once synced, the file is there byte for byte, and so it is page by page later."""
     disk = SimulatedDisk(Random(seed))
     file = disk.open("f", create=True)
-    disk.sync_dir("")
+    disk.fsync_dir("")
     model = bytearray()
     for number, (step, size) in enumerate(steps):
         fill = bytes([number + 1])
@@ -272,10 +272,10 @@ def test_a_crash_right_after_a_sync_changes_nothing(steps: list[tuple[str, int]]
         elif step == "reserve":
             file.preallocate(size)
         else:
-            file.sync()
+            file.fsync()
         assert file.size() == len(model)
     assert file.read_at(0, 1 << 20) == model
-    file.sync()
+    file.fsync()
     file.append(b"unsynced" * 700)
     disk.crash()
     again = disk.open("f")

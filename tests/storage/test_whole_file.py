@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tickwheel.proto.log_pb2 import Manifest, ManifestFile
-from tickwheel.storage.disk import DiskFullError, SyncFailedError
+from tickwheel.storage.disk import DiskFullError, FsyncFailedError
 from tickwheel.storage.errors import CorruptFileError, UnknownVersionError
 from tickwheel.storage.manifest import read_manifest, restore_files, write_manifest
 from tickwheel.storage.simulated import PowerLost, SimulatedDisk
@@ -69,8 +69,8 @@ def lost(sabotage: Callable[[SimulatedDisk], None]) -> bool:
 def test_both_syncs_are_needed() -> None:
     """Leaving out either is found; with both nothing is."""
     assert not lost(lambda disk: None)
-    assert lost(lambda disk: disk.ignore_sync(lambda path: True))
-    assert lost(lambda disk: disk.ignore_sync_dir(lambda path: True))
+    assert lost(lambda disk: disk.ignore_fsync(lambda path: True))
+    assert lost(lambda disk: disk.ignore_fsync_dir(lambda path: True))
 
 
 def test_failures_leave_the_old_file(disk: SimulatedDisk) -> None:
@@ -80,8 +80,8 @@ def test_failures_leave_the_old_file(disk: SimulatedDisk) -> None:
     with pytest.raises(DiskFullError):
         write_whole(disk, "f", b"new")
     disk.make_room()
-    disk.fail_sync()
-    with pytest.raises(SyncFailedError):
+    disk.fail_fsync()
+    with pytest.raises(FsyncFailedError):
         write_whole(disk, "f", b"new")
     assert read_whole(disk, "f") == b"old"
 

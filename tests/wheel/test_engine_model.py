@@ -32,10 +32,10 @@ def store(disk: SimulatedDisk, pieces: list[bytes]) -> None:
     file = disk.open(bundle.bundle_path(bundle.name_of(pieces)), create=True)
     file.truncate(0)
     file.append(b"".join(pieces))
-    file.sync()
+    file.fsync()
     file.close()
-    disk.sync_dir("")
-    disk.sync_dir(bundle.DIRECTORY)
+    disk.fsync_dir("")
+    disk.fsync_dir(bundle.DIRECTORY)
 
 
 @dataclass

@@ -41,7 +41,7 @@ def test_an_hour_of_many_between_empty_ones_and_one_two_years_ahead() -> None:
     disk = SimulatedDisk(random.Random(5))
     wheel = Wheel(disk, "wheel", CONFIG)
     for directory in ("wheel", "wheel/hours", "wheel/runs", ""):
-        disk.sync_dir(directory)
+        disk.fsync_dir(directory)
     full_ms = START_MS + 10 * HOUR_MS
     due = full_ms + np.random.default_rng(5).integers(0, HOUR_MS, MANY)
     for part in np.split(due, 12):

@@ -91,8 +91,8 @@ def harmed_by_power_loss(seed: int, without: str) -> bool:
     """All nodes lose power just after a taking over; whether what it brought is gone then."""
     world = World(seed)
     for node in world.nodes.values():
-        node.disk.ignore_sync(lambda path: without == "the file" and path.startswith("bulk/"))
-        node.disk.ignore_sync_dir(lambda path: without == "its directory" and path in ("bulk", ""))
+        node.disk.ignore_fsync(lambda path: without == "the file" and path.startswith("bulk/"))
+        node.disk.ignore_fsync_dir(lambda path: without == "its directory" and path in ("bulk", ""))
     begin(world)
     data, wanted = bundle_of([world.now_ms + 3_000 + n for n in range(300)])
     Loader(world, [data]).load()

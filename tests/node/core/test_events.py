@@ -107,8 +107,8 @@ def test_notes_outlive_a_kill_and_are_not_doubled_by_the_replay() -> None:
     world.run(2_000)
     master = world.master()
     assert master is not None
-    master.disk.open("events/1.events").sync()
-    master.disk.sync_dir("events")
+    master.disk.open("events/1.events").fsync()
+    master.disk.fsync_dir("events")
     master.kill()
     world.elect()
     master.start()
@@ -138,8 +138,8 @@ def test_what_a_kill_left_unwritten_is_noted_by_the_replay() -> None:
     assert kinds(traced(world, slave, ids[1])) == ["SCHEDULED", "DISPATCHED", "SETTLED"]
     for path in slave.disk.paths():
         if path.startswith("events/"):
-            slave.disk.open(path).sync()
-    slave.disk.sync_dir("events")
+            slave.disk.open(path).fsync()
+    slave.disk.fsync_dir("events")
     slave.kill()
     slave.start()
     world.heal()

@@ -230,7 +230,7 @@ def test_failed_fdatasync_stops_the_node() -> None:
     master = world.elect()
     client.consume()
     load(world, client, 1)
-    master.disk.fail_sync()
+    master.disk.fail_fsync()
     load(world, client, 1)
     assert "stable storage" in master.fatal or master.fatal
     world.elect()

@@ -40,7 +40,7 @@ def forget_founding(world: World) -> None:
     for node in world.nodes.values():
         if node.disk.exists(PATH):
             node.disk.remove(PATH)
-            node.disk.sync_dir("")
+            node.disk.fsync_dir("")
 
 
 def test_a_first_start_takes_no_longer_and_knows_all_disks_at_once() -> None:

@@ -84,8 +84,8 @@ def lives(seed: int, without_file: str = "$.", without_directory: str = "$.") ->
     chunks = chunks_of(source)
     for step in range(0, 60, 2):
         behind = filled(2, 20)
-        behind.disk.ignore_sync(lambda path: re.fullmatch(without_file, path) is not None)
-        behind.disk.ignore_sync_dir(lambda path: re.fullmatch(without_directory, path) is not None)
+        behind.disk.ignore_fsync(lambda path: re.fullmatch(without_file, path) is not None)
+        behind.disk.ignore_fsync_dir(lambda path: re.fullmatch(without_directory, path) is not None)
         behind.disk.lose_power_after(step + rng.randrange(2))
         try:
             copy = CheckpointCopy(behind.disk)

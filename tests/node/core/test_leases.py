@@ -240,7 +240,7 @@ def test_a_damaged_file_of_leases_costs_a_repeat(content: bytes) -> None:
         file = node.disk.open(PATH, create=True)
         file.truncate(0)
         file.append(content)
-        file.sync()
+        file.fsync()
         file.close()
     all_lose_power(world, client)
     world.run(3_000)

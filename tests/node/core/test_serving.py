@@ -27,7 +27,7 @@ from tickwheel.proto import (
     staging_pb2,
 )
 from tickwheel.proto.log_pb2 import AdminCommand
-from tickwheel.storage.disk import SyncFailedError
+from tickwheel.storage.disk import FsyncFailedError
 
 Done = Callable[[Any], None]
 Start = Callable[[Node, Done], None]
@@ -362,7 +362,7 @@ def test_the_own_work_of_a_node_ends_it() -> None:
     assert not told and serving.caller is None
 
 
-@pytest.mark.parametrize("error", [SyncFailedError("x"), OwnWorkError("x")])
+@pytest.mark.parametrize("error", [FsyncFailedError("x"), OwnWorkError("x")])
 def test_what_is_fatal_passes(error: Exception) -> None:
     """No request takes it for its own."""
     assert isinstance(error, FATAL)

@@ -26,7 +26,7 @@ from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.proto import consumer_pb2
 from tickwheel.proto.peer_pb2 import CheckpointChunk, HeldFile, PeerFrame
-from tickwheel.replication.journal_sync import SyncWork
+from tickwheel.replication.journal_fsync import FsyncWork
 from tickwheel.replication.log import Member
 from tickwheel.storage.simulated import SimulatedDisk
 from tickwheel.wheel.jobs import MergeJob
@@ -178,7 +178,7 @@ class Node:
 
         merge = isinstance(getattr(work, "__self__", None), MergeJob)
         checkpoint = getattr(work, "__qualname__", "").startswith("Checkpointer.")
-        sync = isinstance(getattr(work, "__self__", None), SyncWork)
+        sync = isinstance(getattr(work, "__self__", None), FsyncWork)
         if (merge and self.holds_merges) or (checkpoint and self.holds_checkpoints) or (sync and self.holds_syncs):
             self.held.append(go)
         else:

@@ -50,7 +50,7 @@ from tickwheel.proto import (
     scheduler_pb2,
     staging_pb2,
 )
-from tickwheel.storage.disk import SyncFailedError
+from tickwheel.storage.disk import FsyncFailedError
 
 SERVICES = [
     *KNOWN,
@@ -244,7 +244,7 @@ async def test_a_refusal_is_no_mistake() -> None:
     assert isinstance(invalid("f", 1, "2"), RequestError) and not node.reported
 
 
-@pytest.mark.parametrize("error", [SyncFailedError("the disk"), OwnWorkError("our own")])
+@pytest.mark.parametrize("error", [FsyncFailedError("the disk"), OwnWorkError("our own")])
 async def test_what_a_node_cannot_go_on_without_ends_it(error: Exception) -> None:
     """Whose request ran into it does not matter."""
     node = Node()

@@ -15,7 +15,7 @@ from tickwheel.node.local_cluster import LocalCluster, free_ports
 from tickwheel.node.server import process
 from tickwheel.proto.peer_pb2 import Hello, PeerFrame
 from tickwheel.replication.frames import FORMAT_VERSION
-from tickwheel.storage.disk import DiskError, DiskFullError, SyncFailedError
+from tickwheel.storage.disk import DiskError, DiskFullError, FsyncFailedError
 
 
 def start(*settings: str) -> subprocess.CompletedProcess[str]:
@@ -84,7 +84,7 @@ async def test_links_that_were_dropped_are_counted_and_logged(tmp_path: Path) ->
     ("error", "code"),
     [
         (DiskError("manifest is damaged"), process.EXIT_DATA),
-        (SyncFailedError("journal"), process.EXIT_DATA),
+        (FsyncFailedError("journal"), process.EXIT_DATA),
         (DiskFullError("journal"), process.EXIT_FAILED),
         (RuntimeError("ours"), process.EXIT_FAILED),
     ],

@@ -10,7 +10,7 @@ import pytest
 from tests.node.state.solo import Damage, Solo
 from tickwheel.node.state import sequence
 from tickwheel.storage.blocks import BLOCK_BYTES
-from tickwheel.storage.disk import DiskFullError, SyncFailedError
+from tickwheel.storage.disk import DiskFullError, FsyncFailedError
 from tickwheel.wheel.units import HOUR_MS
 
 
@@ -110,8 +110,8 @@ def test_a_failed_sync_ends_the_checkpoint_and_the_next_start_loses_nothing(site
         solo.checkpoint()
         live(solo, rng)
         solo.pump()
-        solo.disk.fail_sync(1, lambda path: re.fullmatch(site, path) is not None)
-        with pytest.raises(SyncFailedError):
+        solo.disk.fail_fsync(1, lambda path: re.fullmatch(site, path) is not None)
+        with pytest.raises(FsyncFailedError):
             solo.checkpoint()
         solo.disk.kill()
         solo.restart()

@@ -62,9 +62,9 @@ def harmed(without_file: str | None, without_directory: str | None, lives: int =
         rng = Random(seed)
         solo = Solo(seed)
         if without_file is not None:
-            solo.disk.ignore_sync(lambda path: re.fullmatch(without_file, path) is not None)
+            solo.disk.ignore_fsync(lambda path: re.fullmatch(without_file, path) is not None)
         if without_directory is not None:
-            solo.disk.ignore_sync_dir(lambda path: re.fullmatch(without_directory, path) is not None)
+            solo.disk.ignore_fsync_dir(lambda path: re.fullmatch(without_directory, path) is not None)
         solo.create("g")
         try:
             for _ in range(3):

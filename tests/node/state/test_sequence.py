@@ -56,7 +56,7 @@ def test_reads_as_a_list_would(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
             flush = None
             if ran and rng.random() < 0.3:
                 # A crash, and replay of what came after the checkpoint.
-                disk.sync_dir("d")
+                disk.fsync_dir("d")
                 disk.crash()
                 made = Sequence(disk, "d/s", U64, state)
                 for left in {f"d/{name}" for name in disk.list("d")} - {file.path for file in made.files()}:

@@ -1,16 +1,16 @@
-"""One sync of the journal as work for an executor, and the reservation of the next segment.
+"""One fsync of the journal as work for an executor, and the reservation of the next segment.
 
-`SyncWork` runs beside the loop, which may keep appending to the files meanwhile. It syncs those files, removes segments
-that the loop no longer uses, and creates the file of the next segment, which the loop takes in `Journal.finish_sync`.
+`FsyncWork` runs beside the loop, which may keep appending to the files meanwhile. It fsyncs those files, removes
+segments that the loop no longer uses, and creates the file of the next segment for `Journal.finish_fsync` to take.
 """
 
 from __future__ import annotations
 
-from tickwheel.storage.disk import Disk, DiskError, DiskFullError, File, SyncFailedError
+from tickwheel.storage.disk import Disk, DiskError, DiskFullError, File, FsyncFailedError
 
 
-class SyncWork:
-    """One group commit of everything written before `Journal.begin_sync`, which creates it."""
+class FsyncWork:
+    """One group commit of everything written before `Journal.begin_fsync`, which creates it."""
 
     def __init__(
         self,
@@ -18,7 +18,7 @@ class SyncWork:
         directory: str,
         files: list[File],
         *,
-        sync_dir: bool,
+        fsync_dir: bool,
         last_index: int,
         position: int,
         doomed: list[str],
@@ -26,7 +26,7 @@ class SyncWork:
         self._disk = disk
         self._directory = directory
         self._files = files
-        self._sync_dir = sync_dir
+        self._fsync_dir = fsync_dir
         self._doomed = doomed
         self.last_index = last_index
         self.position = position
@@ -34,28 +34,28 @@ class SyncWork:
         self.reserve_bytes = 0
         self.reserve: File | None = None
         self.done = False
-        self.error: SyncFailedError | None = None
+        self.error: FsyncFailedError | None = None
 
     def run(self) -> None:
-        """Run in any thread. Raises SyncFailedError; `finish_sync` must be called with the work all the same."""
+        """Run in any thread. Raises FsyncFailedError; `finish_fsync` must be called with the work all the same."""
         try:
             for file in self._files:
-                file.sync()
-            if self._sync_dir:
-                self._disk.sync_dir(self._directory)
-            # The oldest first, and without a sync of the directory. A power loss can then bring back only the newest of
-            # the removed segments, in front of those still held. A start reads them again, which is harmless: the
+                file.fsync()
+            if self._fsync_dir:
+                self._disk.fsync_dir(self._directory)
+            # The oldest first, and without an fsync of the directory. A power loss can then bring back only the newest
+            # of the removed segments, in front of those still held. A start reads them again, which is harmless: the
             # checkpoint covers them. A file system that kept a later removal but lost an earlier one (ext4, XFS and
             # Btrfs do not) would leave a gap; the start is then refused, so wrong entries are never read.
             for path in self._doomed:
                 self._disk.remove(path)
             if self.reserve_path:
                 self.reserve = reserved_file(self._disk, self.reserve_path, self.reserve_bytes)
-        except SyncFailedError as error:
+        except FsyncFailedError as error:
             self.error = error
             raise
         except DiskError as error:
-            self.error = SyncFailedError(str(error))
+            self.error = FsyncFailedError(str(error))
             raise self.error from error
         self.done = True
 
