@@ -52,7 +52,13 @@ class _Reading:
     def begin(self) -> None:
         process = self._machine.process
         assert isinstance(process, CoreProcess)
-        self._machine.deliver(process.host.face.pin_settled, PinSettledRequest(group=self._group), self._pinned)
+        host = process.host
+
+        def pin() -> None:
+            core = host.core
+            core.serving.start(core.settled.pin(PinSettledRequest(group=self._group)), self._pinned)
+
+        self._machine.deliver(pin)
 
     def _pinned(self, answer: PinSettledResponse | Failure) -> None:
         if isinstance(answer, Failure):
@@ -87,7 +93,8 @@ class _Reading:
             else:
                 self._next()
 
-        self._machine.deliver(process.host.face.read_settled, request, read)
+        host = process.host
+        self._machine.deliver(lambda: host.core.serving.start(host.core.settled.read(request), read))
 
     def _end(self) -> None:
         machine = self._machine

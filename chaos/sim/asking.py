@@ -12,14 +12,14 @@ from typing import Any
 
 from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.world import MS
-from tickwheel.node.core.face import CoreFace
+from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.failure import Failure
 from tickwheel.proto.log_pb2 import AdminCommand
 
 PAUSE_NS = 150 * MS
 
-Call = Callable[[CoreFace, Callable[[Any], None]], None]
-"""Puts the question to a node's client face; the function is for its answer."""
+Call = Callable[[NodeCore, Callable[[Any], None]], None]
+"""Puts the question to a node's core; the function is for its answer."""
 
 
 class Asking:
@@ -55,7 +55,7 @@ class Asking:
                 then()
                 return
             command = left.pop(0)
-            self.command(lambda face, answer: face.admin(command, answer), go_on)
+            self.command(lambda core, answer: core.serving.start(core.requests.admin(command), answer), go_on)
 
         go_on()
 
@@ -79,6 +79,6 @@ class Asking:
                 self._try(call, taken, target + 1)
 
         self._wires.call(
-            self._wires.machine(target), lambda face: call(face, lambda answer: self._wires.back(take, answer))
+            self._wires.machine(target), lambda core: call(core, lambda answer: self._wires.back(take, answer))
         )
         self._wires.world.after(TIMEOUT_NS, timed_out)

@@ -20,7 +20,7 @@ from tickwheel.chaos.sim.history_messages import Row, ScheduleSent
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.bundle_store import Held
-from tickwheel.node.core.face import CoreFace
+from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.failure import Failure
 from tickwheel.proto import common_pb2
 from tickwheel.proto.bulk_pb2 import LoadState, TakeOverRequest
@@ -167,13 +167,13 @@ class Carrier:
                 over.append(True)
                 go_on(-1)
 
-        def call(face: CoreFace) -> None:
+        def call(core: NodeCore) -> None:
             if offset < 0:
-                self._wires.back(heard, face.bulk.offer(built.name, len(built.data)))
+                self._wires.back(heard, core.bulk.offer(built.name, len(built.data)))
                 return
             piece = built.data[offset : offset + PIECE_BYTES]
             crc = google_crc32c.value(piece)
-            face.bulk.take(
+            core.bulk.take(
                 built.name, len(built.data), offset, piece, crc, lambda state: self._wires.back(heard, state)
             )
 
@@ -230,8 +230,8 @@ class Carrier:
             if self._rng.random() < 0.95:  # else it is lost on its way
                 self._wires.back(heard, state)
 
-        def call(face: CoreFace) -> None:
-            face.serving.start(face.bulk.take_over(request), answered)
+        def call(core: NodeCore) -> None:
+            core.serving.start(core.bulk.take_over(request), answered)
 
         self._wires.call(self._wires.machine(target), call)
         self._world.after(4 * TIMEOUT_NS, timed_out)

@@ -8,6 +8,8 @@ from tickwheel.chaos.sim.clients import TIMEOUT_NS, Wires
 from tickwheel.chaos.sim.history_messages import CancelAnswered, CancelSent, RescheduleAnswered, RescheduleSent
 from tickwheel.chaos.sim.world import MS, SECOND
 from tickwheel.node.core.failure import Failure
+from tickwheel.node.server import handlers
+from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.proto import common_pb2, scheduler_pb2
 
 CHANGED_NEWEST = 300
@@ -53,10 +55,10 @@ class Changes:
         answered: list[bool] = []
         self._history.add(CancelSent(self._world.now_ns, uid, id64))
 
-        def done(outcome: scheduler_pb2.CancelResponse | Failure) -> None:
+        def done(outcome: scheduler_pb2.CancelOutcome.ValueType | Failure) -> None:
             self._wires.back(answer, outcome)
 
-        def answer(outcome: scheduler_pb2.CancelResponse | Failure) -> None:
+        def answer(outcome: scheduler_pb2.CancelOutcome.ValueType | Failure) -> None:
             if answered:
                 return
             answered.append(True)
@@ -64,7 +66,7 @@ class Changes:
                 self._world.after(100 * MS, self._cancel, uid, id64, self._wires.redirect(outcome, target), attempt + 1)
                 return
             self._open -= 1
-            name = scheduler_pb2.CancelOutcome.Name(outcome.outcome)
+            name = scheduler_pb2.CancelOutcome.Name(outcome)
             self._history.add(CancelAnswered(self._world.now_ns, uid, id64, name))
 
         def timed_out() -> None:
@@ -72,7 +74,7 @@ class Changes:
                 answered.append(True)
                 self._cancel(uid, id64, target + 1, attempt + 1)
 
-        self._wires.call(machine, lambda face: face.cancel(id64, done))
+        self._wires.call(machine, lambda core: core.serving.start(core.requests.cancel(id64), done))
         self._world.after(TIMEOUT_NS, timed_out)
 
     def _move(self, uid: int, id64: int, due_ms: int, target: int) -> None:
@@ -104,5 +106,5 @@ class Changes:
                 ended.append(True)
                 self._open -= 1
 
-        self._wires.call(machine, lambda face: face.reschedule(request, done))
+        self._wires.call(machine, lambda core: core.serving.start(handlers.reschedule(core, request, EVERYBODY), done))
         self._world.after(TIMEOUT_NS, end)

@@ -18,7 +18,7 @@ from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.setup import Stage
 from tickwheel.chaos.sim.shape import Shape
 from tickwheel.chaos.sim.world import MS
-from tickwheel.node.core.face import CoreFace
+from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.failure import Failure
 
 TIMEOUT_NS = 900 * MS
@@ -89,14 +89,14 @@ class Wires:
         """Number of machines now, newcomers included."""
         return len(self._stage.machines)
 
-    def call(self, machine: Machine, action: Callable[[CoreFace], None]) -> None:
-        """Run something on a node's client face after the way there; lost if the process is gone by then."""
+    def call(self, machine: Machine, action: Callable[[NodeCore], None]) -> None:
+        """Run something on a node's core after the way there; lost if the process is gone by then."""
 
         def arrive() -> None:
             process = machine.process
             if isinstance(process, CoreProcess):
                 boot = machine.boot
-                machine.deliver(lambda: action(process.host.face) if machine.boot == boot else None)
+                machine.deliver(lambda: action(process.host.core) if machine.boot == boot else None)
 
         self.world.after(self.rng.randrange(100_000, 2 * MS), arrive)
 

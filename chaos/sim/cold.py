@@ -28,6 +28,8 @@ from tickwheel.chaos.sim.history_messages import (
 )
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
 from tickwheel.node.core.failure import Failure
+from tickwheel.node.server import handlers
+from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.node.state.cold_parts import cold_id
 from tickwheel.proto import cold_pb2, common_pb2, scheduler_pb2
 from tickwheel.proto.admin_pb2 import CreateGroupRequest, CreateTopicRequest, Settings
@@ -133,7 +135,7 @@ class Cold:
                 wait_ns = 0 if self._wires.winding_down else self._rng.randrange(LOAD_AFTER_NS_MOST)
                 self._world.after(wait_ns, self._load, part)
 
-        self._asking.command(lambda face, answer: face.serving.start(face.cold.register(request), answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.cold.register(request), answer), told)
 
     def _build(self) -> _Part:
         """A part of messages due within the current day, most of them soon."""
@@ -182,7 +184,7 @@ class Cold:
             self._history.add(ColdLooked(self._world.now_ns, uid, state))
             return True
 
-        self._asking.ask(lambda face, answer: face.get(number, False, answer), taken)
+        self._asking.ask(lambda core, answer: core.serving.start(core.requests.get(number, False), answer), taken)
 
     def _list(self) -> None:
         asked_ns = self._world.now_ns
@@ -193,18 +195,18 @@ class Cold:
             self._history.add(ColdListed(self._world.now_ns, asked_ns, known, waiting))
 
         request = cold_pb2.ListColdPartsRequest()
-        self._asking.command(lambda face, answer: face.serving.start(face.cold.parts(request), answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.cold.parts(request), answer), told)
 
     def _cancel(self, uid: int, number: int) -> None:
         if self._wires.winding_down:
             return
         self._history.add(CancelSent(self._world.now_ns, uid, number))
 
-        def told(answer: scheduler_pb2.CancelResponse) -> None:
-            name = scheduler_pb2.CancelOutcome.Name(answer.outcome)
+        def told(answer: scheduler_pb2.CancelOutcome.ValueType) -> None:
+            name = scheduler_pb2.CancelOutcome.Name(answer)
             self._history.add(CancelAnswered(self._world.now_ns, uid, number, name))
 
-        self._asking.command(lambda face, answer: face.cancel(number, answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.requests.cancel(number), answer), told)
 
     def _move(self, uid: int, number: int) -> None:
         """Ask for a move once. If the answer is lost, the list of moved messages shows its effect."""
@@ -224,7 +226,12 @@ class Cold:
             self._history.add(RescheduleAnswered(self._world.now_ns, uid, number, name, new_id, answer.due_ms))
 
         machine = self._wires.machine(self._rng.randrange(3))
-        self._wires.call(machine, lambda face: face.reschedule(request, lambda answer: self._wires.back(told, answer)))
+        self._wires.call(
+            machine,
+            lambda core: core.serving.start(
+                handlers.reschedule(core, request, EVERYBODY), lambda answer: self._wires.back(told, answer)
+            ),
+        )
 
     def _bring_moved(self) -> None:
         """Load the moved messages that wait, as one bundle, and repeat. At the end of a run, stop once none waits."""
@@ -254,4 +261,4 @@ class Cold:
             self._carrier.load(f"moved-{bundle.name[:16]}", [bundle], cold, again)
 
         request = cold_pb2.ListColdMovedRequest(due_below_ms=self._world.wall_ms + (DAY_MS if winding_down else 2_000))
-        self._asking.command(lambda face, answer: face.serving.start(face.cold.moved(request), answer), listed)
+        self._asking.command(lambda core, answer: core.serving.start(core.cold.moved(request), answer), listed)

@@ -145,7 +145,9 @@ class Consumers:
                 consumer.opening = 0
                 consumer.target += 1
 
-        self._wires.call(machine, lambda face: face.open_consumer(request, deliver, closed, opened))
+        self._wires.call(
+            machine, lambda core: core.serving.start(core.consumers.open(request, deliver, closed), opened)
+        )
         self._world.after(TIMEOUT_NS, give_up)
 
     def _session_over(self, consumer: _Consumer) -> None:

@@ -36,8 +36,10 @@ class Lines:
             self._consumers.start()
 
         self._asking.command(
-            lambda face, answer: face.admin(topic, answer),
-            lambda _: self._asking.command(lambda face, answer: face.admin(group, answer), created),
+            lambda core, answer: core.serving.start(core.requests.admin(topic), answer),
+            lambda _: self._asking.command(
+                lambda core, answer: core.serving.start(core.requests.admin(group), answer), created
+            ),
         )
 
     def unfinished(self) -> str:

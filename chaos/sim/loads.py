@@ -126,13 +126,13 @@ class Loads:
                 wait_ns = self._rng.randrange(3 * SECOND)
                 self._world.after(wait_ns, self._cancel, uid, id_.hour << 32 | id_.index)
 
-        self._asking.command(lambda face, answer: face.list_pending(request, answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.pending.page(request), answer), told)
 
     def _cancel(self, uid: int, id64: int) -> None:
         self._history.add(CancelSent(self._world.now_ns, uid, id64))
 
-        def told(answer: scheduler_pb2.CancelResponse) -> None:
-            name = scheduler_pb2.CancelOutcome.Name(answer.outcome)
+        def told(answer: scheduler_pb2.CancelOutcome.ValueType) -> None:
+            name = scheduler_pb2.CancelOutcome.Name(answer)
             self._history.add(CancelAnswered(self._world.now_ns, uid, id64, name))
 
-        self._asking.command(lambda face, answer: face.cancel(id64, answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.requests.cancel(id64), answer), told)

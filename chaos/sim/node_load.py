@@ -161,7 +161,8 @@ class NodeLoad:
 
         process = machine.process
         assert isinstance(process, CoreProcess)
-        machine.deliver(process.host.face.get, id64, False, told)
+        host = process.host
+        machine.deliver(lambda: host.core.serving.start(host.core.requests.get(id64, False), told))
 
     @property
     def operators(self) -> Operators:

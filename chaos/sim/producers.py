@@ -24,7 +24,7 @@ from tickwheel.chaos.sim.history_messages import (
 )
 from tickwheel.chaos.sim.node import Machine
 from tickwheel.chaos.sim.world import HOUR_MS, MS, SECOND
-from tickwheel.node.core.face import CoreFace
+from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import KIND_DELAY, KIND_DUE, IncomingBatch, checksum_of, from_batch
 from tickwheel.node.core.publisher import BatchOutcome
@@ -95,9 +95,9 @@ class Producers:
         batch = self._batch(producer)
         relative = tuple(row.uid for row in producer.rows if row.due_ms is None)
 
-        def taken(face: CoreFace) -> None:
+        def taken(core: NodeCore) -> None:
             self._note_delays(machine, relative)
-            face.schedule(batch, answered)
+            core.requests.schedule(batch, answered)
 
         def answered(outcome: BatchOutcome | Failure) -> None:
             if isinstance(outcome, BatchOutcome):

@@ -22,7 +22,7 @@ from tickwheel.chaos.sim.history_bulk import AbortAnswered, BlockStaged, CommitA
 from tickwheel.chaos.sim.history_messages import Row, ScheduleSent
 from tickwheel.chaos.sim.producers import UID
 from tickwheel.chaos.sim.world import HOUR_MS, MS
-from tickwheel.node.core.face import CoreFace
+from tickwheel.node.core.core import NodeCore
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
 from tickwheel.proto import admin_pb2, common_pb2, staging_pb2
@@ -190,8 +190,8 @@ class Writes:
             sequence=sequence,
         )
 
-        def call(face: CoreFace, answer: Answer) -> None:
-            face.stage(request, block_of(rows), self._lossy(answer))
+        def call(core: NodeCore, answer: Answer) -> None:
+            core.serving.start(core.staging.stage(request, block_of(rows)), self._lossy(answer))
 
         def taken(answer: StagedJob | Failure) -> bool:
             if driver.over:
@@ -256,8 +256,8 @@ class Writes:
                     self._asking.ask(call, lambda again: self._repeated(driver, again))
             return True
 
-        def call(face: CoreFace, answer: Answer) -> None:
-            face.commit_staged(request, self._lossy(answer))
+        def call(core: NodeCore, answer: Answer) -> None:
+            core.serving.start(core.staging.commit(request), self._lossy(answer))
 
         self._asking.ask(call, taken)
 
@@ -286,7 +286,7 @@ class Writes:
                 pause_ns = self._wires.pause_ns(BATCH_EVERY_NS, self._rng)
                 self._world.after(pause_ns, self._begin_next, driver)
 
-        self._asking.command(lambda face, answer: face.staged_job(request, answer), told)
+        self._asking.command(lambda core, answer: core.serving.start(core.staging.job(request), answer), told)
 
     def _begin_next(self, driver: _Driver) -> None:
         """The next batch of a stream."""
@@ -306,7 +306,9 @@ class Writes:
             else:
                 self._end(driver)
 
-        self._asking.command(lambda face, answer: face.abort_staged(request, self._lossy(answer)), told)
+        self._asking.command(
+            lambda core, answer: core.serving.start(core.staging.abort(request), self._lossy(answer)), told
+        )
 
     def _give_up(self, driver: _Driver) -> None:
         """Its run is over; a batch of a stream has to happen before the next one may."""

@@ -15,7 +15,6 @@ from tickwheel.node.core.announcements import Reported
 from tickwheel.node.core.checkpoint import JOURNAL_DIRECTORY, Restored
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.face import CoreFace
 from tickwheel.node.core.install import STAGING, CheckpointCopy, CopyError, discard, install_if_complete
 from tickwheel.node.core.world import NodeIdentity, Ports
 from tickwheel.node.state.results import ImpossibleStateError
@@ -107,7 +106,6 @@ class NodeHost:
         self.core = self._build()
         self._left_at = self._last_index() if ports.disk.exists(STAGING) else None
         """Last entry of the journal when a copy broke, of which files are left."""
-        self.face = CoreFace(lambda: self.core)
 
     def _build(self) -> NodeCore:
         core = NodeCore(

@@ -15,11 +15,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
-from tests.node.core.test_pending import ask, face, schedule
+from tests.node.core.test_pending import ask, core_of, schedule
 from tests.node.core.trio import World
 from tickwheel.client.pulling import handle_of
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.deleting import finished
+from tickwheel.node.core.promise import answer_of
+from tickwheel.node.server import handlers
+from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.pipeline import audit as judging
 from tickwheel.pipeline.audit import Audit, AuditConfig, audit, report
 from tickwheel.pipeline.cli import app
@@ -63,7 +66,7 @@ class Lived:
 
     def admin(self, **body: Any) -> None:
         """One administrative command."""
-        found = ask(self.world, lambda done: face(self.world).admin(AdminCommand(**body), done))
+        found = ask(self.world, core_of(self.world).requests.admin(AdminCommand(**body)))
         assert found.failure is None, found
 
     def schedule(self, *delays_ms: int, topic: str = "t", tags: Sequence[str] = ()) -> list[int]:
@@ -74,31 +77,34 @@ class Lived:
         """Its new id."""
         request = scheduler_pb2.RescheduleRequest(id=MessageId(hour=id >> 32, index=id & 0xFFFF_FFFF))
         request.delay_ms = delay_ms
-        moved = ask(self.world, lambda done: face(self.world).reschedule(request, done))
+        moved = ask(
+            self.world,
+            handlers.reschedule(core_of(self.world), request, EVERYBODY),
+        )
         assert moved.outcome == scheduler_pb2.RESCHEDULED
         return int(moved.id.hour) << 32 | int(moved.id.index)
 
     def cancel(self, id: int) -> None:
         """Before it is dispatched."""
-        assert ask(self.world, lambda done: face(self.world).cancel(id, done)).outcome == scheduler_pb2.CANCELLED
+        assert ask(self.world, core_of(self.world).requests.cancel(id)) == scheduler_pb2.CANCELLED
 
     def delete_topic(self, name: str) -> None:
         """With all that is in it."""
         request = DeleteTopicRequest(name=name, cancel_pending=True)
-        assert finished(ask(self.world, lambda done: face(self.world).delete_topic(request, done)))
+        assert finished(ask(self.world, core_of(self.world).deleter.topic(request)))
 
     def delete_group(self, name: str) -> None:
         """With all that it is owed."""
         request = DeleteGroupRequest(name=name, discard=True)
-        assert finished(ask(self.world, lambda done: face(self.world).delete_group(request, done)))
+        assert finished(ask(self.world, core_of(self.world).deleter.group(request)))
 
     def pull(self, group: str, *outcomes: consumer_pb2.Outcome.ValueType, topic: str = "t") -> None:
         """A batch for each outcome, all of it settled so."""
         for outcome in outcomes or (consumer_pb2.ACK,):
             request = consumer_pb2.PullRequest(group=group, topic=topic, messages_max=1_000, wait_ms=1_000)
-            handle = handle_of(ask(self.world, partial(face(self.world).pull, request)))
+            handle = handle_of(ask(self.world, core_of(self.world).consumers.pull(request)))
             handle.outcome = outcome
-            ask(self.world, partial(face(self.world).settle, handle))
+            ask(self.world, answer_of(partial(core_of(self.world).consumers.settle, handle)))
 
     def events(self, spark: SparkSession) -> DataFrame:
         """Exported from the files of all nodes."""

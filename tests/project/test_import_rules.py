@@ -196,7 +196,6 @@ def test_parts_do_not_know_the_core(imports: list[Import]) -> None:
     """Only what builds a core, and what stands before it, names `NodeCore`; its parts know `Kernel`."""
     knows = {item.importer for item in imports if below(item.name, ("tickwheel.node.core.core",))}
     assert {name for name in knows if name.startswith("tickwheel.node.core.")} == {
-        "tickwheel.node.core.face",
         "tickwheel.node.core.host",
         "tickwheel.node.core.listings",
         "tickwheel.node.core.status",

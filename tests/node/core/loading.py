@@ -52,7 +52,7 @@ class Loader:
     def send(self, node: Node, data: bytes) -> None:
         """All pieces of one bundle, each after the answer to the one before."""
         assert node.host is not None
-        bulk, name = node.host.face.bulk, name_of(data)
+        bulk, name = node.host.core.bulk, name_of(data)
         boot = node.boot
 
         def go_on(state: Held | Failure) -> None:
@@ -87,8 +87,8 @@ class Loader:
         answers: list[bulk_pb2.LoadState | Failure] = []
         master = self.world.elect()
         assert master.host is not None
-        face = master.host.face
-        face.serving.start(face.bulk.take_over(self.request(place)), answers.append)
+        core = master.host.core
+        core.serving.start(core.bulk.take_over(self.request(place)), answers.append)
         master.wake()
         return answers
 
@@ -116,7 +116,7 @@ def admin(world: World, command: AdminCommand) -> None:
     answers: list[AdminResult | Failure] = []
     master = world.elect()
     assert master.host is not None
-    master.host.face.admin(command, answers.append)
+    master.host.core.serving.start(master.host.core.requests.admin(command), answers.append)
     master.wake()
     world.run_until(lambda: bool(answers))
     assert isinstance(answers[0], AdminResult)

@@ -12,7 +12,7 @@ from tests.node.core.loading import Loader, begin, bundle_of, check, name_of, se
 from tests.node.core.trio import EPOCH_MS, Client, Node, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
-from tickwheel.node.core.status import node_metrics
+from tickwheel.node.core.status import node_metrics, node_status
 from tickwheel.proto import admin_pb2, bulk_pb2, common_pb2
 from tickwheel.storage import bundle
 from tickwheel.storage.events import EventKind, EventRecord, paths, read_events
@@ -69,7 +69,7 @@ def test_a_slave_that_was_down_fetches_what_it_lacks(world: World) -> None:
     for _ in range(400):
         world.run(1)
         if slave.host.core.bulk.waiting:
-            seen.append(slave.host.face.status().state_reason)
+            seen.append(node_status(slave.host.core).state_reason)
     assert seen and name_of(data) in seen[0]
     assert slave.host.core.bulk.counts.fetched == 1 and not slave.host.core.bulk.waiting
     settle_down(world)
@@ -102,7 +102,7 @@ def test_what_is_no_bundle_is_refused(world: World) -> None:
     other_slots = b"".join(bundle.build(units, b"abc", slot_ms=500, topics=1))
     node = world.elect()
     assert node.host is not None
-    bulk = node.host.face.bulk
+    bulk = node.host.core.bulk
     answers: list[object] = []
     bulk.take(name_of(good), len(good), 0, good[:50], 1, answers.append)
     wrong_name = "f" * 64
@@ -135,7 +135,7 @@ def test_what_is_no_bundle_is_refused(world: World) -> None:
             request.ClearField(name)  # type: ignore[arg-type]
         request.MergeFrom(bulk_pb2.TakeOverRequest(**changes))
         refusal = []
-        node.host.face.serving.start(bulk.take_over(request), refusal.append)
+        node.host.core.serving.start(bulk.take_over(request), refusal.append)
         world.run_until(lambda refusal=refusal: bool(refusal))  # type: ignore[misc]
         assert isinstance(refusal[0], Failure) and refusal[0].reason == reason, refusal
     assert loader.take_over(0).taken == 1
@@ -233,7 +233,7 @@ def test_loaded_messages_are_noted_by_their_bundle() -> None:
     master = world.elect()
     assert master.host is not None
     named = common_pb2.MessageId(hour=first >> 32, index=first & 0xFFFF_FFFF)
-    master.host.face.trace(admin_pb2.TraceRequest(ids=[named]), answers.append)
+    master.host.core.serving.start(master.host.core.tracer.trace(admin_pb2.TraceRequest(ids=[named])), answers.append)
     world.run_until(lambda: bool(answers))
     kinds = [admin_pb2.TraceEvent.Kind.Name(event.kind) for event in answers[0].events]
     assert kinds[:3] == ["SCHEDULED", "DISPATCHED", "DELIVERED"] and answers[0].events[0].topic == "t"
@@ -252,7 +252,7 @@ def test_a_load_shows_in_status_and_metrics(world: World) -> None:
     slave.start()
     settle_down(world)
     assert master.host is not None and slave.host is not None
-    bulk = master.host.face.status().bulk
+    bulk = node_status(master.host.core).bulk
     assert (bulk.bundles_held, bulk.received_bytes) == (1, len(data))
     assert (bulk.bundles_taken_over, bulk.messages_taken_over, bulk.refused) == (1, len(wanted), 1)
     assert bulk.takeover_ms > 0

@@ -48,7 +48,7 @@ def test_a_checkpoint_carries_bundles(world: World) -> None:
     for data in (one, two):
         assert slave.host.core.bulk.store.held(name_of(data))
     for name in ("first", "second"):
-        assert slave.host.face.bulk.load(name).units == 500
+        assert slave.host.core.bulk.load(name).units == 500
     assert slave.disk.exists(bundle.bundle_path(name_of(one)))
     client.consume()
     world.run(25_000)
@@ -69,7 +69,7 @@ def test_bundles_that_nobody_claims_go(world: World, monkeypatch: pytest.MonkeyP
     assert node.host is not None
     store = node.host.core.bulk.store
     part_name = "0" * 64
-    node.host.face.bulk.take(part_name, 9_000, 0, left[:100], google_crc32c.value(left[:100]), lambda _: None)
+    node.host.core.bulk.take(part_name, 9_000, 0, left[:100], google_crc32c.value(left[:100]), lambda _: None)
     world.run(100)
     assert part.datas and node.disk.exists(f"bulk/{part_name}.part")
     world.run(40_000)
@@ -120,7 +120,7 @@ def test_a_bundle_stays_until_a_checkpoint_covers_its_end(monkeypatch: pytest.Mo
     world.run(3_000)
     settle_down(world)
     for node in world.nodes.values():
-        assert node.host is not None and node.host.face.bulk.load("job").units == units
+        assert node.host is not None and node.host.core.bulk.load("job").units == units
         assert not node.host.installs
         done: list[object] = []
         node.host.core.checkpointer.request(done.append)
@@ -140,7 +140,7 @@ def test_a_slave_copies_a_checkpoint_when_nobody_has_the_bundle_any_more(monkeyp
     world.run(6_000)
     settle_down(world)
     assert slave.host is not None and slave.host.installs == 1
-    assert slave.host.face.bulk.load("job").units == units and not slave.host.core.bulk.waiting
+    assert slave.host.core.bulk.load("job").units == units and not slave.host.core.bulk.waiting
     client.schedule([500])
     world.run(3_000)
     assert not client.lost()
@@ -180,7 +180,7 @@ def test_a_master_makes_way_if_nobody_has_the_bundle_any_more(lost: bool, monkey
     start(master)
     settle_down(world)
     assert handed == [None]
-    assert host.face.bulk.load("job").units == units and not host.core.bulk.waiting
+    assert host.core.bulk.load("job").units == units and not host.core.bulk.waiting
     client.schedule([500])
     world.run(3_000)
     assert not client.lost()

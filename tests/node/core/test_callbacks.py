@@ -25,7 +25,7 @@ DELETE = AdminCommand(delete_group=admin_pb2.DeleteGroupRequest(name="g"))
 def delete_group(master: Node) -> None:
     """Ask for it, whatever becomes of it."""
     assert master.host is not None
-    master.host.face.admin(DELETE, lambda result: None)
+    master.host.core.serving.start(master.host.core.requests.admin(DELETE), lambda result: None)
     master.wake()
 
 
@@ -33,14 +33,16 @@ def opened(master: Node, answers: list[object]) -> None:
     """Open a consumer that creates its group."""
     assert master.host is not None
     request = consumer_pb2.OpenConsumer(group="g", topics=["t"], credits=1)
-    master.host.face.open_consumer(request, lambda batch: None, lambda failure: None, answers.append)
+    master.host.core.serving.start(
+        master.host.core.consumers.open(request, lambda batch: None, lambda failure: None), answers.append
+    )
 
 
 def pulled(master: Node, answers: list[object]) -> None:
     """Pull for a group that this creates."""
     assert master.host is not None
     request = consumer_pb2.PullRequest(group="g", topics=["t"], messages_max=1, wait_ms=100)
-    master.host.face.pull(request, answers.append)
+    master.host.core.serving.start(master.host.core.consumers.pull(request), answers.append)
 
 
 @pytest.mark.parametrize("ask", [opened, pulled])

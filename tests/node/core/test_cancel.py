@@ -21,12 +21,12 @@ def keyed(topic: str, key: str, due_ms: int) -> scheduler_pb2.ScheduleRequest:
 def cancel(node: Node, id64: int) -> str:
     """Outcome of a cancel."""
     assert node.host is not None
-    answers: list[scheduler_pb2.CancelResponse | Failure] = []
-    node.host.face.cancel(id64, answers.append)
+    answers: list[scheduler_pb2.CancelOutcome.ValueType | Failure] = []
+    node.host.core.serving.start(node.host.core.requests.cancel(id64), answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
-    assert isinstance(answers[0], scheduler_pb2.CancelResponse)
-    return scheduler_pb2.CancelOutcome.Name(answers[0].outcome)
+    assert not isinstance(answers[0], Failure)
+    return scheduler_pb2.CancelOutcome.Name(answers[0])
 
 
 def test_a_cancel_removes_just_that_one() -> None:
@@ -47,7 +47,9 @@ def test_a_cancel_removes_just_that_one() -> None:
     got: list[consumer_pb2.DeliverBatch] = []
     assert master.host is not None
     request = consumer_pb2.OpenConsumer(group="h", topics=["u"], credits=10)
-    master.host.face.open_consumer(request, got.append, lambda failure: None, lambda session: None)
+    master.host.core.serving.start(
+        master.host.core.consumers.open(request, got.append, lambda failure: None), lambda session: None
+    )
     master.wake()
     world.run_until(lambda: len(client.got) == 4 and bool(got), 3_000)
     world.run(1_000)

@@ -9,6 +9,7 @@ import pytest
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core.checkpoint import MANIFEST_PATH, REST
 from tickwheel.node.core.config import CoreConfig
+from tickwheel.node.core.status import node_status
 from tickwheel.node.state.results import ImpossibleStateError
 from tickwheel.proto import admin_pb2
 
@@ -103,7 +104,7 @@ def test_a_node_that_replays_with_a_full_disk_is_recovering() -> None:
     host = slave.host
     assert host is not None
     world.run_until(lambda: bool(host.core.log.status().halted))
-    status = host.face.status()
+    status = node_status(host.core)
     assert status.state == admin_pb2.NODE_RECOVERING
     assert "replayed" in status.state_reason and "full" in status.state_reason
 

@@ -20,6 +20,7 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import KIND_DUE
 from tickwheel.node.core.promise import Promise
 from tickwheel.node.core.publisher import Rescheduled
+from tickwheel.node.core.status import node_status
 from tickwheel.node.state import cold
 from tickwheel.node.state.cold_parts import cold_id
 from tickwheel.proto import admin_pb2, bulk_pb2, cold_pb2, common_pb2, scheduler_pb2
@@ -235,7 +236,7 @@ def test_what_is_loaded_late_comes_at_once_in_order_and_is_counted(world: World)
     def status() -> admin_pb2.ColdStatus:
         master = world.elect()
         assert master.host is not None
-        return master.host.face.status().cold
+        return node_status(master.host.core).cold
 
     assert status().state == admin_pb2.COLD_EMPTY
     later = Part([world.now_ms + 3 * DAY_MS], "z")

@@ -216,10 +216,10 @@ def test_a_checkpoint_from_a_peer_waits_for_the_sync_of_the_own_journal() -> Non
     slave.host._checkpoint_needed(master.name)
     world.run(DISK_NS / MS)  # until its staging directory has been read
     answers: list[object] = []
-    slave.host.face.backup_files(answers.append)
+    slave.host.core.checkpointer.request(answers.append)
     world.run(1_000)
     assert not slave.host.installs
-    slave.host.face.backup_files(answers.append)
+    slave.host.core.checkpointer.request(answers.append)
     world.run(10)
     reasons = [answer.reason for answer in answers if isinstance(answer, Failure)]
     assert reasons == [pb.RECOVERING] * 2, "who asks for a checkpoint meanwhile is told to ask again"

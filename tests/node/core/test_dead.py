@@ -10,6 +10,7 @@ from tests.node.core.test_retries import ACK, Picky, admin, attempts_of, verdict
 from tests.node.core.trio import World, digests
 from tickwheel.node.core import dead as dead_module
 from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.status import node_metrics
 from tickwheel.node.state import burial
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, dead_pb2
 from tickwheel.proto.log_pb2 import DECLARED_DEAD, REFUSED
@@ -25,7 +26,8 @@ def ask(world: World, kind: type[A], name: str, request: object) -> A:
     master = world.elect()
     assert master.host is not None
     answers: list[object] = []
-    getattr(master.host.face, name)(request, answers.append)
+    core = master.host.core
+    core.serving.start(getattr(core.dead, name.removesuffix("_dead"))(request), answers.append)
     master.wake()
     world.run_until(lambda: bool(answers))
     assert isinstance(answers[0], kind), answers[0]
@@ -60,7 +62,7 @@ def test_listed_inspected_replayed_and_purged() -> None:
     assert (page.queue, page.total, len(page.letters)) == ("%DLQ%g", 5, 2)
     master = world.elect()
     assert master.host is not None
-    values = master.host.face.metrics()
+    values = node_metrics(master.host.core)
     counted = [values[name] for name in ("retried_messages", "buried_messages", "dead_letters")]
     assert counted == [5.0, 5.0, 5.0]
     letter = page.letters[0]
@@ -109,7 +111,7 @@ def test_all_are_replayed_in_bounded_pieces_through_a_failover(monkeypatch: pyte
     assert master.host is not None
     answers: list[object] = []
     request = dead_pb2.ReplayDeadRequest(group="g", first=first.next, below=first.below)
-    master.host.face.replay_dead(request, answers.append)
+    master.host.core.serving.start(master.host.core.dead.replay(request), answers.append)
     master.wake()
     world.run(3)
     master.kill()

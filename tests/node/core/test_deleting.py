@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.node.core.test_pending import ask, counted, face, schedule
+from tests.node.core.test_pending import ask, core_of, counted, schedule
 from tests.node.core.test_sweeps import came, finish, trio
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core import pending
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
+from tickwheel.node.core.listings import groups_after, topics_after
 from tickwheel.node.state.cluster import ClusterState
 from tickwheel.node.state.snapshot import restore
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2
@@ -26,13 +27,13 @@ HOUR_MS = 3_600_000
 def delete_topic(world: World, name: str = "t", *, confirmed: bool = False) -> Any:
     """The answer of the master."""
     request = admin_pb2.DeleteTopicRequest(name=name, cancel_pending=confirmed)
-    return ask(world, lambda done: face(world).delete_topic(request, done))
+    return ask(world, core_of(world).deleter.topic(request))
 
 
 def delete_group(world: World, name: str = "g", *, confirmed: bool = False) -> Any:
     """The answer of the master."""
     request = admin_pb2.DeleteGroupRequest(name=name, discard=confirmed)
-    return ask(world, lambda done: face(world).delete_group(request, done))
+    return ask(world, core_of(world).deleter.group(request))
 
 
 def state(world: World) -> Any:
@@ -60,12 +61,12 @@ def test_a_topic_with_messages_goes_only_when_that_is_meant() -> None:
     job = delete_topic(world, confirmed=True)
     assert (job.state, job.done, job.undelivered) == (SWEEP_FINISHED, 50, 0)
     assert counted(world) == 1
-    found = ask(world, lambda done: face(world).get(ids[7], False, done))
+    found = ask(world, core_of(world).requests.get(ids[7], False))
     assert found.state == MESSAGE_CANCELLED
     traced = ask(
         world,
-        lambda done: face(world).trace(
-            admin_pb2.TraceRequest(ids=[common_pb2.MessageId(hour=ids[7] >> 32, index=ids[7] & 0xFFFFFFFF)]), done
+        core_of(world).tracer.trace(
+            admin_pb2.TraceRequest(ids=[common_pb2.MessageId(hour=ids[7] >> 32, index=ids[7] & 0xFFFFFFFF)])
         ),
     )
     assert admin_pb2.TraceEvent.CANCELLED in [event.kind for event in traced.events]
@@ -130,7 +131,9 @@ def test_masters_die_in_the_middle_of_a_deletion(seed: int, monkeypatch: pytest.
     world = trio(seed, 7)
     schedule(world, [("t", HOUR_MS + n * 60_000, "k", []) for n in range(100)])
     answers: list[Any] = []
-    face(world).delete_topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True), answers.append)
+    core_of(world).serving.start(
+        core_of(world).deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), answers.append
+    )
     for steps in (3, 6):
         world.run_until(partial(has_come_to, world, steps))
         assert refused_while_closing(world)
@@ -167,10 +170,12 @@ def test_a_deletion_can_be_stopped_and_the_topic_stays() -> None:
     world = trio(1, 7)
     schedule(world, [("t", HOUR_MS + n * 60_000, "k", []) for n in range(100)])
     answers: list[Any] = []
-    face(world).delete_topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True), answers.append)
+    core_of(world).serving.start(
+        core_of(world).deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), answers.append
+    )
     world.run_until(lambda: any(job.steps >= 2 for job in state(world).sweeps))
     job_id = next(iter(state(world).sweeps)).job_id
-    stopped = ask(world, lambda done: face(world).stop_sweep(job_id, done))
+    stopped = ask(world, core_of(world).sweeper.stop(job_id))
     assert stopped.state == SWEEP_STOPPED
     world.run_until(lambda: bool(answers))
     left = counted(world, topic="t")
@@ -184,7 +189,9 @@ def test_a_deletion_goes_on_from_a_checkpoint() -> None:
     """Who restarts from one refuses messages for the topic as before."""
     world = trio(1, 7)
     schedule(world, [("t", HOUR_MS + n * 60_000, "k", []) for n in range(100)])
-    face(world).delete_topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True), lambda _: None)
+    core_of(world).serving.start(
+        core_of(world).deleter.topic(admin_pb2.DeleteTopicRequest(name="t", cancel_pending=True)), lambda _: None
+    )
     world.run_until(lambda: any(job.steps >= 2 for job in state(world).sweeps))
     core = world.master().host.core  # type: ignore[union-attr]
     checkpoint = core.state.begin_checkpoint()
@@ -209,7 +216,10 @@ def test_a_repeat_of_a_deletion_gets_the_answer_of_the_first() -> None:
     for request, delete in ((group, "delete_group"), (topic, "delete_topic")):
 
         def asked(request: Any = request, delete: str = delete) -> Any:
-            return ask(world, lambda done: getattr(face(world), delete)(request, done))
+            return ask(
+                world,
+                getattr(core_of(world).deleter, delete.removeprefix("delete_"))(request),
+            )
 
         first = asked()
         assert first.state == SWEEP_FINISHED
@@ -226,14 +236,14 @@ def test_a_listing_skips_nothing_when_a_name_is_created_anew_in_a_pause() -> Non
     """Pages continue after the last id. A name that came back with a higher id must not lead past the others."""
     world = trio()
     for name in ("a", "b", "c"):
-        ask(world, partial(face(world).admin, admin(topic=name)))
-        ask(world, partial(face(world).admin, admin(group=name)))
-    topics, groups = face(world).topics(), face(world).groups()
+        ask(world, core_of(world).requests.admin(admin(topic=name)))
+        ask(world, core_of(world).requests.admin(admin(group=name)))
+    topics, groups = topics_after(core_of(world)), groups_after(core_of(world))
     before = [next(topics).name, next(groups).name]
     delete_group(world, "b")
     delete_topic(world, "b")
-    ask(world, partial(face(world).admin, admin(topic="b")))
-    ask(world, partial(face(world).admin, admin(group="b")))
+    ask(world, core_of(world).requests.admin(admin(topic="b")))
+    ask(world, core_of(world).requests.admin(admin(group="b")))
     assert [*before, *(topic.name for topic in topics), *(group.name for group in groups)] == ["a", "a", "c", "c"]
 
 

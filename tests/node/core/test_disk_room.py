@@ -12,8 +12,10 @@ from tests.node.core.test_when import schedule
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.disk_room import DiskRoom
+from tickwheel.node.core.disk_use import disk_use
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.publisher import BatchOutcome
+from tickwheel.node.core.status import node_status
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.common_pb2 import DISK_FULL, LIMIT_REACHED, NOT_MASTER
 from tickwheel.storage.simulated import SimulatedDisk
@@ -66,7 +68,7 @@ def test_above_the_mark_only_schedules_are_refused() -> None:
     refused = refusal(schedule(master, batch(1, tick_of(world))), "storage.high_water_percent")
     assert refused.metadata["limit"] == "85 %"
     assert master.host is not None
-    assert master.host.face.status().disk_above_mark
+    assert node_status(master.host.core).disk_above_mark
     world.run_until(lambda: len(client.got) == 50, 5_000)
     world.run(500)
     assert master.host.core.state.ready_messages() == 0
@@ -150,7 +152,10 @@ def test_disk_use_by_part_hour_and_topic() -> None:
     for node in world.nodes.values():
         assert node.host is not None
         answers: list[object] = []
-        node.host.face.disk_use(admin_pb2.GetDiskUseRequest(by_topic=True), answers.append)
+        node.host.core.serving.start(
+            disk_use(node.host.core, node.host.core.disk_room, admin_pb2.GetDiskUseRequest(by_topic=True)),
+            answers.append,
+        )
         node.wake()
         world.run_until(lambda answers=answers: bool(answers))  # type: ignore[misc]
         use = answers[0]

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.node.core.test_pending import ask, face, schedule
+from tests.node.core.test_pending import ask, core_of, schedule
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core import events
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.failure import Failure
+from tickwheel.node.server import handlers
+from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2
 from tickwheel.proto.admin_pb2 import TraceEvent
 
@@ -29,7 +31,7 @@ def traced(world: World, node: Node, *ids: int) -> Any:
     answers: list[Any] = []
     named = [common_pb2.MessageId(hour=number >> 32, index=number & 0xFFFF_FFFF) for number in ids]
     assert node.host is not None
-    node.host.face.trace(admin_pb2.TraceRequest(ids=named), answers.append)
+    node.host.core.serving.start(node.host.core.tracer.trace(admin_pb2.TraceRequest(ids=named)), answers.append)
     node.wake()
     world.run_until(lambda: bool(answers))
     return answers[0]
@@ -84,17 +86,17 @@ def test_retries_moves_and_cancels_are_in_it() -> None:
     assert [event.attempt for event in first.events if event.kind == TraceEvent.DELIVERED] == [1, 2]
     request = scheduler_pb2.RescheduleRequest(id=common_pb2.MessageId(hour=ids[1] >> 32, index=ids[1] & 0xFFFF_FFFF))
     request.delay_ms = 7_200_000
-    moved = ask(world, lambda done: face(world).reschedule(request, done))
+    moved = ask(world, handlers.reschedule(core_of(world), request, EVERYBODY))
     sweep = scheduler_pb2.BeginSweepRequest(
         job_id="job", selection=scheduler_pb2.Selection(key="c"), shift_ms=3_600_000
     )
-    ask(world, lambda done: face(world).begin_sweep(sweep, done))
+    ask(world, core_of(world).sweeper.begin_sweep(sweep))
     world.run(1_000)
     second, third = traced(world, master, ids[1]), traced(world, master, ids[2])
     assert kinds(second) == kinds(third) == ["SCHEDULED", "MOVED"]
     assert second.events[1].new_id == moved.id
     swept = third.events[1].new_id
-    assert ask(world, lambda done: face(world).cancel(swept.hour << 32 | swept.index, done)).outcome == 1
+    assert ask(world, core_of(world).requests.cancel(swept.hour << 32 | swept.index)) == 1
     world.run(1_000)
     last = traced(world, master, swept.hour << 32 | swept.index)
     assert kinds(last) == ["MOVED", "CANCELLED"]
@@ -174,5 +176,7 @@ def test_bad_and_many_traces_are_refused() -> None:
     assert not answer.enabled and not answer.events and not answer.oldest_ms
     answers: list[Any] = []
     for _ in range(5):
-        master.host.face.trace(admin_pb2.TraceRequest(ids=[common_pb2.MessageId(hour=1)]), answers.append)
+        master.host.core.serving.start(
+            master.host.core.tracer.trace(admin_pb2.TraceRequest(ids=[common_pb2.MessageId(hour=1)])), answers.append
+        )
     assert isinstance(answers[0], Failure) and answers[0].reason == common_pb2.LIMIT_REACHED

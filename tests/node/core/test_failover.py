@@ -257,7 +257,7 @@ def test_the_synced_pair_survives_a_restart() -> None:
     assert heard.term > 0 and heard.at_ns == 0
     assert tick_before - 2 <= heard.tick <= tick_before
     assert slave.host.core.recovering
-    status = slave.host.face.status()
+    status = node_status(slave.host.core)
     assert status.synced_tick == heard.tick and status.tick <= heard.tick
 
 

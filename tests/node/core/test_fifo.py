@@ -47,7 +47,7 @@ class Ordered(Picky):
             tag_masks=np.array([tag_mask(some) for some in tags], np.uint64) if any(tags) else None,
             records=b"".join(records),
         )
-        master.host.face.schedule(batch, lambda outcome: None)
+        master.host.core.requests.schedule(batch, lambda outcome: None)
         master.wake()
 
     def by_group(self) -> dict[str, list[tuple[int, int]]]:
@@ -215,7 +215,7 @@ def test_what_was_read_ahead_meets_a_changed_filter() -> None:
     client.judge = lambda record, attempt: ACK
     changed: list[object] = []
     change = AdminCommand(set_group_filter=admin_pb2.SetGroupFilterRequest(name="g", filter="b"))
-    master.host.face.admin(change, changed.append)
+    master.host.core.serving.start(master.host.core.requests.admin(change), changed.append)
     ((ids,),) = (client.ids.values(),)
     settle = consumer_pb2.SettleBatch(group="g", topic="t", outcome=consumer_pb2.ACK)
     settle.ids, settle.attempts = np.array([*ids], "<u8").tobytes(), np.array([1], "<u4").tobytes()

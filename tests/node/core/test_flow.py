@@ -134,7 +134,7 @@ def as_user(node: Node, name: str, message: scheduler_pb2.ScheduleBatch) -> Batc
     incoming = from_batch(message, node.host.core.state.settings)
     incoming.actor = name
     answers: list[BatchOutcome | Failure] = []
-    node.host.face.schedule(incoming, answers.append)
+    node.host.core.requests.schedule(incoming, answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
     return answers[0]
@@ -145,7 +145,7 @@ def access(node: Node, **command: object) -> None:
     assert node.host is not None
     answers: list[AdminResult | Failure] = []
     made = AccessCommand(**command)  # type: ignore[arg-type]
-    node.host.face.admin(AdminCommand(access=made), answers.append)
+    node.host.core.serving.start(node.host.core.requests.admin(AdminCommand(access=made)), answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
     assert isinstance(answers[0], AdminResult), answers
@@ -187,7 +187,7 @@ def test_a_flood_of_refusals_is_cut_into_slices() -> None:
     answers: list[BatchOutcome | Failure] = []
     incoming = from_batch(batch(1, tick_of(world)), settings)
     for _ in range(3 * REFUSALS_MAX):
-        master.host.face.schedule(incoming, answers.append)
+        master.host.core.requests.schedule(incoming, answers.append)
     assert master.host.core.publisher.take(1 << 20) is None
     assert len(answers) == REFUSALS_MAX
     master.wake()
@@ -243,7 +243,7 @@ def settings_refusal(node: Node, settings: admin_pb2.Settings) -> Failure:
     """The failure of a change of settings."""
     assert node.host is not None
     answers: list[object] = []
-    node.host.face.admin(AdminCommand(settings=settings), answers.append)
+    node.host.core.serving.start(node.host.core.requests.admin(AdminCommand(settings=settings)), answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
     assert isinstance(answers[0], Failure)

@@ -12,6 +12,7 @@ import pytest
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.founding import PATH, FoundingDesk
 from tickwheel.node.core.host import NodeHost
+from tickwheel.node.core.status import node_vitals
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.peer_pb2 import Founding
 
@@ -61,7 +62,7 @@ def test_two_of_three_founders_found_nothing_and_say_whom_they_wait_for() -> Non
     world.nodes["c"].wipe()  # it never ran
     world.run(PATIENCE_MS)
     assert world.master() is None
-    status = host_of(world, "a").face.vitals()
+    status = node_vitals(host_of(world, "a").core)
     assert status.state == admin_pb2.NODE_ALONE
     assert "not heard from c" in status.state_reason
     assert host_of(world, "a").core.log.status().term == 0, "it stood for election"

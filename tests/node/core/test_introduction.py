@@ -72,7 +72,7 @@ class Doors(World):
 
     def agree(self) -> bool:
         """Whether those that are up have the same state."""
-        up = [node.host.face.digest() for node in self.nodes.values() if node.host is not None]
+        up = [node.host.core.state.digest() for node in self.nodes.values() if node.host is not None]
         return len({(digest.applied_index, digest.digest) for digest in up}) == 1
 
 

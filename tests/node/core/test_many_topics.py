@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.node.core.trio import Client, Node, World, digests
+from tickwheel.node.core.status import node_metrics, node_status
 from tickwheel.node.state import snapshot
 from tickwheel.node.state.groups import Groups
 from tickwheel.node.state.topics import Topics
@@ -58,8 +59,8 @@ def test_nothing_walks_over_all_subscriptions_or_topics_while_a_node_works(monke
         world.run(500)
         for node in world.nodes.values():
             assert node.host is not None, node.fatal
-            node.host.face.status()
-            node.host.face.metrics()
+            node_status(node.host.core)
+            node_metrics(node.host.core)
     assert len(client.got) == 101 and not client.repeated()
 
 

@@ -7,6 +7,7 @@ import pytest
 from tests.node.core.trio import Client, World, digests, places
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.founding import FoundingDesk
+from tickwheel.node.core.status import node_status
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import admin_pb2
 from tickwheel.proto import common_pb2 as pb
@@ -21,7 +22,7 @@ class Asked:
         self.answer: AdminResult | Failure | None = None
         master = world.elect()
         assert master.host is not None
-        master.host.face.admin(command, self._answered)
+        master.host.core.serving.start(master.host.core.requests.admin(command), self._answered)
         master.wake()
         world.run_until(lambda: self.answer is not None)
 
@@ -125,10 +126,10 @@ def test_who_was_just_added_is_shown_and_who_was_removed_is_told() -> None:
     assert isinstance(Asked(world, add("d")).answer, AdminResult)
     master = world.elect()
     assert master.host is not None
-    shown = {peer.node_id: peer for peer in master.host.face.status().peers}
+    shown = {peer.node_id: peer for peer in node_status(master.host.core).peers}
     assert set(shown) == set("abcd") - {master.name}
     assert (shown["d"].learner, shown["d"].connected) == (True, False)
-    assert shown["d"].applied_lag == master.host.face.status().commit_index
+    assert shown["d"].applied_lag == node_status(master.host.core).commit_index
     assert isinstance(Asked(world, remove("d")).answer, AdminResult)
     refusal = master.host.core.members.refuses("d", "disk-d")
     assert refusal is not None and refusal.final and refusal.removed and "was removed" in refusal.reason
@@ -159,7 +160,7 @@ def test_a_handover_that_fails_holds_up_no_other_change() -> None:
     host.core.listener.handover_ready = lambda peer_id: False  # type: ignore[method-assign]  # nobody catches up in time
     answers: list[AdminResult | Failure] = []
     for command in (add("d"), remove(host.core.identity.node_id), add("e")):
-        host.face.admin(command, answers.append)
+        host.core.serving.start(host.core.requests.admin(command), answers.append)
     world.elect().wake()
     world.run_until(lambda: len(answers) == 3)
     assert [type(answer) for answer in answers] == [AdminResult, Failure, AdminResult]
@@ -173,9 +174,9 @@ def test_whether_a_member_counts_is_part_of_the_state() -> None:
     world.run_until(lambda: len(digests(world)) == 1)
     host = world.elect().host
     assert host is not None
-    before = host.face.digest().parts["members"]
+    before = host.core.state.digest().parts["members"]
     Asked(world, AdminCommand(promote_member=PromoteMember(node_id="d")))
-    assert host.face.digest().parts["members"] != before
+    assert host.core.state.digest().parts["members"] != before
 
 
 def test_the_last_member_that_counts_stays() -> None:
@@ -194,7 +195,7 @@ def test_changes_asked_at_once_are_made_one_after_the_other() -> None:
     assert host is not None
     answers: list[AdminResult | Failure] = []
     for command in (add("d"), remove("c" if world.elect().name != "c" else "b"), remove("d"), add("d")):
-        host.face.admin(command, answers.append)
+        host.core.serving.start(host.core.requests.admin(command), answers.append)
     world.elect().wake()
     world.run_until(lambda: len(answers) == 4)
     kinds = [type(answer) for answer in answers]

@@ -11,7 +11,7 @@ from tests.node.core.test_retries import ACK, Picky, verdict
 from tests.node.core.test_salvage import all_up, log_of
 from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core.config import CoreConfig
-from tickwheel.node.core.status import node_metrics
+from tickwheel.node.core.status import node_metrics, node_status
 from tickwheel.node.rebuild import rebuild
 from tickwheel.proto import consumer_pb2
 from tickwheel.wheel.units import HOUR_MS
@@ -133,11 +133,11 @@ def test_while_nobody_answers_it_waits_and_says_so() -> None:
     world.cut_off(victim.name)
     world.run(DELAY_MS + 10 * COUNT)
     assert victim.host is not None and not victim.fatal
-    assert "1 rows of the index of hour" in victim.host.face.status().state_reason
+    assert "1 rows of the index of hour" in node_status(victim.host.core).state_reason
     world.heal()
     world.run(2_000)
     all_came(world, client)
-    assert not victim.host.face.status().state_reason
+    assert not node_status(victim.host.core).state_reason
 
 
 def test_a_disk_that_reads_nothing_for_a_while_is_not_written_to() -> None:
@@ -178,7 +178,7 @@ def test_a_cluster_of_one_makes_all_of_it_anew_from_its_journal() -> None:
     hour = world.now_ms // HOUR_MS
     cancelled = range(COUNT - 3, COUNT)
     for number in cancelled:
-        node.host.face.cancel(hour << 32 | number, lambda outcome: None)
+        node.host.core.serving.start(node.host.core.requests.cancel(hour << 32 | number), lambda outcome: None)
     world.run(DELAY_MS + 1_000)
     assert node.host.core.checkpointer.written and 50 < len(client.got) < COUNT - 3
     before, killed_ms = content(node), world.now_ms

@@ -12,9 +12,10 @@ from tests.node.core.loading import Loader, begin, bundle_of, name_of
 from tests.node.core.trio import Client, World
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.core import NodeCore
-from tickwheel.node.core.face import CoreFace
 from tickwheel.node.core.requests import message_id_of
 from tickwheel.node.rebuild import RebuildError, rebuild
+from tickwheel.node.server import handlers
+from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.proto import scheduler_pb2
 from tickwheel.storage.bundle import bundle_path
 from tickwheel.storage.disk import DiskError
@@ -45,10 +46,10 @@ class Alone:
         Loader(self.world, self.datas).load("a")
         first = (now_ms // HOUR_MS + 1) << 32
         for number in CANCELLED:
-            assert self.cancel(first | number).outcome == scheduler_pb2.CANCELLED
+            assert self.cancel(first | number) == scheduler_pb2.CANCELLED
             del self.wanted[b"far-%d" % number]
         request = scheduler_pb2.RescheduleRequest(id=message_id_of(first | MOVED, 0), due_ms=now_ms + 16_000)
-        moved = self.ask(lambda face, done: face.reschedule(request, done))
+        moved = self.ask(lambda core, done: core.serving.start(handlers.reschedule(core, request, EVERYBODY), done))
         assert moved.outcome == scheduler_pb2.RESCHEDULED
         self.wanted[b"far-%d" % MOVED] = now_ms + 16_000
         self.client.consume()
@@ -68,22 +69,22 @@ class Alone:
         assert self.node.host is not None, self.node.fatal
         return self.node.host.core
 
-    def ask(self, question: Callable[[CoreFace, Callable[[Any], None]], None]) -> Any:
+    def ask(self, question: Callable[[NodeCore, Callable[[Any], None]], None]) -> Any:
         """The answer of the node."""
         answers: list[Any] = []
         assert self.node.host is not None
-        question(self.node.host.face, answers.append)
+        question(self.node.host.core, answers.append)
         self.node.wake()
         self.world.run_until(lambda: bool(answers))
         return answers[0]
 
     def cancel(self, id64: int) -> Any:
         """What becomes of it."""
-        return self.ask(lambda face, done: face.cancel(id64, done))
+        return self.ask(lambda core, done: core.serving.start(core.requests.cancel(id64), done))
 
     def content(self) -> dict[str, bytes]:
         """Of the state, without what an election and the time move."""
-        parts = self.ask(lambda face, done: done(face.digest())).parts
+        parts = self.ask(lambda core, done: done(core.state.digest())).parts
         return {name: value for name, value in parts.items() if name not in {"term", "wheel.cursor"}}
 
     def bundle(self, number: int) -> str:

@@ -90,7 +90,9 @@ class Picky(Client):
         if master is not None and master.host is not None and (self.at is not master or self.closed):
             self.at, self.closed = master, False
             request = consumer_pb2.OpenConsumer(group=self.group, topics=["t"], credits=credits, lease_ms=lease_ms)
-            master.host.face.open_consumer(request, self._deliver, self._closed, self._opened)
+            master.host.core.serving.start(
+                master.host.core.consumers.open(request, self._deliver, self._closed), self._opened
+            )
             master.wake()
         self.world.at(self.world.now_ns + 20 * MS, lambda: self.consume(credits, lease_ms))
 
@@ -100,7 +102,7 @@ def admin(world: World, **body: object) -> None:
     master = world.elect()
     answers: list[object] = []
     assert master.host is not None
-    master.host.face.admin(AdminCommand(**body), answers.append)  # type: ignore[arg-type]
+    master.host.core.serving.start(master.host.core.requests.admin(AdminCommand(**body)), answers.append)  # type: ignore[arg-type]
     master.wake()
     world.run_until(lambda: bool(answers))
 
@@ -171,7 +173,7 @@ def test_a_nack_may_name_delay_level_or_death() -> None:
     found = waiting.waiting.of(id64, master.host.core.wheel.cursor)
     assert found is not None and found[2] == 1 and found[1] - world.now_ms > 7_100_000, "level 18 is two hours"
     told: list[object] = []
-    master.host.face.get(id64, True, told.append)
+    master.host.core.serving.start(master.host.core.requests.get(id64, True), told.append)
     world.run_until(lambda: bool(told))
     assert isinstance(told[0], scheduler_pb2.GetResponse)
     (retry,) = told[0].retries
@@ -320,7 +322,7 @@ def test_delay_levels_beyond_any_delay_lose_nothing() -> None:
     core = master.host.core
     answers: list[object] = []
     too_long = admin_pb2.Settings(delay_levels="999999999d 999999999d 999999999d")
-    master.host.face.admin(AdminCommand(settings=too_long), answers.append)
+    master.host.core.serving.start(master.host.core.requests.admin(AdminCommand(settings=too_long)), answers.append)
     assert isinstance(answers[0], Failure) and answers[0].metadata["field"] == "delay_levels"
     assert core.state.settings.delay_levels != too_long.delay_levels
     admin(world, settings=admin_pb2.Settings(delay_ms_max=2_000))

@@ -14,6 +14,7 @@ from tickwheel.node.core.announcements import Unreadable
 from tickwheel.node.core.config import CoreConfig, DeliveryOrder
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import KIND_DUE, IncomingBatch
+from tickwheel.node.core.status import node_status
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, dead_pb2
 from tickwheel.proto.log_pb2 import DECLARED_DEAD, PAYLOAD_LOST
 
@@ -51,7 +52,7 @@ class Seen(Picky):
             records=b"".join(records),
         )
         outcomes: list[object] = []
-        master.host.face.schedule(batch, outcomes.append)
+        master.host.core.requests.schedule(batch, outcomes.append)
         master.wake()
         world.run_until(lambda: all(log_of(node) for node in world.nodes.values()), 1_500)
         assert len(outcomes) == 1 and not isinstance(outcomes[0], Failure)
@@ -81,7 +82,7 @@ def letters(world: World) -> list[dead_pb2.DeadLetter]:
     master = world.elect()
     assert master.host is not None
     answers: list[object] = []
-    master.host.face.list_dead(dead_pb2.ListDeadRequest(group="g"), answers.append)
+    master.host.core.serving.start(master.host.core.dead.list(dead_pb2.ListDeadRequest(group="g")), answers.append)
     (answer,) = answers
     assert isinstance(answer, dead_pb2.ListDeadResponse)
     return list(answer.letters)
@@ -183,7 +184,7 @@ def test_a_member_that_is_away_may_have_it() -> None:
     world.run(DELAY_MS + 6_000)
     assert sorted(client.numbers()) == [number for number in range(COUNT) if number != 2]
     assert master.host is not None and not letters(world)
-    status = master.host.face.status()
+    status = node_status(master.host.core)
     assert status.unreadable_messages == 1 and f"not heard from {away.name}" in status.unreadable_reason
     assert status.state == admin_pb2.NODE_SERVING and status.state_reason == status.unreadable_reason
     world.heal()
@@ -226,7 +227,9 @@ def test_a_dead_letter_of_what_some_cannot_read() -> None:
     assert lacking.host is not None
     (letter,) = letters(world)
     assert letter.cause == DECLARED_DEAD and letter.payload_missing
-    lacking.host.face.replay_dead(dead_pb2.ReplayDeadRequest(group="g"), lambda answer: None)
+    lacking.host.core.serving.start(
+        lacking.host.core.dead.replay(dead_pb2.ReplayDeadRequest(group="g")), lambda answer: None
+    )
     lacking.wake()
     world.run(2_000)
     assert len(client.got[record_of(6)]) == 2

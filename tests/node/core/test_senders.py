@@ -16,6 +16,9 @@ from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import IncomingBatch, from_batch, from_message
 from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.sync import SyncState
+from tickwheel.node.server import handlers
+from tickwheel.node.server.callers import EVERYBODY
+from tickwheel.node.state.producers import Sender
 from tickwheel.node.state.results import AdminResult
 from tickwheel.node.state.settings import Settings
 from tickwheel.proto import common_pb2, scheduler_pb2
@@ -36,7 +39,7 @@ def send(node: Node, batch: IncomingBatch) -> BatchOutcome | Failure:
     """Give a batch to a node and wait for its answer."""
     assert node.host is not None
     answers: list[BatchOutcome | Failure] = []
-    node.host.face.schedule(batch, answers.append)
+    node.host.core.requests.schedule(batch, answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
     return answers[0]
@@ -94,7 +97,7 @@ def test_two_of_one_sequence_in_one_entry_are_told_apart() -> None:
     assert master.host is not None
     answers: list[BatchOutcome | Failure] = []
     for payload in (b"one", b"two", b"one"):
-        master.host.face.schedule(from_message(call(payload, 2), Settings()), answers.append)
+        master.host.core.requests.schedule(from_message(call(payload, 2), Settings()), answers.append)
     master.wake()
     world.run_until(lambda: len(answers) == 3)
     assert isinstance(answers[0], BatchOutcome) and not answers[0].repeated
@@ -126,7 +129,7 @@ def test_owners_of_one_entry_are_told_apart() -> None:
     for sequence, owner in ((1, "cn/a"), (2, "cn/b"), (2, "cn/a")):
         request = call(b"%d" % sequence, sequence)
         request.producer_id = "new"
-        master.host.face.schedule(owned(request, owner), answers.append)
+        master.host.core.requests.schedule(owned(request, owner), answers.append)
     master.wake()
     world.run_until(lambda: len(answers) == 3)
     assert isinstance(answers[0], BatchOutcome) and isinstance(answers[2], BatchOutcome)
@@ -154,7 +157,9 @@ def test_what_was_accepted_is_answered_whatever_has_become_of_its_topic() -> Non
     change(master, topics_auto_create=False)
     done: list[AdminResult | Failure] = []
     assert master.host is not None
-    master.host.face.admin(AdminCommand(delete_topic=DeleteTopicRequest(name="gone")), done.append)
+    master.host.core.serving.start(
+        master.host.core.requests.admin(AdminCommand(delete_topic=DeleteTopicRequest(name="gone"))), done.append
+    )
     master.wake()
     world.run_until(lambda: bool(done))
     again = schedule(master, call(b"x", 1, "gone"))
@@ -171,21 +176,21 @@ def test_a_refusal_says_nothing_while_that_could_become_untrue() -> None:
     schedule(master, call(b"0", 1))
     change(master, topics_auto_create=False)
     assert master.host is not None
-    face = master.host.face
+    core = master.host.core
     failure = Failure(common_pb2.INVALID_FIELD, "x")
-    assert face.refused("p", 2, failure).metadata["accepted_sequence"] == "1"
+    assert core.senders.told(Sender("p", 2), failure).metadata["accepted_sequence"] == "1"
     answers: list[BatchOutcome | Failure] = []
-    face.schedule(from_message(call(b"1", 2), Settings()), answers.append)
-    assert "accepted_sequence" not in face.refused("p", 2, failure).metadata
+    core.requests.schedule(from_message(call(b"1", 2), Settings()), answers.append)
+    assert "accepted_sequence" not in core.senders.told(Sender("p", 2), failure).metadata
     master.wake()
     world.run_until(lambda: bool(answers))
-    assert face.refused("p", 3, failure).metadata["accepted_sequence"] == "2"
+    assert core.senders.told(Sender("p", 3), failure).metadata["accepted_sequence"] == "2"
     slave = next(node for node in world.nodes.values() if node is not master)
     assert slave.host is not None
-    assert "accepted_sequence" not in slave.host.face.refused("p", 3, failure).metadata
+    assert "accepted_sequence" not in slave.host.core.senders.told(Sender("p", 3), failure).metadata
     world.cut_off(master.name)
     world.run(2_000)
-    assert "accepted_sequence" not in face.refused("p", 3, failure).metadata
+    assert "accepted_sequence" not in core.senders.told(Sender("p", 3), failure).metadata
 
 
 def move(node: Node, id64: int, sequence: int, delay_ms: int) -> scheduler_pb2.RescheduleResponse | Failure:
@@ -196,7 +201,7 @@ def move(node: Node, id64: int, sequence: int, delay_ms: int) -> scheduler_pb2.R
         producer_id="p", sequence=sequence,
     )  # fmt: skip
     answers: list[scheduler_pb2.RescheduleResponse | Failure] = []
-    node.host.face.reschedule(request, answers.append)
+    node.host.core.serving.start(handlers.reschedule(node.host.core, request, EVERYBODY), answers.append)
     node.wake()
     node.world.run_until(lambda: bool(answers))
     return answers[0]
@@ -238,7 +243,7 @@ def test_two_reschedules_of_one_sequence_under_way_are_one() -> None:
     )  # fmt: skip
     answers: list[scheduler_pb2.RescheduleResponse | Failure] = []
     for _ in range(2):
-        master.host.face.reschedule(request, answers.append)
+        master.host.core.serving.start(handlers.reschedule(master.host.core, request, EVERYBODY), answers.append)
     master.wake()
     world.run_until(lambda: len(answers) == 2)
     assert answers[0] == answers[1] and master.host.core.wheel.pending == 1
@@ -276,10 +281,10 @@ def test_who_may_have_been_forgotten_is_not_said_to_be_unknown() -> None:
     master = elected(world)
     assert master.host is not None
     failure = Failure(common_pb2.INVALID_FIELD, "x")
-    assert master.host.face.refused("q", 1, failure).metadata["accepted_sequence"] == "0"
+    assert master.host.core.senders.told(Sender("q", 1), failure).metadata["accepted_sequence"] == "0"
     change(master, producers_max=1)
     schedule(master, call(b"x", 1))
-    assert "accepted_sequence" not in master.host.face.refused("q", 1, failure).metadata
+    assert "accepted_sequence" not in master.host.core.senders.told(Sender("q", 1), failure).metadata
 
 
 METAS = st.builds(

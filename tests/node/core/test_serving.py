@@ -12,10 +12,14 @@ from tests.node.core.test_when import one
 from tests.node.core.trio import Client, Node, World, digests
 from tickwheel.node.core.config import CoreConfig
 from tickwheel.node.core.consumers import ConsumerHandle
+from tickwheel.node.core.core import NodeCore
+from tickwheel.node.core.disk_use import disk_use
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import from_batch, from_message
 from tickwheel.node.core.requests import message_id_of
 from tickwheel.node.core.serving import FATAL, OwnWorkError, Serving
+from tickwheel.node.server import handlers
+from tickwheel.node.server.callers import EVERYBODY
 from tickwheel.node.state.results import AdminResult
 from tickwheel.proto import (
     admin_pb2,
@@ -48,60 +52,67 @@ class Mistake(Exception):
     """What nobody thought of."""
 
 
-def face(node: Node) -> Any:
+def core_of(node: Node) -> NodeCore:
     """What services call."""
     assert node.host is not None, node.fatal
-    return node.host.face
+    return node.host.core
 
 
 def contain(world: World) -> dict[str, BaseException]:
     """As a server does; what was reported, by id."""
     reported: dict[str, BaseException] = {}
     for node in world.nodes.values():
-        face(node).serving.contain(reported.__setitem__)
+        core_of(node).serving.contain(reported.__setitem__)
     return reported
 
 
 def ask(node: Node, start: Start) -> list[Any]:
     """Have a node serve a request; its answers, and the failures that it was told."""
     answers: list[Any] = []
-    face(node).serving.run(answers.append, lambda: start(node, answers.append))
+    core_of(node).serving.run(answers.append, lambda: start(node, answers.append))
     node.wake()
     return answers
 
 
 def admin(**command: Any) -> Start:
     """An administrative command."""
-    return lambda node, done: face(node).admin(AdminCommand(**command), done)
+    return lambda node, done: core_of(node).serving.start(core_of(node).requests.admin(AdminCommand(**command)), done)
 
 
 def settled(outcome: consumer_pb2.Outcome.ValueType) -> Start:
     """A settlement of the group g."""
     batch = consumer_pb2.SettleBatch(group="g", topic="t", outcome=outcome, **IDS)
-    return lambda node, done: face(node).settle(batch, done)
+    return lambda node, done: core_of(node).consumers.settle(batch, done)
 
 
 def scheduled(node: Node, done: Done) -> None:
     """One message."""
-    face(node).schedule(from_message(one(due_ms=node.world.now_ms + 60_000), face(node).settings), done)
+    core_of(node).requests.schedule(
+        from_message(one(due_ms=node.world.now_ms + 60_000), core_of(node).state.settings), done
+    )
 
 
 def staged(node: Node, done: Done) -> None:
     """A block of a bulk writer."""
-    batch = from_batch(scheduler_pb2.ScheduleBatch(columns=COLUMNS), face(node).settings)
+    batch = from_batch(scheduler_pb2.ScheduleBatch(columns=COLUMNS), core_of(node).state.settings)
     request = staging_pb2.StageRequest(batch=1, attempt=1, sequence=1, columns=COLUMNS, **JOB)
-    face(node).stage(request, batch, done)
+    core_of(node).serving.start(core_of(node).staging.stage(request, batch), done)
 
 
 def consumed(node: Node, done: Done) -> None:
     """A consumer that creates its group."""
     request = consumer_pb2.OpenConsumer(group="new", topics=["new"], credits=1)
-    face(node).open_consumer(request, lambda batch: None, done, done)
+    core_of(node).serving.start(core_of(node).consumers.open(request, lambda batch: None, done), done)
 
 
 def pulled(node: Node, done: Done) -> None:
     """A pull that creates its group."""
-    face(node).pull(consumer_pb2.PullRequest(group="pulling", topics=["t"], messages_max=1, wait_ms=50), done)
+    core_of(node).serving.start(
+        core_of(node).consumers.pull(
+            consumer_pb2.PullRequest(group="pulling", topics=["t"], messages_max=1, wait_ms=50)
+        ),
+        done,
+    )
 
 
 ID = message_id_of(FIRST, 0)
@@ -116,19 +127,28 @@ THROUGH_LOG: dict[str, Start] = {
     "nack": settled(consumer_pb2.RETRY),
     "dead": settled(consumer_pb2.DEAD),
     "stage": staged,
-    "commit": lambda node, done: face(node).commit_staged(staging_pb2.CommitStagedRequest(batch=1, **JOB), done),
-    "abort": lambda node, done: face(node).abort_staged(staging_pb2.AbortStagedRequest(batch=1, **JOB), done),
-    "sweep": lambda node, done: face(node).begin_sweep(
-        scheduler_pb2.BeginSweepRequest(job_id="s", selection=SELECTION, cancel=True), done
+    "commit": lambda node, done: core_of(node).serving.start(
+        core_of(node).staging.commit(staging_pb2.CommitStagedRequest(batch=1, **JOB)), done
     ),
-    "stop sweep": lambda node, done: face(node).stop_sweep("s", done),
-    "purge dead": lambda node, done: face(node).purge_dead(dead_pb2.PurgeDeadRequest(group="g"), done),
-    "register cold": lambda node, done: face(node).serving.start(
-        face(node).cold.register(cold_pb2.RegisterColdRequest()), done
+    "abort": lambda node, done: core_of(node).serving.start(
+        core_of(node).staging.abort(staging_pb2.AbortStagedRequest(batch=1, **JOB)), done
     ),
-    "cancel": lambda node, done: face(node).cancel(FIRST, done),
-    "reschedule": lambda node, done: face(node).reschedule(
-        scheduler_pb2.RescheduleRequest(id=ID, delay_ms=90_000), done
+    "sweep": lambda node, done: core_of(node).serving.start(
+        core_of(node).sweeper.begin_sweep(
+            scheduler_pb2.BeginSweepRequest(job_id="s", selection=SELECTION, cancel=True)
+        ),
+        done,
+    ),
+    "stop sweep": lambda node, done: core_of(node).serving.start(core_of(node).sweeper.stop("s"), done),
+    "purge dead": lambda node, done: core_of(node).serving.start(
+        core_of(node).dead.purge(dead_pb2.PurgeDeadRequest(group="g")), done
+    ),
+    "register cold": lambda node, done: core_of(node).serving.start(
+        core_of(node).cold.register(cold_pb2.RegisterColdRequest()), done
+    ),
+    "cancel": lambda node, done: core_of(node).serving.start(core_of(node).requests.cancel(FIRST), done),
+    "reschedule": lambda node, done: core_of(node).serving.start(
+        handlers.reschedule(core_of(node), scheduler_pb2.RescheduleRequest(id=ID, delay_ms=90_000), EVERYBODY), done
     ),
     "consume": consumed,
     "pull": pulled,
@@ -136,10 +156,18 @@ THROUGH_LOG: dict[str, Start] = {
 """Requests whose answer is a piece that runs when their entry is applied."""
 
 THROUGH_WORKERS: dict[str, Start] = {
-    "list": lambda node, done: face(node).list_pending(scheduler_pb2.ListPendingRequest(content=True), done),
-    "count": lambda node, done: face(node).count_pending(scheduler_pb2.CountPendingRequest(bucket_ms=1_000), done),
-    "disk use": lambda node, done: face(node).disk_use(admin_pb2.GetDiskUseRequest(), done),
-    "trace": lambda node, done: face(node).trace(admin_pb2.TraceRequest(ids=[ID]), done),
+    "list": lambda node, done: core_of(node).serving.start(
+        core_of(node).pending.page(scheduler_pb2.ListPendingRequest(content=True)), done
+    ),
+    "count": lambda node, done: core_of(node).serving.start(
+        core_of(node).pending.count(scheduler_pb2.CountPendingRequest(bucket_ms=1_000)), done
+    ),
+    "disk use": lambda node, done: core_of(node).serving.start(
+        disk_use(core_of(node), core_of(node).disk_room, admin_pb2.GetDiskUseRequest()), done
+    ),
+    "trace": lambda node, done: core_of(node).serving.start(
+        core_of(node).tracer.trace(admin_pb2.TraceRequest(ids=[ID])), done
+    ),
 }
 """Requests whose answer is a piece that runs when a worker has read something."""
 
@@ -154,7 +182,7 @@ def world_with_messages() -> tuple[World, Node, dict[str, BaseException]]:
     world.run(200)
     created: list[AdminResult | Failure] = []
     create = admin_pb2.CreateGroupRequest(name="g", topics=["t"])
-    face(master).admin(AdminCommand(create_group=create), created.append)
+    core_of(master).serving.start(core_of(master).requests.admin(AdminCommand(create_group=create)), created.append)
     master.wake()
     world.run(200)
     assert isinstance(created[0], AdminResult)
@@ -264,9 +292,11 @@ class Stream:
         self.ended: list[Failure] = []
         self.session: ConsumerHandle | None = None
         request = consumer_pb2.OpenConsumer(group="g", topics=["t"], credits=100, lease_ms=1_000)
-        face(master).serving.run(
+        core_of(master).serving.run(
             self.ended.append,
-            lambda: face(master).open_consumer(request, self.deliver, self.ended.append, self.opened),
+            lambda: core_of(master).serving.start(
+                core_of(master).consumers.open(request, self.deliver, self.ended.append), self.opened
+            ),
         )
         master.wake()
 
@@ -475,12 +505,16 @@ def test_a_mistake_in_what_a_master_does_by_itself_is_tried_again(part: str, mon
         assert not isinstance(staged[0], Failure), staged
         attempts = [staging_pb2.StagedAttempt(partition=0, attempt=1, blocks=1, rows=2)]
         commit = staging_pb2.CommitStagedRequest(batch=1, **JOB, attempts=attempts)
-        committed = ask(master, lambda node, done: face(node).commit_staged(commit, done))
+        committed = ask(
+            master, lambda node, done: core_of(node).serving.start(core_of(node).staging.commit(commit), done)
+        )
         world.run_until(lambda: not at, 3_000)
         asked = staging_pb2.GetStagedJobRequest(job_id="j", batch=1)
 
         def published() -> bool:
-            answers = ask(master, lambda node, done: face(node).staged_job(asked, done))
+            answers = ask(
+                master, lambda node, done: core_of(node).serving.start(core_of(node).staging.job(asked), done)
+            )
             return bool(answers) and answers[0].rows_published == 2
 
         world.run_until(published, 5_000)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.node.core.test_membership import Asked, add, remove
 from tests.node.core.trio import Node, World
-from tickwheel.node.core.status import BACKUP_LAG_ENTRIES_MAX
+from tickwheel.node.core.status import BACKUP_LAG_ENTRIES_MAX, backup_origin, node_status
 from tickwheel.node.server.health import WHOLE, health_of
 from tickwheel.proto import admin_pb2
 from tickwheel.proto.admin_pb2 import NODE_ALONE, NODE_NOT_MEMBER, NODE_SERVING
@@ -17,8 +17,8 @@ from tickwheel.proto.admin_pb2 import NODE_ALONE, NODE_NOT_MEMBER, NODE_SERVING
 def seen(node: Node) -> tuple[admin_pb2.NodeState.ValueType, bool, str]:
     """Its state, whether it is healthy, and why a backup of it would be stale."""
     assert node.host is not None
-    status = node.host.face.status()
-    return status.state, health_of(status)[WHOLE], node.host.face.backup_origin().stale_reason
+    status = node_status(node.host.core)
+    return status.state, health_of(status)[WHOLE], backup_origin(node.host.core).stale_reason
 
 
 def test_a_node_without_a_majority_does_not_serve() -> None:
@@ -74,5 +74,5 @@ def test_a_slave_far_behind_is_no_good_for_a_backup(monkeypatch: pytest.MonkeyPa
     assert log.status().master_commit_index == master.host.core.log.status().commit_index
     status = replace(log.status(), master_commit_index=log.status().applied_index + BACKUP_LAG_ENTRIES_MAX + 1)
     monkeypatch.setattr(log, "status", lambda: status)
-    origin = slave.host.face.backup_origin()
+    origin = backup_origin(slave.host.core)
     assert f"{BACKUP_LAG_ENTRIES_MAX + 1:,} entries behind" in origin.stale_reason

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.node.core.test_pending import ask, counted, face, schedule
+from tests.node.core.test_pending import ask, core_of, counted, schedule
 from tests.node.core.trio import Client, World, digests
 from tickwheel.node.core import pending
 from tickwheel.node.core.config import CoreConfig
@@ -23,7 +23,7 @@ HOUR_MS = 3_600_000
 def begun(world: World, job_id: str, **fields: Any) -> Any:
     """Begin a sweep at the master."""
     request = scheduler_pb2.BeginSweepRequest(job_id=job_id, **fields)
-    return ask(world, lambda done: face(world).begin_sweep(request, done))
+    return ask(world, core_of(world).sweeper.begin_sweep(request))
 
 
 def job(world: World, job_id: str) -> Any:
@@ -61,7 +61,7 @@ def came(client: Client) -> int:
 
 def cancel(world: World, number: int) -> Any:
     """Outcome of a cancel by id."""
-    return ask(world, lambda done: face(world).cancel(number, done)).outcome
+    return ask(world, core_of(world).requests.cancel(number))
 
 
 def test_a_cancel_by_id_removes_just_that_one() -> None:
@@ -199,7 +199,7 @@ def test_stopped_refused_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     other = begun(world, "a", selection=selection, shift_ms=5)
     assert isinstance(other, Failure) and other.metadata["field"] == "job_id"
     for job_id in ("a", "b"):
-        stopped = ask(world, partial(face(world).stop_sweep, job_id))
+        stopped = ask(world, core_of(world).sweeper.stop(job_id))
         assert stopped.state == scheduler_pb2.SWEEP_STOPPED
     world.run(1_000)
     assert job(world, "a").done == stopped_done(world, "a") < 300
@@ -207,9 +207,9 @@ def test_stopped_refused_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for job_id in ("d", "e", "f"):
         begun(world, job_id, selection=Selection(key="none"), cancel=True)
         finish(world, job_id)
-    remembered = ask(world, lambda done: face(world).list_sweeps(done))
+    remembered = ask(world, core_of(world).sweeper.list())
     assert [sweep.job_id for sweep in remembered.sweeps] == ["b", "d", "e", "f"]
-    unknown = ask(world, lambda done: face(world).get_sweep("a", done))
+    unknown = ask(world, core_of(world).sweeper.get("a"))
     assert isinstance(unknown, Failure) and unknown.metadata["field"] == "job_id"
 
 
@@ -222,7 +222,7 @@ def stopped_done(world: World, job_id: str) -> int:
 def test_shifted_too_far_is_left_alone() -> None:
     """What would go beyond the cluster's limit stays where it is, and is counted."""
     world = trio()
-    limit_ms = face(world).settings.delay_ms_max
+    limit_ms = core_of(world).state.settings.delay_ms_max
     schedule(world, [("t", HOUR_MS, "k", []), ("t", limit_ms - HOUR_MS, "k", [])])
     begun(world, "job", selection=Selection(topic="t"), shift_ms=2 * HOUR_MS)
     ended = finish(world, "job")

@@ -11,6 +11,7 @@ from tests.node.core.trio import Client, Node, World
 from tickwheel.node.core import topic_pending
 from tickwheel.node.core.failure import Failure
 from tickwheel.node.core.intake import from_batch
+from tickwheel.node.core.listings import topics_after
 from tickwheel.node.core.publisher import BatchOutcome
 from tickwheel.node.core.status import node_metrics
 from tickwheel.proto import admin_pb2, common_pb2, consumer_pb2, scheduler_pb2
@@ -22,7 +23,7 @@ def pending_of(node: Node, topic: str) -> tuple[int, int]:
     """What an operator is told of a topic: pending and limit."""
     assert node.host is not None
     node.world.run_until(lambda: node.host is not None and node.host.core.topic_pending.counted)
-    (found,) = [one for one in node.host.face.topics() if one.name == topic]
+    (found,) = [one for one in topics_after(node.host.core) if one.name == topic]
     return found.pending, found.pending_max
 
 
@@ -62,7 +63,7 @@ def test_requests_that_come_together_do_not_overrun_a_limit(setting: dict[str, o
     answers: list[BatchOutcome | Failure] = []
     for _ in range(30):
         incoming = from_batch(batch(1, world.now_ms + MINUTE_MS), master.host.core.state.settings)
-        master.host.face.schedule(incoming, answers.append)
+        master.host.core.requests.schedule(incoming, answers.append)
     master.wake()
     world.run_until(lambda: len(answers) == 30)
     assert sum(isinstance(answer, BatchOutcome) for answer in answers) == 9
@@ -105,7 +106,7 @@ def test_whatever_changes_it_the_count_is_right(monkeypatch: pytest.MonkeyPatch)
         assert isinstance(outcome, BatchOutcome)
         assert master.host is not None
         for id in outcome.ids.tolist()[:5]:
-            master.host.face.cancel(id, lambda answer: None)
+            master.host.core.serving.start(master.host.core.requests.cancel(id), lambda answer: None)
         moved: list[object] = []
         moving = master.host.core.requests.move(outcome.ids.tolist()[6], due_ms + 3_600_000)
         master.host.core.serving.start(moving, moved.append)
@@ -117,8 +118,11 @@ def test_whatever_changes_it_the_count_is_right(monkeypatch: pytest.MonkeyPatch)
     assert master.host is not None
     begun: list[object] = []
     selection = scheduler_pb2.Selection(topic="u")
-    master.host.face.begin_sweep(
-        scheduler_pb2.BeginSweepRequest(job_id="j", selection=selection, cancel=True), begun.append
+    master.host.core.serving.start(
+        master.host.core.sweeper.begin_sweep(
+            scheduler_pb2.BeginSweepRequest(job_id="j", selection=selection, cancel=True)
+        ),
+        begun.append,
     )
     master.wake()
     world.run(3_000)

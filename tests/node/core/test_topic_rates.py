@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.node.core.test_pending import face, schedule
+from tests.node.core.test_pending import core_of, schedule
 from tests.node.core.trio import Client, World
 from tickwheel.node.core.counters import Counters, Totals
+from tickwheel.node.core.status import node_status
 from tickwheel.node.core.topic_rates import DELIVERED, SCHEDULED, TopicRates
 from tickwheel.node.core.world import SteadyMs
 
@@ -41,7 +42,7 @@ def test_status_names_the_busiest_topics() -> None:
     world.run(100)
     schedule(world, [("t", 100, "k", [])] * 30 + [("u", 100, "k", [])] * 10)
     world.run(2_500)
-    status = face(world).status()
+    status = node_status(core_of(world))
     busiest = status.topics[0]
     assert [topic.name for topic in status.topics] == ["t", "u"]
     assert min(busiest.schedule_rate, busiest.dispatch_rate, busiest.deliver_rate, busiest.settle_rate) > 0
@@ -49,5 +50,5 @@ def test_status_names_the_busiest_topics() -> None:
     assert status.topics[1].deliver_rate == 0 < status.topics[1].dispatch_rate
     assert status.late_p99_ms >= status.late_p50_ms >= 1
     world.run(20_000)
-    assert not face(world).status().topics
-    assert face(world).status().late_p99_ms == -1
+    assert not node_status(core_of(world)).topics
+    assert node_status(core_of(world)).late_p99_ms == -1
